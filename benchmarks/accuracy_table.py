@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy_table.py                        # predicts everything in measurements/, prints the table
     python benchmarks/accuracy_table.py --cited ../shared/truth   # and what may be cited but not committed
-    python benchmarks/accuracy_table.py --write                # and writes it into README.md and reports/
+    python benchmarks/accuracy_table.py --write                # and writes it into README.md, reports/ and the index
+                                                               # that answers' trust is read from
 
 Exit status 1 where a line differs from README.md. Lines whose measurements may not be copied here need the cited
 source; where it is not given they are printed so, and `--write` leaves them as they are.
@@ -17,6 +18,7 @@ import argparse
 import csv
 import gzip
 import io
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +28,14 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.validate.report import Rows, ValidationReport
+from perfmodel.files.catalog import data_dir
+from perfmodel.trust.cells import write_index
+from perfmodel.validate.pooled import pooled_over_devices
+from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
 
 ROOT = Path(__file__).parents[1]
 README, STORE = ROOT / "README.md", ROOT / "reports/accuracy_202611.csv.gz"
+INDEX = data_dir("validated")
 BEGIN, END = "<!-- written by: make validate -->\n", "<!-- end -->"
 NEEDS_SOURCE = "needs the cited source"
 _HEAD = ("measured", "what", "rows", "median error", "nine in ten below", "80 % intervals cover")
@@ -46,6 +52,7 @@ class MeasuredSet:
               a sample of its rows can then be predicted alone
     counted:  (dimension, group) of the rows that lines are of; None: all
     cells:    the dimension whose groups get a line of their own: the median and p90 of their medians
+    once:     the dimension whose groups count once each in the lines, however many rows they have
     """
 
     name: str
@@ -57,6 +64,12 @@ class MeasuredSet:
     judge: str = ""
     counted: tuple[str, str] | None = None
     cells: str = ""
+    once: str = ""
+
+    @property
+    def slug(self) -> str:
+        """What the index of `perfmodel.trust` calls it: letters and hyphens."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
     @property
     def is_slow(self) -> bool:
@@ -124,12 +137,18 @@ SETS = (
         "measurements/mlperf/results.csv.gz",
         "perfmodel.validate.served:validate_mlperf",
         {"tokens_per_s": "tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+        read="perfmodel.calibrate.served.mlperf:read_mlperf_rows",
+        judge="served",
+        once="device",
     ),
     MeasuredSet(
         "servers on other devices, by device",
         "measurements/served/other_devices.csv.gz",
         "perfmodel.validate.served:validate_served",
         {"output_tokens_per_s": "output tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
+        read="perfmodel.calibrate.served.tables:read_served_rows",
+        judge="served",
+        once="device",
     ),
     MeasuredSet(
         "published figures",
@@ -158,12 +177,24 @@ def _named(path: str) -> Any:
 
 
 def report_of(measured: MeasuredSet, path: Path, every: int = 1) -> ValidationReport:
-    """The comparison of a set, of every so many-th row of a slow one."""
+    """The comparison of a set, of every so many-th row of a slow one (group of rows that are one figure)."""
     if every == 1:
         report: ValidationReport = _named(measured.validate)(path)
         return report
     rows, left_out = _named(measured.read)(path)
+    if measured.judge == "served":
+        return _served(rows, left_out, path, every)
     return _judged(measured.judge, rows[every // 2 :: every], left_out)
+
+
+def _served(rows: Sequence[Any], left_out: Sequence[Any], path: Path, every: int) -> ValidationReport:
+    from perfmodel.calibrate.served.predictions import predict_served
+    from perfmodel.calibrate.served.tables import devices_folder
+    from perfmodel.validate.served import report_served
+
+    chosen = set(list(dict.fromkeys(row.group for row in rows))[every // 2 :: every])
+    sample = [row for row in rows if row.group in chosen]
+    return report_served("served", predict_served(sample, devices_folder(path)), left_out)
 
 
 def _judged(how: str, rows: Sequence[Any], left_out: Sequence[Any]) -> ValidationReport:
@@ -188,8 +219,8 @@ def predictions_of(measured: MeasuredSet, report: ValidationReport) -> dict[str,
             dimension = each.dimensions[measured.counted[0]]
             mask = np.array([dimension.names[code] == measured.counted[1] for code in dimension.codes])
         cells: tuple[str, ...] = ()
-        if measured.cells:
-            dimension = each.dimensions[measured.cells]
+        if measured.cells or measured.once:
+            dimension = each.dimensions[measured.cells or measured.once]
             cells = tuple(dimension.names[code] for code in dimension.codes[mask])
         found[each.metric] = Predictions(rows.where(mask), cells)
     return found
@@ -211,7 +242,7 @@ def lines_of_rows(measured: MeasuredSet, found: Mapping[str, Predictions]) -> Li
     lines: Lines = {}
     for metric, what in measured.shown.items():
         if metric in found:
-            stats = found[metric].rows.stats()
+            stats = _once_each(found[metric]) if measured.once else found[metric].rows.stats()
             lines[_key(measured.name, what)] = _cells(
                 stats.rows, stats.median_ape, stats.p90_ape, stats.interval_coverage
             )
@@ -222,6 +253,15 @@ def lines_of_rows(measured: MeasuredSet, found: Mapping[str, Predictions]) -> Li
                 len(medians), float(np.median(medians)), float(np.quantile(medians, 0.9)), None
             )
     return lines
+
+
+def _once_each(found: Predictions) -> ErrorStats:
+    within = None
+    if found.rows.interval is not None and np.isfinite(found.rows.interval).all():
+        low, high = found.rows.interval
+        ratio = found.rows.measured / found.rows.predicted
+        within = ((ratio >= low) & (ratio <= high)).tolist()
+    return pooled_over_devices(found.cells, found.rows.errors.tolist(), within)
 
 
 def _by_cell(found: Predictions) -> list[float]:
@@ -310,7 +350,10 @@ def _restored(kept: _Kept) -> Predictions:
 # ---------------------------------------------------------------- the command
 
 
-def _predict_all(sets: Iterable[tuple[MeasuredSet, Path]]) -> tuple[Lines, dict[str, dict[str, Predictions]]]:
+def _predict_all(
+    sets: Iterable[tuple[MeasuredSet, Path]], index: Path | None
+) -> tuple[Lines, dict[str, dict[str, Predictions]]]:
+    """Lines, and rows of slow sets; index: the folder to write what trust is read from (`perfmodel.trust`), or None."""
     lines: Lines = {}
     kept: dict[str, dict[str, Predictions]] = {}
     for measured, path in sets:
@@ -319,6 +362,8 @@ def _predict_all(sets: Iterable[tuple[MeasuredSet, Path]]) -> tuple[Lines, dict[
         lines |= lines_of(measured, report)
         if measured.is_slow:
             kept[measured.name] = predictions_of(measured, report)
+        if index is not None:
+            write_index(measured.slug, report.measured_rows, index, lists_rows=not measured.is_cited)
     return lines, kept
 
 
@@ -337,7 +382,8 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [each for each in SETS if given.only in each.name and (given.cited is not None or not each.is_cited)]
     roots = [given.cited if each.is_cited else ROOT for each in chosen]
-    lines, kept = _predict_all((each, root / each.path) for each, root in zip(chosen, roots, strict=True))
+    places = zip(chosen, (root / each.path for each, root in zip(chosen, roots, strict=True)), strict=True)
+    lines, kept = _predict_all(places, INDEX if given.write else None)
     print(table_of(lines))
     text = README.read_text(encoding="utf-8")
     if given.write:

@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK = re.compile(r"^```(?:bash|sh)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`(perfmodel [^`\n]+)`")
-# No command to run: SCENARIO, FILE.gguf, `...`, ray:HEAD:6379, and files that only a measurement writes.
-_PLACEHOLDER = re.compile(r"(?:^|[\s=/:])(?:[A-Z]+(?:\.\w+)?|\.\.\.|\|)(?=[\s:]|$)|runs\.json|measured/h200")
+# No command to run: SCENARIO, FILE.gguf, FILE..., `...`, ray:HEAD:6379, and files that only a measurement writes.
+_PLACEHOLDER = re.compile(r"(?:^|[\s=/:])(?:[A-Z]+(?:\.\w+|\.\.\.)?|\.\.\.|\|)(?=[\s:]|$)|runs\.json|measured/h200")
 _FEWEST_WORDS = {"techniques": 2, "validate": 4}  # of a command that can run, where not three
 _WITH_TORCH = ("execute", "quality", "validate executor", "validate techniques", "calibrate")
 # What stands for a file of the reader's own, and what it is a copy of.

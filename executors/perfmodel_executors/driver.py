@@ -5,7 +5,16 @@ replayed exactly, a noisy machine disturbs only durations, and a run takes as lo
 arrivals are waited for, and the time is that of the wall.
 """
 
-__all__ = ["Clock", "VirtualClock", "WallClock", "serve"]
+__all__ = [
+    "Arriving",
+    "Clock",
+    "ConversationArrivals",
+    "RequestArrivals",
+    "VirtualClock",
+    "WallClock",
+    "serve",
+    "serve_arrivals",
+]
 
 import heapq
 import time
@@ -62,7 +71,24 @@ class WallClock:
         time.sleep(max(0, tick - self.now) / 1e12)
 
 
-class _Arrivals:
+class Arriving(Protocol):
+    """Which requests come when."""
+
+    @property
+    def next_tick(self) -> int | None:
+        """When the next one comes that is known to."""
+        ...
+
+    def pop_due(self, now: int) -> Iterator[Request]:
+        """Those that have come by `now`."""
+        ...
+
+    def on_finished(self, request: Request, now: int) -> None:
+        """`request` has its answer."""
+        ...
+
+
+class RequestArrivals:
     """Requests by arrival; in a closed loop (`concurrency`), each finished request lets the next one in."""
 
     def __init__(self, requests: Iterator[Request], concurrency: int | None, think_time: int) -> None:
@@ -89,9 +115,56 @@ class _Arrivals:
             if not self._is_closed:
                 self._draw(0)
 
-    def on_finished(self, now: int) -> None:
+    def on_finished(self, request: Request, now: int) -> None:
+        """`request` has its answer."""
         if self._is_closed:
             self._draw(now + self._think_time)
+
+
+class ConversationArrivals:
+    """Turns of conversations: the first at its own time, each other a pause after the answer before it; with
+    `concurrency` so many conversations at a time, the next one `think_time` ticks after the end of one."""
+
+    def __init__(
+        self, conversations: Iterator[list[tuple[int, Request]]], concurrency: int | None, think_time: int
+    ) -> None:
+        self._source, self._think_time = conversations, think_time
+        self._is_closed = concurrency is not None
+        self._due: list[tuple[int, int, Request]] = []
+        self._later: dict[int, list[tuple[int, Request]]] = {}  # turns to come, last first, by the one before them
+        for _ in range(concurrency or 1):
+            self._begin(0)
+
+    @property
+    def next_tick(self) -> int | None:
+        return self._due[0][0] if self._due else None
+
+    def pop_due(self, now: int) -> Iterator[Request]:
+        while self._due and self._due[0][0] <= now:
+            request = heapq.heappop(self._due)[2]
+            yield request
+            if not self._is_closed and request.turn == 0:
+                self._begin(0)
+
+    def on_finished(self, request: Request, now: int) -> None:
+        """Its conversation goes on, or its user does."""
+        later = self._later.pop(request.request_id)
+        if later:
+            pause, turn = later.pop()
+            self._push(turn, now + pause, later)
+        elif self._is_closed:
+            self._begin(now + self._think_time)
+
+    def _begin(self, not_before: int) -> None:
+        turns = next(self._source, None)
+        if turns is not None:
+            (_, first), *others = turns
+            self._push(first, max(first.arrival, not_before), others[::-1])
+
+    def _push(self, request: Request, arrival: int, later: list[tuple[int, Request]]) -> None:
+        request.arrival = arrival
+        self._later[request.request_id] = later
+        heapq.heappush(self._due, (arrival, request.request_id, request))
 
 
 def serve(
@@ -109,8 +182,27 @@ def serve(
     concurrency, think_time: closed loop with so many requests in flight, and the pause before the next, in ticks
     clock:                   virtual unless given
     """
+    return serve_arrivals(
+        loop, backend, RequestArrivals(requests, concurrency, think_time), on_finished, on_step, clock
+    )
+
+
+def serve_arrivals(
+    loop: ServeLoop,
+    backend: Backend,
+    arrivals: Arriving,
+    on_finished: Callable[[Request], None],
+    on_step: Callable[[StepRecord], None],
+    clock: Clock | None = None,
+) -> int:
+    """Serves all that arrives and returns the tick at which the last step ended.
+
+    loop, backend:        plan the steps, and execute them
+    arrivals:             which requests come when
+    on_finished, on_step: told of each request that is done, and of each step
+    clock:                virtual unless given
+    """
     clock = clock or VirtualClock()
-    arrivals = _Arrivals(requests, concurrency, think_time)
     while True:
         for request in arrivals.pop_due(clock.now):
             loop.add(request)
@@ -131,5 +223,5 @@ def serve(
         finished, record = loop.finish_step(plan, now, end, outcome.num_accepted)
         for request in finished:
             on_finished(request)
-            arrivals.on_finished(end)
+            arrivals.on_finished(request, end)
         on_step(record)

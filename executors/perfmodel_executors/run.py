@@ -32,7 +32,7 @@ from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBack
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
-from perfmodel_executors.driver import WallClock, serve
+from perfmodel_executors.driver import Arriving, ConversationArrivals, RequestArrivals, WallClock, serve_arrivals
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
@@ -250,7 +250,8 @@ def _run(
     host = None if tier is None else tier.blocks(has_tensors=True)
     loop = build_serve_loop(scenario, num_blocks, record_positions=True, host=host)
     workload = Workload(scenario)
-    with Collector(out, has_token_times=scenario.needs_token_times) as collector:
+    turns = scenario.traffic.has_conversations
+    with Collector(out, has_token_times=scenario.needs_token_times, has_turns=turns) as collector:
 
         def on_finished(request: Request) -> None:
             collector.add_request(request)
@@ -264,10 +265,8 @@ def _run(
             while gaps:
                 collector.add_gap(*gaps.pop())
 
-        think = to_ticks(workload.think_time_s)
         clock = WallClock() if live else None
-        requests = (request for request in workload.requests() if not workload.refuses(request))
-        serve(loop, backend, requests, on_finished, on_step, workload.concurrency, think, clock)
+        serve_arrivals(loop, backend, _arrivals(workload), on_finished, on_step, clock)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     scheduler = loop.scheduler
@@ -286,3 +285,11 @@ def _run(
         scenario = executed.acceptance.put_into(scenario)
     summary = summarize(scenario, collector, totals)
     return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)
+
+
+def _arrivals(workload: Workload) -> Arriving:
+    think = to_ticks(workload.think_time_s)
+    if workload.traffic.has_conversations:
+        return ConversationArrivals(workload.conversations(), workload.concurrency, think)
+    requests = (request for request in workload.requests() if not workload.refuses(request))
+    return RequestArrivals(requests, workload.concurrency, think)

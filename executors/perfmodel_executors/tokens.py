@@ -2,12 +2,13 @@
 
 A prompt's ids follow from its block hashes: equal hashes give equal ids, so that a cached block holds exactly what
 the request that finds it would have computed. Tokens without a hash follow from the request's id. Ids are random, or
-stretches of a text from random places: models answer those as they do in use.
+stretches of a text from random places: models answer those as they do in use. A later turn of a conversation begins
+with what was said before it, the model's answers as they came.
 """
 
 __all__ = ["TokenStore"]
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -28,6 +29,7 @@ class TokenStore:
         self._seed = seed
         self._text = text
         self._tokens: dict[int, list[int]] = {}
+        self._said: dict[Hashable, list[int]] = {}  # in each conversation, up to its last answer
 
     def of(self, request: Request) -> list[int]:
         """All ids known so far, the prompt's first; the caller must not change it."""
@@ -54,11 +56,16 @@ class TokenStore:
         return self.of(request)[request.num_prompt_tokens :]
 
     def release(self, request: Request) -> None:
-        """Forget a finished request."""
-        self._tokens.pop(request.request_id, None)
+        """Forget a finished request; of a conversation's turn what was said stays until the next one asks."""
+        tokens = self._tokens.pop(request.request_id, None)
+        if tokens is not None and request.turn >= 0:
+            self._said[request.session] = tokens
 
     def _prompt(self, request: Request) -> list[int]:
         size, length = self._block_size, request.num_prompt_tokens
+        if request.turn > 0:
+            said = self._said.pop(request.session)
+            return said + self._draw(f"request {request.request_id} from {len(said)}", length - len(said))
         ids: list[int] = []
         for content in request.block_hashes[: length // size]:
             ids += self._draw(f"block {content!r}", size)

@@ -2,7 +2,6 @@
 
 __all__ = ["new"]
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +56,9 @@ def new(
 def _read(line: str) -> tuple[str, str, Path]:
     """The text, what errors call it, and the folder that its files are in."""
     if line == "-":
-        return sys.stdin.read(_LONGEST + 1), "stdin", Path()
+        from perfmodel.specs.scenario_source import read_stdin
+
+        return read_stdin(), "stdin", Path()
     path = Path(line).expanduser()
     try:
         is_file = "\n" not in line and path.is_file()

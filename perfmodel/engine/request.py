@@ -52,7 +52,8 @@ class Request:
     request_id, arrival:   its number; when it arrived, in ticks
     num_prompt_tokens, max_output_tokens: tokens of the prompt; tokens to generate
     priority:              the least goes first, under the policy `priority`
-    block_hashes:          identity of the prompt's full KV blocks, in order; () = a prompt like no other
+    block_hashes:          identity of the prompt's full KV blocks, in order, and of the answer's where the next prompt
+                           of its conversation begins with them; () = a prompt like no other
     num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
     num_promised_tokens:   output tokens that the plans made so far will have sampled
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
@@ -61,7 +62,7 @@ class Request:
     num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
     buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
     tables:                blocks of further groups of layers, where there are any
-    session:               whose turn it is in a conversation of several, if it is in one; for routers
+    session, turn:         whose turn it is in a conversation of several, if it is in one, and which, from 0 (else -1)
     keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
     first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
     token_times: of its tokens, where the engine has a watch
@@ -99,6 +100,7 @@ class Request:
         "status",
         "tables",
         "token_times",
+        "turn",
     )
 
     def __init__(
@@ -117,6 +119,7 @@ class Request:
         self.block_hashes = block_hashes
         self.priority = priority
         self.session: Hashable | None = None
+        self.turn = -1
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_promised_tokens = 0
@@ -160,7 +163,7 @@ class Request:
             self.block_hashes,
             self.priority,
         )
-        request.num_source_tokens, request.session = self.num_source_tokens, self.session
+        request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn
         return request
 
     def __repr__(self) -> str:

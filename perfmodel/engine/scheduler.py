@@ -5,8 +5,7 @@ vLLM v1's rules for continuous batching: one token budget; running requests firs
 and none in a step that preempted. There is no prefill and no decode phase, only tokens computed and tokens to compute.
 
 Counts advance when a plan is *made* (`num_computed_tokens`, `num_promised_tokens`), so the next plan can be made while
-this one runs; `apply` then turns promised tokens into output tokens. With known output lengths nothing is ever
-computed in vain.
+this one runs; `apply` then turns promised tokens into output tokens. As lengths are known, none is computed in vain.
 """
 
 __all__ = ["Scheduler"]
@@ -93,10 +92,8 @@ class Scheduler:
         return bool(self._running or self._waiting or self._transferred)
 
     def add(self, request: Request) -> None:
-        """Queue `request`. Raises WorkloadError for one that could never run.
-
-        One that `reserve` has given blocks waits for a slot only; its KV is there now.
-        """
+        """Queue `request`. Raises WorkloadError for one that could never run. One that `reserve` has given blocks waits
+        for a slot only; its KV is there now."""
         if self.detached.pop(request.request_id, None) is not None:
             insort(self._transferred, request, key=self.urgency)
         else:
@@ -344,6 +341,8 @@ class Scheduler:
             if request.keeps_blocks:
                 self.detached[request.request_id] = request
             else:
+                if request.turn >= 0:  # the answer is in the next turn's prompt
+                    self.blocks.publish(request)
                 self.blocks.free(request)
         self._may_admit = True
 

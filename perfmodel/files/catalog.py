@@ -25,6 +25,7 @@ Kind = Literal[
     "scenarios",
     "studies",
     "calibrations",
+    "validated",
     "techniques",
     "reports",
 ]
@@ -40,6 +41,7 @@ _FOLDERS: dict[Kind, str] = {
     "scenarios": "workloads/scenarios",
     "studies": "workloads/scenarios/studies",
     "calibrations": "hardware_specs/calibrations",
+    "validated": "hardware_specs/validated",
     "techniques": "workloads/techniques",
     "reports": "reports",
 }
@@ -54,6 +56,7 @@ _SINGULAR: dict[Kind, str] = {
     "scenarios": "scenario",
     "studies": "study",
     "calibrations": "calibration",
+    "validated": "index of validations",
     "techniques": "family of techniques",
     "reports": "report",
 }

@@ -18,7 +18,7 @@ from perfmodel.planning.metrics import Metric, metric_of
 from perfmodel.printable import Printable
 
 # What follows from the numbers beside it, or is compared by itself.
-_LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "worst")
+_LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "trust", "worst")
 _NAMES = ("label", "name", "path", "role", "variant", "set", "metric", "at", "deployment", "technique", "id", "what")
 _WANTED = ("kind", "perfmodel", "engines", "calibrations", "inputs")
 _CLOSE = 1e-12  # relative: below what adding in another order comes to

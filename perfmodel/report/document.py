@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 from perfmodel.printable import to_jsonable
 
-Tone = Literal["", "strong", "muted", "good", "bad", "compute", "memory", "communication", "overhead"]
+Tone = Literal["", "strong", "muted", "good", "bad", "warn", "compute", "memory", "communication", "overhead"]
 
 
 @dataclass(frozen=True, slots=True)

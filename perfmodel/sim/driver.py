@@ -24,7 +24,7 @@ from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.sim.replica.replica import EngineRank
-from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient, Route, Server
+from perfmodel.sim.traffic.clients import ClosedLoopClient, ConversationClient, OpenLoopClient, Route, Server
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
@@ -69,7 +69,7 @@ def simulate(
     workload = Workload(entrance)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
-    with Collector(out, keep_steps, scenario.needs_token_times) as collector:
+    with Collector(out, keep_steps, scenario.needs_token_times, scenario.traffic.has_conversations) as collector:
         cluster = _serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
     if not (collector.num_finished or collector.lost):
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
@@ -111,7 +111,7 @@ def _serve(
 ) -> Cluster:
     """Run until the last request is answered; returns the cluster as it ends."""
     env = TickEnvironment()
-    client: OpenLoopClient | ClosedLoopClient
+    client: OpenLoopClient | ClosedLoopClient | ConversationClient
     expected = scenario.traffic.expected_requests  # of stages a mean: there may be a few more
     total = workload.num_requests if expected is None else round(expected)
     report_every = min(max((total or 10_000) // 100, 1), _REPORT_EVERY)
@@ -134,10 +134,12 @@ def _serve(
 
     cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost)
     route = _past_the_door(env, workload, _way_in(env, scenario, basis_of, cluster), on_lost)
-    if workload.concurrency is None:
+    think = to_ticks(workload.think_time_s)
+    if scenario.traffic.has_conversations:
+        client = ConversationClient(env, workload.conversations(), route, workload.concurrency, think)
+    elif workload.concurrency is None:
         client = OpenLoopClient(env, workload.requests(), route)
     else:
-        think = to_ticks(workload.think_time_s)
         client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, think)
     if cluster.dynamic is not None:
         cluster.dynamic.is_sent = lambda: client.is_done

@@ -4,7 +4,7 @@ Text is what travels: to worker processes, to other machines, into a plan's expo
 line of JSON wherever a name could stand, and everything downstream is as if a file had been given.
 """
 
-__all__ = ["as_text", "given_source", "is_text", "read_scenario", "refuse_path_as_name"]
+__all__ = ["as_text", "given_source", "is_text", "read_scenario", "read_stdin", "refuse_path_as_name"]
 
 import json
 import pathlib
@@ -37,12 +37,7 @@ def given_source(source: str) -> str:
     """
     if source != _STDIN:
         return source
-    try:
-        text = sys.stdin.read(_LONGEST + 1)
-    except UnicodeDecodeError as error:
-        raise SpecError(f"stdin: is not UTF-8 text (byte {error.start}).") from None
-    if len(text) > _LONGEST:
-        raise SpecError(f"stdin: more than {_LONGEST:,} characters; write the scenario into a file, and give its path.")
+    text = read_stdin()
     if not text.strip():
         raise SpecError(
             "stdin: is empty; - stands for a scenario there, as in `perfmodel new LINE | perfmodel simulate -`."
@@ -52,6 +47,17 @@ def given_source(source: str) -> str:
     loaded = load_yaml_text(text, "stdin")
     places = {path: loaded.positions.where(tuple(path.split("."))) for path in _paths(loaded.data)}
     return as_text(loaded.data, places)
+
+
+def read_stdin() -> str:
+    """The text on stdin. Raises SpecError for what is no UTF-8, and for more than a file may have."""
+    try:
+        text = sys.stdin.read(_LONGEST + 1)
+    except UnicodeDecodeError as error:
+        raise SpecError(f"stdin: is not UTF-8 text (byte {error.start}).") from None
+    if len(text) > _LONGEST:
+        raise SpecError(f"stdin: more than {_LONGEST:,} characters; write it into a file, and give its path.")
+    return text
 
 
 def _paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

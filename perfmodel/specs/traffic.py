@@ -1,9 +1,12 @@
 """Traffic: arrivals, length distributions, shared prefixes, traces, classes of requests."""
 
 __all__ = [
+    "CONVERSATION_FORMATS",
     "Arrivals",
+    "Conversations",
     "ExpertRouting",
     "Lengths",
+    "Pause",
     "Prefix",
     "Sampling",
     "Stage",
@@ -101,6 +104,17 @@ class Lengths(Spec):
             raise ValueError(f"found max {self.max}, allowed at least min ({self.min})")
         return self
 
+    @property
+    def mean_tokens(self) -> float | None:
+        """The mean of the distribution before clipping; None where a file has the counts."""
+        if self.mean is not None:
+            return self.mean
+        if self.value is not None:
+            return float(self.value)
+        if self.low is not None and self.high is not None:
+            return (self.low + self.high) / 2
+        return sum(self.values) / len(self.values) if self.values else None
+
 
 class Prefix(Spec):
     """Prompts that share their beginnings: `num_groups` prefixes of `shared_tokens`.
@@ -123,12 +137,52 @@ class Prefix(Spec):
         return self
 
 
+class Pause(Spec):
+    """Seconds between an answer and the next turn: always `mean_s`, or drawn with this mean."""
+
+    mean_s: Seconds = Field(ge=0)
+    distribution: Literal["fixed", "exponential"] = "exponential"
+
+
+class Conversations(Spec):
+    """Requests as turns of conversations: each prompt is all that was said before and, of the traffic's lengths, what
+    is new. A turn comes a pause after the answer before it.
+
+    turns:         of a conversation; of recorded ones the file has them
+    think_time:    before a user's next turn, where a recorded conversation does not say
+    tool_share:    of the turns after the first, those that bring the result of a tool which the answer called, so long
+                   after it (`tool_time`) and so many tokens (`tool_tokens`; the traffic's `input_tokens` unless given)
+    system_tokens: of the prompt that all conversations of a group begin with, before their first turn
+    """
+
+    turns: Lengths | None = None
+    think_time: Pause = Pause(mean_s=0.0, distribution="fixed")
+    tool_share: float = Field(default=0.0, ge=0, le=1)
+    tool_time: Pause | None = None
+    tool_tokens: Lengths | None = None
+    system_tokens: NonNegativeInt = 0
+    num_groups: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _says_how_long_tools_take(self) -> "Conversations":
+        if self.tool_share and self.tool_time is None:
+            raise ValueError("found a tool_share without tool_time; give the seconds that a tool takes")
+        return self
+
+
+CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm")  # of traces: a conversation a line
+
+
 class Trace(Spec):
-    """A file of recorded requests; `speedup` divides the gaps."""
+    """A file of recorded requests, or conversations; `speedup` divides the gaps."""
 
     path: str
-    format: Literal["azure", "mooncake", "burstgpt", "jsonl"]
+    format: Literal["azure", "mooncake", "burstgpt", "jsonl", "conversations", "sharegpt", "aiperf", "guidellm"]
     speedup: PositiveFloat = 1.0
+
+    @property
+    def has_conversations(self) -> bool:
+        return self.format in CONVERSATION_FORMATS
 
 
 class TrafficClass(Spec):
@@ -141,7 +195,11 @@ class TrafficClass(Spec):
 
 
 class Traffic(Spec):
-    """What arrives. Lengths come from the distributions, or from the trace."""
+    """What arrives. Lengths come from the distributions, or from the trace.
+
+    Requests that are turns of conversations (`conversations`) count each for themselves, in `num_requests` as in rates:
+    conversations begin at the rate of requests over the mean number of turns.
+    """
 
     name: str | None = None  # of a file in workloads/traffic
     aliases: tuple[str, ...] = ()  # of that file: chat, code
@@ -152,6 +210,7 @@ class Traffic(Spec):
     input_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
     prefix: Prefix | None = None
+    conversations: Conversations | None = None
     # What executed prompts are cut from, where the model has a tokenizer: "pydoc" (the topics of Python's help), or the
     # path of a text; None: random tokens. Nothing that is simulated depends on it
     prompts: str | None = None
@@ -163,6 +222,8 @@ class Traffic(Spec):
     @classmethod
     def _trace_brings_its_arrivals(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("trace") is not None and "arrivals" not in data:
+            if isinstance(data["trace"], dict) and data["trace"].get("format") in CONVERSATION_FORMATS[1:]:
+                return data  # these formats have no times: a burst unless arrivals are given
             return {**data, "arrivals": {"process": "trace"}}
         return data
 
@@ -176,6 +237,7 @@ class Traffic(Spec):
         total = sum(kind.share for kind in self.classes)
         if self.classes and abs(total - 1) > 1e-6:
             raise ValueError(f"found classes whose shares add up to {total:g}; they are shares of all requests: 1")
+        self._has_one_kind_of_prompts()
         if self.trace is None:
             missing = [k for k in ("input_tokens", "output_tokens") if getattr(self, k) is None]
             if missing:
@@ -194,6 +256,26 @@ class Traffic(Spec):
                 f"8 GB; lower num_requests, duration_s or the rate: a million give the same latencies within 1 %"
             )
         return self
+
+    def _has_one_kind_of_prompts(self) -> None:
+        """Raises ValueError where conversations are described beside something that excludes them."""
+        traced = self.trace is not None and self.trace.has_conversations
+        if self.conversations is None:
+            return
+        if self.prefix is not None:
+            raise ValueError("found conversations beside a prefix; a shared beginning is conversations.system_tokens")
+        if self.trace is not None and not traced:
+            allowed = ", ".join(CONVERSATION_FORMATS)
+            raise ValueError(f"found conversations beside a trace of {self.trace.format}; allowed formats: {allowed}")
+        if self.conversations.turns is None and not traced:
+            raise ValueError("conversations need `turns`, a distribution of how many a conversation has")
+        if self.arrivals.order != "given":
+            raise ValueError(f"found order {self.arrivals.order}; turns of conversations come in their own order")
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether requests are turns, each with what was said before."""
+        return self.conversations is not None or (self.trace is not None and self.trace.has_conversations)
 
     @property
     def expected_requests(self) -> float | None:

@@ -7,6 +7,7 @@ __all__ = ["report_bench", "validate_bench"]
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
 Progress = Callable[[int, int], None]
 _REQUESTS = ("e2el", "ttft", "tpot")
+_MOST_REQUESTS_SHOWN = 5000  # of a run, one by one in the JSON: half a megabyte
 # Of whole runs: the key of the figure, and the metric that it is compared as.
 _FIGURES = {
     "mean_e2el_ms": ("e2el_mean", "ms"),
@@ -164,8 +166,20 @@ def _described(pair: BenchPair) -> dict[str, Any]:
         "breakdown": {} if steps is None else _parts(pair, steps),
         "facts": [fact.to_json() for fact in pair.facts],
         "assumed": [fact.name for fact in pair.facts if fact.is_assumed],
-        "notes": list(run.notes),
+        "notes": [*pair.notes, *run.notes],
+        **({"requests": _by_request(pair)} if 0 < len(run.times or ()) <= _MOST_REQUESTS_SHOWN else {}),
     }
+
+
+def _by_request(pair: BenchPair) -> dict[str, list[dict[str, float | None]]]:
+    """Each request's latencies in seconds, in the order in which they were sent; null where there is none."""
+    found: dict[str, list[dict[str, float | None]]] = {}
+    for metric, predicted in pair.requests.items():
+        rows = zip(predicted.tolist(), _measured(pair, metric), strict=True)
+        found[metric] = [
+            {"predicted": p if isfinite(p) else None, "measured": m if isfinite(m) else None} for p, m in rows
+        ]
+    return found
 
 
 def _figure(pair: BenchPair, key: str) -> dict[str, Any]:
@@ -195,5 +209,5 @@ def _notes(pairs: Sequence[BenchPair]) -> list[str]:
         for pair in pairs
         if pair.run.failed
     ]
-    said = dict.fromkeys(note for pair in pairs for note in pair.run.notes)
+    said = dict.fromkeys(note for pair in pairs for note in (*pair.notes, *pair.run.notes))
     return [*failed, *(f"{note[0].upper()}{note[1:]}." for note in said)]

@@ -4,6 +4,7 @@ __all__ = ["report_local", "validate_local"]
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from perfmodel.calibrate.local.predictions import LocalPair, predict_rows
 from perfmodel.calibrate.local.rows import LocalRow, read_local_rows
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
+from perfmodel.trust.setups import setup_of
 from perfmodel.validate.pooled import Read, SettingFigure, pooled_report
 from perfmodel.validate.report import ValidationReport
 
@@ -78,8 +80,10 @@ def _figures(pairs: Sequence[LocalPair]) -> list[SettingFigure]:
             float(np.median([pair.row.tokens_per_s for pair in mine])),
             mine[0].interval,
             tuple(pair.row.tokens_per_s for pair in mine),
+            replace(setup_of(scenario), input_tokens=0.0, output_tokens=0.0),  # a test has steps and no requests
         )
         for mine in found.values()
+        if (scenario := mine[0].scenario) is not None
     ]
 
 

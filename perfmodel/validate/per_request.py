@@ -3,6 +3,7 @@
 __all__ = ["validate_per_request"]
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.planning.sweeps.step_report import mean_step
 from perfmodel.planning.sweeps.typical_step import StepChoice
 from perfmodel.sim import RequestColumns, simulate
+from perfmodel.trust.setups import MeasuredSetup, setup_of
 from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, pooled, range_names, worst_of
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 
@@ -55,7 +57,8 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         "prompt": range_names(log.num_prompt_tokens, _TOKENS),
         "answer": range_names(log.num_output_tokens, _TOKENS),
     }
-    comparisons = [Comparison.of(metric, rows, "s", sizes) for metric, rows in pairs.items()]
+    setups = [_setup(log)] * len(log.ttft_s)
+    comparisons = [Comparison.of(metric, rows, "s", sizes, setups) for metric, rows in pairs.items()]
     steps = mean_step(result.steps, log.scenario.model.attention_spans) if result.steps is not None else None
     parts = partial(_breakdown, log, steps, predicted["ttft"])
     return ValidationReport(
@@ -69,6 +72,12 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         provenance=provenance_of([log.scenario]),
         about=_ABOUT,
     )
+
+
+def _setup(log: RequestLog) -> MeasuredSetup:
+    """The run's setup, with the mean lengths of its log."""
+    prompts, answers = float(log.num_prompt_tokens.mean()), float(log.num_output_tokens.mean())
+    return replace(setup_of(log.scenario), input_tokens=prompts, output_tokens=answers)
 
 
 def _breakdown(

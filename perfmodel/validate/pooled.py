@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.calibrations.provenance import Provenance
+from perfmodel.trust.setups import MeasuredSetup
 from perfmodel.validate.report import Comparison, ErrorStats, Rows, ValidationReport, dimensions_of
 
 _MOST_WORST = 10
@@ -32,6 +33,7 @@ class SettingFigure:
     row_id, device, setting: of its first row, and what ran on what, in a line; labels: by dimension
     predicted, measured:     the medians of its rows; interval: 80 % of them, as factors of the prediction
     figures:                 what was measured, row by row
+    setup:                   of its first row
     """
 
     metric: str
@@ -43,6 +45,7 @@ class SettingFigure:
     measured: float
     interval: tuple[float, float]
     figures: tuple[float, ...]
+    setup: MeasuredSetup
 
     @property
     def error(self) -> float:
@@ -214,7 +217,8 @@ def _comparison(metric: str, figures: Sequence[SettingFigure]) -> Comparison:
     )
     names = dict.fromkeys(name for figure in figures for name in figure.labels)
     named = {name: partial(_label, name) for name in names}
-    return Comparison.of(metric, rows, "tok/s" if "tokens" in metric else "ms", dimensions_of(figures, named))
+    unit = "tok/s" if "tokens" in metric else "ms"
+    return Comparison.of(metric, rows, unit, dimensions_of(figures, named), [figure.setup for figure in figures])
 
 
 def _label(name: str, figure: SettingFigure) -> str:

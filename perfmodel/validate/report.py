@@ -26,6 +26,7 @@ __all__ = [
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance
 from perfmodel.printable import Printable
+from perfmodel.trust.cells import MeasuredRow
+from perfmodel.trust.setups import MeasuredSetup
 
 _MOST_WORST = 10
 RowT = TypeVar("RowT")
@@ -82,7 +85,7 @@ class Rows:
         self.kept: NDArray[np.bool_] = keep  # of the pairs that were given
         self.predicted: NDArray[np.float64] = p[keep]
         self.measured: NDArray[np.float64] = m[keep]
-        self.labels = [label for label, is_kept in zip(labels, keep, strict=True) if is_kept]
+        self.labels = list(compress(labels, keep.tolist()))
         self.interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         if interval is not None:
             low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[keep] for end in interval)
@@ -99,7 +102,7 @@ class Rows:
     def where(self, mask: Sequence[bool] | NDArray[np.bool_]) -> "Rows":
         """The rows at which `mask` is true."""
         chosen = np.asarray(mask, dtype=bool)
-        labels = [label for label, is_kept in zip(self.labels, chosen, strict=True) if is_kept]
+        labels = list(compress(self.labels, chosen.tolist()))
         interval = None if self.interval is None else (self.interval[0][chosen], self.interval[1][chosen])
         return Rows(self.predicted[chosen], self.measured[chosen], labels, interval)
 
@@ -179,19 +182,39 @@ class Comparison:
 
     unit:       of both, "s" or "ms"
     dimensions: name -> groups of the rows
+    setups:     of the rows, where they are of whole deployments; else none
     """
 
     metric: str
     rows: Rows
     unit: str
     dimensions: Mapping[str, Dimension] = field(default_factory=dict)
+    setups: Sequence[MeasuredSetup] = ()
 
     @classmethod
-    def of(cls, metric: str, rows: Rows, unit: str, dimensions: Mapping[str, Dimension]) -> "Comparison":
-        """The comparison by `metric` in `unit`, with `dimensions` of all pairs that were given to `rows`, of which
-        it may have left out some."""
+    def of(
+        cls,
+        metric: str,
+        rows: Rows,
+        unit: str,
+        dimensions: Mapping[str, Dimension],
+        setups: Sequence[MeasuredSetup] = (),
+    ) -> "Comparison":
+        """The comparison by `metric`, with `dimensions` and `setups` of all pairs that were given to `rows`, of which
+        it may have left out some.
+
+        metric, rows: what is compared; unit: of both sides, "s", "ms" or "tok/s"
+        dimensions:   name -> groups; setups: of deployments, or none
+        """
         kept = {name: Dimension(each.names, each.codes[rows.kept]) for name, each in dimensions.items()}
-        return cls(metric, rows, unit, kept)
+        mine = tuple(compress(setups, rows.kept.tolist()))
+        return cls(metric, rows, unit, kept, mine)
+
+    def measured_rows(self, kind: str) -> list[MeasuredRow]:
+        """The rows for the index that trust is read from; none where they are not of deployments."""
+        rows = self.rows
+        values = zip(rows.predicted.tolist(), rows.measured.tolist(), rows.labels, strict=True)
+        return [MeasuredRow(kind, setup, self.metric, *each) for setup, each in zip(self.setups, values, strict=False)]
 
     def groups(self, dimension: str) -> Iterator[tuple[str, Rows]]:
         """The rows of each group that has any."""
@@ -274,6 +297,11 @@ class ValidationReport(Printable):
     figures: Sequence[Mapping[str, Any]] = ()
     techniques: Sequence[Mapping[str, Any]] = ()
     runs: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def measured_rows(self) -> list[MeasuredRow]:
+        """The rows of deployments, for the index that trust is read from (`perfmodel.trust`)."""
+        return [row for each in self.comparisons for row in each.measured_rows(self.kind)]
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON document, the same for every kind of truth."""

@@ -17,6 +17,7 @@ from perfmodel.calibrate.served.predictions import ServedPair, predict_served
 from perfmodel.calibrate.served.setups import ServedRow
 from perfmodel.calibrate.served.tables import devices_folder, read_served_rows
 from perfmodel.cost.calibrations.provenance import Provenance, provenance_of
+from perfmodel.trust.setups import setup_of
 from perfmodel.validate.pooled import Read, SettingFigure, pooled_report
 from perfmodel.validate.report import ValidationReport
 
@@ -97,8 +98,10 @@ def _figures(pairs: Sequence[ServedPair]) -> list[SettingFigure]:
             float(np.median([pair.row.measured[metric] for pair in mine])),
             mine[0].intervals.get(metric, (float("nan"), float("nan"))),
             tuple(pair.row.measured[metric] for pair in mine),
+            setup_of(scenario),
         )
         for (device, _, metric), mine in found.items()
+        if (scenario := mine[0].scenario) is not None
     ]
 
 

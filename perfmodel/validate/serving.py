@@ -14,6 +14,7 @@ from perfmodel.calibrate.serving.simulation import StageRow, simulate_runs
 from perfmodel.cost import plan_memory
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs import Scenario
+from perfmodel.trust.setups import setup_of
 from perfmodel.validate.report import (
     Comparison,
     Rows,
@@ -122,7 +123,8 @@ def _comparison(rows: Sequence[StageRow], metric: str) -> Comparison:
     kept = _with(rows, metric)
     rates = [row.run.scenario.traffic.arrivals.stages[row.stage].rate for row in kept]
     dimensions = dimensions_of(kept, _DIMENSIONS) | {"rate": range_names(rates, _RATES, "req/s")}
-    return Comparison.of(metric, _pairs(kept, metric), "ms", dimensions)
+    setups = [setup_of(row.run.scenario) for row in kept]
+    return Comparison.of(metric, _pairs(kept, metric), "ms", dimensions, setups)
 
 
 def _with(rows: Sequence[StageRow], metric: str) -> list[StageRow]:

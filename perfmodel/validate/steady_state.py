@@ -16,6 +16,7 @@ from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.traffic import Lengths
+from perfmodel.trust.setups import setup_of
 from perfmodel.validate.report import (
     Comparison,
     ErrorStats,
@@ -146,7 +147,8 @@ def _shortened(pairs: Sequence[SteadyStatePair]) -> list[str]:
 
 
 def _comparison(pairs: Sequence[SteadyStatePair], metric: str) -> Comparison:
-    return Comparison.of(metric, _rows(pairs, metric), "ms", dimensions_of(pairs, _DIMENSIONS))
+    setups = [setup_of(pair.row.scenario) for pair in pairs]
+    return Comparison.of(metric, _rows(pairs, metric), "ms", dimensions_of(pairs, _DIMENSIONS), setups)
 
 
 def _by_given_groups(pairs: Sequence[SteadyStatePair]) -> dict[str, dict[str, ErrorStats]]:

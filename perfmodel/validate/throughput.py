@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel.calibrate.offline import OfflinePair, OfflineRun, read_offline_runs, simulate_offline_runs
 from perfmodel.cost.calibrations.provenance import provenance_of
+from perfmodel.trust.setups import setup_of
 from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled, worst_of
 
 Progress = Callable[[int, int], None]
@@ -72,7 +73,8 @@ def _comparison(pairs: Sequence[OfflinePair], metric: str) -> Comparison:
         [pair.row.label for pair in mine],
         ([pair.interval[0] for pair in mine], [pair.interval[1] for pair in mine]),
     )
-    return Comparison.of(metric, rows, _UNITS[metric], dimensions_of(mine, _DIMENSIONS))
+    setups = [setup_of(pair.row.scenario) for pair in mine]
+    return Comparison.of(metric, rows, _UNITS[metric], dimensions_of(mine, _DIMENSIONS), setups)
 
 
 def _described(pairs: Sequence[OfflinePair], comparison: Comparison, number: int) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import pytest
 
 # Each room may import those before it, but for what stands beside it.
 ORDER = (
-    *("version", "errors", "kv_groups", "dates", "printable", "files", "models", "specs", "ops", "cost"),
+    *("version", "errors", "kv_groups", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"),
     *("engine", "sim", "planning", "calibrate", "validate", "report"),
 )
 NOT_FOR = {
-    "engine": {"dates", "printable", "files", "models", "specs", "ops", "cost"},
+    "engine": {"dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
     "calibrate": {"planning"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}

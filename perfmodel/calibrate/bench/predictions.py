@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.bench.runs import BenchRun
-from perfmodel.calibrate.bench.scenarios import GivenSetup, SetupFact, bench_scenario
+from perfmodel.calibrate.bench.scenarios import GivenSetup, SetupFact, bench_scenario, contradictions
 from perfmodel.calibrate.local.predictions import predict_rows
 from perfmodel.calibrate.served.scenarios import known_device
 from perfmodel.cost import EngineProfile
@@ -44,6 +44,7 @@ class BenchPair:
     facts: tuple[SetupFact, ...] = ()
     result: RunResult | None = None
     reason: str = ""
+    notes: tuple[str, ...] = ()  # what the file says and the scenario has otherwise
 
 
 def predict_runs(
@@ -86,7 +87,8 @@ def predict_run(
     factors = result.ensemble.factors() if result.ensemble is not None else {}
     ends = {f"mean_{metric}_ms": found for metric, found in factors.items() if f"mean_{metric}_ms" in predicted}
     requests = _by_request(run, result.requests) if run.times is not None and result.requests is not None else {}
-    return BenchPair(run, predicted, ends, requests, scenario, facts, result)
+    notes = contradictions(run, scenario)
+    return BenchPair(run, predicted, ends, requests, scenario, facts, result, notes=notes)
 
 
 def _by_request(run: BenchRun, requests: RequestColumns) -> dict[str, Floats]:

@@ -5,7 +5,7 @@ when a place came free; else as many of its mean lengths as were sent. The deplo
 the answer rests on is listed with who said it.
 """
 
-__all__ = ["GivenSetup", "SetupFact", "bench_scenario"]
+__all__ = ["GivenSetup", "SetupFact", "bench_scenario", "contradictions"]
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,8 @@ from perfmodel.calibrate.served.scenarios import known_device
 from perfmodel.calibrate.served.setups import model_names, quantization_of
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.models.cards import load_model
+from perfmodel.models.hub import is_hub_name
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs import load_scenario, load_traffic
 from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario
@@ -27,6 +29,9 @@ from perfmodel.specs.scenario_source import as_text, read_scenario
 from perfmodel.specs.traffic import Traffic
 
 _ASSUMED = "assumed"
+_COUNTS = ("engine.tensor_parallel_size", "engine.max_num_seqs", "engine.max_num_batched_tokens")
+_MOST_REQUESTS = 4000  # of a run whose requests are all alike: its means have long settled
+_PER_SLOT = 10  # requests of a closed loop, likewise
 _PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of variation
 # What an answer rests on: the field of a scenario, and what it is called.
 _FACTS = {
@@ -90,6 +95,39 @@ def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scen
     return scenario, tuple(_facts(run, scenario, given))
 
 
+def contradictions(run: BenchRun, scenario: Scenario) -> tuple[str, ...]:
+    """What the file says of its setup and the scenario has otherwise, in sentences without an end."""
+    values, found = _values(scenario), []
+    for key, stated in run.says.items():
+        theirs = str(stated)
+        if key == "model":
+            known = _card_of(theirs)
+            is_same = known is None or _shape(known) == _shape(scenario.model)
+        elif key == "hardware":
+            device = known_device(theirs)
+            is_same = device is None or device.name == scenario.hardware.name
+        else:
+            is_same = key not in _COUNTS or theirs == values[key].replace(",", "")
+        if not is_same:
+            found.append(f"{run.name} says {key.removeprefix('engine.')} {theirs}, simulated is {values[key]}")
+    return tuple(found)
+
+
+def _shape(model: ModelSpec) -> tuple[Any, ...]:
+    """What models share that differ in training and number format only."""
+    return model.hidden_size, model.vocab_size, model.layers
+
+
+def _card_of(name: str) -> ModelSpec | None:
+    """The model that a name stands for; None where no card has it."""
+    for each in model_names(name):
+        try:
+            return load_model(each, ask_hub=False)
+        except (PerfmodelError, OSError, ValueError):
+            continue
+    return None
+
+
 def _data(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
     """The mapping of a scenario that has what the file and the flags say."""
     engine = {key.removeprefix("engine."): value for key, value in run.says.items() if key.startswith("engine.")}
@@ -133,13 +171,16 @@ def _known_model(run: BenchRun, name: str) -> tuple[str, str | None]:
             reason = reason or error
             continue
         return each, None if each == name else quantization_of(name)
+    if is_hub_name(name):  # which the scenario's reader looks up there
+        return name, None
     raise SpecError(f"{run.name}: {reason}; give --model, or --scenario with the deployment.")
 
 
 def _lengths(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
     """Lengths for as many requests as were sent: the means of the file, or the distributions of the user's traffic."""
     load = run.load
-    found: dict[str, Any] = {"num_requests": load.num_requests}
+    most = max(_MOST_REQUESTS, _PER_SLOT * (load.concurrency or 0))
+    found: dict[str, Any] = {"num_requests": min(load.num_requests, most)}
     means = {"input_tokens": load.prompt, "output_tokens": load.answer}
     found |= {
         key: {"distribution": "fixed", "value": max(1, round(mean))} for key, mean in means.items() if mean is not None

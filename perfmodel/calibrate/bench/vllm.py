@@ -75,11 +75,13 @@ def _figures(name: str, data: Mapping[str, Any]) -> dict[str, float]:
 def _times(name: str, data: Mapping[str, Any]) -> RequestTimes:
     prompts, outputs, ttfts, itls = (data[key] for key in _ARRAYS)
     count = len(prompts)
-    errors = data.get("errors") or [""] * count
-    unequal = next((key for key in (*_ARRAYS, "errors") if len(data.get(key) or prompts) != count), None)
+    errors = data.get("errors")
+    errors = errors if isinstance(errors, list) else [""] * count
+    lists = dict(zip((*_ARRAYS, "errors"), (prompts, outputs, ttfts, itls, errors), strict=True))
+    unequal = next((key for key, values in lists.items() if len(values) != count), None)
     if unequal is not None:
         raise SpecError(
-            f"{name}: found {len(data[unequal]):,} {unequal} for {count:,} input_lens, allowed as many of each; the "
+            f"{name}: found {len(lists[unequal]):,} {unequal} for {count:,} input_lens, allowed as many of each; the "
             f"file was cut off, or put together from several runs."
         )
     # The script has 0 tokens of a failed request, and sometimes no error.

@@ -81,21 +81,31 @@ def _power_law(tokens: int, experts: int, top_k: int, a: float, rng: np.random.G
 
 
 def _hand_out(counts: Counts, amount: int, most: int, sign: int) -> None:
-    """Add (or take) one at a time, rank by rank, until `amount` is spent; in larger portions while there is much."""
-    ranks, each = np.arange(len(counts)), counts.size
-    while amount > 0:
-        portion = max(1, amount // (3 * each)) if amount > each else 1
-        picked = np.where(counts < most, counts, 1 << 40).argmin(axis=1) if sign > 0 else counts.argmax(axis=1)
-        now = counts[ranks, picked]
-        able = np.flatnonzero(now < most if sign > 0 else now > 0)
-        if not len(able):
-            return
-        if portion * len(able) > amount:
-            portion, able = 1, able[:amount]
-        room = most - now[able] if sign > 0 else now[able]
-        step = np.minimum(portion, room)
-        counts[able, picked[able]] += sign * step
-        amount -= int(step.sum())
+    """Add (or take) one at a time, rank by rank, until `amount` is spent."""
+    shares = _in_turn(amount, (most - counts if sign > 0 else counts).sum(axis=1))
+    for rank in np.flatnonzero(shares):
+        counts[rank] = sign * _filled(sign * counts[rank], int(shares[rank]))
+
+
+def _in_turn(amount: int, room: Counts) -> Counts:
+    """What each rank gets of `amount` that is handed out one at a time in turn, to those that have room."""
+    shares = np.zeros_like(room)
+    while amount > 0 and len(able := np.flatnonzero(shares < room)[:amount]):
+        turns = min(amount // len(able), int((room - shares)[able].min()))
+        shares[able] += turns
+        amount -= turns * len(able)
+    return shares
+
+
+def _filled(heights: Counts, amount: int) -> Counts:
+    """Heights after `amount` was added one at a time to the lowest, the first of equal ones."""
+    ordered = np.sort(heights)
+    below = np.cumsum(ordered) - ordered
+    num_raised = int((np.arange(len(ordered)) * ordered - below <= amount).sum())
+    level, left = divmod(amount + int(ordered[:num_raised].sum()), num_raised)
+    found = np.maximum(heights, level)
+    found[np.flatnonzero(heights <= level)[:left]] += 1
+    return found
 
 
 def _numbers(counts: Counts, tokens: float) -> NDArray[np.float64]:

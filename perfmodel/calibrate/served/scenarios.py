@@ -74,6 +74,7 @@ def has_card(name: str) -> bool:
     return _known(name) is not None
 
 
+@lru_cache(maxsize=1024)
 def _known(name: str) -> ModelSpec | None:
     """The card of the first name that has one."""
     for each in model_names(name):

@@ -6,7 +6,7 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
 """
 
-__all__ = ["PASSED_ON", "SPREAD_SIBLING", "load_calibration", "save_calibration"]
+__all__ = ["PASSED_ON", "SPREAD_SIBLING", "load_calibration", "measured_device", "save_calibration"]
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -123,6 +123,15 @@ def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
         return own
     source = f"{PASSED_ON} {own.device} as its file declares it: {own.source}"
     return own.model_copy(update={"source": source, "spread": own.spread * SPREAD_SIBLING})
+
+
+def measured_device(hardware: HardwareSpec, engine_profile: str) -> str | None:
+    """The device whose kernels were measured that a device's calibration under an engine is mostly of: itself, or its
+    nearest relation; None without one. No calibration is read for it."""
+    if (data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml").is_file():
+        return hardware.name
+    nearest = min(_relations(hardware, engine_profile), key=_nearness, default=None)
+    return None if nearest is None else nearest[1].stem.partition("@")[0]
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:

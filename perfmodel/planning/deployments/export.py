@@ -14,7 +14,7 @@ from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.resilience import carried_cluster, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.demand import at_rate
-from perfmodel.specs.commands.serving import engine_arguments
+from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
@@ -37,8 +37,14 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
             command += ["--kv-transfer-config", config]
         what = f"{pool.replicas} x {pool.role} on {pool.engine.num_devices} x {hardware}"
         what += f", {num_nodes} nodes that a Ray cluster joins" if num_nodes > 1 else ""
-        lines += [f"# {what}", shlex.join(command)]
+        lines += [f"# {what}", *_unsaid(pool.engine), shlex.join(command)]
     return lines
+
+
+def _unsaid(engine: EngineSpec) -> list[str]:
+    """A comment on what the plan has and no argument of the command says."""
+    names = [f"engine.{name}" for name in left_out_fields(engine)]
+    return [f"# no argument says: {', '.join(names)}"] if names else []
 
 
 def _across_nodes(engine: EngineSpec) -> list[str]:

@@ -21,6 +21,7 @@ from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.findings import TIE
 from perfmodel.printable import Printable
 from perfmodel.specs.scenario import Scenario
+from perfmodel.trust import LEVELS, Trust, trust_of
 
 Floats = NDArray[np.float64]
 
@@ -250,8 +251,14 @@ class PlanResult(Printable):
             "under_failures": None if self.resilience is None else vars(self.resilience),
             "left_out": list(self.left_out),
             "notes": list(self.notes),
+            "trust": None if (trust := self.trust) is None else trust.to_json(),
             "provenance": self._provenance(),
         }
+
+    @property
+    def trust(self) -> Trust | None:
+        """How near the winner is to what was measured; None without one."""
+        return None if self.winner is None else _trust(self.winner)
 
     def _provenance(self) -> dict[str, Any]:
         layouts = [layout for each, _ in self._judged for layout, _ in each.deployment.screened.candidate.counts]
@@ -287,7 +294,14 @@ class PlanResult(Printable):
             "latency_intervals_ms": {f"{quantile}_{name}": finalist.latency_interval(quantile, name) for name in names},
             "binds": screened.binds,
             "origin": screened.origin,
+            "trust": _trust(finalist).level,
         }
+
+
+def _trust(finalist: Finalist) -> Trust:
+    """That of the engine that is nearest to nothing: of separate workers each has a layout of its own."""
+    layouts = [layout for layout, _ in finalist.deployment.screened.candidate.counts]
+    return max((trust_of(layout.scenario) for layout in layouts), key=lambda each: LEVELS.index(each.level))
 
 
 def quantile_name(share: float) -> str:

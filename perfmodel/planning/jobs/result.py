@@ -22,6 +22,7 @@ from perfmodel.planning.sweeps.points import Record
 from perfmodel.printable import Printable
 from perfmodel.specs.commands.serving import engine_arguments
 from perfmodel.specs.scenario import Scenario
+from perfmodel.trust import Trust, trust_of
 
 Floats = NDArray[np.float64]
 
@@ -177,8 +178,14 @@ class JobPlan(Printable):
             "if_predictions_were_exact": None if self.plain is None else self._row(self.plain),
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),
+            "trust": None if (trust := self.trust) is None else trust.to_json(),
             "provenance": self._provenance(),
         }
+
+    @property
+    def trust(self) -> Trust | None:
+        """How near the first of the ranked deployments is to what was measured; None without one."""
+        return trust_of(self.ranked[0].candidate.layout.scenario) if self.ranked else None
 
     def _provenance(self) -> dict[str, Any]:
         used = [job.candidate.layout.scenario for job in (*self.ranked, *self.late)]

@@ -16,6 +16,7 @@ from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.planning.sweeps.typical_step import StepSpec
 from perfmodel.printable import Printable
+from perfmodel.trust import trust_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,6 +93,7 @@ class WhatIfResult(Printable):
             },
             "bound_changes": [asdict(change) for change in self.bounds],
             "crossovers": [asdict(each) for each in self.payoffs],
+            "trust": trust_of(self.answers.scenario).to_json(),
             "provenance": self._provenance(),
         }
 

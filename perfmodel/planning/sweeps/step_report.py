@@ -17,6 +17,7 @@ from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.engine.formats import format_notes
 from perfmodel.specs.scenario import Scenario
+from perfmodel.trust import trust_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,6 +75,7 @@ class StepReport(Printable):
                 for row in estimate.rows
             ],
             "notes": self.notes,
+            "trust": trust_of(self.scenario).to_json(),
             "provenance": self.provenance("step"),
         }
 

@@ -90,16 +90,8 @@ def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
 
 
 def mean_length(lengths: Lengths) -> float:
-    """The mean of a length distribution before clipping."""
-    if lengths.mean is not None:
-        return lengths.mean
-    if lengths.value is not None:
-        return float(lengths.value)
-    if lengths.low is not None and lengths.high is not None:
-        return (lengths.low + lengths.high) / 2
-    if lengths.values:
-        return sum(lengths.values) / len(lengths.values)
-    return float(_DEFAULT_CONTEXT)
+    """The mean of a length distribution before clipping, a plausible one where a file has the counts."""
+    return lengths.mean_tokens or float(_DEFAULT_CONTEXT)
 
 
 def _decode_label(batch: int, context: int) -> str:

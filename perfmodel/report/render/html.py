@@ -30,7 +30,7 @@ from perfmodel.report.document import (
 
 _STYLE = """
 :root { --ink: #1f2933; --soft: #5f6b7a; --line: #e3e7ec; --tint: #f6f8fa; --blue: #0072b2; --green: #00785a;
-        --red: #b94a00; }
+        --red: #b94a00; --amber: #8a6100; }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--tint); color: var(--ink);
        font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -48,7 +48,8 @@ section { background: white; border: 1px solid var(--line); border-radius: 10px;
 .tile .value { font-size: 24px; font-weight: 650; letter-spacing: -0.02em; white-space: nowrap; }
 .tile .value small { font-size: 14px; font-weight: 400; color: var(--soft); letter-spacing: 0; }
 .tile .aside { font-size: 13px; color: var(--soft); }
-.good { color: var(--green) !important; } .bad { color: var(--red) !important; } .strong { font-weight: 600; }
+.good { color: var(--green) !important; } .bad { color: var(--red) !important; }
+.warn { color: var(--amber) !important; } .strong { font-weight: 600; }
 .muted { color: var(--soft); } .compute { color: var(--blue); } .memory { color: var(--green); }
 .communication { color: #9a6700; } .overhead { color: var(--soft); }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 8px 36px; }

@@ -32,6 +32,7 @@ _STYLES = {
     "strong": "bold",
     "muted": "dim",
     "good": "green",
+    "warn": "yellow",
     "bad": "red",
     "compute": "blue",
     "memory": "green",

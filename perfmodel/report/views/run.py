@@ -26,8 +26,10 @@ from perfmodel.report.document import (
 )
 from perfmodel.report.numbers import MISSING, format_in, format_number, is_number
 from perfmodel.report.plots.series import pool_names
+from perfmodel.report.views.conversations import conversation_tables
 from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, step_blocks
+from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import price_lines
@@ -79,9 +81,11 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         Facts("Summary", list(_summary(summary))),
         _latencies(result),
         *_told_apart(summary),
+        *conversation_tables(summary),
         *_shares(summary),
         Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
         Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),
+        *trust_blocks(result.trust),
         *map(Paragraph, price_lines(scenario)),
         Details([Sentences([_origin(result), hardware_source(scenario)], "Where the numbers come from")]),
         Notes(result.notes),

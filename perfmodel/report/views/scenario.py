@@ -125,7 +125,7 @@ def describe_traffic(traffic: Traffic) -> str:
         text += f", {traffic.num_requests:,} requests"
     if traffic.duration_s:
         text += f", {traffic.duration_s:g} s"
-    return text
+    return f"{text}, turns of conversations" if traffic.has_conversations else text
 
 
 def _describe_arrivals(arrivals: Arrivals) -> str:

@@ -40,9 +40,11 @@ from perfmodel.report.document import (
 )
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.report.views.scenario import hardware_source, headline, scenario_facts
+from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.trust import trust_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -75,6 +77,7 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
     blocks += [_operators(estimate), Paragraph(_summary(estimate))]
     if estimate.pipeline is not None:
         blocks.append(Paragraph(_pipeline(estimate.pipeline)))
+    blocks += trust_blocks(trust_of(scenario))
     sources = Sentences([hardware_source(scenario)], "Where the numbers come from")
     blocks.append(Details([*step_blocks(report), sources]))
     if report.notes:

@@ -110,7 +110,7 @@ class DisaggregatedServer:
         prefill = Request(
             request.request_id, request.arrival, request.num_prompt_tokens, 1, request.block_hashes, request.priority
         )
-        prefill.session = request.session
+        prefill.session, prefill.turn = request.session, request.turn
         prefill.keeps_blocks = request.max_output_tokens > 1
         self._passages[request.request_id] = _Passage(request, prefill)
         self.prefill_entrance.send(prefill)

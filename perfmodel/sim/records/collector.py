@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields
 from math import exp, floor, log, nan, sqrt
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _BIN_WIDTH = log(1.002)  # of gaps, on a logarithmic scale
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
-_TOKEN_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is not MISSING)
+_TOKEN_COLUMNS = ("reader_wait_s", "max_itl_s")
+_TURN_COLUMNS = ("session", "turn")
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
 _DTYPES = {"d": np.float64, "q": np.int64}
 # A step's row is its replica and its record: all of it but the gaps, which go into a histogram.
@@ -150,13 +151,22 @@ class Collector:
     out:        folder for `requests.csv` and `steps.csv`, written as the run goes
     keep_steps: whether step records are kept in memory (requests always are: ten numbers each)
     has_token_times: requests have been watched token by token
+    has_turns:  requests are turns of conversations
     """
 
-    def __init__(self, out: Path | None = None, keep_steps: bool = True, has_token_times: bool = False) -> None:
+    def __init__(
+        self,
+        out: Path | None = None,
+        keep_steps: bool = True,
+        has_token_times: bool = False,
+        has_turns: bool = False,
+    ) -> None:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-        self._has_token_times = has_token_times
-        columns = REQUEST_COLUMNS + _TOKEN_COLUMNS if has_token_times else REQUEST_COLUMNS
+        self._has_token_times, self._has_turns = has_token_times, has_turns
+        columns = REQUEST_COLUMNS
+        columns += _TOKEN_COLUMNS if has_token_times else ()
+        columns += _TURN_COLUMNS if has_turns else ()
         self._requests = _Table(columns, True, out / "requests.csv" if out else None)
         self._steps = _Table(_STEP_ROW, keep_steps, out / "steps.csv" if out else None)
         self._has_step_sink = keep_steps or out is not None
@@ -197,6 +207,7 @@ class Collector:
                 request.num_preemptions,
                 replica,
                 *(_token_times(request) if self._has_token_times else ()),
+                *((cast("int", request.session), request.turn) if self._has_turns else ()),
             )
         )
 

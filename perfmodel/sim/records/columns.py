@@ -28,6 +28,9 @@ class RequestColumns:
     # Only where a limit asks for them: how long a reader waited for tokens, and the longest gap between two
     reader_wait_s: Floats | None = None
     max_itl_s: Floats | None = None
+    # Only of turns of conversations: which one, and the turn's number from 0
+    session: Ints | None = None
+    turn: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.request_id)

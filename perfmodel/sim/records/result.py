@@ -14,6 +14,7 @@ from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.specs.scenario import Scenario
+from perfmodel.trust import Trust, trust_of
 
 if TYPE_CHECKING:
     from perfmodel.sim.records.whole_runs import WholeRuns
@@ -44,8 +45,15 @@ class RunResult(Printable):
             "clock": self.clock,
             **self.summary,
             "notes": list(self.notes),
+            "trust": None if (trust := self.trust) is None else trust.to_json(),
             "provenance": self.provenance(),
         }
+
+    @property
+    def trust(self) -> Trust | None:
+        """How near the answer is to what was measured; None where it was measured, or calibrated for this run alone."""
+        is_own = self.clock == "executed" or self.calibration is not None
+        return None if is_own else trust_of(self.scenario)
 
     def provenance(self, kind: str = "run") -> dict[str, Any]:
         """Versions, engines, calibrations and the scenario as resolved; the times of an executed run are its own."""

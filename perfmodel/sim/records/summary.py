@@ -11,6 +11,7 @@ import numpy as np
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.sim.records.collector import Collector, GapHistogram
 from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.conversations import conversation_summary
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.records.kv_waste import kv_cache_waste
 from perfmodel.sim.records.latencies import (
@@ -162,6 +163,8 @@ def summarize(
         summary["overload"] = found
     if classes:
         summary["classes"] = classes
+    if requests.turn is not None:
+        summary["conversations"] = conversation_summary(requests)
     if totals.pools:
         summary["pools"] = [dict(pool) for pool in totals.pools]
     if totals.kv_transfer is not None:

@@ -1,6 +1,6 @@
 """Clients: what sends the requests of a workload to the servers of a cluster on the simulated clock."""
 
-__all__ = ["ClosedLoopClient", "OpenLoopClient", "Route", "Server"]
+__all__ = ["ClosedLoopClient", "ConversationClient", "OpenLoopClient", "Route", "Server"]
 
 from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
@@ -85,3 +85,92 @@ class ClosedLoopClient:
             self._env.process(self._send_after(request.finished_at - self._env.ticks))  # the answer is on its way
         else:
             self._send()
+
+
+class ConversationClient:
+    """Sends the first turn of each conversation when it arrives, and each other a pause after the answer before it; one
+    that is not answered ends its conversation.
+
+    conversations: turns with the ticks before them; route: where each goes
+    concurrency:   users in a closed loop, who begin another conversation `think_ticks` after their last
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        conversations: Iterator[list[tuple[int, Request]]],
+        route: Route,
+        concurrency: int | None = None,
+        think_ticks: int = 0,
+    ) -> None:
+        self._env, self._conversations, self._route = env, conversations, route
+        self._is_closed, self._think_ticks = concurrency is not None, think_ticks
+        self._later: dict[int, list[tuple[int, Request]]] = {}  # turns to come, last first, by the one that is sent
+        self._num_later = 0  # in all conversations that have begun
+        self._has_more = True
+        self._next: list[tuple[int, Request]] | None = None  # begins when the alarm goes off
+        if concurrency is None:
+            Alarm(env, 0, self._begin_due, URGENT)
+        else:
+            Alarm(env, 0, lambda _: self._begin_all(concurrency), URGENT)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last turn is sent."""
+        return not self._has_more and not self._num_later
+
+    def on_finished(self, request: Request) -> None:
+        """The conversation goes on, or its user does."""
+        later = self._later.pop(request.request_id)
+        delay = max((request.finished_at or 0) - self._env.ticks, 0)  # the answer may be on its way
+        if later and request.finished_at is not None:
+            pause, turn = later.pop()
+            self._env.process(self._send_after(delay + pause, turn, later))
+            return
+        self._num_later -= len(later)
+        if self._is_closed:
+            self._env.process(self._begin_after(delay + self._think_ticks))
+
+    def _begin_due(self, _: Event) -> None:
+        """Begin what is due now, and come back for the next."""
+        now = self._env.ticks
+        turns = self._next or next(self._conversations, None)
+        while turns is not None and turns[0][1].arrival <= now:
+            self._begin(turns)
+            turns = next(self._conversations, None)
+        self._next, self._has_more = turns, turns is not None
+        if turns is not None:
+            Alarm(self._env, turns[0][1].arrival - now, self._begin_due, ARRIVAL_PRIORITY)
+
+    def _begin_all(self, concurrency: int) -> None:
+        for _ in range(concurrency):
+            self._begin_now()
+
+    def _begin_after(self, delay: int) -> Generator[Event, None, None]:
+        yield self._env.timeout(delay)
+        self._begin_now()
+
+    def _begin_now(self) -> None:
+        turns = next(self._conversations, None)
+        if turns is None:
+            self._has_more = False
+        else:
+            turns[0][1].arrival = self._env.ticks
+            self._begin(turns)
+
+    def _begin(self, turns: list[tuple[int, Request]]) -> None:
+        (_, first), *others = turns
+        self._num_later += len(others)
+        self._send(first, others[::-1])
+
+    def _send_after(
+        self, delay: int, request: Request, later: list[tuple[int, Request]]
+    ) -> Generator[Event, None, None]:
+        yield self._env.timeout(delay)
+        self._num_later -= 1
+        request.arrival = self._env.ticks
+        self._send(request, later)
+
+    def _send(self, request: Request, later: list[tuple[int, Request]]) -> None:
+        self._later[request.request_id] = later
+        self._route(request).add(request)

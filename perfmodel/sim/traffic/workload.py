@@ -15,7 +15,8 @@ import numpy as np
 
 from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
-from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.clock import TICKS_PER_S, to_ticks
+from perfmodel.sim.traffic.conversations import Conversation, drawn_conversations, recorded_conversations, turns_of
 from perfmodel.sim.traffic.distributions import arrival_times, draw_lengths, is_unbounded, prefix_plan, share_above
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.sim.traffic.traces import TraceRow, read_trace
@@ -29,6 +30,7 @@ class RequestDraft(NamedTuple):
     """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time.
 
     num_source_tokens: of a prompt that was shortened, before that; 0 for one that was not
+    session, turn, pause_s: of a turn of a conversation: which one, its number from 0, seconds since the last answer
     """
 
     arrival_s: float | None
@@ -38,6 +40,8 @@ class RequestDraft(NamedTuple):
     priority: int = 0
     num_source_tokens: int = 0
     session: Hashable | None = None
+    turn: int = -1
+    pause_s: float = 0.0
 
     def compressed(self, ratio: float) -> "RequestDraft":
         """The request with the share `ratio` of its prompt, of which it remembers the length."""
@@ -90,12 +94,25 @@ class Workload:
             yield self._request(number, draft)
 
     def drafts(self) -> Iterator[RequestDraft]:
-        """The same, before limits of the engine are applied, as they are drawn."""
+        """The same, before limits of the engine are applied, as they are drawn; turns conversation by conversation."""
+        if self.traffic.has_conversations:
+            return chain.from_iterable(self._turns())
         drafts = self._traced() if self.traffic.trace is not None else self._drawn()
         if self._ratio is not None:
             ratio = self._ratio
             drafts = (draft.compressed(ratio) for draft in drafts)
         return islice(drafts, self.traffic.num_requests)
+
+    def conversations(self) -> Iterator[list[tuple[int, Request]]]:
+        """The turns of each conversation in order of arrival, with the ticks since the last answer; the first arrives
+        when the conversation does, the others when they are sent."""
+        number = 0
+        for drafts in self._turns():
+            turns = []
+            for draft in drafts:
+                turns.append((to_ticks(draft.pause_s), self._request(number, draft)))
+                number += 1
+            yield turns
 
     def _in_order(self) -> Iterator[RequestDraft]:
         """As they stand in line."""
@@ -117,7 +134,7 @@ class Workload:
         if self._classes is not None:
             request.priority = self.traffic.classes[self._classes.of(number)].priority
         request.num_source_tokens = draft.num_source_tokens
-        request.session = draft.session
+        request.session, request.turn = draft.session, draft.turn
         return request
 
     def refuses(self, request: Request) -> bool:
@@ -146,6 +163,40 @@ class Workload:
 
     def _streams(self) -> list[np.random.Generator]:
         return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(5)]
+
+    def _turns(self) -> Iterator[list[RequestDraft]]:
+        """Turns of each conversation, as many as fit the context, and as there are to be requests."""
+        left, limit = self.num_requests, self.max_model_len
+        priorities = _priorities(self.traffic, self._streams()[4])
+        for number, conversation in enumerate(self._all_conversations()):
+            turns = list(islice(turns_of(conversation, number, self.block_size, limit), left))
+            if not turns and self.traffic.trace is None:
+                needed = conversation.num_system_tokens + conversation.turns[0].num_new_tokens
+                raise WorkloadError(
+                    f"conversation {number} begins with {needed} tokens, but max_model_len={limit} leaves room for at "
+                    f"most {limit - 1} and one output token; raise engine.max_model_len or shorten the prompt"
+                )
+            self.num_refused += not turns
+            left = None if left is None else left - len(turns)
+            drafts = [
+                RequestDraft(
+                    conversation.arrival_s, *each[:3], next(priorities), session=number, turn=turn, pause_s=each.pause_s
+                )
+                for turn, each in enumerate(turns)
+            ]
+            if drafts:
+                yield drafts
+            if left == 0:
+                return
+
+    def _all_conversations(self) -> Iterator[Conversation]:
+        traffic = self.traffic
+        streams = [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(6)]
+        del streams[4]  # priorities'
+        system = traffic.conversations.system_tokens if traffic.conversations is not None else 0
+        longest = max(self._longest_prompt - system, 1)
+        read = drawn_conversations if traffic.trace is None else recorded_conversations
+        return read(traffic, streams, longest)
 
     def _drawn(self) -> Iterator[RequestDraft]:
         traffic = self.traffic

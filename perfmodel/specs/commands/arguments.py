@@ -9,6 +9,7 @@ __all__ = ["Arguments", "Given", "flags_of_mapping", "read_arguments"]
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,9 +60,9 @@ def read_arguments(words: Sequence[str], description: CommandDescription, place:
     Raises SpecError for an unknown flag, with the nearest known ones, for a value that is missing or of another kind,
     and for a word that nothing is known of.
     """
-    found, left = Arguments(), list(words)
+    found, left = Arguments(), deque(words)
     while left:
-        word = left.pop(0)
+        word = left.popleft()
         if isinstance(word, Unresolved):
             raise SpecError(f"{place}: {word} {word.reason}.")
         if not word.strip():
@@ -159,7 +160,7 @@ def _given(
     name: str,
     value: str | None,
     is_negated: bool,
-    left: list[str],
+    left: deque[str],
     description: CommandDescription,
     place: str,
 ) -> Iterator[Given]:
@@ -184,12 +185,12 @@ def _given(
     yield Given(rule, rule.same_as or plain.rstrip("+"), _checked(rule, read, written, place), written)
 
 
-def _following(rule: FlagRule, left: list[str], name: str, place: str) -> Iterator[str]:
+def _following(rule: FlagRule, left: deque[str], name: str, place: str) -> Iterator[str]:
     """The words that a flag takes."""
     most = {"one": 1, "json": 1, "maybe": 1}.get(rule.takes, len(left))
     taken = 0
     while left and taken < most and (not left[0].startswith("-") or _NUMBER.fullmatch(left[0]) or left[0] == "-"):
-        yield left.pop(0)
+        yield left.popleft()
         taken += 1
     if not taken and rule.takes != "maybe":
         after = f", and not {left[0]!r}" if left else ""

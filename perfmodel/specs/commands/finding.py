@@ -5,12 +5,23 @@ __all__ = ["FoundCommand", "find_commands"]
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.commands.description import CommandDescription, all_commands
 from perfmodel.specs.commands.shell import ShellCommand, ShellScript, Unresolved, read_shell
 
+_SAYS = (
+    "echo",
+    "printf",
+    "cat",
+    "grep",
+    "pkill",
+    "pgrep",
+    "kill",
+    "alias",
+    "which",
+    "man",
+)  # their words are no command
 _SHELLS = ("sh", "bash", "zsh", "dash")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:[.-]?(?:post|rc)\d+)?)")
@@ -42,17 +53,22 @@ def find_commands(script: ShellScript, place: str = "the line", depth: int = 0) 
 
     place: what errors call the script; depth: of shells that it is inside of
     """
-    return [found for command in script.commands for found in _found(command, place, depth)]
+    known = all_commands()
+    return [found for command in script.commands for found in _found(command, known, place, depth)]
 
 
-def _found(command: ShellCommand, place: str, depth: int) -> Iterator[FoundCommand]:
+def _found(
+    command: ShellCommand, known: tuple[CommandDescription, ...], place: str, depth: int
+) -> Iterator[FoundCommand]:
     words, where = command.words, f"{place}:{command.line}"
+    if words[0] in _SAYS:
+        return
     inner = _inner_shell(words)
     if inner is not None and depth < _DEEP:
         before, text = inner
         if isinstance(text, Unresolved):
             raise SpecError(f"{where}: {text} {text.reason}.")
-        image, version = _image_before(words[:before])
+        image, version = _image_before(words[:before], known)
         environment = {**command.environment, **_variables(words[:before])}
         for each in find_commands(read_shell(text, place), where, depth + 1):
             yield replace(
@@ -64,25 +80,31 @@ def _found(command: ShellCommand, place: str, depth: int) -> Iterator[FoundComma
                 place=where,
             )
         return
-    for description in all_commands():
-        span = _start(words, description)
-        if span is not None:
-            image, version = _image_before(words[: span[0]])
-            environment = {**command.environment, **_variables(words[: span[0]])}
-            yield FoundCommand(description, words[span[1] :], words[: span[0]], environment, version, where, image)
-            return
+    span = _start(words, known)
+    if span is not None:
+        begin, end, description = span
+        image, version = _image_before(words[:begin], known)
+        environment = {**command.environment, **_variables(words[:begin])}
+        yield FoundCommand(description, words[end:], words[:begin], environment, version, where, image)
 
 
-def _start(words: Sequence[str], description: CommandDescription) -> tuple[int, int] | None:
-    """Where the command's name begins, and where its flags do; of a container that starts it, behind the image."""
-    for start in description.starts:
-        for begin in range(len(words)):
-            end = _matched(words, begin, start)
-            if end is not None:
-                return begin, end
+def _start(words: Sequence[str], known: tuple[CommandDescription, ...]) -> tuple[int, int, CommandDescription] | None:
+    """Where a command's name begins, where its flags do, and which it is; of a container that starts it, behind the
+    image."""
+    heads = tuple({start[0] for each in known for start in each.starts})
+    for begin, word in enumerate(words):
+        if not _last_part(word).startswith(heads):
+            continue
+        for description in known:
+            for start in description.starts:
+                end = _matched(words, begin, start)
+                if end is not None:
+                    return begin, end, description
     for index, word in enumerate(words):
-        if _image_name(word) in description.entrypoints and "--entrypoint" not in " ".join(words[:index]):
-            return index + 1, index + 1
+        image = _image_name(word) if ":" in word or "/" in word else word
+        of = next((each for each in known if image in each.entrypoints), None)
+        if of is not None and "--entrypoint" not in words[:index]:
+            return index + 1, index + 1, of
     return None
 
 
@@ -104,22 +126,27 @@ def _matched(words: Sequence[str], begin: int, start: Sequence[str]) -> int | No
 def _is_program(word: str, wanted: str, number: int) -> bool:
     if word == wanted:
         return True
+    name = _last_part(word)
     if wanted.endswith(".py"):
-        return PurePosixPath(word).name == wanted
-    name = PurePosixPath(word).name
+        return name == wanted
     return number == 0 and (name == wanted or re.fullmatch(re.escape(wanted) + r"[0-9.]*", name) is not None)
+
+
+def _last_part(word: str) -> str:
+    """The file's name of a path."""
+    return word.rpartition("/")[2]
 
 
 def _inner_shell(words: Sequence[str]) -> tuple[int, str] | None:
     """Words before a `sh -c TEXT`, and the text."""
     for index, word in enumerate(words[:-1]):
-        is_shell = PurePosixPath(word).name in _SHELLS
+        is_shell = _last_part(word) in _SHELLS
         for behind in range(index + 1, min(index + 4, len(words) - 1)) if is_shell else ():
             if re.fullmatch(r"-[a-z]*c", words[behind]):
                 return index, words[behind + 1]
             if not words[behind].startswith("-"):
                 break
-        if word in ("--entrypoint",) and PurePosixPath(words[index + 1]).name in _SHELLS:
+        if word in ("--entrypoint",) and _last_part(words[index + 1]) in _SHELLS:
             flag = next((at for at in range(index + 2, len(words) - 1) if re.fullmatch(r"-[a-z]*c", words[at])), None)
             return None if flag is None else (flag, words[flag + 1])
     return None
@@ -133,10 +160,10 @@ def _image_name(word: str) -> str:
     return plain.removeprefix("docker.io/").removeprefix("index.docker.io/")
 
 
-def _image_before(words: Sequence[str]) -> tuple[str | None, str | None]:
+def _image_before(words: Sequence[str], known: tuple[CommandDescription, ...]) -> tuple[str | None, str | None]:
     """The container image among `words`, and the version that its tag says."""
-    known = {image for description in all_commands() for image in description.images}
-    image = next((word for word in words if _image_name(word) in known), None)
+    images = {image for description in known for image in description.images}
+    image = next((word for word in words if _image_name(word) in images), None)
     if image is None:
         return None, None
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
@@ -147,10 +174,12 @@ def _image_before(words: Sequence[str]) -> tuple[str | None, str | None]:
 def _variables(words: Sequence[str]) -> dict[str, str]:
     """What `env NAME=value`, `docker run -e NAME=value` and `--env=NAME=value` set."""
     found: dict[str, str] = {}
+    is_behind_env = False
     for index, word in enumerate(words):
-        text = word.removeprefix("--env=") if word.startswith("--env=") else word
-        is_given = word.startswith("--env=") or (index and words[index - 1] in ("-e", "--env", "-x"))
-        match = _VARIABLE.fullmatch(text) if is_given or "env" in words[:index] else None
+        text = word.removeprefix("--env=")
+        is_given = word != text or (index and words[index - 1] in ("-e", "--env", "-x"))
+        match = _VARIABLE.fullmatch(text) if is_given or is_behind_env else None
         if match is not None:
             found[match[1]] = match[2]
+        is_behind_env = is_behind_env or _last_part(word) == "env"
     return found

@@ -17,7 +17,7 @@ _OPERATORS = re.compile(r"&>>|<<<|<<-|&&|\|\||;;|<<|>>|&>|>&|<&|>\||[;&|<>()]")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPECIAL = re.compile(r"[0-9@*#?$!-]")
 _BLANK = " \t\r"
-_LARGEST = 1_000_000  # characters; scripts that start servers have some thousands
+_LARGEST = 200_000  # characters; scripts that start servers have some thousands
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def engine_arguments(engine: EngineSpec) -> list[str]:
 def left_out_fields(engine: EngineSpec) -> list[str]:
     """The fields of `engine` that were given and that no argument of vLLM's says."""
     said = {str(flag.field).removeprefix(_ENGINE).partition(".")[0] for flag in _flags().values()}
-    others = engine.model_fields_set - said - {"kv_offload", "profile", "version"}
+    others = engine.model_fields_set - said - {"kv_offload", "version"}
     return sorted(name for name in others if getattr(engine, name) != EngineSpec.model_fields[name].default)
 
 

@@ -146,7 +146,7 @@ def _command(tokens: list[Word | Operator], state: _State) -> ShellCommand | Non
         if plain in _OPENS:
             state.conditions.append(line)
         elif plain in _CLOSES:
-            state.conditions = state.conditions[:-1]
+            del state.conditions[-1:]
         elif plain not in _PASSED_OVER:
             break
         words = words[1:]
@@ -156,12 +156,14 @@ def _command(tokens: list[Word | Operator], state: _State) -> ShellCommand | Non
     declares = words[0].plain in _DECLARES
     if declares:
         words = [word for word in words[1:] if not (word.plain or "").startswith("-")]
-    while words and (name := _assigned(words[0])) is not None:
-        values = _expanded_all(words[1:], state) if is_array else [_value(words[0], state)]
+    first = 0
+    while first < len(words) and (name := _assigned(words[first])) is not None:
+        values = _expanded_all(words[first + 1 :], state) if is_array else [_value(words[first], state)]
         own[name[0]] = [*state.values.get(name[0], []), *values] if name[1] and is_array else values
         if name[1] and not is_array:
             own[name[0]] = ["".join((*state.values.get(name[0], []), *values))]
-        words = [] if is_array else words[1:]
+        first = len(words) if is_array else first + 1
+    words = words[first:]
     if not words or declares:
         _assign(own, state, line, declares)
         return None

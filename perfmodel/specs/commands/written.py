@@ -29,7 +29,7 @@ def scenario_text(scenario: LineScenario) -> str:
 def _heading(scenario: LineScenario) -> Iterator[str]:
     yield from _comment("Read, not run: ", scenario.commands)
     yield from _comment("Affects time and is not modelled: ", [f"{what} ({why})" for what, why in scenario.unmodelled])
-    yield from _comment("Taken for something near: ", scenario.notes)
+    yield from _comment("Note: ", scenario.notes)
     yield from _comment("Assumed: ", scenario.assumed)
     yield from _comment("No part in time: ", scenario.irrelevant)
 

@@ -1,8 +1,10 @@
 """Results that cannot be compared are refused in one sentence that says why, and take no others with them."""
 
+import copy
 import json
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +132,31 @@ def test_disaggregated_results_of_inferencex_are_refused(tmp_path: Path) -> None
     assert "separate prefill and decode workers" in refusal(
         changed(tmp_path, lambda d: d.update(disagg=True, is_multinode=True), "inferencex.json")
     )
+
+
+WRONG = (None, "", "x", -1, 1e308, math.nan, math.inf, [], {}, [None], {"a": 1}, True, 10**30)
+FILES = ("vllm_detailed.json", "aiperf/profile_export_aiperf.json", "inferencex.json", "trtllm_bench.json")
+
+
+def entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of all that is in nested objects and the first of lists."""
+    keys = list(value) if isinstance(value, dict) else range(min(len(value), 3)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from entries(value[key])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_whatever_stands_in_a_result_it_is_read_or_refused(tmp_path: Path, file: str) -> None:
+    """Two of its values at a time in place of others, a hundred times over: never anything but a sentence."""
+    text, draw = (DATA / file).read_text(encoding="utf-8"), random.Random(file)
+    for _ in range(100):
+        data = json.loads(text)
+        for container, key in draw.sample(list(entries(data)), 2):
+            container[key] = copy.deepcopy(draw.choice(WRONG))
+        path = tmp_path / "result.json"
+        path.write_text(json.dumps(data), encoding="utf-8")
+        try:
+            read_bench_files([path])
+        except SpecError as error:
+            assert "\n" not in str(error)  # noqa: PT017

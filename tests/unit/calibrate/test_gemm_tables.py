@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.calibrate.kernels import gemm, moe
-from perfmodel.calibrate.kernels.expert_load import rank_load
+from perfmodel.calibrate.kernels.expert_load import _filled, _in_turn, rank_load
 from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.forms import DeviceFacts
@@ -168,6 +170,24 @@ def test_loads_conserve_tokens(tokens, name):
     assert rank.distinct <= 8
     assert list(rank.tiles) == sorted(rank.tiles, reverse=True)
     assert rank_load(tokens, 64, 8, 8, name) == rank
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 40))
+def test_leftover_slots_go_one_at_a_time_to_the_smallest_expert(heights, amount):
+    one_at_a_time = list(heights)
+    for _ in range(amount):
+        one_at_a_time[one_at_a_time.index(min(one_at_a_time))] += 1
+    assert _filled(np.array(heights), amount).tolist() == one_at_a_time
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 30))
+def test_ranks_with_room_take_turns(room, amount):
+    shares, left = [0] * len(room), amount
+    while left and shares != room:
+        for rank, most in enumerate(room):
+            if left and shares[rank] < most:
+                shares[rank], left = shares[rank] + 1, left - 1
+    assert _in_turn(amount, np.array(room)).tolist() == shares
 
 
 def test_every_format_reads_as_many_bytes_as_it_says():

@@ -25,7 +25,13 @@ QUICK = [
     if not each.is_slow
 ]
 SLOW = [each for each in COMMITTED if each.is_slow]
-EVERY = {"servers at a fixed concurrency": 40, "separate prefill and decode workers": 40, "TensorRT-LLM offline": 25}
+EVERY = {
+    "servers at a fixed concurrency": 40,
+    "separate prefill and decode workers": 40,
+    "TensorRT-LLM offline": 25,
+    "MLPerf Inference, by device": 20,
+    "servers on other devices, by device": 20,
+}
 WRITE = "; `make validate WRITE=1` predicts all again and writes what README.md says"
 
 

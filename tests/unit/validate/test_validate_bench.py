@@ -79,6 +79,23 @@ def test_every_answer_says_what_was_assumed_and_who_failed() -> None:
     assert sum("failed or were cut off" in note for note in report.notes) == 3
 
 
+def test_what_the_file_says_otherwise_is_said() -> None:
+    """A scenario of another model, device or layout than the file names is simulated as it is, and not in silence."""
+    report = validate_bench([DATA / "trtllm_bench.json"], GivenSetup("llama-3.1-70b-h100-tp4", {}, ()))
+    said = report.to_json()["runs"][0]["notes"]
+    assert any("says model meta-llama/Llama-3.1-8B-Instruct, simulated is llama-3.1-70b" in note for note in said)
+    assert any("says tensor_parallel_size 1, simulated is 4" in note for note in said)
+    assert not any("says hardware" in note for note in said)  # NVIDIA H100 80GB HBM3 is the scenario's
+
+
+def test_each_request_is_in_the_answer() -> None:
+    report = validate_bench([DATA / "vllm_detailed.json"], GivenSetup(None, {"hardware": "h100"}))
+    requests = report.to_json()["runs"][0]["requests"]
+    assert {metric: len(rows) for metric, rows in requests.items()} == dict.fromkeys(("ttft", "tpot", "e2el"), 11)
+    stated = json.loads((DATA / "vllm_detailed.json").read_text(encoding="utf-8"))["ttfts"]
+    assert [row["measured"] for row in requests["ttft"]] == [ttft for ttft in stated if ttft]
+
+
 def test_the_command(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     files = [str(DATA / "aiperf" / name) for name in ("profile_export_aiperf.json", "profile_export.jsonl")]

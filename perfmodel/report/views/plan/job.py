@@ -12,11 +12,12 @@ from perfmodel.report.document import Block, Commands, Document, Notes, Sentence
 from perfmodel.report.numbers import format_duration, format_metric, format_optional
 from perfmodel.report.views.plan.certainty import in_100
 from perfmodel.report.views.plan.sentences import MOST_OTHERS, bound_sentence
+from perfmodel.report.views.trust import trust_blocks
 
 
 def job_view(plan: JobPlan, command: str = "") -> Document:
     """The answer, the finalists, the command, what was searched, notes."""
-    blocks: list[Block] = [Sentences(_sentences(plan)), _table(plan)]
+    blocks: list[Block] = [Sentences(_sentences(plan)), _table(plan), *trust_blocks(plan.trust)]
     if plan.winner is not None:
         blocks.append(Commands("To start it", batch_command(plan, plan.winner)))
     searched = [f"{plan.num_candidates:,} candidates", f"{plan.num_in_time:,} in time in closed form"]

@@ -16,6 +16,7 @@ from perfmodel.report.document import Block, Commands, Document, Notes, Picture,
 from perfmodel.report.drawing.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.numbers import format_number, format_optional
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences
+from perfmodel.report.views.trust import trust_blocks
 
 _COSTS = (
     *("gpus", "usd_per_hour", "usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
@@ -28,6 +29,7 @@ _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis
 def plan_view(result: PlanResult, command: str = "") -> Document:
     """The answer, pictures, tables, commands, what was searched, notes."""
     blocks: list[Block] = [Sentences(plan_sentences(result)), *_plan_pictures(result), *_plan_tables(result)]
+    blocks += trust_blocks(result.trust)
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     searched = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate"]

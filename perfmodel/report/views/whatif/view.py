@@ -22,7 +22,9 @@ from perfmodel.report.drawing.charts import Line, Panel, document, lines_svg, te
 from perfmodel.report.drawing.colours import BLUE, GREY, GRID, ORANGE
 from perfmodel.report.numbers import MISSING, format_metric
 from perfmodel.report.views.scenario import headline
+from perfmodel.report.views.trust import trust_blocks
 from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
+from perfmodel.trust import trust_of
 
 # Of the pictures, in pixels.
 _WIDTH, _BAR, _ROW, _TOP = 860, 18, 28, 62
@@ -34,7 +36,7 @@ def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     """The answer, pictures, tables, notes."""
     answers = result.answers
     blocks: list[Block] = [Sentences(whatif_sentences(result)), *_whatif_pictures(answers)]
-    blocks += [*_tables(answers), Notes(_notes(result))]
+    blocks += [*_tables(answers), *trust_blocks(trust_of(answers.scenario)), Notes(_notes(result))]
     return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if", command)
 
 

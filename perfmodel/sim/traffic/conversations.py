@@ -1,0 +1,156 @@
+"""Conversations: requests as turns, each of which has everything before it in its prompt.
+
+A conversation is a stream of tokens that only grows: a system prompt, which a group shares, then what each turn adds
+and what was answered. So a KV block has one content for as long as the conversation lasts, its number in the stream,
+and a prompt's blocks are the first so many of it. A conversation ends where the next prompt leaves no room for an
+answer, as a client's does that is refused.
+"""
+
+__all__ = ["Conversation", "Turn", "TurnPrompt", "drawn_conversations", "recorded_conversations", "turns_of"]
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.errors import WorkloadError
+from perfmodel.sim.traffic.distributions import arrival_times, draw_lengths
+from perfmodel.sim.traffic.recorded_conversations import read_conversations
+from perfmodel.specs.traffic import Arrivals, Lengths, Pause, Stage, Traffic
+
+_CONTENT = 1 << 32  # numbers of one conversation's blocks
+_SYSTEM = 1 << 61  # offset of the numbers of groups' system prompts
+_NO_PAUSE = Pause(mean_s=0.0, distribution="fixed")
+_LOOKED_AT = 4096  # draws of how many turns there are, for their mean
+
+
+class Turn(NamedTuple):
+    """What a turn adds to the prompt, what is answered, and the pause since the last answer in seconds."""
+
+    num_new_tokens: int
+    num_output_tokens: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """arrival_s: of its first turn; None in a closed loop, where the system's answers set the time
+
+    num_system_tokens, group: of the prompt that it begins with, which all of a group have in common
+    """
+
+    arrival_s: float | None
+    turns: tuple[Turn, ...]
+    num_system_tokens: int = 0
+    group: int = 0
+
+
+class TurnPrompt(NamedTuple):
+    """A turn as a request: block_contents are those of the prompt and of the answer, as far as blocks are full."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_contents: tuple[int, ...]
+    pause_s: float
+
+
+def turns_of(conversation: Conversation, number: int, block_size: int, max_model_len: int) -> Iterator[TurnPrompt]:
+    """The turns of conversation `number`, as far as they fit.
+
+    block_size: tokens of a KV block; max_model_len: tokens of the longest prompt with its answer
+    """
+    length, shared = conversation.num_system_tokens, conversation.num_system_tokens // block_size
+    system = _SYSTEM + conversation.group * _CONTENT
+    for turn in conversation.turns:
+        prompt = length + turn.num_new_tokens
+        if prompt >= max_model_len:
+            return
+        outputs = min(turn.num_output_tokens, max_model_len - prompt)
+        length = prompt + outputs
+        own = range(number * _CONTENT + shared, number * _CONTENT + length // block_size)
+        yield TurnPrompt(prompt, outputs, (*range(system, system + shared), *own), turn.pause_s)
+
+
+def drawn_conversations(traffic: Traffic, streams: list[np.random.Generator], longest: int) -> Iterator[Conversation]:
+    """Conversations as the traffic describes them, endlessly or until its `duration_s`.
+
+    streams: draw arrivals, what is new, answers, turns and groups, pauses; longest: tokens that a length is clipped to
+    """
+    spec = traffic.conversations
+    assert spec is not None
+    assert spec.turns is not None
+    assert traffic.input_tokens is not None
+    assert traffic.output_tokens is not None
+    for_arrivals, for_inputs, for_outputs, for_turns, for_pauses = streams
+    arrivals = _slowed(traffic.arrivals, _mean_turns(spec.turns))
+    inputs = draw_lengths(traffic.input_tokens, for_inputs, longest)
+    outputs = draw_lengths(traffic.output_tokens, for_outputs, longest)
+    results = draw_lengths(spec.tool_tokens or traffic.input_tokens, for_inputs.spawn(1)[0], longest)
+    counts = draw_lengths(spec.turns, for_turns, longest)
+    for arrival, count in zip(arrival_times(arrivals, traffic.duration_s, for_arrivals), counts, strict=False):
+        turns = [Turn(next(inputs), next(outputs), 0.0)]
+        for _ in range(count - 1):
+            is_tool = bool(for_pauses.random() < spec.tool_share)
+            pause = spec.tool_time if is_tool and spec.tool_time is not None else spec.think_time
+            turns.append(Turn(next(results if is_tool else inputs), next(outputs), _drawn_pause(pause, for_pauses)))
+        group = int(for_turns.integers(spec.num_groups))
+        yield Conversation(arrival, tuple(turns), spec.system_tokens, group)
+
+
+def recorded_conversations(
+    traffic: Traffic, streams: list[np.random.Generator], longest: int
+) -> Iterator[Conversation]:
+    """Those of the traffic's trace, at its times or those of the arrivals given; what it does not say is drawn.
+
+    streams, longest: as of `drawn_conversations`
+
+    Raises WorkloadError for a file that cannot be read, or that does not say what nobody else does.
+    """
+    trace, for_answers, for_pauses = traffic.trace, streams[2], streams[4]
+    assert trace is not None
+    recorded = list(read_conversations(trace.path, trace.format))
+    follows_trace = traffic.arrivals.process == "trace"
+    if follows_trace and recorded[0].arrival_s is None:
+        raise WorkloadError(f"{trace.path}: has no arrival_s; give traffic.arrivals, such as a rate.")
+    if traffic.output_tokens is None and any(
+        turn.num_output_tokens is None for each in recorded for turn in each.turns
+    ):
+        raise WorkloadError(f"{trace.path}: has turns without output_length; give traffic.output_tokens.")
+    answers = draw_lengths(traffic.output_tokens, for_answers, longest) if traffic.output_tokens else iter(())
+    pause = traffic.conversations.think_time if traffic.conversations is not None else _NO_PAUSE
+    mean = sum(len(each.turns) for each in recorded) / len(recorded)
+    times = arrival_times(_slowed(traffic.arrivals, mean), traffic.duration_s, streams[0])
+    first = recorded[0].arrival_s or 0.0
+    for each, time in zip(recorded, times, strict=False):
+        arrival = ((each.arrival_s or 0.0) - first) / trace.speedup if follows_trace else time
+        if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:
+            return
+        turns = [
+            Turn(
+                turn.num_new_tokens,
+                turn.num_output_tokens or next(answers),
+                (_drawn_pause(pause, for_pauses) if turn.pause_s is None else turn.pause_s) / trace.speedup,
+            )
+            for turn in each.turns
+        ]
+        yield Conversation(arrival, tuple(turns), each.num_system_tokens)
+
+
+def _mean_turns(turns: Lengths) -> float:
+    """Turns of a conversation on average, as drawn."""
+    drawn = islice(draw_lengths(turns, np.random.default_rng(0), _CONTENT), _LOOKED_AT)
+    return float(turns.value or np.mean(list(drawn)))
+
+
+def _drawn_pause(pause: Pause, rng: np.random.Generator) -> float:
+    """Seconds."""
+    return pause.mean_s if pause.distribution == "fixed" else float(rng.exponential(pause.mean_s))
+
+
+def _slowed(arrivals: Arrivals, times: float) -> Arrivals:
+    """Arrivals at rates so many times lower: of conversations, where those of requests are given."""
+    stages = tuple(Stage(rate=stage.rate / times, duration_s=stage.duration_s) for stage in arrivals.stages)
+    rate = None if arrivals.rate is None else arrivals.rate / times
+    return arrivals.model_copy(update={"rate": rate, "stages": stages})

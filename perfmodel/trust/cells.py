@@ -1,0 +1,178 @@
+"""The index of what was measured and how well it was predicted: `hardware_specs/validated`, written by validations.
+
+`<name>.csv` has a line for each cell (device x engine version x model x number format) and metric: the range of the
+setups that were measured, and the errors of their predictions. `<name>.rows.csv.gz` has the rows themselves, where
+they may be copied.
+"""
+
+__all__ = ["MeasuredCell", "MeasuredRow", "cells_of", "measured_cells", "measured_rows", "write_index"]
+
+import csv
+import gzip
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_rows
+from perfmodel.files.catalog import data_dir
+from perfmodel.trust.setups import SIZES, MeasuredSetup
+
+_NAMES = tuple(field.name for field in fields(MeasuredSetup) if field.name not in SIZES)
+_CELL = (*_NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
+_CELL_COLUMNS = ("kind", *_CELL, "metric", "rows", "median_error", "bias")
+_ROW_COLUMNS = ("kind", *_NAMES, *SIZES, "metric", "predicted", "measured", "label")
+_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRow:
+    """One measurement beside its prediction, in the metric's unit. kind: of the validation"""
+
+    kind: str
+    setup: MeasuredSetup
+    metric: str
+    predicted: float
+    measured: float
+    label: str
+
+    @property
+    def error(self) -> float:
+        """predicted / measured - 1"""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCell:
+    """Measurements of one cell in one metric.
+
+    low, high:    the setups of its rows, each size at its least and its most
+    rows:         how many; median_error: of |predicted / measured - 1|, bias: of predicted / measured - 1
+    """
+
+    kind: str
+    low: MeasuredSetup
+    high: MeasuredSetup
+    metric: str
+    rows: int
+    median_error: float
+    bias: float
+
+
+@cache
+def measured_cells() -> tuple[MeasuredCell, ...]:
+    """All cells of the index."""
+    files = sorted(path for path in data_dir("validated").glob("*.csv"))
+    return tuple(_cell(line) for file in files for line in _lines(file))
+
+
+@cache
+def measured_rows() -> tuple[MeasuredRow, ...]:
+    """The single rows of all validations, of those that may be copied."""
+    files = sorted(data_dir("validated").glob("*.rows.csv.gz"))
+    return tuple(_row(line) for file in files for line in _lines(file))
+
+
+def cells_of(rows: Sequence[MeasuredRow]) -> list[MeasuredCell]:
+    """Rows by cell and metric."""
+    found: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        found[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in _NAMES)].append(row)
+    return [_pooled(found[key]) for key in sorted(found)]
+
+
+def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows: bool) -> None:
+    """Write one validation's part of the index; nothing where `rows` are not of deployments.
+
+    name:   of its files; lists_rows: whether single rows may be copied
+    folder: of the index
+    """
+    if not rows:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.csv").write_text(_table(_CELL_COLUMNS, map(_cell_line, cells_of(rows))), encoding="utf-8")
+    if lists_rows:
+        text = _table(_ROW_COLUMNS, map(_row_line, _by_setup(rows)))
+        (folder / f"{name}.rows.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
+    """Rows of one setup as one, by their medians: requests of a run, repeated runs."""
+    found: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        found[row.setup, row.metric].append(row)
+    return [
+        replace(
+            mine[0],
+            predicted=median(row.predicted for row in mine),
+            measured=median(row.measured for row in mine),
+            label=mine[0].label if len(mine) == 1 else f"median of {len(mine):,}: {mine[0].label} and so on",
+        )
+        for mine in found.values()
+    ]
+
+
+def _pooled(rows: Sequence[MeasuredRow]) -> MeasuredCell:
+    first = rows[0]
+    names: dict[str, Any] = {name: getattr(first.setup, name) for name in _NAMES}
+    low, high = (
+        MeasuredSetup(**names | {size: end(getattr(row.setup, size) for row in rows) for size in SIZES})
+        for end in (min, max)
+    )
+    errors = [row.error for row in rows]
+    return MeasuredCell(
+        first.kind, low, high, first.metric, len(rows), median(abs(error) for error in errors), median(errors)
+    )
+
+
+def _lines(file: Path) -> list[dict[str, str]]:
+    try:
+        return read_rows(file)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
+    """The setup that a line has; of a cell the one at an `end` of its ranges."""
+    named: dict[str, Any] = {name: line[name] for name in _NAMES} | {"separate": line["separate"] == "True"}
+    return MeasuredSetup(**named | {size: float(line[f"{size}{end}"]) for size in SIZES})
+
+
+def _cell(line: dict[str, str]) -> MeasuredCell:
+    errors = float(line["median_error"]), float(line["bias"])
+    ends = _setup(line, "_low"), _setup(line, "_high")
+    return MeasuredCell(line["kind"], *ends, line["metric"], int(line["rows"]), *errors)
+
+
+def _row(line: dict[str, str]) -> MeasuredRow:
+    values = float(line["predicted"]), float(line["measured"])
+    return MeasuredRow(line["kind"], _setup(line), line["metric"], *values, line["label"])
+
+
+def _cell_line(cell: MeasuredCell) -> Sequence[str]:
+    ends = [_rounded(getattr(each, size)) for size in SIZES for each in (cell.low, cell.high)]
+    names = [str(getattr(cell.low, name)) for name in _NAMES]
+    return cell.kind, *names, *ends, cell.metric, str(cell.rows), _rounded(cell.median_error), _rounded(cell.bias)
+
+
+def _row_line(row: MeasuredRow) -> Sequence[str]:
+    names = [str(getattr(row.setup, name)) for name in _NAMES]
+    sizes = [_rounded(getattr(row.setup, size)) for size in SIZES]
+    return row.kind, *names, *sizes, row.metric, f"{row.predicted:.6g}", f"{row.measured:.6g}", row.label
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.{_DIGITS}g}" if abs(value) < 10**_DIGITS else f"{value:.0f}"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
+    return text.getvalue()
