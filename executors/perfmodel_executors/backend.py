@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, StepPlan
-from perfmodel_executors.device import DeviceClock
 from perfmodel_executors.exits import DrawnExits
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import uninterrupted
@@ -37,13 +37,14 @@ Result = TypeVar("Result")
 class ExecutedBackend:
     """Executes plans with `decoder`. Needs plans made with `SchedulerConfig.record_positions`.
 
-    clock_ns: what durations are differences of; by default the `DeviceClock` of the decoder's device
+    clock_ns: what durations are differences of; by default the runner's clock
     warms_up: run each new step shape once untimed
     runner:   takes the steps; by default one of `decoder`, with a pool of KV blocks that grows
     drift:    if given, durations are stated at the speed that the machine had when the meter was set
     speculator: drafts tokens, and verifies those of plans that have them; of the same runner
     text:     ids of what prompts are cut from; by default they are random
     draws:    random numbers of tokens, where the decoder draws them
+    stage_ticks: of the last plan, on each of several pipeline stages
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class ExecutedBackend:
         self.speculator = speculator
         self.acceptance = None if speculator is None else speculator.new_counts()
         self.warms_up = warms_up
-        self._clock_ns = clock_ns or DeviceClock(decoder.device, decoder.group.size)
+        self._clock_ns = clock_ns or self.runner.new_clock()
         self._drift = drift
         exits = decoder.model.exits
         self.exits = None if exits is None else DrawnExits(exits, seed)
+        self.stage_ticks = StageTicks(0, 0, ())
         self._seen: set[Hashable] = set()
         self._first_blocks: dict[int, int] = {}  # of requests, by which runners know their sequences
 
@@ -87,7 +89,16 @@ class ExecutedBackend:
         duration, tokens = self._timed(partial(self.runner.run, segments), shape)
         for (request, position), token in zip(sampled, tokens, strict=True):
             self.tokens.put(request, position, token)
+        self._note_stages(duration, copying)
         return Outcome(duration + copying, tokens)
+
+    def _note_stages(self, duration: int, copying: int) -> None:
+        """What each pipeline stage took of a step of `duration`; the first waits for copies, too."""
+        spent = self.runner.stage_ns
+        if spent:
+            whole = sum(spent)
+            first, *rest = [round(duration * each / whole) for each in spent]
+            self.stage_ticks = StageTicks(0, 0, (copying + first, *rest))
 
     def _copy_blocks(self, plan: StepPlan) -> int:
         """Ticks of the copies to a second tier and back, which come before the step and only once: a warm-up of the

@@ -2,6 +2,7 @@
 
 __all__ = [
     "DeviceClock",
+    "StepClock",
     "default_kernels",
     "device_name",
     "find_device",
@@ -14,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -80,30 +82,37 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
+class StepClock(Protocol):
+    """Nanoseconds of steps, as differences between two calls."""
+
+    def __call__(self) -> int: ...
+
+    @property
+    def meaning(self) -> str:
+        """What durations are, for a report."""
+        ...
+
+
 class DeviceClock:
     """Nanoseconds of a step, as differences between two calls.
 
     A GPU: wall time once all its work is done. A CPU: CPU time of the calling thread, which is not disturbed by the
-    machine's other work; wall time where the step waits for other ranks, whose work that thread does not do.
+    machine's other work.
     """
 
-    def __init__(self, device: torch.device = CPU, num_ranks: int = 1) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
-        self._is_thread_time = device.type == "cpu" and num_ranks == 1
 
     def __call__(self) -> int:
-        if self._is_thread_time:
+        if self._device.type == "cpu":
             return time.thread_time_ns()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self._device)
         return time.perf_counter_ns()
 
     @property
     def meaning(self) -> str:
         """What durations are, for a report."""
-        if self._is_thread_time:
-            return "thread CPU time"
-        return "wall time to the end of the device's work" if self._device.type == "cuda" else "wall time"
+        return "thread CPU time" if self._device.type == "cpu" else "wall time to the end of the device's work"
 
 
 @contextmanager

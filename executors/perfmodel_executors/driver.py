@@ -9,6 +9,7 @@ __all__ = [
     "Arriving",
     "Clock",
     "ConversationArrivals",
+    "InStages",
     "RequestArrivals",
     "VirtualClock",
     "WallClock",
@@ -18,10 +19,13 @@ __all__ = [
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from perfmodel.engine import Backend, Request, ServeLoop, StepRecord
+from perfmodel.cost import StageTicks
+from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.sim.replica.flow_line import FlowLine
 
 _PS_PER_NS = 1000
 
@@ -121,6 +125,22 @@ class RequestArrivals:
             self._draw(now + self._think_time)
 
 
+class InStages(NamedTuple):
+    """line: the stages; ticks: says what the plan that was executed last took on each"""
+
+    line: FlowLine
+    ticks: Callable[[], StageTicks]
+
+
+class _UnderWay(NamedTuple):
+    """A plan that has been executed, and when it would be back."""
+
+    plan: StepPlan
+    started: int
+    end: int
+    num_accepted: Sequence[int] | None
+
+
 class ConversationArrivals:
     """Turns of conversations: the first at its own time, each other a pause after the answer before it; with
     `concurrency` so many conversations at a time, the next one `think_time` ticks after the end of one."""
@@ -176,15 +196,17 @@ def serve(
     concurrency: int | None = None,
     think_time: int = 0,
     clock: Clock | None = None,
+    stages: InStages | None = None,
 ) -> int:
     """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
 
+    loop, backend: plan steps, and run them; on_finished, on_step: called with what has ended
     concurrency, think_time: closed loop with so many requests in flight, and the pause before the next, in ticks
     clock:                   virtual unless given
+    stages:                  several, on a virtual clock
     """
-    return serve_arrivals(
-        loop, backend, RequestArrivals(requests, concurrency, think_time), on_finished, on_step, clock
-    )
+    arrivals = RequestArrivals(requests, concurrency, think_time)
+    return serve_arrivals(loop, backend, arrivals, on_finished, on_step, clock, stages)
 
 
 def serve_arrivals(
@@ -194,34 +216,46 @@ def serve_arrivals(
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
     clock: Clock | None = None,
+    stages: InStages | None = None,
 ) -> int:
     """Serves all that arrives and returns the tick at which the last step ended.
+
+    Of several pipeline stages plans are executed when they are made, one after another, and end when they would be
+    through: which tokens a plan has does not depend on those under way with it.
 
     loop, backend:        plan the steps, and execute them
     arrivals:             which requests come when
     on_finished, on_step: told of each request that is done, and of each step
     clock:                virtual unless given
+    stages:               several, on a virtual clock
     """
     clock = clock or VirtualClock()
+    under_way: deque[_UnderWay] = deque()
     while True:
         for request in arrivals.pop_due(clock.now):
             loop.add(request)
         now = clock.now
-        plan = loop.start_step(now)
-        if plan is None:
+        while (plan := loop.start_step(now)) is not None:
+            outcome = backend.execute(plan)
+            if stages is None:
+                clock.pass_step(outcome.duration)
+                end = clock.now
+            else:
+                end = stages.line.end_of(stages.ticks(), now)
+            under_way.append(_UnderWay(plan, now, end, outcome.num_accepted))
+        if not under_way:
             ticks = [t for t in (arrivals.next_tick, loop.next_wakeup(now)) if t is not None]
             if not ticks:
                 return now
             clock.wait_until(min(ticks))
             continue
-        outcome = backend.execute(plan)
-        clock.pass_step(outcome.duration)
-        end = clock.now
+        oldest = under_way.popleft()
+        clock.wait_until(oldest.end)
         # As on the simulated clock: what arrives until the step's last tick has arrived before it ends.
-        for request in arrivals.pop_due(end):
+        for request in arrivals.pop_due(oldest.end):
             loop.add(request)
-        finished, record = loop.finish_step(plan, now, end, outcome.num_accepted)
+        finished, record = loop.finish_step(oldest.plan, oldest.started, oldest.end, oldest.num_accepted)
         for request in finished:
             on_finished(request)
-            arrivals.on_finished(request, end)
+            arrivals.on_finished(request, oldest.end)
         on_step(record)

@@ -2,8 +2,9 @@
 
 __all__ = [
     "as_executed",
-    "check_one_cpu",
+    "check_on_cpu",
     "execute_scenario",
+    "num_ranks",
     "serve_calibrated",
     "validate_executor",
 ]
@@ -25,19 +26,27 @@ from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_se
 from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
+from perfmodel.sim.replica.flow_line import FlowLine
 from perfmodel.sim.replica.second_tier import SecondTier, copied, second_tier
 from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
-from perfmodel_executors.device import DeviceClock, device_name, find_device, memory_as_a_sentence
-from perfmodel_executors.driver import Arriving, ConversationArrivals, RequestArrivals, WallClock, serve_arrivals
+from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
+from perfmodel_executors.driver import (
+    Arriving,
+    ConversationArrivals,
+    InStages,
+    RequestArrivals,
+    WallClock,
+    serve_arrivals,
+)
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.models.support import check_engine, has_states
-from perfmodel_executors.parallel.ranks import open_ranks
+from perfmodel_executors.models.support import CPU, check_engine, has_states
+from perfmodel_executors.parallel.ranks import open_ranks, open_runner
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
@@ -72,13 +81,18 @@ def execute_scenario(
     check_speculation(scenario.model, scenario.engine)
     scenario = as_executed(scenario)
     engine = scenario.engine
-    num_ranks = _num_ranks(scenario)
-    device = find_device(scenario.hardware, num_ranks)
+    if live and engine.pipeline_parallel_size > 1:
+        raise PerfmodelError(
+            f"{scenario.name} has pipeline stages, whose plans are executed one after another and overlap on the "
+            f"virtual clock; leave out --live, or set pipeline_parallel_size to 1."
+        )
+    ranks = num_ranks(scenario)
+    device = find_device(scenario.hardware, ranks)
     num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
     settings = settings_of(scenario.sampling, scenario.model)
     setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings, scenario.routing)
-    with memory_as_a_sentence(device), open_ranks(setup, num_ranks) as runner:
-        clock = DeviceClock(device, num_ranks)
+    with memory_as_a_sentence(device), open_runner(setup) as runner:
+        clock = runner.new_clock()
         speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None
         backend = ExecutedBackend(
             *(runner.decoder, engine.block_size, scenario.seed, clock),
@@ -91,7 +105,7 @@ def execute_scenario(
         tier = second_tier(scenario, step_costs(scenario)) if engine.kv_offload is not None else None
         result = _run(scenario, wrap(backend), backend, progress, out, live, tier)
         num_nan = runner.decoder.chooser.num_nan
-    where = device_name(device) if num_ranks == 1 else f"{num_ranks} ranks of {device_name(device)}"
+    where = device_name(device) if ranks == 1 else f"{ranks} ranks of {device_name(device)}"
     weights = _weights_in_words(scenario.model)
     notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."]
     if settings is not None:
@@ -137,20 +151,22 @@ def validate_executor(
     speed that the machine had while calibrating (a reference step before each step says how fast it is now): without,
     the drift of a shared machine would be counted as an error of the model.
     """
-    check_one_cpu(scenario)
+    check_on_cpu(scenario)
     check_engine(scenario.engine)
     check_speculation(scenario.model, scenario.engine)
     scenario = as_executed(scenario)
-    machine = calibrate_machine(scenario, budget_s, min_rounds, progress)
-    comparisons = []
-    for number in range(repeats):
-        workload = scenario.model_copy(update={"seed": scenario.seed + number})
-        executed, steps = serve_calibrated(workload, machine.times, machine.calibration, progress)
-        simulated = simulate(executed.scenario, calibration=machine.calibration, keep_steps=True)
-        comparisons.append(ExecutorComparison(simulated, executed, steps))
+    with open_ranks(num_ranks(scenario), CPU) as ranks:
+        machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
+        comparisons = []
+        for number in range(repeats):
+            workload = scenario.model_copy(update={"seed": scenario.seed + number})
+            executed, steps = serve_calibrated(workload, machine.times, machine.calibration, progress)
+            simulated = simulate(executed.scenario, calibration=machine.calibration, keep_steps=True)
+            comparisons.append(ExecutorComparison(simulated, executed, steps))
+    clock = machine.times.runner.new_clock().meaning
     notes = (
         f"Calibrated here and now: {machine.calibration.source}.",
-        "Executed durations are thread CPU time, restated at the speed of the machine while calibrating.",
+        f"Executed durations are {clock}, restated at the speed of the machine while calibrating.",
     )
     return report_executor(comparisons, machine.calibration.step_residuals, notes)
 
@@ -201,35 +217,30 @@ def as_executed(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"engine": engine})
 
 
-def check_one_cpu(scenario: Scenario) -> None:
-    """Raises PerfmodelError for what is not served by this machine's CPU alone."""
+def check_on_cpu(scenario: Scenario) -> None:
+    """Raises PerfmodelError for what is not served by this machine's CPU."""
     if scenario.hardware.kind != "cpu":
         raise PerfmodelError(
             f"{scenario.name} is for {scenario.hardware.name}, but calibrations are compared with what was executed "
             f"on a CPU; use --set hardware=cpu."
         )
-    if _num_ranks(scenario) > 1:
-        raise PerfmodelError(
-            f"{scenario.name} asks for {scenario.num_devices} devices, but calibrations are compared with what was "
-            f"executed on one; set tensor_parallel_size to 1."
-        )
+    num_ranks(scenario)
 
 
-def _num_ranks(scenario: Scenario) -> int:
-    """Ranks of the one tensor-parallel group that executes a scenario."""
+def num_ranks(scenario: Scenario) -> int:
+    """Ranks of the one group that executes a scenario. Raises PerfmodelError where it takes another."""
     engine = scenario.engine
     if scenario.cluster.is_dynamic:
         raise PerfmodelError(
             f"{scenario.name} has a gateway, autoscaling, failures or shares of pools, which are simulated only; leave "
             f"them out to execute one replica."
         )
-    if scenario.num_devices != engine.tensor_parallel_size or engine.enable_expert_parallel:
+    if scenario.num_devices != engine.tensor_parallel_size * engine.pipeline_parallel_size:
         raise PerfmodelError(
-            f"{scenario.name} asks for {scenario.num_devices} devices, but the executor runs one replica, with "
-            f"tensor parallelism only; set pipeline_parallel_size, data_parallel_size and cluster.replicas to 1, and "
-            f"enable_expert_parallel to false."
+            f"{scenario.name} asks for {scenario.num_devices} devices, but the executor runs one replica of one group "
+            f"of ranks, or of pipeline stages; set data_parallel_size and cluster.replicas to 1."
         )
-    return engine.tensor_parallel_size
+    return scenario.num_devices
 
 
 def _run(
@@ -266,7 +277,9 @@ def _run(
                 collector.add_gap(*gaps.pop())
 
         clock = WallClock() if live else None
-        serve_arrivals(loop, backend, _arrivals(workload), on_finished, on_step, clock)
+        line = FlowLine(scenario.engine.pipeline_parallel_size)
+        stages = InStages(line, lambda: executed.stage_ticks) if line.num_stages > 1 else None
+        serve_arrivals(loop, backend, _arrivals(workload), on_finished, on_step, clock, stages)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     scheduler = loop.scheduler
@@ -279,7 +292,7 @@ def _run(
         prefix_tokens_hit=scheduler.num_prefix_tokens_hit,
         kv_offload=None
         if tier is None or host is None
-        else copied([(host, _num_ranks(scenario) * tier.cost.block_bytes)]),
+        else copied([(host, num_ranks(scenario) * tier.cost.block_bytes)]),
     )
     if executed.acceptance is not None:
         scenario = executed.acceptance.put_into(scenario)

@@ -15,7 +15,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
-from perfmodel_executors.device import default_kernels, interprets_triton
+from perfmodel_executors.device import DeviceClock, StepClock, default_kernels, interprets_triton
 from perfmodel_executors.graphs import Capture, CudaCapture, DecodeGraphs
 from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.tiles import tuning
@@ -30,7 +30,30 @@ from perfmodel_executors.sampling import SamplingSettings
 
 
 class Runner(Protocol):
-    """Takes steps: the new tokens of sequences in, the next token of each sampled one out."""
+    """Takes steps: the new tokens of sequences in, the next token of each sampled one out.
+
+    decoder, cache: of this rank; graphs: what decodes are replayed from; keeps_kv: as of a `StepRunner`
+    stage_ns: what each pipeline stage took of the last step, by the runner's clock; empty where there is but one
+    """
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    @property
+    def graphs(self) -> DecodeGraphs | None: ...
+
+    @property
+    def keeps_kv(self) -> bool: ...
+
+    @property
+    def stage_ns(self) -> Sequence[int]: ...
+
+    def new_clock(self) -> StepClock:
+        """What its steps are timed with."""
+        ...
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         """Make room for the KV blocks of `segments`, where the pool grows."""
@@ -63,6 +86,10 @@ class StepRunner:
         self.graphs = graphs
         self.keeps_kv = keeps_kv
         self.host_pages = HostPages(cache)
+        self.stage_ns: Sequence[int] = ()
+
+    def new_clock(self) -> StepClock:
+        return DeviceClock(self.decoder.device)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
@@ -159,6 +186,6 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     cache = decoder.new_cache(engine.block_size, setup.num_blocks + 1)
     if capture is None or engine.enforce_eager:
         return StepRunner(decoder, cache)
-    check_capturable(decoder.model, engine.attention)
+    check_capturable(decoder.model, engine.attention, group.experts is not None)
     context = engine.max_model_len or model.max_position_embeddings
     return StepRunner(decoder, cache, DecodeGraphs(decoder, cache, scratch, engine.max_num_seqs, context, capture))

@@ -2,7 +2,7 @@
 
 __all__ = ["measure_technique"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from perfmodel.calibrate.whole_steps import fit_steps
@@ -21,8 +21,9 @@ from perfmodel_executors.measure.calibrate import (
     documented,
     time_together,
 )
-from perfmodel_executors.models.support import check_engine
-from perfmodel_executors.run import as_executed, check_one_cpu, serve_calibrated
+from perfmodel_executors.models.support import CPU, check_engine
+from perfmodel_executors.parallel.ranks import Ranks, open_ranks
+from perfmodel_executors.run import as_executed, check_on_cpu, num_ranks, serve_calibrated
 from perfmodel_executors.speculation import check_speculation
 
 Progress = Callable[[int, int | None], None]
@@ -53,7 +54,32 @@ def measure_technique(
     budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
     """
     sides = [_checked(scenario), _checked(baseline)]
-    times, calibration = _calibrated(sides, budget_s, min_rounds, progress)
+    with open_ranks(_num_ranks(sides), CPU) as ranks:
+        return _measured(sides, ranks, metric, repeats, progress, budget_s, min_rounds)
+
+
+def _num_ranks(sides: Sequence[Scenario]) -> int:
+    """Ranks of the sides that have several, which must be as many: one group of processes serves them all."""
+    found = sorted({number for side in sides if (number := num_ranks(side)) > 1})
+    if len(found) > 1:
+        raise SpecError(
+            f"{sides[0].name}: {found[0]} and {found[1]} ranks are not executed beside each other; give both sides as "
+            f"many, or one of them one."
+        )
+    return found[0] if found else 1
+
+
+def _measured(
+    sides: Sequence[Scenario],
+    ranks: Ranks,
+    metric: str,
+    repeats: int,
+    progress: Progress | None,
+    budget_s: float,
+    min_rounds: int,
+) -> list[TechniqueRun]:
+    """As `measure_technique`, on `ranks`."""
+    times, calibration = _calibrated(sides, budget_s, min_rounds, progress, ranks)
     runs = []
     for number in range(repeats):
         seeded = [side.model_copy(update={"seed": side.seed + number}) for side in sides]
@@ -68,20 +94,20 @@ def measure_technique(
 
 
 def _checked(scenario: Scenario) -> Scenario:
-    check_one_cpu(scenario)
+    check_on_cpu(scenario)
     check_engine(scenario.engine)
     check_speculation(scenario.model, scenario.engine)
     return as_executed(scenario)
 
 
 def _calibrated(
-    sides: list[Scenario], budget_s: float, min_rounds: int, progress: Progress | None
+    sides: Sequence[Scenario], budget_s: float, min_rounds: int, progress: Progress | None, ranks: Ranks
 ) -> tuple[list[StepTimes], Calibration]:
     """The timed steps of each side, and one fit to all of them; sides that serve alike are timed once."""
     served = [ServedModel.of(side) for side in sides]
     distinct = list(dict.fromkeys(map(_what_steps_depend_on, served)))
     kept = [next(s for s in served if _what_steps_depend_on(s) == each) for each in distinct]
-    found = time_together(kept, budget_s, min_rounds, progress)
+    found = time_together(kept, budget_s, min_rounds, progress, ranks)
     rows = [row for part in found for row in part.rows]
     samples = [values for part in found for values in part.samples]
     fit = fit_steps(sides[0].hardware, rows, samples, ENGINE)

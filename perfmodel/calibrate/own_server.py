@@ -82,6 +82,12 @@ class OwnServerFit:
                 "One run changes little: its own errors cannot be told from the server's, and nothing is left to check "
                 "the fit with. Runs at three or more rates, or lengths, say more."
             )
+        for metric, found in self.errors.items():
+            if found.get("held out", 0.0) >= found["shipped"]:
+                notes.append(
+                    f"{metric}: of runs left out {found['held out']:.1%} off, {found['shipped']:.1%} as shipped: these "
+                    f"runs do not say that your server differs in this; the engine's own profile does as well."
+                )
         return notes
 
     def to_json(self) -> dict[str, Any]:

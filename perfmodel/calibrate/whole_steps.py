@@ -34,11 +34,14 @@ Floats = NDArray[np.float64]
 
 _PULL = 0.001  # a parameter at twice its prior weighs as much as this relative error on every step
 _NUM_FOLDS = 5
-_FAMILIES = ("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "scan", "moe")
+_FAMILIES = (
+    *("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "scan", "moe"),
+    "collective",
+)
 
 
 class StepParameter(NamedTuple):
-    """One coefficient: the family (None = all but attention, scans and experts), what it multiplies, bounds and prior.
+    """One coefficient: the family (None: those that share the overhead per kernel), what it multiplies, bounds, prior.
 
     quantity: kernels | items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)
     """
@@ -68,6 +71,8 @@ PARAMETERS = (
     StepParameter("moe", "items", 0.0, 20e-6),
     StepParameter("moe", "compute", 1.0, 2.0, 1e4),
     StepParameter("moe", "memory", 1.0, 5.0, 1e4),
+    StepParameter("collective", "kernels", 0.0, 50e-6),
+    StepParameter("collective", "memory", 1.0, 5.0, 1e4),
 )
 _SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
 _BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
@@ -89,7 +94,8 @@ class FitResult:
 
 
 def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dict[tuple[str, str], float]:
-    """(family, quantity) -> total over the step: kernels and items counted, compute and memory in seconds at peak."""
+    """(family, quantity) -> total over the step: kernels and items counted, compute, memory and messages in seconds at
+    the declared rates."""
     unit = FamilyFit(knee=1.0)
     peak = OperatorTimer(hardware, Calibration(device=hardware.name, engine="peak", default=unit))
     counting = FamilyFit(overhead_per_item_s=1.0, knee=1.0)
@@ -104,7 +110,7 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
             ("kernels", float(work.num_kernels)),
             ("items", items.time(work).overhead_s),
             ("compute", at_peak.compute_s),
-            ("memory", at_peak.memory_s),
+            ("memory", at_peak.memory_s + at_peak.communication_s),  # of a message: the link's
             ("vector", work.vector_ops),
         ):
             key = (_fitted_family(work, quantity), quantity)

@@ -25,7 +25,9 @@ __all__ = [
     "ExpertLoad",
     "Placement",
     "Routing",
+    "Values",
     "capacity_rows",
+    "consecutive_experts",
     "distinct_experts",
     "dropped_share",
     "expected_tiles",
@@ -72,8 +74,8 @@ class Placement(NamedTuple):
         return np.where(self.expert < 0, 0, shared)
 
 
-def _consecutive_experts(num_experts: int, num_ranks: int) -> Placement:
-    """Ranks with consecutive experts, one copy of each."""
+def consecutive_experts(num_experts: int, num_ranks: int) -> Placement:
+    """`num_ranks` ranks with consecutive experts, one copy of each."""
     slots = ceil(num_experts / num_ranks)
     padded = np.full(num_ranks * slots, -1, dtype=np.int64)
     padded[:num_experts] = np.arange(num_experts)
@@ -247,7 +249,7 @@ def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routin
     def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
         chances = chances_of(num_experts, top_k)
         if num_redundant is None:
-            return [_consecutive_experts(num_experts, num_ranks)] * len(chances)
+            return [consecutive_experts(num_experts, num_ranks)] * len(chances)
         return [place_experts(draw, num_ranks, num_redundant) for draw in chances]
 
     def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:

@@ -14,7 +14,9 @@ from perfmodel.models.architecture import DenseFFN  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
-from perfmodel_executors.parallel.ranks import open_ranks  # noqa: E402
+from perfmodel_executors.models.popularity import TRAINED  # noqa: E402
+from perfmodel_executors.parallel.group import ALONE, ONLY_STAGE  # noqa: E402
+from perfmodel_executors.parallel.ranks import open_runner  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup  # noqa: E402
 
 BLOCK = 4
@@ -25,8 +27,8 @@ PROMPT = torch.randint(101, (13,), generator=GENERATOR).tolist()
 class ThreadGroup:
     """Ranks as threads of this process: they meet at a barrier, and each reads what the others brought."""
 
-    def __init__(self, rank, size, meeting):
-        self.rank, self.size = rank, size
+    def __init__(self, rank, size, meeting, experts=None):
+        self.rank, self.size, self.experts, self.stage = rank, size, experts, ONLY_STAGE
         self._barrier, self._brought = meeting
 
     def _exchange(self, tensor):
@@ -43,9 +45,9 @@ class ThreadGroup:
         return torch.cat(self._exchange(shard_SV), -1)[..., :size]
 
 
-def logits(model, group=None):
+def logits(model, group=ALONE, routing=TRAINED):
     """Logits of a chunk, and of a decode with another chunk beside it."""
-    decoder = Decoder(model, torch.float32, seed=1, **({} if group is None else {"group": group}))
+    decoder = Decoder(model, torch.float32, seed=1, group=group, routing=routing)
     cache = decoder.new_cache(BLOCK, 8)
     with torch.inference_mode():
         first = decoder.forward(build_batch([TokenSegment(PROMPT, 0, [5, 2, 7, 0])], BLOCK), cache)
@@ -53,13 +55,13 @@ def logits(model, group=None):
         return torch.cat((first, decoder.forward(build_batch(segments, BLOCK), cache)))
 
 
-def together(model, size):
+def together(model, size, experts=None, routing=TRAINED):
     """The same from `size` ranks; each of them has all logits."""
     meeting = threading.Barrier(size), [None] * size
     results = [None] * size
 
     def run(rank):
-        results[rank] = logits(model, ThreadGroup(rank, size, meeting))
+        results[rank] = logits(model, ThreadGroup(rank, size, meeting, experts), routing)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -104,28 +106,8 @@ def test_what_cannot_be_shared_out_evenly_is_refused(model, size, field):
         Decoder(replace(model), torch.float32, group=ThreadGroup(0, size, (None, [])))
 
 
-def test_two_processes_serve_the_tokens_of_one():
-    """Through Gloo on the loopback interface: prompts in chunks, decodes, a pool that grows on both ranks."""
-    setup = RunnerSetup(MODELS["gqa"], EngineSpec(dtype="float32", block_size=BLOCK), 64, torch.device("cpu"), seed=1)
-    steps = [
-        [TokenSegment(PROMPT, 0, [5, 2, 7, 0]), TokenSegment(PROMPT[:6], 0, [1, 3])],
-        [TokenSegment([9], 13, [5, 2, 7, 0]), TokenSegment([4, 8], 6, [1, 3])],
-        [TokenSegment([3], 14, [5, 2, 7, 0]), TokenSegment(PROMPT, 0, [90, 91, 92, 93])],
-    ]
-
-    def tokens(num_ranks):
-        with open_ranks(setup, num_ranks) as runner:
-            assert runner.decoder.group.size == num_ranks
-            served = []
-            for step in steps:
-                runner.reserve_for(step)
-                served.append(runner.run(step))
-            return served
-
-    assert tokens(2) == tokens(1)
-
-
 def test_ranks_that_cannot_share_the_model_are_not_started():
-    setup = RunnerSetup(MODELS["gqa"], EngineSpec(dtype="float32"), 64, torch.device("cpu"))
-    with pytest.raises(PerfmodelError, match="num_attention_heads=4"), open_ranks(setup, 3):
+    engine = EngineSpec(dtype="float32", tensor_parallel_size=3)
+    setup = RunnerSetup(MODELS["gqa"], engine, 64, torch.device("cpu"))
+    with pytest.raises(PerfmodelError, match="num_attention_heads=4"), open_runner(setup):
         pass

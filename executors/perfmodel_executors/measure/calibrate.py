@@ -59,9 +59,11 @@ from perfmodel_executors.measure.cpu_steps import (
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import Measured, PairedCases, measure_together
 from perfmodel_executors.measure.tier_link import CopyCase, copy_cases, with_measured_link
-from perfmodel_executors.models.decoder import Decoder, load_decoder
+from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.popularity import TRAINED
-from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.models.support import CPU
+from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
+from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import settings_of
 from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator
 
@@ -113,7 +115,7 @@ class StepTimes:
     copies: the timed copies of its KV blocks to a second tier and back, where the engine has one
     """
 
-    runner: StepRunner
+    runner: StepRunner | LeadingRunner
     speculator: Speculator | PipelinedSpeculator | None
     measured: Measured[StepCase]
     rows: list[dict[tuple[str, str], float]]
@@ -140,7 +142,8 @@ class StepTimes:
 
     def drift_meter(self, every: int = 1) -> DriftMeter:
         """A meter that restates durations at the speed the machine had while these steps were timed."""
-        return DriftMeter(self.reference, self.measured.reference_s, every=every)
+        clock = self.runner.new_clock()
+        return DriftMeter(self.reference, self.measured.reference_s, every=every, clock_ns=clock)
 
 
 @dataclass(frozen=True)
@@ -181,13 +184,18 @@ def calibrate_cpu(
 
 
 def calibrate_machine(
-    scenario: Scenario, budget_s: float = 40.0, min_rounds: int = MIN_ROUNDS, progress: Progress | None = None
+    scenario: Scenario,
+    budget_s: float = 40.0,
+    min_rounds: int = MIN_ROUNDS,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> CalibratedMachine:
     """Measures this machine on the scenario's model, in the range of shapes that the scenario can produce.
 
     budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
+    ranks:    the processes that serve it, where it takes several
     """
-    times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress)[0]
+    times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)[0]
     fit = fit_steps(scenario.hardware, times.rows, times.samples, ENGINE)
     return CalibratedMachine(documented(fit, [times], f"perfmodel validate executor {scenario.name}"), fit, times)
 
@@ -209,13 +217,22 @@ def time_steps(
 
 
 def time_together(
-    served: Sequence[ServedModel], budget_s: float, min_rounds: int = MIN_ROUNDS, progress: Progress | None = None
+    served: Sequence[ServedModel],
+    budget_s: float,
+    min_rounds: int = MIN_ROUNDS,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> list[StepTimes]:
-    """Times the calibration grids of several models in turns, so that their times compare; on one thread."""
+    """Times the calibration grids of several models in turns, so that their times compare; on one thread, or one of
+    each of `ranks` where a model is served by as many.
+
+    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
+    """
     for each in served:
         _check_size(each.model)
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
-    timings = [_Timing(each) for each in served]
+    alone = Ranks()
+    timings = [_Timing(each, alone if each.engine.num_devices == 1 else ranks or alone) for each in served]
     copying = [timing for timing in timings if timing.copies is not None]
     groups: list[PairedCases[Any]] = [timing.group for timing in timings]
     groups += [timing.copies for timing in copying if timing.copies is not None]
@@ -228,14 +245,16 @@ def time_together(
 class _Timing:
     """The steps to time of one model, and of what its engine drafts with."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ServedModel, ranks: Ranks) -> None:
         model, engine, span = served.model, served.engine, served.span
         settings = settings_of(served.sampling, model)
-        decoder = load_decoder(model, engine, served.seed, sampling=settings, routing=served.routing)
         self._served = served
-        cache = decoder.new_cache(engine.block_size)
-        self._runner = StepRunner(decoder, cache, keeps_kv=engine.kv_cache != "off")
-        self._speculator = build_speculator(self._runner, engine, seed=served.seed)
+        setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
+        self._runner = runner = ranks.runner(setup)
+        self._clock = runner.new_clock()
+        self._speculator = None
+        if isinstance(runner, StepRunner):
+            self._speculator = build_speculator(runner, engine, seed=served.seed)
         bench = StepBench(self._runner, served.seed)
         reference = bench.step(REFERENCE if self._runner.keeps_kv else REFERENCE_WITHOUT_CACHE)
         self._graphs = {False: self._graph()}
@@ -248,8 +267,10 @@ class _Timing:
             assert engine.speculative_config is not None
             grid = drafting_grid(span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts)
             cases |= {StepCase(s, True): bench.step(s) for s in grid}
-        self.group = PairedCases(cases, reference)
-        self.copies = None if engine.kv_offload is None else PairedCases(copy_cases(self._runner), reference)
+        self.group = PairedCases(cases, reference, self._clock)
+        self.copies: PairedCases[CopyCase] | None = None
+        if engine.kv_offload is not None:
+            self.copies = PairedCases(copy_cases(runner), reference, self._clock)
 
     def _graph(self, layers: int | None = None) -> StepGraph:
         """The graph of steps whose decodes all pass so many layers; None: all of them."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from perfmodel.specs.engine.kv import KvOffload
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.measure.protocol import Measured
-from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.runner import Runner
 
 _BLOCKS = (1, 4, 16)
 _NUM_SLOTS = 256  # gone through in turn, so that a copy does not find what it copied last in the nearest cache
@@ -26,14 +26,14 @@ class CopyCase(NamedTuple):
     is_out: bool
 
 
-def copy_cases(runner: StepRunner) -> dict[CopyCase, Callable[[], object]]:
+def copy_cases(runner: Runner) -> dict[CopyCase, Callable[[], object]]:
     """Copies of some blocks of the runner's cache, of which it must have as many."""
-    runner.host_pages.copy([(0, slot) for slot in range(_NUM_SLOTS)], [])
+    runner.copy_blocks([(0, slot) for slot in range(_NUM_SLOTS)], [])
     sizes = [size for size in _BLOCKS if size <= runner.cache.num_blocks]
     return {CopyCase(size, is_out): _copy(runner, size, is_out) for size in sizes for is_out in (True, False)}
 
 
-def _copy(runner: StepRunner, num_blocks: int, is_out: bool) -> Callable[[], object]:
+def _copy(runner: Runner, num_blocks: int, is_out: bool) -> Callable[[], object]:
     turns = count(step=num_blocks)
 
     def run() -> None:

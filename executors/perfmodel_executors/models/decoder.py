@@ -55,7 +55,7 @@ from perfmodel_executors.models.weights import (
     MoEWeights,
 )
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
-from perfmodel_executors.parallel.sharding import shard_model
+from perfmodel_executors.parallel.sharding import shard_model, stage_model
 from perfmodel_executors.sampling import SamplingSettings
 
 
@@ -63,7 +63,8 @@ class Decoder:
     """A model with its weights; keys and values are in the `KVCache` passed to each call.
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
-    vocabulary), and all take the same steps; `weights`, if given, are those of the part. `attention`: flash, or
+    vocabulary), and all take the same steps; of pipeline stages each has its layers, and only the last one logits.
+    `weights`, if given, are those of the part. `attention`: flash, or
     standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn. `routing`: which
     experts random routers prefer, and how many rows an expert takes.
     """
@@ -85,7 +86,7 @@ class Decoder:
         if weights is None:
             check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
-        self.part = shard_model(model, group.size)
+        self.part = stage_model(shard_model(model, group.size, group.experts), group.stage)
         self.dtype = dtype
         self.device = device
         self.group = group
@@ -108,7 +109,12 @@ class Decoder:
         return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype, tiers)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`."""
+        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`.
+
+        On a pipeline stage before the last, of no rows.
+        """
+        if self.group.stage.num_stages > 1:
+            return self._pass_stage(batch, cache)
         if batch.num_layers_D is None:
             return self.logits(self.through(batch, cache), batch)
 
@@ -128,15 +134,43 @@ class Decoder:
         self, batch: StepBatch, cache: KVCache, first: int = 0, stop: int | None = None, x_TC: Tensor | None = None
     ) -> Tensor:
         """[T, C] behind layer `stop` (all of them), for tokens that come from layer `first`, or from the embedding."""
+        residual_TC = self.embedded(batch) if x_TC is None else x_TC
+        residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, None, slice(first, stop))
+        return residual_TC if update_TC is None else residual_TC + update_TC
+
+    def _pass_stage(self, batch: StepBatch, cache: KVCache) -> Tensor:
+        """As `forward`, from the stage before and to the next."""
+        group, update_TC = self.group, None
+        if group.stage.is_first:
+            residual_TC = self.embedded(batch)
+        else:
+            shape = (2, len(batch.tokens_T), self.model.hidden_size)
+            state_2TC = torch.empty(shape, dtype=self.dtype, device=self.device)
+            group.receive(state_2TC)
+            residual_TC, update_TC = state_2TC
+        residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, update_TC)
+        assert update_TC is not None, "a stage has a layer"
+        if group.stage.is_last:
+            return self.logits(residual_TC + update_TC, batch)
+        group.pass_on(torch.stack((residual_TC, update_TC)))
+        return residual_TC[:0]
+
+    def _pass_layers(
+        self,
+        batch: StepBatch,
+        cache: KVCache,
+        residual_TC: Tensor,
+        update_TC: Tensor | None,
+        which: slice = slice(None),
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream behind `which` of the layers, and what the last block adds to it."""
         weights, model = self.weights, self.model
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
         rotations = Rotations(self._tables, batch.positions_T)
         states = cache.states.rows_of(batch, cache.block_size)
         step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard)
-        residual_TC = self.embedded(batch) if x_TC is None else x_TC
-        update_TC: Tensor | None = None  # what the last block adds to the residual stream
         layers = list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))
-        for index, (layer, own) in layers[first:stop]:
+        for index, (layer, own) in layers[which]:
             if layer.mixer is not None and own.mixer is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, own.mixer_norm)
                 run = MIXERS[type(layer.mixer)]
@@ -145,15 +179,15 @@ class Decoder:
             if layer.ffn is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, own.ffn_norm)
                 update_TC = self._settled(self._feed_forward(x_TC, layer.ffn, own), own.ffn_post_norm)
-        return residual_TC if update_TC is None else residual_TC + update_TC
+        return residual_TC, update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """[S]: the next token of each sampled sequence."""
         return self.chooser.choose(self.forward(batch, cache), batch.draws_S)
 
     def step(self, batch: StepBatch, cache: KVCache) -> list[int]:
-        """`next_tokens` as a list, once they are known."""
-        if not len(batch.sample_rows_S):
+        """`next_tokens` as a list, once they are known; none on a pipeline stage before the last."""
+        if not (len(batch.sample_rows_S) and self.group.stage.is_last):
             self.forward(batch, cache)
             return []
         tokens: list[int] = self.next_tokens(batch, cache).tolist()
@@ -221,7 +255,9 @@ class Decoder:
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
         layer = ExpertLayer(weights.up, weights.down, ffn.activation, ffn.gated, weights.up_bias, weights.down_bias)
         update_TC: Tensor
-        if self._capacity_factor is None:
+        if weights.local is not None:
+            update_TC = self._local_experts(x_TC, weights.local.rows(*routing), layer)
+        elif self._capacity_factor is None:
             update_TC = kernels.grouped_experts(x_TC, *routing, layer)
         else:
             num_rows = capacity_rows(ffn, len(x_TC), self._capacity_factor)
@@ -232,6 +268,16 @@ class Decoder:
                 shared_TC = shared_TC * torch.sigmoid(kernels.linear(x_TC, weights.shared_gate))
             update_TC = update_TC + shared_TC
         return update_TC
+
+    def _local_experts(self, x_TC: Tensor, rows: tuple[Tensor, Tensor, Tensor], layer: ExpertLayer) -> Tensor:
+        """[T, C]: what this rank's experts add, whose rows are given by token, weight and expert."""
+        tokens_A, weights_A1, experts_A1 = rows
+        sums_TC = torch.zeros_like(x_TC)
+        if not len(tokens_A):
+            return sums_TC
+        return sums_TC.index_add_(
+            0, tokens_A, self.kernels.grouped_experts(x_TC[tokens_A], weights_A1, experts_A1, layer)
+        )
 
 
 def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
@@ -259,7 +305,7 @@ def load_decoder(
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
     served = _up_to(served_model(model, engine), engine.max_model_len)
     check_executable(served, engine.attention)
-    check_capacity(served, routing)
+    check_capacity(served, routing, group.experts is not None)
     dtype, weights = torch_dtype(served), None
     if has_static_scales(served) and device.type != "meta":
         own = engine.model_copy(update={"quantization": None})

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Layer, MoEFFN
-from perfmodel.ops.routing import popularity_of
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.models.weights import LayerWeights, MoEWeights
+from perfmodel_executors.parallel.experts import layer_chances
 
 TRAINED = ExpertRouting()  # as the weights have it
 _SAMPLES = 4096  # tokens, of which chances are counted
@@ -38,7 +38,7 @@ def with_popularity(
     """
     if routing.alpha is None and routing.popularity is None:
         return list(weights)
-    chances_of, found = popularity_of(routing), []
+    found = []
     for index, (own, layer) in enumerate(zip(weights, layers, strict=True)):
         if isinstance(own.ffn, MoEWeights) and isinstance(layer.ffn, MoEFFN):
             if layer.ffn.num_groups > 1:
@@ -46,8 +46,7 @@ def with_popularity(
                     "experts that are chosen group by group are not executed with a popularity; leave out "
                     "routing.alpha or routing.popularity."
                 )
-            draws = chances_of(layer.ffn.num_experts, layer.ffn.top_k)
-            bias = popular_biases(draws[index % len(draws)], layer.ffn, index)
+            bias = popular_biases(layer_chances(routing, layer.ffn, index), layer.ffn, index)
             own = replace(own, ffn=replace(own.ffn, router_bias=bias.to(own.ffn.router)))
         found.append(own)
     return found

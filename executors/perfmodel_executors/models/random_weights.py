@@ -46,7 +46,7 @@ from perfmodel_executors.models.weights import (
     used_in_turn,
 )
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
-from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
+from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows, stage_weights
 
 # Of the norms of a few columns, in all layers the same ones, where outliers are multiplied apart: activations of 20
 # beside others of 1, as trained models of some billion parameters have them (Dettmers et al. 2022, section 4).
@@ -110,11 +110,12 @@ def random_weights(
         head = table(shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group), "lm_head")
     quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
     layers = [
-        quantize(shard_layer_weights(_layer(draw, model, layer), layer, group), layer, index)
+        quantize(shard_layer_weights(_layer(draw, model, layer), layer, group, index), layer, index)
         for index, layer in enumerate(list(model.iter_layers())[: model.num_distinct_layers])
     ]
     layers = with_popularity(layers, list(model.iter_layers())[: model.num_distinct_layers], routing)
-    return DecoderWeights(embedding, head, draw.ones(model.hidden_size), used_in_turn(layers, model.num_layers))
+    used = used_in_turn(layers, model.num_layers)
+    return stage_weights(DecoderWeights(embedding, head, draw.ones(model.hidden_size), used), group.stage)
 
 
 def random_layers(model: ModelSpec, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> list[LayerWeights]:

@@ -226,8 +226,13 @@ def check_blocks(model: ModelSpec, block_size: int) -> None:
             )
 
 
-def check_capacity(model: ModelSpec, routing: ExpertRouting) -> None:
-    """Raises PerfmodelError for experts of a fixed capacity whose products have biases."""
+def check_capacity(model: ModelSpec, routing: ExpertRouting, is_expert_parallel: bool = False) -> None:
+    """Raises PerfmodelError for experts of a fixed capacity that have biases, or that ranks share out whole."""
+    if routing.capacity_factor is not None and is_expert_parallel:
+        raise PerfmodelError(
+            f"{model.name}: experts of a fixed capacity are not executed whole on several ranks; leave out "
+            f"routing.capacity_factor or engine.enable_expert_parallel, or simulate it."
+        )
     if routing.capacity_factor is not None and any(
         isinstance(layer.ffn, MoEFFN) and layer.ffn.bias for layer, _ in model.layers
     ):
@@ -278,7 +283,7 @@ def _mixers(model: ModelSpec) -> list[Mixer | None]:
     return [layer.mixer for layer, _ in model.layers]
 
 
-def check_capturable(model: ModelSpec, attention: str) -> None:
+def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool = False) -> None:
     """Raises PerfmodelError for decodes that a CUDA graph cannot hold, since their kernels ask the host for lengths."""
     mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
     reasons = {
@@ -287,6 +292,7 @@ def check_capturable(model: ModelSpec, attention: str) -> None:
         "a KV cache in several precisions": bool(model.quantization.kv_recent),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
+        "a rank's share of whole experts (engine.enable_expert_parallel)": is_expert_parallel,
     }
     for reason, is_used in reasons.items():
         if is_used:

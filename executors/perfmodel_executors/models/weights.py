@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, Weight
+from perfmodel_executors.parallel.experts import LocalExperts
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class MoEWeights:
     """router: [E, C]; up: [E, 2I or I, C]; down: [E, C, I]; the shared experts are one dense block.
 
     router_bias: [E]; up_bias, down_bias: a row for each expert
+    local: which of the experts these are, where they are shared out whole; the router is that of all
     """
 
     router: Tensor
@@ -122,6 +124,7 @@ class MoEWeights:
     router_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    local: LocalExperts | None = None
 
 
 @dataclass(slots=True)

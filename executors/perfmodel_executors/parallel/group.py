@@ -3,22 +3,54 @@
 For a single rank every call returns what it got, so the decoder has one form.
 """
 
-__all__ = ["ALONE", "Alone", "DistributedGroup", "TensorGroup", "embed"]
+__all__ = ["ALONE", "ONLY_STAGE", "Alone", "DistributedGroup", "MessageLog", "PipelineStage", "TensorGroup", "embed"]
 
-from typing import Protocol
+import time
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from perfmodel.ops.sharding import stages
 from perfmodel_executors.kernels.weight_formats import GgufWeight, table_rows
+from perfmodel_executors.parallel.experts import ExpertSharing
+
+
+class PipelineStage(NamedTuple):
+    """One of `num_stages` pipeline stages, by its `number` from 0 on."""
+
+    number: int = 0
+    num_stages: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.num_stages - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Which of `num_layers` it computes."""
+        return stages(num_layers, self.num_stages)[self.number]
+
+
+ONLY_STAGE = PipelineStage()
 
 
 class TensorGroup(Protocol):
-    """`rank` of `size` ranks; every rank makes the same calls in the same order."""
+    """`rank` of `size` ranks; every rank makes the same calls in the same order.
+
+    experts: how whole experts are shared out; None: each is cut by its width
+    stage:   the pipeline stage that the ranks compute
+    """
 
     rank: int
     size: int
+    experts: ExpertSharing | None
+    stage: PipelineStage
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum of all ranks' `partial`, on every rank."""
@@ -28,12 +60,22 @@ class TensorGroup(Protocol):
         """All ranks' columns side by side, cut to `size`, on every rank."""
         ...
 
+    def pass_on(self, state_2TC: Tensor) -> None:
+        """Give the next stage what tokens are behind this one: the residual stream, and what is yet to be added."""
+        ...
+
+    def receive(self, state_2TC: Tensor) -> None:
+        """Fill in what the stage before passes on."""
+        ...
+
 
 class Alone:
     """A group of one."""
 
     rank = 0
     size = 1
+    experts: ExpertSharing | None = None
+    stage = ONLY_STAGE
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
@@ -41,26 +83,80 @@ class Alone:
     def gather(self, shard_SV: Tensor, size: int) -> Tensor:
         return shard_SV
 
+    def pass_on(self, state_2TC: Tensor) -> None:
+        raise AssertionError("there is no other stage")
+
+    def receive(self, state_2TC: Tensor) -> None:
+        raise AssertionError("there is no other stage")
+
 
 ALONE = Alone()
 
 
 class DistributedGroup:
-    """The default process group of torch.distributed (NCCL between GPUs, Gloo between CPU processes)."""
+    """The default process group of torch.distributed (NCCL between GPUs, Gloo between CPU processes): the ranks of a
+    tensor-parallel group, or as many pipeline stages of one rank each.
 
-    def __init__(self) -> None:
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
+    log: told of each message
+    """
+
+    def __init__(self, log: "MessageLog", experts: ExpertSharing | None = None, has_stages: bool = False) -> None:
+        number, count = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = (0, 1) if has_stages else (number, count)
+        self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
+        self.experts = experts
+        self._log = log
 
     def all_reduce(self, partial: Tensor) -> Tensor:
+        if self.size == 1:
+            return partial
         partial = partial.contiguous()
         dist.all_reduce(partial)
+        self._log.add("all_reduce", partial.nbytes)
         return partial
 
     def gather(self, shard_SV: Tensor, size: int) -> Tensor:
+        if self.size == 1:
+            return shard_SV
         parts = [torch.empty_like(shard_SV) for _ in range(self.size)]
         dist.all_gather(parts, shard_SV.contiguous())
+        self._log.add("all_gather", shard_SV.nbytes * self.size)
         return torch.cat(parts, dim=-1)[..., :size]
+
+    def pass_on(self, state_2TC: Tensor) -> None:
+        dist.send(state_2TC, self.stage.number + 1)
+        self._log.add("send_recv", state_2TC.nbytes)
+
+    def receive(self, state_2TC: Tensor) -> None:
+        dist.recv(state_2TC, self.stage.number - 1)
+        self._log.add("send_recv", state_2TC.nbytes)
+
+
+class MessageLog:
+    """The messages of one step of a rank, and what its thread did between them.
+
+    messages: kind and payload bytes of each, as the cost model counts them (`perfmodel.ops.collectives`)
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, int]] = []
+        self._marks = [0]
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.messages = []
+        self._marks = [time.thread_time_ns()]
+
+    def add(self, kind: str, num_bytes: int) -> None:
+        """A message of the step is through."""
+        self.messages.append((kind, num_bytes))
+        self._marks.append(time.thread_time_ns())
+
+    def end(self) -> list[int]:
+        """The step ends: nanoseconds of CPU time of this thread up to each message, and behind the last. Waiting takes
+        none."""
+        marks = [*self._marks, time.thread_time_ns()]
+        return [after - before for before, after in pairwise(marks)]
 
 
 def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:

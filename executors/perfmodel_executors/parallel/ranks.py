@@ -1,10 +1,15 @@
-"""Ranks of a tensor-parallel group on one machine: this process is rank 0, the others are spawned beside it.
+"""Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it.
 
 Rank 0 has the engine. It sends every step to the others through pipes, then all run it, meeting in the collectives
 (NCCL between GPUs, Gloo over the loopback interface between CPU processes).
+
+Between CPU processes a step lasts as long as its critical path: from message to message the CPU time of the thread that
+computes, on the rank that takes longest. So neither other processes on the machine's cores nor ranks that take turns on
+them are counted. A message costs what that thread does for it (handing over, adding, laying parts side by side). Its
+way through sockets, which threads of Gloo's walk, is left out: the loopback interface is no link between devices.
 """
 
-__all__ = ["LeadingRunner", "open_ranks"]
+__all__ = ["LeadingRunner", "PathClock", "Ranks", "open_ranks", "open_runner", "sharing_of"]
 
 import os
 import pickle
@@ -20,67 +25,162 @@ import torch
 import torch.distributed as dist
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.traffic import ExpertRouting
+from perfmodel_executors.device import DeviceClock, StepClock
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.parallel.group import DistributedGroup
-from perfmodel_executors.parallel.sharding import check_divisible
+from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.parallel.experts import ExpertSharing
+from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
+from perfmodel_executors.parallel.sharding import check_divisible, check_stages
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-_Message = tuple[str, object]
+
+
+def sharing_of(engine: EngineSpec, routing: ExpertRouting) -> ExpertSharing | None:
+    """How the engine's ranks share out whole experts; None where it cuts them by their width."""
+    if not engine.enable_expert_parallel:
+        return None
+    return ExpertSharing(routing, engine.eplb_config.num_redundant_experts if engine.enable_eplb else None)
+
+
+class PathClock:
+    """Nanoseconds of the steps of a group of ranks, as differences between two calls: their critical paths, summed."""
+
+    meaning = "CPU time of the ranks' threads along the critical path"
+
+    def __init__(self, runner: "LeadingRunner") -> None:
+        self._runner = runner
+
+    def __call__(self) -> int:
+        return self._runner.path_ns
 
 
 class LeadingRunner:
-    """Rank 0's runner: broadcasts each call to the other ranks, and runs it."""
+    """Rank 0's runner: broadcasts each call to the other ranks, and runs it.
 
-    def __init__(self, local: StepRunner, others: Sequence[Connection]) -> None:
+    path_ns:  critical path of all calls so far, between CPU processes
+    stage_ns: of the last step, that of each pipeline stage, where there are several
+    log:      messages of the last step
+    """
+
+    graphs = None
+
+    def __init__(self, number: int, local: StepRunner, others: Sequence[Connection], log: MessageLog) -> None:
+        self.path_ns = 0
+        self.stage_ns: Sequence[int] = ()
+        self.log = log
+        self._number = number
         self._local = local
         self._others = others
+        self._is_timed = local.decoder.device.type == "cpu"
+        self._has_stages = local.decoder.group.stage.num_stages > 1
 
     @property
     def decoder(self) -> Decoder:
         return self._local.decoder
 
+    @property
+    def cache(self) -> KVCache:
+        return self._local.cache
+
+    @property
+    def keeps_kv(self) -> bool:
+        return self._local.keeps_kv
+
+    def new_clock(self) -> StepClock:
+        return PathClock(self) if self._is_timed else DeviceClock(self.decoder.device)
+
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         before = self._local.cache.num_blocks
         self._local.reserve_for(segments)
         if self._local.cache.num_blocks > before:
-            self._tell(("reserve", self._local.cache.num_blocks))
+            self._tell("reserve", self._local.cache.num_blocks)
 
     def release(self, first_block: int) -> None:
-        """Models with states are not shared out over ranks."""
+        self._tell("release", first_block)
         self._local.release(first_block)
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
-        self._tell(("run", (segments, is_warm_up)))
-        return self._local.run(segments, is_warm_up)
+        self._tell("run", (segments, is_warm_up))
+        self.log.begin()
+        tokens = self._local.run(segments, is_warm_up)
+        return self._gathered(self.log.end(), tokens)
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
-        self._tell(("copy", (out, back)))
+        self._tell("copy", (out, back))
+        self.log.begin()
         self._local.copy_blocks(out, back)
+        own = self.log.end()
+        if self._is_timed:
+            self.path_ns += max(sum(spent) for spent in (own, *(other.recv()[0] for other in self._others)))
 
-    def _tell(self, message: _Message) -> None:
-        content = pickle.dumps(message)
+    def _gathered(self, own: list[int], tokens: list[int]) -> list[int]:
+        """The step's tokens, which the last stage has. Adds its critical path: of stages one after another; of ranks,
+        on each stretch between messages, the one that takes longest."""
+        if not self._is_timed:
+            return tokens
+        replies = [(own, tokens), *(other.recv() for other in self._others)]
+        ranks = [spent for spent, _ in replies]
+        if self._has_stages:
+            self.stage_ns = [sum(spent) for spent in ranks]
+            self.path_ns += sum(self.stage_ns)
+        else:
+            self.path_ns += sum(map(max, zip(*ranks, strict=True)))
+        last: list[int] = replies[-1][1]
+        return last
+
+    def _tell(self, what: str, argument: object) -> None:
+        content = pickle.dumps((self._number, what, argument))
         for other in self._others:
             other.send_bytes(content)
 
 
-@contextmanager
-def open_ranks(setup: RunnerSetup, num_ranks: int = 1) -> Iterator[StepRunner | LeadingRunner]:
-    """The runner of one rank, or of the first of `num_ranks`, the others following it until the end of the block.
+class Ranks:
+    """A group of processes, and runners of theirs: one for each setup that they are given.
 
-    Raises PerfmodelError as `build_runner` does, on whichever rank.
+    others: pipes to ranks 1 and on, none where this process is alone
     """
+
+    def __init__(self, others: Sequence[Connection] = ()) -> None:
+        self.num_ranks = 1 + len(others)
+        self._others = others
+        self._num_runners = 0
+
+    def runner(self, setup: RunnerSetup) -> StepRunner | LeadingRunner:
+        """A runner for `setup` on all ranks. Raises PerfmodelError as `build_runner` does, on whichever rank."""
+        if self.num_ranks == 1:
+            return build_runner(setup)
+        _check_shared_out(setup)
+        for other in self._others:
+            other.send((self._num_runners, "build", setup))
+        log = MessageLog()
+        local = _built(setup, 0, log)
+        for rank, other in enumerate(self._others, start=1):
+            try:
+                failure = other.recv()
+            except EOFError:
+                raise RuntimeError(f"rank {rank} ended before it was ready; its error is above.") from None
+            if failure is not None:
+                raise failure
+        self._num_runners += 1
+        return LeadingRunner(self._num_runners - 1, local, self._others, log)
+
+
+@contextmanager
+def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
+    """`num_ranks` processes, this one among them, until the end of the block; device: of rank 0."""
     if num_ranks == 1:
-        yield build_runner(setup)
+        yield Ranks()
         return
-    check_divisible(setup.model, num_ranks)  # before processes are started that would say it too
     spawning = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "rendezvous"
         pipes = [spawning.Pipe() for _ in range(num_ranks - 1)]
         workers = [
-            spawning.Process(target=_follow, args=(setup, rank, num_ranks, meeting, pipe[1]), daemon=True)
+            spawning.Process(target=_follow, args=(device, rank, num_ranks, meeting, pipe[1]), daemon=True)
             for rank, pipe in enumerate(pipes, start=1)
         ]
         for worker, (_, theirs) in zip(workers, pipes, strict=True):
@@ -88,7 +188,8 @@ def open_ranks(setup: RunnerSetup, num_ranks: int = 1) -> Iterator[StepRunner | 
             theirs.close()
         others = [ours for ours, _ in pipes]
         try:
-            yield _lead(setup, num_ranks, meeting, others)
+            _join(device, 0, num_ranks, meeting)
+            yield Ranks(others)
         finally:
             for other in others:
                 other.close()
@@ -100,50 +201,83 @@ def open_ranks(setup: RunnerSetup, num_ranks: int = 1) -> Iterator[StepRunner | 
                 dist.destroy_process_group()
 
 
-def _lead(setup: RunnerSetup, num_ranks: int, meeting: Path, others: Sequence[Connection]) -> LeadingRunner:
-    group = _join(setup, 0, num_ranks, meeting)
-    local = build_runner(setup, group)
-    for rank, other in enumerate(others, start=1):
-        try:
-            failure = other.recv()
-        except EOFError:
-            raise RuntimeError(f"rank {rank} ended before it was ready; its error is above.") from None
-        if failure is not None:
-            raise failure
-    return LeadingRunner(local, others)
+@contextmanager
+def open_runner(setup: RunnerSetup) -> Iterator[StepRunner | LeadingRunner]:
+    """The runner of the engine's one rank, or of the first of several, the others following it until the end of the
+    block.
+
+    Raises PerfmodelError as `build_runner` does, on whichever rank.
+    """
+    num_ranks = setup.engine.num_devices
+    if num_ranks > 1:  # before processes are started that would say it too
+        _check_shared_out(setup)
+    with open_ranks(num_ranks, setup.device) as ranks:
+        yield ranks.runner(setup)
 
 
-def _follow(setup: RunnerSetup, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:
-    """What a spawned rank does: set up, then run rank 0's calls until it hangs up."""
-    torch.set_num_threads(1)
+def _check_shared_out(setup: RunnerSetup) -> None:
+    """Raises PerfmodelError for a model that the engine's ranks cannot share out."""
+    size, num_stages = setup.engine.tensor_parallel_size, setup.engine.pipeline_parallel_size
+    if num_stages > 1:
+        if setup.device.type != "cpu":
+            raise PerfmodelError(
+                f"{setup.model.name}: pipeline stages are executed on CPUs only, where each stage's own time is known; "
+                f"set pipeline_parallel_size to 1, use --set hardware=cpu, or simulate it."
+            )
+        check_stages(setup.model, num_stages, size)
+    else:
+        check_divisible(setup.model, size, sharing_of(setup.engine, setup.routing))
+
+
+def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
     if setup.device.type == "cuda":
         setup = replace(setup, device=torch.device("cuda", rank))
-    try:
-        group = _join(setup, rank, num_ranks, meeting)
-        runner = build_runner(setup, group)
-    except PerfmodelError as error:
-        leader.send(error)
-        return
-    leader.send(None)
+    has_stages = setup.engine.pipeline_parallel_size > 1
+    return build_runner(setup, DistributedGroup(log, sharing_of(setup.engine, setup.routing), has_stages))
+
+
+def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:
+    """What a spawned rank does: run rank 0's calls until it hangs up."""
+    torch.set_num_threads(1)
+    _join(device, rank, num_ranks, meeting)
+    runners: list[tuple[StepRunner, MessageLog]] = []
     while True:
         try:
-            what, argument = leader.recv()
+            number, what, argument = leader.recv()
         except EOFError:
             break
-        if what == "reserve":
-            runner.cache.reserve(argument)
-        elif what == "copy":
-            runner.copy_blocks(*argument)
+        if what == "build":
+            leader.send(_build_as_told(argument, rank, runners))
+        elif what == "reserve":
+            runners[number][0].cache.reserve(argument)
+        elif what == "release":
+            runners[number][0].release(argument)
         else:
-            runner.run(*argument)
+            runner, log = runners[number]
+            log.begin()
+            tokens = (runner.copy_blocks if what == "copy" else runner.run)(*argument)
+            spent = log.end()
+            if device.type == "cpu":
+                leader.send((spent, tokens))
     dist.destroy_process_group()
 
 
-def _join(setup: RunnerSetup, rank: int, num_ranks: int, meeting: Path) -> DistributedGroup:
-    backend = _BACKENDS[setup.device.type]
-    if setup.device.type == "cuda":
-        torch.cuda.set_device(setup.device)
+def _build_as_told(
+    setup: RunnerSetup, rank: int, runners: list[tuple[StepRunner, MessageLog]]
+) -> PerfmodelError | None:
+    """Append another runner; the error where there can be none."""
+    log = MessageLog()
+    try:
+        runners.append((_built(setup, rank, log), log))
+    except PerfmodelError as error:
+        return error
+    return None
+
+
+def _join(device: torch.device, rank: int, num_ranks: int, meeting: Path) -> None:
+    backend = _BACKENDS[device.type]
+    if device.type == "cuda":
+        torch.cuda.set_device(torch.device("cuda", rank))
     if backend == "gloo" and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=num_ranks)
-    return DistributedGroup()

@@ -2,11 +2,19 @@
 
 Columns of a product's output are shared out where the next product sums over them: heads and intermediate widths. The
 second product gives partial sums, which the ranks add up; its bias stays with the first rank, or it would be added
-once a rank. Where there are fewer KV heads than ranks, neighbouring ranks hold the same one. The vocabulary is cut in
-equal rows, the last ones padded with zeros.
+once a rank. Experts are cut so, too, or shared out whole. Where there are fewer KV heads than ranks, neighbouring ranks
+hold the same one. The vocabulary is cut in equal rows, the last ones padded with zeros.
 """
 
-__all__ = ["check_divisible", "shard_layer_weights", "shard_model", "shard_rows"]
+__all__ = [
+    "check_divisible",
+    "check_stages",
+    "shard_layer_weights",
+    "shard_model",
+    "shard_rows",
+    "stage_model",
+    "stage_weights",
+]
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,38 +26,54 @@ from perfmodel.cost.memory.footprint import shard_layer
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.routing import Placement
 from perfmodel.ops.sharding import Sharding
 from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, LowRankWeight, Weight
-from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LayerWeights, MoEWeights
-from perfmodel_executors.parallel.group import TensorGroup
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
+from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
+from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
 
 
-def shard_model(model: ModelSpec, num_ranks: int) -> ModelSpec:
+def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> ModelSpec:
     """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole.
+
+    experts: as of a `TensorGroup`
 
     Raises PerfmodelError where they cannot be shared out evenly.
     """
     if num_ranks == 1:
         return model
-    check_divisible(model, num_ranks)
-    layers = tuple((shard_layer(layer, Sharding(tp=num_ranks)), count) for layer, count in model.layers)
-    return replace(model, layers=layers)
+    check_divisible(model, num_ranks, experts)
+    copies = 0 if experts is None else experts.num_copies
+    shard = Sharding(tp=num_ranks, is_expert_parallel=experts is not None, num_redundant_experts=copies)
+    return replace(model, layers=tuple((shard_layer(layer, shard), count) for layer, count in model.layers))
 
 
-def check_divisible(model: ModelSpec, num_ranks: int) -> None:
-    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too)."""
+def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
+    """The layers of one pipeline stage, as a model of their own."""
+    if stage.num_stages == 1:
+        return model
+    layers, mine = list(model.iter_layers()), stage.layers(model.num_layers)
+    return replace(model, layers=tuple((layers[index], 1) for index in mine))
+
+
+def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> None:
+    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too).
+
+    experts: as of a `TensorGroup`
+    """
     if model.quantization.method == "gguf":
         raise PerfmodelError(
             f"{model.name}: weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size "
             f"to 1, or engine.quantization to none."
         )
     for layer, _ in model.layers:
-        missing = _not_shared_out(layer)
+        missing = _not_shared_out(layer, experts is not None)
         if missing:
             raise PerfmodelError(
                 f"{model.name}: {missing} is not executed on several ranks; set tensor_parallel_size to 1."
             )
-        for name, size in _sizes(layer):
+        for name, size in _sizes(layer, experts is not None):
             shared = num_ranks % size if name == "num_key_value_heads" and size < num_ranks else size % num_ranks
             if shared:
                 raise PerfmodelError(
@@ -58,7 +82,25 @@ def check_divisible(model: ModelSpec, num_ranks: int) -> None:
                 )
 
 
-def _not_shared_out(layer: Layer) -> str | None:
+def check_stages(model: ModelSpec, num_stages: int, num_ranks: int) -> None:
+    """Raises PerfmodelError for what is not executed on `num_stages` pipeline stages of `num_ranks` ranks each."""
+    if num_ranks > 1:
+        raise PerfmodelError(
+            f"{model.name}: pipeline stages of several ranks are not executed; set pipeline_parallel_size={num_stages} "
+            f"or tensor_parallel_size={num_ranks} to 1, or simulate it."
+        )
+    if num_stages > model.num_layers:
+        raise PerfmodelError(
+            f"{model.name} has {model.num_layers} layers, fewer than pipeline_parallel_size={num_stages}; lower that."
+        )
+    if model.exits is not None:
+        raise PerfmodelError(
+            f"{model.name}: tokens that leave early (model_changes.early_exit) are not executed on pipeline stages; "
+            f"set pipeline_parallel_size to 1, or simulate it."
+        )
+
+
+def _not_shared_out(layer: Layer, is_expert_parallel: bool) -> str | None:
     mixer, ffn = layer.mixer, layer.ffn
     if mixer is not None and not isinstance(mixer, Attention):
         return f"the mixer {type(mixer).__name__}"
@@ -66,14 +108,15 @@ def _not_shared_out(layer: Layer) -> str | None:
         return "a softmax with sinks"
     if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":
         return "a norm of queries and keys over all heads"
-    return "a mixture of experts with biases" if isinstance(ffn, MoEFFN) and ffn.bias else None
+    is_cut = isinstance(ffn, MoEFFN) and ffn.bias and not is_expert_parallel
+    return "a mixture of experts with biases, cut by their width," if is_cut else None
 
 
-def _sizes(layer: Layer) -> list[tuple[str, int]]:
+def _sizes(layer: Layer, is_expert_parallel: bool) -> list[tuple[str, int]]:
     sizes: list[tuple[str, int]] = []
     if isinstance(layer.mixer, Attention):
         sizes += [("num_attention_heads", layer.mixer.num_heads), ("num_key_value_heads", layer.mixer.num_kv_heads)]
-    if isinstance(layer.ffn, DenseFFN | MoEFFN):
+    if isinstance(layer.ffn, DenseFFN) or (isinstance(layer.ffn, MoEFFN) and not is_expert_parallel):
         sizes.append(("intermediate_size", layer.ffn.intermediate_size))
     if isinstance(layer.ffn, MoEFFN):
         sizes.append(("shared_intermediate_size", layer.ffn.shared_intermediate_size))
@@ -92,8 +135,22 @@ def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | Gg
     return torch.cat((part, table_VC.new_zeros(rows - part.shape[0], table_VC.shape[1])))
 
 
-def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup) -> LayerWeights:
-    """This rank's part of the weights of the whole `layer`."""
+def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeights:
+    """What a pipeline stage holds: its layers, the embedding on the first, norm and LM head on the last."""
+    if stage.num_stages == 1:
+        return weights
+    mine = stage.layers(len(weights.layers))
+    none = weights.final_norm.new_zeros(0, len(weights.final_norm))
+    return DecoderWeights(
+        weights.embedding if stage.is_first else none,
+        weights.lm_head if stage.is_last else none,
+        weights.final_norm,
+        weights.layers[mine.start : mine.stop],
+    )
+
+
+def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup, index: int = 0) -> LayerWeights:
+    """This rank's part of the weights of the whole `layer`, the one of this `index`."""
     if group.size == 1:
         return weights
     part = replace(weights, mixer=None, ffn=None)
@@ -106,7 +163,12 @@ def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup)
         part.ffn = _dense(weights.ffn, layer.ffn.gated, group)
     elif isinstance(weights.ffn, MoEWeights):
         assert isinstance(layer.ffn, MoEFFN)
-        part.ffn = _moe(weights.ffn, layer.ffn.gated, group)
+        sharing = group.experts
+        if sharing is None:
+            part.ffn = _moe(weights.ffn, layer.ffn.gated, group)
+        else:
+            placement = sharing.placement(layer.ffn, index, group.size)
+            part.ffn = _whole_experts(weights.ffn, layer.ffn.gated, group, placement)
     return part
 
 
@@ -153,6 +215,21 @@ def _moe(weights: MoEWeights, gated: bool, group: TensorGroup) -> MoEWeights:
         shared=None if weights.shared is None else _dense(weights.shared, gated, group),
         shared_gate=weights.shared_gate,
         router_bias=weights.router_bias,
+    )
+
+
+def _whole_experts(weights: MoEWeights, gated: bool, group: TensorGroup, placement: Placement) -> MoEWeights:
+    """The experts that `placement` gives this rank; of those that all tokens go to, a share of the width."""
+    local = LocalExperts.of(placement, group.rank, weights.router.device)
+    held = list(local.held)
+    return replace(
+        weights,
+        up=_plain(weights.up)[held],
+        down=_plain(weights.down)[held],
+        shared=None if weights.shared is None else _dense(weights.shared, gated, group),
+        up_bias=None if weights.up_bias is None else weights.up_bias[held],
+        down_bias=None if weights.down_bias is None else weights.down_bias[held],
+        local=local,
     )
 
 

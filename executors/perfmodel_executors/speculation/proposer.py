@@ -43,10 +43,17 @@ class Drafting(NamedTuple):
 class Passes(Protocol):
     """What takes a drafter's passes, as far as timing one of them needs it; a `StepRunner` is one."""
 
-    decoder: Decoder
-    cache: KVCache
-    graphs: DecodeGraphs | None
-    keeps_kv: bool
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    @property
+    def graphs(self) -> DecodeGraphs | None: ...
+
+    @property
+    def keeps_kv(self) -> bool: ...
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         """Make room for what the pass writes."""

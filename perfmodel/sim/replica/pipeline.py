@@ -1,11 +1,6 @@
 """`Pipeline`: the clock of engines whose devices are stages, with several plans on their way at once.
 
-A plan begins stage s once it is through the stage before, and the plan in front of it is through s:
-
-    begin_s(n) = max( end_{s-1}(n), end_s(n-1) )
-
-The host is the first server of this flow line: what it does before a plan starts takes its time once a plan, what it
-does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.steps.stages`).
+When a plan is through its stages is the rule of `FlowLine`.
 
 As in vLLM's engine core, plans are made while the queue has room and a request can be granted tokens, then the oldest
 plan is waited for, and what arrives meanwhile is looked at then. So two things are decided at the end of a plan only:
@@ -25,6 +20,7 @@ from simpy.events import Event
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
+from perfmodel.sim.replica.flow_line import FlowLine
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance, Rank
 
 
@@ -69,8 +65,7 @@ class Pipeline(Lockstep):
         self.staged = backend
         self.ticks_under_way = 0
         self._waves: deque[_Wave] = deque()
-        self._ends = [0] * backend.num_stages  # when each stage is through with all that was given to it
-        self._host_end = 0
+        self._line = FlowLine(backend.num_stages)
         self._seen = 0  # up to when `ticks_under_way` has counted
 
     @property
@@ -79,7 +74,7 @@ class Pipeline(Lockstep):
 
     def _begin(self) -> None:
         now, waves = self.env.ticks, self._waves
-        while len(waves) < len(self._ends):
+        while len(waves) < self._line.num_stages:
             active = self._plans(now)
             if not active:
                 break
@@ -96,13 +91,7 @@ class Pipeline(Lockstep):
         times = each[0] if len(each) == 1 else _slowest(each)
         if self.slowdown != 1:
             times = _slowed(times, self.slowdown)
-        start = max(now, self._host_end)
-        end, ends = start + times.serial, self._ends
-        self._host_end = end + times.hidden
-        for stage, duration in enumerate(times.stages):
-            free = ends[stage]
-            end = ends[stage] = (free if free > end else end) + duration
-        return max(end, self._host_end)
+        return self._line.end_of(times, now)
 
     def _end(self, event: Event) -> None:
         if event is not self._pending:

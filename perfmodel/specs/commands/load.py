@@ -85,6 +85,11 @@ def _vllm_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
     ratios = (ratio.get("input", 0.0), ratio.get("output", 0.0)) if isinstance(ratio, dict) else (ratio, ratio)
     if not all(isinstance(each, int | float) and 0 <= each < 1 for each in ratios):
         raise SpecError(f"{place}: --random-range-ratio: found {ratio}, allowed from 0 to below 1.")
+    if any(ratios) and name.startswith("random"):
+        said = found.said.get("line.range_ratio", "")
+        found.notes.append(
+            f"{said}: around the mean, as vLLM since 0.8.3 draws it; earlier: from the ratio up to the length"
+        )
     if name in ("random", "random-mm", "random-rerank"):
         prompt = line.pop("input", line.pop("random_input", 1024))
         answer = line.pop("output", line.pop("random_output", 128))

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from perfmodel.specs.commands.arithmetic import shell_arithmetic
 from perfmodel.specs.commands.lexing import (
     HereDocument,
     Operator,
@@ -239,8 +240,12 @@ def _expanded(word: Word, state: _State, depth: int = 0) -> list[str]:
 
 def _values(reference: ShellReference, state: _State, depth: int) -> list[str]:
     written, name, rest = _written(reference), reference.name, reference.rest
-    if not name and rest.startswith(("$((",)):
-        return [Unresolved(written, "is arithmetic, which is not evaluated; write its value")]
+    if not name and rest.startswith("$((") and rest.endswith("))"):
+        known_values = {key: " ".join(each) for key, each in state.values.items()}
+        state.used.update(key for key in known_values if key in rest)
+        found = shell_arithmetic(rest[3:-2], known_values)
+        reason = "is arithmetic on more than whole numbers that are set; write its value"
+        return [Unresolved(written, reason) if found is None else str(found)]
     if not name and rest.startswith(("$(", "`")):
         return [Unresolved(written, "is the output of a command, and none is ever run; write its value")]
     if not name:

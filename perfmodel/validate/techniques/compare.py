@@ -31,8 +31,8 @@ _ABOUT = (
     "Speedups of techniques over the same scenario without them, of whole served runs: simulated beside executed on "
     "this machine's CPU. What is compared is the composition: for each technique one calibration was fitted here and "
     "now to the times of two grids of steps, with the technique and without, measured in turns. So the technique's own "
-    "kernels were seen, and no step of the workloads was. Executed durations are thread CPU time at the speed that the "
-    "machine had while calibrating."
+    "kernels were seen, and no step of the workloads was. Executed durations are thread CPU time (of several ranks "
+    "along their critical path) at the speed that the machine had while calibrating."
 )
 
 

@@ -1,6 +1,7 @@
 """A server of one's own: its hidden numbers come back from a few load tests, and one of them moves little."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,13 @@ def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, OwnServerFit, OwnS
         assert found["held out"] < 0.08
     assert "each left out in turn" in many.profile.source
     assert "h100-sxm-80gb" in many.profile.source
+
+
+def test_it_says_where_it_gains_nothing(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+    _, many, _ = fits
+    assert not many.notes
+    errors = {"mean_tpot_ms": {"shipped": 0.02, "fitted": 0.01, "held out": 0.03}}
+    assert any("the engine's own profile does as well" in note for note in replace(many, errors=errors).notes)
 
 
 def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:

@@ -22,7 +22,7 @@ from perfmodel_executors.models.loading.reader import Reader
 from perfmodel_executors.models.quantized import keeps_format, layer_quantizer, table_quantizer
 from perfmodel_executors.models.weights import DecoderWeights, LayerWeights, used_in_turn
 from perfmodel_executors.parallel.group import TensorGroup
-from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows
+from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows, stage_weights
 
 # Whose GGUF files are read: their norms are stored as multiplied by, and their experts have no names of their own.
 _FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
@@ -53,8 +53,9 @@ def _served(
     head = embedding if model.tie_word_embeddings else table(shard_rows(weights.lm_head, group), "lm_head")
     quantize = layer_quantizer(model)
     pairs = enumerate(zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False))
-    held = [quantize(shard_layer_weights(layer, spec, group), spec, i) for i, (layer, spec) in pairs]
-    return DecoderWeights(embedding, head, weights.final_norm, used_in_turn(held, model.num_layers))
+    held = [quantize(shard_layer_weights(layer, spec, group, i), spec, i) for i, (layer, spec) in pairs]
+    used = used_in_turn(held, model.num_layers)
+    return stage_weights(DecoderWeights(embedding, head, weights.final_norm, used), group.stage)
 
 
 def _weights_of(

@@ -96,7 +96,9 @@ def test_speculation(config: str, expected: str) -> None:
         (f'{SERVE} --speculative-config \'{{"methd": "ngram"}}\'', "Did you mean 'method'"),
         (f"{SERVE} --max-num-seqs $(nproc)", "output of a command, and none is ever run"),
         (f"{SERVE} --max-num-seqs `nproc`", "output of a command, and none is ever run"),
-        (f"{SERVE} --max-num-seqs $((2*8))", "arithmetic"),
+        (f"{SERVE} --max-num-seqs $((2*N))", "arithmetic on more than whole numbers"),
+        (f"{SERVE} --max-num-seqs $((2**64))", "arithmetic on more than whole numbers"),
+        (f"{SERVE} --max-num-seqs $((1/0))", "arithmetic on more than whole numbers"),
         (f"{SERVE} --max-num-seqs $SEQS", "$SEQS is not set; put SEQS=... before"),
         ("vllm serve $MODEL", "$MODEL is not set"),
         (f"{SERVE} --max-num-seqs ${{SEQS//a/b}}", "is not read"),
@@ -259,6 +261,21 @@ def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
     for each in (text, f"{SERVE} {text}"):
         with suppress(PerfmodelError):
             assert read(each).data["model"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$((2*8))", 16),
+        ("$(( $N * 10 ))", 80),
+        ("$((N+${N}*2))", 24),
+        ("$(( (N - 1) / 2 ))", 3),
+        ("$((-7 % 4 + 8))", 5),
+    ],
+)
+def test_arithmetic_on_whole_numbers(text: str, expected: int) -> None:
+    """As C has it: division towards zero, remainders with the sign of what is divided."""
+    assert engine(f"N=8\n{SERVE} --max-num-seqs {text}") == {"max_num_seqs": expected}
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
