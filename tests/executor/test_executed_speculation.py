@@ -25,7 +25,7 @@ from perfmodel_executors.runner import StepRunner  # noqa: E402
 from perfmodel_executors.speculation import AcceptanceCounts, build_speculator  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
 from perfmodel_executors.speculation.proposers.ngram import lookup  # noqa: E402
-from perfmodel_executors.speculation.proposers.pipelined import DraftedAhead  # noqa: E402
+from perfmodel_executors.speculation.proposers.pipelined import DraftedAhead, PipelinedProposer  # noqa: E402
 from perfmodel_executors.speculation.tree import DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
 
@@ -239,3 +239,19 @@ def test_a_drafter_ahead_is_judged_by_its_guesses_too():
     assert counts.mean_length == 1 + 3 / 2
     assert counts.acceptance().offered == 1.0
     assert counts.measured().offered is None
+
+
+def test_a_drafter_ahead_computes_nothing_twice(monkeypatch):
+    """Each first pass has one token of a sequence: what lay behind its last block was copied when it got more."""
+    lengths, first = [], PipelinedProposer._first
+
+    def recorded(self, index, drafting, draft):
+        segment = first(self, index, drafting, draft)
+        lengths.append(len(segment.tokens))
+        return segment
+
+    monkeypatch.setattr(PipelinedProposer, "_first", recorded)
+    config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
+    _, backend, _ = served(DECODERS["gqa"], config, 100, [Request(i, 0, 9 + i, 30) for i in range(2)], "itself ahead")
+    assert backend.acceptance.accepted == backend.acceptance.examined
+    assert set(lengths) == {1}

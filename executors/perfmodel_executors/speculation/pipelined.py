@@ -54,5 +54,7 @@ class PipelinedSpeculator:
 
     def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
         """Remember what was right, and what was drafted ahead where all was."""
-        for each, path, guess, ahead in zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True):
-            self.proposer.keep(each, len(path), ahead[1:] if guess else None)
+        self._verifying.settle(drafting, verified)
+        found = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
+        for index, (each, path, guess, ahead) in enumerate(found):
+            self.proposer.keep(index, each, len(path), ahead[1:] if guess else None)

@@ -5,8 +5,8 @@ has none: it guesses the token that the model will add, and drafts k more. If th
 are the draft of the next step; else they are forgotten.
 
 The drafter has a KV cache of its own on the block tables of the model's. What it drafts ahead lies partly behind a
-sequence's last block: in blocks of the drafter alone, before those that the tables name, and computed again once the
-sequence has blocks for it.
+sequence's last block: in blocks of the drafter alone, before those that the tables name. If it was right, the next step
+has blocks for it, where it is copied to; so that a step may be taken twice, the next one writes to other such blocks.
 """
 
 __all__ = ["DraftedAhead", "PipelinedProposer"]
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from perfmodel_executors.models.batch import TokenSegment
+from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting
 
@@ -32,6 +32,14 @@ class DraftedAhead(NamedTuple):
     cpu_ns: int
 
 
+class _Beyond(NamedTuple):
+    """Keys and values of a sequence's tokens from `first` on, in the drafter's own slots, until step `turn`."""
+
+    turn: int
+    first: int
+    slots: list[int]
+
+
 class PipelinedProposer:
     """Drafts `depth` tokens of up to `max_seqs` sequences with `runner`."""
 
@@ -41,10 +49,13 @@ class PipelinedProposer:
         self.runner = runner
         self.depth = depth
         self._per_sequence = -(-(depth + 1) // runner.cache.block_size) + 1  # own blocks
-        self._own_blocks = self._per_sequence * max_seqs
+        self._max_seqs = max_seqs
+        self._own_blocks = 2 * self._per_sequence * max_seqs  # of this step and of the one before
+        self._turn = 0  # steps that are settled
         self._longest = runner.decoder.model.max_position_embeddings
         self._drafts: dict[int, list[int]] = {}  # of the next step
         self._computed: dict[int, int] = {}  # tokens of each sequence in the drafter's cache; else all but the newest
+        self._beyond: dict[int, _Beyond] = {}
         self._thread = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, 1))
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
@@ -71,20 +82,31 @@ class PipelinedProposer:
         return self._thread.submit(self._go_on, drafting, drafts, chunks)
 
     def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
-        """Nothing has been drafted ahead yet: `keep` says what has."""
+        """The step is over; `keep` follows for each sequence."""
+        self._turn += 1
 
-    def keep(self, drafting: Drafting, num_accepted: int, ahead: Sequence[int] | None) -> None:
-        """So much of the sequence's draft was right. ahead: the draft of its next step, where the guess was, too."""
-        known, capacity = len(drafting.tokens) + num_accepted, len(drafting.block_table) * self.runner.cache.block_size
+    def keep(self, index: int, drafting: Drafting, num_accepted: int, ahead: Sequence[int] | None) -> None:
+        """So much of the draft of the step's sequence `index` was right.
+
+        ahead: the draft of its next step, where the guess was right, too
+        """
+        known, size = len(drafting.tokens) + num_accepted, self.runner.cache.block_size
+        capacity = len(drafting.block_table) * size
         self._drafts.pop(drafting.key, None)
+        self._beyond.pop(drafting.key, None)
         if ahead is not None:
             self._drafts[drafting.key] = list(ahead)
             known += len(ahead)  # the guess, and all but the last of them
-        self._computed[drafting.key] = min(known, capacity)
+        if known > capacity:
+            own = self._own(index, self._turn - 1)
+            slots = [slot(own, place, size) for place in range(known - capacity)]
+            self._beyond[drafting.key] = _Beyond(self._turn, capacity, slots)
+        self._computed[drafting.key] = known
 
     def release(self, key: int) -> None:
         self._drafts.pop(key, None)
         self._computed.pop(key, None)
+        self._beyond.pop(key, None)
 
     def first_lengths(self, drafting: Sequence[Drafting]) -> list[int]:
         """Tokens of each sequence in the first pass."""
@@ -96,6 +118,7 @@ class PipelinedProposer:
     ) -> DraftedAhead:
         begin = time.thread_time_ns()
         segments = [self._first(i, *pair) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
+        self._bring_in(drafting, segments)
         prompts = [
             chunk._replace(block_table=self._shifted(chunk.block_table), is_sampled=False, draws=()) for chunk in chunks
         ]
@@ -119,8 +142,29 @@ class PipelinedProposer:
         """What the drafter has not computed of a sequence and its draft; at least the last token."""
         text = [*drafting.tokens, *draft]
         start = min(self._computed.get(drafting.key, drafting.num_computed), len(text) - 1)
-        own = range(index * self._per_sequence, (index + 1) * self._per_sequence)
-        return TokenSegment(text[start:], start, [*self._shifted(drafting.block_table), *own])
+        beyond = self._beyond.get(drafting.key)
+        if beyond is not None and beyond.turn != self._turn:  # left out of a step: others have written there
+            start = min(start, beyond.first)
+        table = [*self._shifted(drafting.block_table), *self._own(index, self._turn)]
+        return TokenSegment(text[start:], start, table)
+
+    def _bring_in(self, drafting: Sequence[Drafting], segments: Sequence[TokenSegment]) -> None:
+        """Copy what the last step has left behind sequences' last blocks to where it belongs."""
+        moves = []
+        for each, segment in zip(drafting, segments, strict=True):
+            beyond = self._beyond.get(each.key)
+            if beyond is not None and beyond.turn == self._turn:
+                for place, source in enumerate(
+                    beyond.slots[: max(0, segment.num_computed - beyond.first)], beyond.first
+                ):
+                    moves.append((source, slot(segment.block_table, place, self.runner.cache.block_size)))
+        if moves:
+            self.runner.cache.move(moves)
+
+    def _own(self, index: int, turn: int) -> range:
+        """The drafter's own blocks of sequence `index` of a step."""
+        first = (turn % 2 * self._max_seqs + index) * self._per_sequence
+        return range(first, first + self._per_sequence)
 
     def _shifted(self, block_table: Sequence[int]) -> list[int]:
         """The drafter's blocks for those of the model."""
