@@ -20,7 +20,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "calibrate": (
         "calibrate --device cpu",
         "calibrate --from measurements/ --engine vllm --out calibrations/",
-        "calibrate --from rate-*.json --engine vllm --name my-h100 --scenario my.yaml",
+        "calibrate --from rate-*.json --engine vllm --name my-h100 --scenario llama-3.1-8b-a100",
     ),
     "validate": (
         "validate executor tiny-llama-cpu",

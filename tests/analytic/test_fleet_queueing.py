@@ -46,7 +46,7 @@ def test_a_poisson_stream_split_at_random_makes_independent_queues(
 ) -> None:
     """Thinned Poisson streams are Poisson: each replica is an M/G/1 queue (Pollaczek and Khinchine)."""
     rho = 0.5
-    measured = waits(4, "random", rho, 200_000, draws(), seed=1).mean()
+    measured = waits(4, "random", rho, 120_000, draws(), seed=1).mean()
     assert measured == pytest.approx(rho * (1 + cv**2) / 2 / (1 - rho), rel=0.03)
 
 
@@ -56,7 +56,7 @@ def test_a_poisson_stream_split_in_turn_makes_queues_with_erlang_arrivals() -> N
     k, rho = 3, 0.7
     sigma = brentq(lambda x: (k * rho / (k * rho + 1 - x)) ** k - x, 0.0, 0.999)
     assert sigma < rho
-    measured = waits(k, "round_robin", rho, 200_000, exponential(12), seed=2).mean()
+    measured = waits(k, "round_robin", rho, 120_000, exponential(12), seed=2).mean()
     assert measured == pytest.approx(sigma / (1 - sigma), rel=0.03)
 
 
@@ -64,7 +64,7 @@ def test_two_choices_reach_the_fixed_point_of_many_servers() -> None:
     """Mitzenmacher (2001): of many servers a share rho^(2^i - 1) has at least i requests, so by Little a request spends
     sum over i of rho^(2^i - 2) in the system; one choice would cost 1 / (1 - rho)."""
     rho = 0.8
-    measured = 1 + waits(100, "power_of_two", rho, 150_000, exponential(13), seed=3).mean()
+    measured = 1 + waits(100, "power_of_two", rho, 100_000, exponential(13), seed=3).mean()
     assert measured == pytest.approx(sum(rho ** (2**i - 2) for i in range(1, 12)), rel=0.03)
 
 
@@ -84,7 +84,7 @@ def offered(servers: int, rho: float) -> tuple[float, float]:
 @pytest.mark.parametrize("max_queue", [0, 1_000_000])
 def test_a_gateway_that_admits_as_many_as_there_are_servers_is_erlangs_system(max_queue: int) -> None:
     """M/M/c/c and M/M/c: what is above `max_outstanding` is refused with chance B, or waits S C / (c (1 - rho))."""
-    servers, rho, count = 4, 0.75, 200_000
+    servers, rho, count = 4, 0.75, 120_000
     env, finished, lost = TickEnvironment(), [], []
     backend = OneStepBackend(exponential(15))
 

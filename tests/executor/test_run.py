@@ -122,9 +122,9 @@ def test_steps_and_requests_are_predicted_within_a_tenth(name):
 
     Steps by their median, since some of 200 are always disturbed; requests, which last many steps, by their mean.
     """
-    scenario = load_scenario(name, ["traffic.num_requests=20", "traffic.arrivals.rate=6"])
+    scenario = load_scenario(name, ["traffic.num_requests=12", "traffic.arrivals.rate=6"])
     for _ in range(3):
-        report = validate_quickly(scenario, budget_s=0, min_rounds=5)
+        report = validate_quickly(scenario, budget_s=0, min_rounds=4)
         errors = {metric: report.metrics[metric].mean_ape for metric in ("e2el", "tpot")}
         errors["step"] = report.metrics["step"].median_ape
         if max(errors.values()) <= 0.1:

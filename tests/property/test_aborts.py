@@ -66,7 +66,7 @@ def serve_with_aborts(
 
 
 @given(st.one_of(cases(), cases(), speculating_cases()), st.integers(0, 10**6))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_each_request_is_done_or_gave_up_and_no_block_is_lost(case: Case, seed: int) -> None:
     done, gone, _ = serve_with_aborts(case, seed)
     assert sorted(r.request_id for r in done + gone) == list(range(len(case.rows)))
@@ -115,7 +115,7 @@ def run(
 
 
 @given(cases(), st.lists(st.tuples(st.integers(0, 24), st.integers(1, 3000)), max_size=12))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_leaps_change_nothing_about_who_gives_up_and_when_the_others_are_done(
     case: Case, aborts: list[tuple[int, int]]
 ) -> None:
@@ -125,7 +125,7 @@ def test_leaps_change_nothing_about_who_gives_up_and_when_the_others_are_done(
 
 
 @given(pipelined_cases(), st.lists(st.tuples(st.integers(0, 24), st.integers(1, 3000)), max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_each_request_is_done_or_gave_up_with_plans_in_several_stages(
     case: Case, aborts: list[tuple[int, int]]
 ) -> None:

@@ -11,7 +11,7 @@ from workloads import BLOCK_SIZE, Case, cases, serve_stepwise
 
 
 @given(cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_step_conserves_tokens_and_blocks_and_every_request_ends(case: Case) -> None:
     granted: dict[int, int] = {}
 
@@ -43,7 +43,7 @@ def assert_times_in_order(request: Request) -> None:
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_plan_stays_within_slots_budget_and_what_each_request_lacks(case: Case) -> None:
     config, discipline = case.config, DISCIPLINES[case.config.batching]
 

@@ -139,7 +139,7 @@ all_wires = st.builds(Wires, st.booleans(), st.booleans(), st.sampled_from([0, 1
 
 
 @given(cases(max_requests=15), specs, fleets, st.sampled_from([None, 1, 4]), all_losses, all_wires)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_each_request_ends_once_and_leaps_change_nothing(
     case: Case, spec: GatewaySpec, counts: tuple[int, int], concurrency: int | None, losses: Losses, wires: Wires
 ) -> None:

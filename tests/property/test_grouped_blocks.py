@@ -22,7 +22,7 @@ from workloads import (
 
 
 @given(grouped_cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_blocks_of_all_groups_are_conserved_and_every_request_ends(case: Case) -> None:
     most = {g: _most_of(g, case.config.max_num_batched_tokens) for g in case.groups}
 
@@ -44,7 +44,7 @@ def _most_of(group: KVGroup, num_new_tokens: int) -> int:
 
 
 @given(grouped_cases(), st.sampled_from([1, 1, 2]), st.sampled_from([None, None, 1, 3]), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | None, in_lockstep: bool) -> None:
     stepped, steps, _ = run(case, False, num_replicas, concurrency, in_lockstep)
     leapt, leap_steps, num_records = run(case, True, num_replicas, concurrency, in_lockstep)
@@ -54,7 +54,7 @@ def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | 
 
 
 @given(cases(), st.integers(1, 3), st.sampled_from([MAX_MODEL_LEN, MAX_MODEL_LEN + 3, 10_000]), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_windows_as_long_as_any_sequence_are_full_attention(case: Case, count: int, span: int, is_chunk: bool) -> None:
     """n groups that keep all tokens take n times as many blocks, from a pool n times as large."""
     case = replace(case, rolling_span=None, has_prefix_cache=False, config=replace(case.config, batching="continuous"))

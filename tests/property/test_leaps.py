@@ -106,7 +106,7 @@ def run(
 
 
 @given(cases(), st.sampled_from([1, 1, 2, 3]), st.sampled_from([None, None, 1, 3]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | None) -> None:
     stepped, steps, _ = run(case, False, num_replicas, concurrency)
     leapt, leap_steps, num_records = run(case, True, num_replicas, concurrency)
@@ -116,7 +116,7 @@ def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | 
 
 
 @given(cases(), st.sampled_from([2, 3]), st.sampled_from([None, None, 1, 3]), st.sampled_from([0, 1, 4]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_leaps_of_ranks_in_lockstep_change_nothing(
     case: Case, num_ranks: int, concurrency: int | None, timeout: int
 ) -> None:
@@ -129,7 +129,7 @@ def test_leaps_of_ranks_in_lockstep_change_nothing(
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_simulated_clock_serves_as_the_plainest_driver_does(case: Case) -> None:
     plain = serve_stepwise(case)
     ends = sorted((r.request_id, r.first_token_at, r.finished_at) for r in plain.requests)

@@ -18,7 +18,7 @@ from workloads import (
 
 
 @given(pipelined_cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_request_ends_with_its_tokens_and_blocks_go_free(case: Case) -> None:
     granted: dict[int, int] = {}
 

@@ -16,7 +16,7 @@ from workloads import BLOCK_SIZE, Case, Served, cases, serve_stepwise, speculati
 
 
 @given(speculating_cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_step_conserves_tokens_and_blocks_and_every_request_ends(case: Case) -> None:
     kept: dict[int, int] = {}
     outputs: dict[int, int] = {}
@@ -43,7 +43,7 @@ def test_every_step_conserves_tokens_and_blocks_and_every_request_ends(case: Cas
 
 
 @given(speculating_cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_drafts_stay_within_budget_blocks_and_what_each_request_lacks(case: Case) -> None:
     config, speculation = case.config, case.config.speculation
     assert speculation is not None
@@ -66,7 +66,7 @@ def test_drafts_stay_within_budget_blocks_and_what_each_request_lacks(case: Case
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_drafts_of_no_length_change_nothing(case: Case) -> None:
     plain = replace(case, is_async=False)
     off = replace(plain, config=replace(case.config, speculation=Speculation((0, 1), depths=((0,),))))

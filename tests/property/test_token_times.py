@@ -66,21 +66,21 @@ def watched(request: Request) -> tuple[int, int]:
 
 
 @given(st.one_of(cases(), speculating_cases()), PACES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_watch_says_what_a_list_of_all_tokens_says(case: Case, paces: tuple[int | None, ...]) -> None:
     case = replace(case, paces=paces)
     assert {r.request_id: watched(r) for r in serve_stepwise(case).requests} == written_down(case)
 
 
 @given(cases(), PACES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_leaps_over_many_tokens_say_the_same(case: Case, paces: tuple[int | None, ...]) -> None:
     case = replace(case, paces=paces)
     assert {row[0]: row[-2:] for row in run(case, True)[0]} == written_down(case)
 
 
 @given(cases(), PACES, st.sampled_from([2, 3]), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_and_so_they_do_on_several_engines(
     case: Case, paces: tuple[int | None, ...], num_replicas: int, in_lockstep: bool
 ) -> None:

@@ -21,7 +21,9 @@ from perfmodel.validate.steady_state import report_steady_state
 MEASURED = {"e2e_mean_ms": 2000.0, "ttft_mean_ms": 30.0, "e2e_p90_ms": 2200.0}
 
 
-def run_entry(name: str, model: str, rates: tuple[float, ...], **server: object) -> dict[str, object]:
+def run_entry(
+    name: str, model: str, rates: tuple[float, ...], stage_s: float = 100, **server: object
+) -> dict[str, object]:
     return {
         "id": name,
         "gpu": "NVIDIA H100 SXM 80GB",
@@ -31,7 +33,7 @@ def run_entry(name: str, model: str, rates: tuple[float, ...], **server: object)
         | {"max_model_len": 4096, "gpu_memory_utilization": 0.9, "total_kv_blocks": None}
         | server,
         "workload": {
-            "stages": [{"rate": rate, "duration_s": 100} for rate in rates],
+            "stages": [{"rate": rate, "duration_s": stage_s} for rate in rates],
             "num_groups": 10,
             "num_prompts_per_group": 10,
             "system_prompt_len": 100,
@@ -110,8 +112,8 @@ def test_a_file_that_holds_no_runs_is_one_sentence(tmp_path: Path, text: str) ->
 
 def test_a_profile_is_found_again_from_the_runs_it_produced(tmp_path: Path) -> None:
     entries = [
-        run_entry("llama", "meta-llama/Llama-3.1-8B-Instruct", (2.0, 14.0)),
-        run_entry("nemo", "mistralai/Mistral-Nemo-Instruct-2407", (1.0, 8.0)),
+        run_entry("llama", "meta-llama/Llama-3.1-8B-Instruct", (2.0, 14.0), stage_s=60),
+        run_entry("nemo", "mistralai/Mistral-Nemo-Instruct-2407", (1.0, 8.0), stage_s=60),
     ]
     runs, _ = read(tmp_path, *entries)
     true = EngineProfile(
