@@ -106,8 +106,9 @@ def _is_alike(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
 
 
 def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
-    same = ("device", "engine", "family", "weights", "separate")
-    return all(getattr(setup, name) == getattr(cell.low, name) for name in same)
+    low = cell.low
+    same = low.device == setup.device and low.engine == setup.engine and low.weights == setup.weights
+    return same and low.family == setup.family and low.separate == setup.separate
 
 
 def _other_sizes(setup: MeasuredSetup, cell: MeasuredCell) -> list[str]:
@@ -135,9 +136,11 @@ def _range(low: float, high: float) -> str:
 
 def _outside(value: float, low: float, high: float) -> float:
     """How many times `_SIMILAR` a size lies outside of what was measured; 0 inside, and where either is not known."""
-    if not value or not high:
+    if not value or not high or low <= value <= high:
         return 0.0
-    return max(0.0, log2(value / high), log2(low / value) if low else 0.0) / log2(_SIMILAR)
+    if value > high:
+        return log2(value / high) / log2(_SIMILAR)
+    return log2(low / value) / log2(_SIMILAR)
 
 
 def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> float:
@@ -151,9 +154,9 @@ def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> 
 def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """One metric of each of the nearest cells."""
     found: dict[tuple[str, ...], MeasuredCell] = {}
-    for cell in sorted(cells, key=lambda each: _distance(setup, each.low, each.high)):
-        if cell.metric in _OF_STEPS:
-            found.setdefault((cell.kind, cell.low.device, cell.low.engine, cell.low.version, cell.low.model), cell)
+    of_steps = [cell for cell in cells if cell.metric in _OF_STEPS]
+    for cell in sorted(of_steps, key=lambda each: _distance(setup, each.low, each.high)):
+        found.setdefault((cell.kind, cell.low.device, cell.low.engine, cell.low.version, cell.low.model), cell)
         if len(found) == _NUM_NEAREST:
             break
     return list(found.values())

@@ -7,15 +7,11 @@ they may be copied.
 
 __all__ = ["MeasuredCell", "MeasuredRow", "cells_of", "measured_cells", "measured_rows", "write_index"]
 
-import csv
-import gzip
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -23,7 +19,7 @@ from perfmodel.files.bounded import read_rows
 from perfmodel.files.catalog import data_dir
 from perfmodel.trust.setups import SIZES, MeasuredSetup
 
-_NAMES = tuple(field.name for field in fields(MeasuredSetup) if field.name not in SIZES)
+_NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
 _CELL = (*_NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
 _CELL_COLUMNS = ("kind", *_CELL, "metric", "rows", "median_error", "bias")
 _ROW_COLUMNS = ("kind", *_NAMES, *SIZES, "metric", "predicted", "measured", "label")
@@ -94,6 +90,8 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
     """
     if not rows:
         return
+    import gzip  # here and below what only writing needs: every answer imports this module
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.csv").write_text(_table(_CELL_COLUMNS, map(_cell_line, cells_of(rows))), encoding="utf-8")
     if lists_rows:
@@ -103,6 +101,8 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
 
 def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
     """Rows of one setup as one, by their medians: requests of a run, repeated runs."""
+    from statistics import median
+
     found: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
         found[row.setup, row.metric].append(row)
@@ -118,6 +118,8 @@ def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
 
 
 def _pooled(rows: Sequence[MeasuredRow]) -> MeasuredCell:
+    from statistics import median
+
     first = rows[0]
     names: dict[str, Any] = {name: getattr(first.setup, name) for name in _NAMES}
     low, high = (
@@ -139,8 +141,8 @@ def _lines(file: Path) -> list[dict[str, str]]:
 
 def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
     """The setup that a line has; of a cell the one at an `end` of its ranges."""
-    named: dict[str, Any] = {name: line[name] for name in _NAMES} | {"separate": line["separate"] == "True"}
-    return MeasuredSetup(**named | {size: float(line[f"{size}{end}"]) for size in SIZES})
+    named = (line[name] == "True" if name == "separate" else line[name] for name in _NAMES)
+    return MeasuredSetup(*named, *(float(line[size + end]) for size in SIZES))  # type: ignore[arg-type]
 
 
 def _cell(line: dict[str, str]) -> MeasuredCell:
@@ -171,6 +173,9 @@ def _rounded(value: float) -> str:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    import csv
+    import io
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)

@@ -2,8 +2,8 @@
 
 __all__ = ["SIZES", "MeasuredSetup", "setup_of"]
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from perfmodel.models.architecture import (
     Attention,
@@ -22,8 +22,7 @@ from perfmodel.specs.traffic import Lengths
 SIZES = ("total_b", "active_b", "devices", "input_tokens", "output_tokens", "concurrency")
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSetup:
+class MeasuredSetup(NamedTuple):
     """A deployment and its load, as far as measurements of others tell of it.
 
     family:        the kinds of the model's layers: "dense, attention", "mixture of experts, latent attention"

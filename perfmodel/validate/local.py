@@ -4,7 +4,6 @@ __all__ = ["report_local", "validate_local"]
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +79,7 @@ def _figures(pairs: Sequence[LocalPair]) -> list[SettingFigure]:
             float(np.median([pair.row.tokens_per_s for pair in mine])),
             mine[0].interval,
             tuple(pair.row.tokens_per_s for pair in mine),
-            replace(setup_of(scenario), input_tokens=0.0, output_tokens=0.0),  # a test has steps and no requests
+            setup_of(scenario)._replace(input_tokens=0.0, output_tokens=0.0),  # a test has steps and no requests
         )
         for mine in found.values()
         if (scenario := mine[0].scenario) is not None

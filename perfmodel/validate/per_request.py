@@ -3,7 +3,6 @@
 __all__ = ["validate_per_request"]
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,7 +76,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
 def _setup(log: RequestLog) -> MeasuredSetup:
     """The run's setup, with the mean lengths of its log."""
     prompts, answers = float(log.num_prompt_tokens.mean()), float(log.num_output_tokens.mean())
-    return replace(setup_of(log.scenario), input_tokens=prompts, output_tokens=answers)
+    return setup_of(log.scenario)._replace(input_tokens=prompts, output_tokens=answers)
 
 
 def _breakdown(

@@ -1,7 +1,5 @@
 """How near an answer is to what was measured, by an index made up here; and the index that is shipped."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +15,7 @@ SETUP = setup_of(SCENARIO)
 
 
 def row(error=0.02, metric="tpot_mean", **changes):
-    return MeasuredRow("made up", replace(SETUP, **changes), metric, 10.0 * (1 + error), 10.0, f"{error} {changes}")
+    return MeasuredRow("made up", SETUP._replace(**changes), metric, 10.0 * (1 + error), 10.0, f"{error} {changes}")
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def test_rows_of_something_else_validate_nothing(measured, change):
     found = trust_of(SCENARIO)
     assert found.level == "calibrated"
     assert found.errors == {}
-    assert [cell.low for cell in found.nearest] == [replace(SETUP, **change)]
+    assert [cell.low for cell in found.nearest] == [SETUP._replace(**change)]
 
 
 def test_rows_that_were_missed_validate_nothing_and_are_named(measured):
