@@ -126,7 +126,9 @@ def _fitting_rows(path: Path, engine: str) -> tuple[list[SteadyState], list[Stea
     def errors(profile: EngineProfile) -> np.ndarray:
         return steady_profile.log_errors(simulate_steady_states(fitted, profile=profile))
 
-    return clear, fitted, LinearErrors.around(begin, steady_profile.parameters_of(begin, fitted), errors)
+    parameters = steady_profile.parameters_of(begin, fitted)
+    here = np.log(values_of(begin, parameters))  # the committed numbers, near every fold's
+    return clear, fitted, LinearErrors.around(begin, parameters, errors, here)
 
 
 def _steady_states(path: Path, engine: str, cut: str) -> Errors:
