@@ -1,6 +1,6 @@
 """What a drafter is asked, and what it answers."""
 
-__all__ = ["Drafting", "Passes", "Proposer", "by_row"]
+__all__ = ["Drafting", "Passes", "PlainProposer", "Proposer", "by_row"]
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -103,6 +103,27 @@ class Proposer(Protocol):
     def release(self, key: int) -> None:
         """A request is done, or has lost its KV."""
         ...
+
+
+class PlainProposer:
+    """What drafters have in common that verify by a plain pass and remember nothing of it."""
+
+    def verify(
+        self,
+        runner: StepRunner,
+        drafting: Sequence[Drafting],
+        drafts: Sequence[Sequence[int]],
+        segments: Sequence[TokenSegment],
+        is_warm_up: bool = False,
+    ) -> list[int]:
+        """As of `Proposer`."""
+        return runner.run(segments, is_warm_up)
+
+    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+        """What was right is in the KV cache, or in the text."""
+
+    def release(self, key: int) -> None:
+        """Nothing is remembered."""
 
 
 def by_row(segments: Sequence[TokenSegment], parts: Sequence[Part]) -> list[Part]:

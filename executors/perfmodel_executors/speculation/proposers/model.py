@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.proposer import Drafting
+from perfmodel_executors.speculation.proposer import Drafting, PlainProposer
 from perfmodel_executors.speculation.tree import DraftTree
 
 
-class SelfProposer:
+class SelfProposer(PlainProposer):
     """Drafts with `runner`, whose decoder shares the KV of the model that verifies."""
 
     depends_on_text = False
@@ -38,22 +38,6 @@ class SelfProposer:
             for i, found in zip(active, self._next(segments, depth, active), strict=True):
                 drafts[i] += found
         return drafts
-
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
-        return runner.run(segments, is_warm_up)
-
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
-        """The KV is that of the model that has verified."""
-
-    def release(self, key: int) -> None:
-        """Nothing is remembered."""
 
     def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[TokenSegment]:
         """What the first pass computes beside what drafts: nothing."""

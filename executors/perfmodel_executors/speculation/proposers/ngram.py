@@ -11,8 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from perfmodel_executors.models.batch import TokenSegment
-from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.proposer import Drafting
+from perfmodel_executors.speculation.proposer import Drafting, PlainProposer
 
 _BYTES = array("i").itemsize
 
@@ -31,7 +30,7 @@ def lookup(tokens: Sequence[int], longest: int, shortest: int, count: int) -> li
     return []
 
 
-class NgramProposer:
+class NgramProposer(PlainProposer):
     """Needs no model and no KV."""
 
     depends_on_text = True
@@ -48,19 +47,3 @@ class NgramProposer:
         return [
             lookup(each.tokens, self._longest, self._shortest, each.depth) if each.depth else [] for each in drafting
         ]
-
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
-        return runner.run(segments, is_warm_up)
-
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
-        """Nothing is remembered."""
-
-    def release(self, key: int) -> None:
-        """Nothing is remembered."""

@@ -21,7 +21,7 @@ import torch
 
 from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.proposer import Drafting
+from perfmodel_executors.speculation.proposer import Drafting, PlainProposer
 
 
 class DraftedAhead(NamedTuple):
@@ -40,7 +40,7 @@ class _Beyond(NamedTuple):
     slots: list[int]
 
 
-class PipelinedProposer:
+class PipelinedProposer(PlainProposer):
     """Drafts `depth` tokens of up to `max_seqs` sequences with `runner`."""
 
     depends_on_text = False
@@ -64,16 +64,6 @@ class PipelinedProposer:
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         return [self._drafts.get(each.key, [])[: each.depth] for each in drafting]
-
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
-        return runner.run(segments, is_warm_up)
 
     def go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
