@@ -5,7 +5,15 @@ the same tick. At one tick, arrivals come before steps end, so a step that start
 by then.
 """
 
-__all__ = ["ARRIVAL_PRIORITY", "STEP_PRIORITY", "TICKS_PER_S", "Alarm", "TickEnvironment", "to_ticks"]
+__all__ = [
+    "ARRIVAL_PRIORITY",
+    "STEP_PRIORITY",
+    "TICKS_PER_S",
+    "Alarm",
+    "PacedEnvironment",
+    "TickEnvironment",
+    "to_ticks",
+]
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -57,6 +65,28 @@ class TickEnvironment(Environment):
                 callback(event)
             if not event._ok and not hasattr(event, "_defused"):
                 raise event._value
+
+
+class PacedEnvironment(TickEnvironment):
+    """A calendar whose clock is turned from outside: nothing passes until someone says that it has."""
+
+    def pass_undisturbed(self, delay: int, priority: EventPriority) -> bool:
+        """Never: an event is waited for."""
+        return False
+
+    @property
+    def next_tick(self) -> int | None:
+        """When the next event is due; None without one."""
+        queue = self._queue
+        return queue[0][0] if queue else None  # type: ignore[return-value]  # as of `ticks`
+
+    def run_next(self) -> None:
+        """Let the next event happen, at its tick."""
+        self.step()
+
+    def pass_to(self, tick: int) -> None:
+        """It is `tick` now, if it was earlier; no event may be due before."""
+        self._now = max(self._now, tick)
 
 
 class Alarm(Event):

@@ -8,7 +8,7 @@ import pytest
 # Each room may import those before it, but for what stands beside it.
 ORDER = (
     *("version", "errors", "kv_groups", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"),
-    *("engine", "sim", "planning", "calibrate", "validate", "report"),
+    *("engine", "sim", "planning", "calibrate", "validate", "report", "serve"),
 )
 NOT_FOR = {
     "engine": {"dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
@@ -55,6 +55,11 @@ HOMES = {
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},
     "pandas": set(),
     "ray": {"perfmodel.planning"},
+    "starlette": {"perfmodel.serve"},
+    "uvicorn": {"perfmodel.serve"},
+    "prometheus_client": {"perfmodel.serve"},
+    "zmq": {"perfmodel.serve"},
+    "msgspec": {"perfmodel.serve"},
 }
 
 

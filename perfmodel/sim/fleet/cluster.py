@@ -12,13 +12,13 @@ from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd
-from perfmodel.sim.traffic.clients import Server
 from perfmodel.specs.pools import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
+    from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
     from perfmodel.sim.fleet.dynamic import DynamicCluster
-    from perfmodel.sim.fleet.gateway import LostRequest
+    from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
     from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
@@ -48,6 +48,7 @@ class Cluster:
     ) -> None:
         self.scenario = scenario
         self.pools: list[Pool] = []
+        self._server_of: dict[int, DisaggregatedServer] = {}  # by engine
         self.transfers: KvTransfers | None = None
         self.dynamic: DynamicCluster | None = None
         self._env, self._basis_of, self._can_leap = env, basis_of, can_leap
@@ -61,7 +62,7 @@ class Cluster:
             self.transfers = kv_transfers(env, scenario)
         deployed = [self._deploy(deployment, on_finished, on_step) for deployment in _deployments(scenario)]
         self.servers = [each.server for each in deployed if each.server is not None]
-        self.route: Callable[[Request], Server] = deployed[0].route
+        self.route: Callable[[Request], RequestServer] = deployed[0].route
         if self.dynamic is not None:
             self.route = self.dynamic.over(deployed)
 
@@ -69,6 +70,10 @@ class Cluster:
     def engines(self) -> list[EngineRank]:
         """Replicas of all pools, by their numbers."""
         return [engine for pool in self.pools for engine in pool.engines]
+
+    def delay_out(self, engine: EngineRank, batch: int) -> int:
+        """Ticks from the end of a step of `engine` that sampled for `batch` sequences until clients have the tokens."""
+        return self._server_of.get(engine.index, engine).delay_out(batch)
 
     def _deploy(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         if deployment.is_shadow:
@@ -126,6 +131,7 @@ class Cluster:
         server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
         front_end = FrontEnd(server) if server != ServerFit() else None
         joined = stages.join(self._env, self.scenario, mine, on_finished, front_end, self.transfers)
+        self._server_of.update((engine.index, joined) for pool in mine for engine in pool.engines)
         return Deployed(deployment, pools, None, joined)
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.engine import Request
 from perfmodel.sim.fleet.pool import FleetRouter, Pool
-from perfmodel.sim.traffic.clients import Server
 from perfmodel.specs.pools import PoolGroup
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
+    from perfmodel.sim.fleet.gateway import RequestServer
 
 
 class Deployed(NamedTuple):
@@ -23,7 +23,7 @@ class Deployed(NamedTuple):
     server: "DisaggregatedServer | None"
 
     @property
-    def route(self) -> Callable[[Request], Server]:
+    def route(self) -> "Callable[[Request], RequestServer]":
         """The router of a deployment whose replicas neither come nor go."""
         if self.server is not None:
             server = self.server

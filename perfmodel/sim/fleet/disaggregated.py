@@ -190,6 +190,10 @@ class DisaggregatedServer:
         """`replica` has sampled the last token of `request`."""
         self._deliver(replica, request)
 
+    def delay_out(self, batch: int) -> int:
+        """Ticks from the end of a step that sampled tokens for `batch` sequences until clients have them."""
+        return 0 if self._front_end is None else self._front_end.delay_out(batch)
+
     def _deliver(self, replica: EngineRank, request: Request) -> None:
         del self._passages[request.request_id]
         if self._front_end is not None:

@@ -89,6 +89,11 @@ class DynamicCluster:
                 way_in(copy).add(copy)
         self.gateway.add(request)
 
+    def abort(self, request: Request) -> bool:
+        """Its client has gone; shadow pools go on with their copies."""
+        self.gateway.abort(request.request_id)
+        return True
+
     def _route(self, request: Request) -> RequestServer:
         kind = self._shares.of(request.request_id) if len(self._ways_in) > 1 else 0
         return self._ways_in[kind](request)

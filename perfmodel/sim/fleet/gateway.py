@@ -175,6 +175,14 @@ class Gateway:
             return False
         return True
 
+    def abort(self, request_id: int) -> None:
+        """The client of this request has gone; nothing happens where it has its answer."""
+        sent = self._live.pop(request_id, None)
+        if sent is not None:
+            self._withdraw(sent)
+            self.num_queued -= sent.is_queued
+            self.look_again()
+
     def fail(self, requests: Iterable[Request]) -> None:
         """The replicas that had these have lost them."""
         lost = [sent for r in requests if (sent := self._live.get(r.request_id)) is not None and sent.request is r]

@@ -148,6 +148,10 @@ class Lockstep:
         self.look_again()
         return is_gone
 
+    def plan_of(self, rank: Rank) -> StepPlan:
+        """The plan of `rank`, which has work, in the step in progress, or in that whose end is being told."""
+        return next(plan for one, plan in self._active if one is rank)
+
     def settle(self) -> None:
         """Let the engines stand as they would had all steps been taken one by one; a leap ends with the present one."""
         if self._run is not None:

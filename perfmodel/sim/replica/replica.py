@@ -8,7 +8,7 @@ __all__ = ["EngineRank", "FrontEnd", "Replica"]
 from collections.abc import Callable, Sequence
 
 from perfmodel.cost.calibrations.engine_profile import ServerFit
-from perfmodel.engine import Request, RequestStatus, ServeLoop, StepRecord
+from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, to_ticks
 from perfmodel.sim.replica.lockstep import Lockstep
 
@@ -31,12 +31,16 @@ class FrontEnd:
         self._tokenizer_free_at = max(self._tokenizer_free_at, now) + self._in_per_token * request.num_prompt_tokens
         return self._tokenizer_free_at - now + self._in
 
+    def delay_out(self, batch: int) -> int:
+        """Ticks from the end of a step that sampled a token for `batch` sequences until clients have them."""
+        return self._out + self._out_per_sequence * batch
+
     def deliver(self, request: Request) -> None:
         """Move a finished request's times from when its tokens were sampled to when the client had them."""
         assert request.first_token_at is not None
         assert request.finished_at is not None
-        request.first_token_at += self._out + self._out_per_sequence * request.first_token_batch
-        request.finished_at += self._out + self._out_per_sequence * request.last_token_batch
+        request.first_token_at += self.delay_out(request.first_token_batch)
+        request.finished_at += self.delay_out(request.last_token_batch)
 
 
 class EngineRank:
@@ -132,6 +136,15 @@ class EngineRank:
     def watch(self, on_less: Callable[[int], None]) -> None:
         """Call `on_less` with `index` whenever requests are forgotten, or kept blocks released."""
         self._watchers.append(on_less)
+
+    def delay_out(self, batch: int) -> int:
+        """Ticks from the end of a step that sampled tokens for `batch` sequences until clients have them."""
+        return 0 if self._front_end is None else self._front_end.delay_out(batch)
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan of the step in progress; while `on_step` is called, of the one that has ended."""
+        return self._lockstep.plan_of(self)
 
     @property
     def is_idle(self) -> bool:

@@ -1,0 +1,273 @@
+"""`Emulator`: a scenario's cluster on the wall clock, and what becomes of each request that real clients send.
+
+It is a driver as `perfmodel.sim.driver` is one, over the same cluster of the same engines; only that requests come from
+outside, that equal steps are taken one by one, and that each token is told of when its client would have it.
+"""
+
+__all__ = ["Emulator", "Fate", "Listener", "Observer", "Order"]
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from typing import Literal, NamedTuple, Protocol
+
+from perfmodel.cost import Calibration, EngineProfile
+from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.serve.paced_clock import PacedClock
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, PacedEnvironment
+from perfmodel.sim.fleet.cluster import Cluster
+from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
+from perfmodel.sim.fleet.pool import remembered_basis
+from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.specs.scenario import Scenario
+
+Fate = Literal["finished", "failed", "timed_out"]
+
+
+class Order(NamedTuple):
+    """What an engine has to know of a request: counts of tokens, never their text.
+
+    num_prompt_tokens, num_output_tokens: tokens of the prompt; tokens to generate
+    block_hashes: identity of the full KV blocks of the prompt, and then of the answer, in order; () = like no other
+    priority:     the least goes first, under the policy `priority`
+    session:      whose request it is, for routers that keep sessions together
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_hashes: tuple[Hashable, ...] = ()
+    priority: int = 0
+    session: Hashable | None = None
+
+
+class Listener(Protocol):
+    """Whoever waits for an answer. It is called within a turn of the clock: nothing may take long here."""
+
+    def on_tokens(self, num_tokens: int) -> None:
+        """So many more tokens of the answer are with the client now."""
+        ...
+
+    def on_end(self, fate: Fate) -> None:
+        """There will be no more: all tokens have come, or the deployment has lost the request."""
+        ...
+
+
+class Observer(Protocol):
+    """Whoever counts what engines do."""
+
+    def on_arrived(self, request: Request) -> None:
+        """A client has sent `request`."""
+        ...
+
+    def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
+        """A step of `engine` has ended, which was to compute `plan`.
+
+        gaps: (ticks, how many times) between tokens of requests that sat out the steps between; those of the others are
+              the step's own duration, `record.num_gaps` times
+        """
+        ...
+
+    def on_finished(self, engine: EngineRank, request: Request) -> None:
+        """An answer is complete; its times are those of its client, and may be a moment ahead."""
+        ...
+
+    def on_lost(self, request: Request, fate: Fate) -> None:
+        """The deployment has failed `request`, or its deadline is over."""
+        ...
+
+    def on_aborted(self, request: Request) -> None:
+        """The client of `request` has gone."""
+        ...
+
+
+class _Stream:
+    """An answer on its way: `request`, its newest try; tokens sampled for that, and those that were told of."""
+
+    __slots__ = ("is_closed", "listener", "num_sampled", "num_told", "request", "server")
+
+    def __init__(self, request: Request, server: RequestServer, listener: Listener) -> None:
+        self.request, self.server, self.listener = request, server, listener
+        self.num_sampled = self.num_told = 0
+        self.is_closed = False
+
+    def sample(self, request: Request, has_drafts: bool) -> int:
+        """A step has given `request` a token, or several: how many it has now."""
+        if request is not self.request:  # tried again
+            self.request, self.num_sampled = request, 0
+        if has_drafts:
+            self.num_sampled = request.num_output_tokens
+        elif not self.num_sampled and request.num_transferred_tokens:
+            self.num_sampled = 2  # the first, of another engine, leaves with its second
+        else:
+            self.num_sampled += 1  # counters of those that decode together stand still
+        return self.num_sampled
+
+    def tell(self, num_sampled: int) -> None:
+        """The client has so many of its tokens."""
+        more = num_sampled - self.num_told
+        if more > 0 and not self.is_closed:
+            self.num_told = num_sampled
+            self.listener.on_tokens(more)
+
+
+class Emulator:
+    """The cluster of `scenario` on the wall clock; `start` it within an event loop.
+
+    calibration, profile: as of `simulate`
+    speed:     simulated seconds per second
+    on_late, on_slowed: as of a `PacedClock`
+
+    Raises DoesNotFitError for a model too large for the devices, SpecError for what has no wall clock.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        calibration: Calibration | None = None,
+        profile: EngineProfile | None = None,
+        speed: float = 1.0,
+        on_late: Callable[[float], None] = lambda _: None,
+        on_slowed: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        if scenario.prompt_compression is not None:
+            raise SpecError(
+                f"{scenario.name}: prompt_compression shortens the prompts of a scenario's traffic, and a server is "
+                f"sent its prompts: leave it out."
+            )
+        env = PacedEnvironment()
+        self.scenario = scenario
+        self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed)
+        self.observers: list[Observer] = []
+        basis_of = remembered_basis(calibration, profile)
+        self.cluster = Cluster(
+            env, scenario, basis_of, self._on_finished, self._on_step, can_leap=False, on_lost=self._on_lost
+        )
+        entrance = next(pool for pool in self.cluster.pools if pool.spec.role != "decode")
+        self.max_model_len = entrance.engines[0].loop.scheduler.config.max_model_len
+        self.block_size = entrance.engines[0].loop.scheduler.config.block_size
+        self.num_sent = self.num_finished = self.num_failed = self.num_timed_out = self.num_aborted = 0
+        self._streams: dict[int, _Stream] = {}
+        self._numbers = count()
+        silent = [pool for pool in self.cluster.pools if pool.spec.shadow or pool.spec.role == "prefill"]
+        self._silent = {engine.index for pool in silent for engine in pool.engines}
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests that clients wait for."""
+        return len(self._streams)
+
+    def start(self) -> None:
+        """Tick 0 is now; within the running event loop."""
+        self.clock.start()
+
+    def stop(self) -> None:
+        """Time stands still, and no listener is called again."""
+        self.clock.stop()
+
+    # ---------------------------------------------------------------- requests in and out
+
+    def submit(self, order: Order, listener: Listener, replica: int | None = None) -> int:
+        """`order` arrives now; its number. replica: which takes it, past router and gateway; by default they decide
+
+        Raises WorkloadError for one that could never run.
+        """
+        if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len:
+            raise WorkloadError(
+                f"a prompt of {order.num_prompt_tokens} tokens and {order.num_output_tokens} to generate are more than "
+                f"the {self.max_model_len} of engine.max_model_len; shorten the prompt or ask for fewer"
+            )
+        request = Request(
+            next(self._numbers),
+            self.clock.catch_up(),
+            order.num_prompt_tokens,
+            order.num_output_tokens,
+            order.block_hashes,
+            order.priority,
+        )
+        request.session = order.session
+        request.turn = 0 if order.block_hashes else -1  # its answer's blocks may begin another prompt
+        for pool in self.cluster.pools:
+            pool.engines[0].loop.scheduler.check_can_ever_run(request)
+        server = self.cluster.route(request) if replica is None else self._engine_of(replica)
+        self._streams[request.request_id] = _Stream(request, server, listener)
+        self.num_sent += 1
+        for observer in self.observers:
+            observer.on_arrived(request)
+        server.add(request)
+        self.clock.look_again()
+        return request.request_id
+
+    def abort(self, number: int) -> None:
+        """The client of request `number` has gone; nothing happens if it has its answer."""
+        stream = self._streams.pop(number, None)
+        if stream is None:
+            return
+        stream.is_closed = True
+        self.clock.catch_up()
+        stream.server.abort(stream.request)
+        self.num_aborted += 1
+        for observer in self.observers:
+            observer.on_aborted(stream.request)
+        self.clock.look_again()
+
+    def _engine_of(self, replica: int) -> EngineRank:
+        """The rank of replica number `replica` with the fewest requests."""
+        replicas = [each for pool in self.cluster.pools for each in pool.replicas]
+        return min(replicas[replica].ranks, key=lambda rank: rank.num_outstanding)
+
+    # ---------------------------------------------------------------- what the cluster calls
+
+    def _on_step(self, engine: EngineRank, record: StepRecord) -> None:
+        plan, irregular = engine.plan, engine.loop.scheduler.irregular_gaps
+        gaps = tuple(irregular)
+        irregular.clear()
+        for observer in self.observers:
+            observer.on_step(engine, record, plan, gaps)
+        if engine.index in self._silent:
+            return
+        delay = self.cluster.delay_out(engine, plan.num_samples)
+        told = self._sampled(plan)
+        if told:
+            Alarm(self.clock.env, delay, lambda _: _tell(told), ARRIVAL_PRIORITY)
+
+    def _sampled(self, plan: StepPlan) -> list[tuple[_Stream, int]]:
+        """The answers that `plan` has made longer, and how long they are now."""
+        streams, has_drafts = self._streams, bool(plan.draft_depths)
+        told: list[tuple[_Stream, int]] = []
+        for request in (*plan.decodes, *plan.samples):
+            stream = streams.get(request.request_id)
+            if stream is not None:
+                told.append((stream, stream.sample(request, has_drafts)))
+        return told
+
+    def _on_finished(self, engine: EngineRank, request: Request) -> None:
+        self.num_finished += 1
+        for observer in self.observers:
+            observer.on_finished(engine, request)
+        stream = self._streams.get(request.request_id)
+        if stream is not None:
+            assert request.finished_at is not None
+            env = self.clock.env
+            Alarm(env, max(request.finished_at - env.ticks, 0), lambda _: self._end(stream, request), ARRIVAL_PRIORITY)
+
+    def _end(self, stream: _Stream, request: Request) -> None:
+        """The client has the whole answer, unless it has gone meanwhile."""
+        if self._streams.pop(request.request_id, None) is stream:
+            stream.tell(request.num_output_tokens)
+            stream.listener.on_end("finished")
+
+    def _on_lost(self, lost: LostRequest) -> None:
+        if lost.fate == "failed":
+            self.num_failed += 1
+        else:
+            self.num_timed_out += 1
+        for observer in self.observers:
+            observer.on_lost(lost.request, lost.fate)
+        stream = self._streams.pop(lost.request.request_id, None)
+        if stream is not None:
+            stream.listener.on_end(lost.fate)
+
+
+def _tell(told: Sequence[tuple[_Stream, int]]) -> None:
+    for stream, num_sampled in told:
+        stream.tell(num_sampled)

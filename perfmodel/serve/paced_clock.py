@@ -1,0 +1,110 @@
+"""`PacedClock`: turns the simulated calendar in real time, on an asyncio event loop.
+
+An event of tick t is due at `origin + t / speed` of the loop's clock. The schedule is absolute, so what comes late does
+not make what follows late: there is no drift. Where the machine cannot keep up at all, and events come later than
+`most_late_s`, the origin moves: the clock goes slower and says by how much, and what is measured against it stays true.
+"""
+
+__all__ = ["PacedClock"]
+
+import asyncio
+from collections.abc import Callable
+
+from perfmodel.sim.clock import TICKS_PER_S, PacedEnvironment
+
+_MOST_AT_ONCE_S = 0.002  # of one turn, until the event loop can look at its sockets
+
+
+class PacedClock:
+    """The time of `env`, at `speed` simulated seconds a second.
+
+    env:         whose events happen when they are due
+    speed:       simulated seconds per second
+    most_late_s: seconds by which an event may come late before the clock is slowed
+    on_late:     called with the seconds by which each event came late
+    on_slowed:   called with the seconds that the clock has lost, each time
+    """
+
+    def __init__(
+        self,
+        env: PacedEnvironment,
+        speed: float = 1.0,
+        most_late_s: float = 0.25,
+        on_late: Callable[[float], None] = lambda _: None,
+        on_slowed: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.env, self.speed = env, speed
+        self.slowed_s = 0.0  # seconds lost in all
+        self._most_late_s = most_late_s
+        self._on_late, self._on_slowed = on_late, on_slowed
+        self._ticks_per_s = TICKS_PER_S * speed
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._origin = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: int | None = None  # what the timer waits for
+
+    def start(self) -> None:
+        """Tick 0 is now, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._origin = self._loop.time()
+        self.look_again()
+
+    def stop(self) -> None:
+        """Nothing happens any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._due = self._loop = None
+
+    def catch_up(self) -> int:
+        """Let happen all that is due, so that something can arrive; the tick that it is then."""
+        assert self._loop is not None, "the clock does not run"
+        while self._run_due():
+            pass
+        self.env.pass_to(self._now())
+        return self.env.ticks
+
+    def look_again(self) -> None:
+        """Something was put on the calendar: come back when the first of all is due."""
+        due = self.env.next_tick
+        if due == self._due or self._loop is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = due
+        if due is not None:
+            self._timer = self._loop.call_at(self._origin + due / self._ticks_per_s, self._turn)
+
+    def _now(self) -> int:
+        assert self._loop is not None
+        return int((self._loop.time() - self._origin) * self._ticks_per_s)
+
+    def _turn(self) -> None:
+        """The timer went off. What is due for longer than a moment's work waits until sockets were looked at."""
+        self._timer = self._due = None
+        self._run_due()
+        self.look_again()
+
+    def _run_due(self) -> bool:
+        """Let events happen that are due, for a moment; whether some may be left."""
+        loop, env = self._loop, self.env
+        if loop is None:
+            return False
+        began = loop.time()
+        while (due := env.next_tick) is not None:
+            now = loop.time()
+            late = now - self._origin - due / self._ticks_per_s
+            if late < 0:
+                return False
+            if now - began > _MOST_AT_ONCE_S:
+                return True
+            self._on_late(late)
+            if late > self._most_late_s:
+                self._slow_down(late)
+            env.run_next()
+        return False
+
+    def _slow_down(self, late: float) -> None:
+        self._origin += late
+        self.slowed_s += late
+        self._on_slowed(late)
