@@ -16,7 +16,7 @@ from perfmodel.serve.http.bodies import ChatBody, CompletionBody
 from perfmodel.serve.http.errors import HttpError, not_a_model
 from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.reading import read_json
-from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, Reply
+from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
 from perfmodel.serve.http.shapes import AnswerShape
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import AnswerWriter, Vocabulary, block_hashes, chat_prompt
@@ -89,7 +89,7 @@ class Generation:
         headers = Headers(scope=scope)
         shape = AnswerShape(isinstance(body, ChatBody), self._request_id(headers), int(time.time()), model)
         outlet, options = Outlet(send), body.stream_options
-        reply = Reply(
+        reply = HttpReply(
             self._emulator,
             self._counts,
             outlet,

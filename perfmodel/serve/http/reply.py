@@ -1,6 +1,6 @@
-"""`Reply`: one request for answers, from its submission to its last byte; `CachedCounts`: what caches had of it."""
+"""`HttpReply`: one request for answers, from its submission to its last byte; `CachedCounts`: what caches had of it."""
 
-__all__ = ["AskedAnswer", "CachedCounts", "Reply"]
+__all__ = ["AskedAnswer", "CachedCounts", "HttpReply"]
 
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
@@ -56,7 +56,7 @@ class AskedAnswer(NamedTuple):
     choice: int
 
 
-class Reply:
+class HttpReply:
     """Answers on their way to one client.
 
     emulator, counts: whose answers they are; what caches had of them
@@ -146,7 +146,7 @@ class Reply:
 class _Choice:
     """A `Listener` that waits for its whole answer."""
 
-    def __init__(self, reply: Reply, index: int, asked: AskedAnswer) -> None:
+    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
         self.reply, self.index, self.asked = reply, index, asked
         self.num_cached_tokens = 0
         self._number: int | None = None
@@ -186,7 +186,7 @@ class _Choice:
 class _Streamed(_Choice):
     """A `Listener` that passes on each token."""
 
-    def __init__(self, reply: Reply, index: int, asked: AskedAnswer) -> None:
+    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
         super().__init__(reply, index, asked)
         self._before, self._after = reply.shape.token_frame(index)
         self._num_sent = 0
