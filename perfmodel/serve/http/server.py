@@ -74,7 +74,7 @@ def _config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         app,
         http=protocol,
         ws="none",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
