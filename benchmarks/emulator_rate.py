@@ -3,8 +3,8 @@
     python benchmarks/emulator_rate.py [--streams 64,128,256] [--seconds 10] [--scenario llama-3.1-8b-h100-2048-256]
 
 For each number of streams a server in a process of its own answers as many clients, which this process holds on plain
-sockets and counts: each sends its next request when it has its answer. Both are pinned to a core each, where the machine
-has two. What is printed is measured, and depends on the machine and on what else it does.
+sockets and counts: each sends its next request when it has its answer. Both are pinned to a core each, where there
+are two. What is printed is measured, and depends on the machine and on what else it does.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app, serve
 from perfmodel.serve.http.server import Listening
 from perfmodel.serve.settings import ServerSettings
+from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.specs import load_scenario
 
 WARM_S = 2.0
@@ -40,8 +41,7 @@ def pin(cores, number):
 def server(cores, scenario, sets, seconds, pipe):
     """Serve for `seconds` after `pipe` was told the port; then tell it what they took."""
     pin(cores, 0)
-    late = []
-    emulator = Emulator(load_scenario(scenario, sets), on_late=late.append)
+    emulator, late = Emulator(load_scenario(scenario, sets)), []
     settings = ServerSettings(port=0, drain_s=0)
 
     async def measured():
@@ -54,16 +54,33 @@ def server(cores, scenario, sets, seconds, pipe):
 
     async def main():
         emulator.start()
+        emulator.observers.append(StepEnds(emulator, late))
         serving = asyncio.ensure_future(serve([Listening(build_app(emulator, settings), 0)], settings, say_port))
         await measured()
-        emulator.stop()
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
+        emulator.stop()
 
     def say_port(ports):
         pipe.send(ports[0])
 
     asyncio.run(main())
+
+
+class StepEnds:
+    """An observer that notes by how many seconds the ends of steps come late, in `late`."""
+
+    def __init__(self, emulator, late):
+        self.emulator, self.late, self.origin = emulator, late, asyncio.get_running_loop().time()
+
+    def on_step(self, engine, record, plan, gaps):
+        due = self.origin + self.emulator.clock.slowed_s + record.end / TICKS_PER_S
+        self.late.append(asyncio.get_running_loop().time() - due)
+
+    def on_arrived(self, *_):
+        pass
+
+    on_finished = on_lost = on_aborted = on_arrived
 
 
 class Streams:
@@ -116,8 +133,9 @@ def measure(arguments, count):
     streams.close()
     process.join()
     rate = num_tokens / (arguments.seconds - 0.1)
+    micros = share / max(rate, 1) * 1e6
     return (
-        f"{count:8d} {rate:10,.0f} {share:8.0%} {share / max(rate, 1) * 1e6:10.1f} {median * 1e3:8.2f} {p99 * 1e3:8.2f} "
+        f"{count:8d} {rate:10,.0f} {share:8.0%} {micros:10.1f} {median * 1e3:8.2f} {p99 * 1e3:8.2f} "
         f"{worst * 1e3:8.2f} {slowed * 1e3:10.1f}"
     )
 

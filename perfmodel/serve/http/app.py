@@ -2,6 +2,7 @@
 
 __all__ = ["build_app"]
 
+import asyncio
 import logging
 from contextlib import suppress
 
@@ -71,6 +72,8 @@ class _Application:
             said = HttpError(error.status_code, str(error.detail), headers=error.headers)
         except PerfmodelError as error:
             said = HttpError(400, str(error), "BadRequestError")
+        except asyncio.CancelledError:
+            return  # the server ends, and has waited long enough
         except Exception:
             _log.exception("a request could not be answered: a bug of perfmodel")
             said = HttpError(500, "the server could not answer: a bug, which its log describes", "InternalServerError")
