@@ -1,18 +1,21 @@
-"""One engine, two clocks: with equal outcomes, both drivers make identical plans.
+"""One engine, three clocks: with equal outcomes, all drivers make identical plans.
 
 The simulated driver steps here as the executed one must; that leaps change nothing is proved in `property/test_leaps`.
 """
 
+import asyncio
 from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_time import run
 
 from perfmodel import engine, sim
 from perfmodel.engine import Outcome, Request, ServeLoop, StepPlan
-from perfmodel.sim.clock import TickEnvironment
+from perfmodel.serve import PacedClock
+from perfmodel.sim.clock import PacedEnvironment, TickEnvironment
 from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank
@@ -26,23 +29,24 @@ Ends = list[tuple[int, int | None, int | None, int | None]]
 class RecordingBackend:
     """Durations drawn by a seed, so that both drivers meet equal outcomes; keeps the plans' fingerprints."""
 
-    def __init__(self, case: Case, seed: int) -> None:
+    def __init__(self, case: Case, seed: int, scale: int = 1) -> None:
         self.fingerprints: list[str] = []
+        self._scale = scale
         self._case, self._seed = case, seed
         self._rng = Random(seed)
 
     def execute(self, plan: StepPlan) -> Outcome:
         self.fingerprints.append(plan.fingerprint())
         duration = self._rng.choice([1, 7, 40, 1000]) + plan.num_tokens
-        return Outcome(duration, None, judged(self._case, plan, self._seed))
+        return Outcome(duration * self._scale, None, judged(self._case, plan, self._seed))
 
 
 def ends_of(finished: list[Request]) -> Ends:
     return [(r.request_id, r.first_scheduled_at, r.first_token_at, r.finished_at) for r in finished]
 
 
-def run_simulated(case: Case, seed: int, concurrency: int | None) -> tuple[list[str], Ends]:
-    env, backend, finished = TickEnvironment(), RecordingBackend(case, seed), []
+def run_simulated(case: Case, seed: int, concurrency: int | None, scale: int = 1) -> tuple[list[str], Ends]:
+    env, backend, finished = TickEnvironment(), RecordingBackend(case, seed, scale), []
     client: OpenLoopClient | ClosedLoopClient
 
     def on_finished(_: EngineRank, request: Request) -> None:
@@ -67,6 +71,38 @@ def run_executed(case: Case, seed: int, concurrency: int | None) -> tuple[list[s
     return backend.fingerprints, ends_of(finished)
 
 
+async def serve_paced(case: Case, seed: int, scale: int = 1) -> tuple[list[str], Ends]:
+    """A tick is a millisecond of the event loop, and a request comes in the middle of the one it arrives in."""
+    env, backend, finished, loop = (
+        PacedEnvironment(),
+        RecordingBackend(case, seed, scale),
+        [],
+        asyncio.get_running_loop(),
+    )
+    replica = EngineRank(
+        Lockstep(env, backend), 0, case.loop(), lambda _, r: finished.append(r), lambda _, record: None
+    )
+    clock = PacedClock(env, speed=1e-9)
+    clock.start()
+    for request in case.requests():
+        await asyncio.sleep((request.arrival + 0.5) / 1e3 - loop.time())
+        assert clock.catch_up() == request.arrival
+        replica.add(request)
+        clock.look_again()
+    while env.next_tick is not None:
+        await asyncio.sleep(1e6)
+    return backend.fingerprints, ends_of(finished)
+
+
+@given(st.one_of(cases(), speculating_cases()), st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_so_does_the_wall_clock_where_arrivals_fall_in_the_same_steps(case: Case, seed: int) -> None:
+    """No request arrives just as a step ends: on a wall clock neither would come first."""
+    rows = tuple((1000 * row[0] + i, *row[1:]) for i, row in enumerate(case.rows))
+    case = replace(case, rows=rows)
+    assert run(serve_paced(case, seed, 1000)) == run_simulated(case, seed, None, scale=1000)
+
+
 @given(
     st.one_of(cases(), cases(), speculating_cases()), st.integers(0, 10**6), st.sampled_from([None, None, None, 1, 4])
 )
@@ -77,8 +113,8 @@ def test_both_drivers_make_identical_plans(case: Case, seed: int, concurrency: i
     assert run_simulated(case, seed, concurrency) == run_executed(case, seed, concurrency)
 
 
-def test_both_drivers_turn_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every plan of either driver is made by the one Scheduler, through the one ServeLoop."""
+def test_all_drivers_turn_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plan of any driver is made by the one Scheduler, through the one ServeLoop."""
     seen = []
     original = ServeLoop.start_step
 
@@ -89,7 +125,13 @@ def test_both_drivers_turn_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ServeLoop, "start_step", spy)
     config = engine.SchedulerConfig()
     case = Case(config, 1000, False, True, ((0, 30, 5, (), 0),))
-    run_simulated(case, 0, None)
-    run_executed(case, 0, None)
-    assert set(seen) == {(engine.ServeLoop, engine.Scheduler, engine.KVBlockManager)}
+    drivers = (
+        lambda: run_simulated(case, 0, None),
+        lambda: run_executed(case, 0, None),
+        lambda: run(serve_paced(case, 0)),
+    )
+    for drive in drivers:
+        seen.clear()
+        drive()
+        assert set(seen) == {(engine.ServeLoop, engine.Scheduler, engine.KVBlockManager)}
     assert sim.build_serve_loop.__module__.startswith("perfmodel.sim")

@@ -233,8 +233,8 @@ def _guidellm(found: Reading, traffic: dict[str, Any], place: str) -> None:
         )
     for ours, theirs in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
         mean, deviation = data.get(theirs, data["prompt_tokens"]), data.get(f"{theirs}_stdev", 0)
-        amounts = [_amount(each, f"--data {theirs}", place) for each in (mean, deviation)]
-        traffic[ours] = _around(*amounts, found)
+        flag = f"--data {theirs}"
+        traffic[ours] = _around(_amount(mean, flag, place), _amount(deviation, flag, place), found)
 
 
 def _amount(value: Any, flag: str, place: str) -> float:

@@ -1,0 +1,151 @@
+"""A scenario's cluster on the wall clock: the same requests have the same latencies as on the simulated one."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_time import run
+
+from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.serve import Emulator, Order
+from perfmodel.sim import Workload, simulate
+from perfmodel.specs import load_scenario
+
+SMALL = ("traffic.num_requests=40", "traffic.arrivals.rate=20")
+FLEETS = {
+    "one replica": (),
+    "two replicas": ("cluster.replicas=2",),
+    "prefix-aware": ("cluster.replicas=2", "cluster.router=prefix_affinity"),
+    "data-parallel ranks": ("engine.data_parallel_size=2",),
+    "pipeline stages": ("engine.pipeline_parallel_size=2",),
+    "a gateway": ("cluster.gateway={max_outstanding: 4, max_queue: 99}",),
+    "drafts": ("engine.speculative_config={method: ngram, num_speculative_tokens: 3, acceptance: {rate: 0.6}}",),
+    "prefill and decode pools": (
+        "cluster.pools=[{name: prefill, role: prefill, replicas: 1}, {name: decode, role: decode, replicas: 1}]",
+    ),
+    "SGLang": ("engine.profile=sglang",),
+}
+
+
+class Client:
+    """What one client saw: seconds of the event loop at which its tokens came."""
+
+    def __init__(self, at):
+        self.arrived, self.tokens, self.fate, self.number = at, [], None, None
+
+    def on_tokens(self, num_tokens):
+        self.tokens += [asyncio.get_running_loop().time()] * num_tokens
+
+    def on_end(self, fate):
+        assert self.fate is None
+        self.fate = fate
+
+
+async def replay(scenario, emulator=None, until=10_000.0):
+    """The scenario's own traffic, sent by clients in real (here virtual) time."""
+    emulator, loop, clients = emulator or Emulator(scenario), asyncio.get_running_loop(), []
+    emulator.start()
+    for request in Workload(scenario).requests():
+        await asyncio.sleep(request.arrival / 1e12 - loop.time())
+        client = Client(loop.time())
+        order = Order(request.num_prompt_tokens, request.max_output_tokens, request.block_hashes, request.priority)
+        client.number = emulator.submit(order, client)
+        clients.append((request, client))
+    while emulator.num_under_way and loop.time() < until:
+        await asyncio.sleep(1)
+    emulator.stop()
+    return emulator, clients
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_clients_measure_what_is_simulated(name):
+    scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, *FLEETS[name]])
+    emulator, clients = run(replay(scenario))
+    simulated = simulate(scenario).requests
+    assert emulator.num_finished == emulator.num_sent == len(clients) == len(simulated)
+    by_number = {int(number): i for i, number in enumerate(simulated.request_id)}
+    for request, client in clients:
+        i = by_number[request.request_id]
+        assert client.fate == "finished"
+        assert len(client.tokens) == request.max_output_tokens == simulated.num_output_tokens[i]
+        assert client.tokens[0] == pytest.approx(simulated.first_token_s[i], abs=2e-6)
+        assert client.tokens[-1] == pytest.approx(simulated.finished_s[i], abs=2e-6)
+        assert client.tokens == sorted(client.tokens)
+
+
+@given(st.lists(st.integers(0, 39), max_size=20, unique=True), st.floats(0, 3))
+@settings(max_examples=15, deadline=None)
+def test_nothing_is_lost_when_clients_go_away(gone, after_s):
+    """Every request sent is finished or aborted, and no block, slot or request is left behind."""
+    changes = (*SMALL, "cluster.replicas=2", "engine.num_gpu_blocks_override=600")
+    scenario = load_scenario("llama-3.1-8b-a100", changes)
+
+    async def main():
+        emulator, loop = Emulator(scenario), asyncio.get_running_loop()
+        loop.call_later(after_s, lambda: [emulator.abort(number) for number in gone])
+        return await replay(scenario, emulator)
+
+    emulator, clients = run(main())
+    assert emulator.num_sent == emulator.num_finished + emulator.num_aborted == 40
+    assert sum(client.fate == "finished" for _, client in clients) == emulator.num_finished
+    for engine in emulator.cluster.engines:
+        scheduler = engine.loop.scheduler
+        scheduler.check_integrity()
+        assert not scheduler.has_requests
+        assert scheduler.blocks.num_used == 0
+        assert engine.is_idle
+
+
+def test_an_abort_in_a_gateway_s_queue_frees_its_place():
+    scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, "cluster.gateway={max_outstanding: 1, max_queue: 9}"])
+
+    async def main():
+        emulator = Emulator(scenario)
+        emulator.start()
+        first, second, third = Client(0), Client(0), Client(0)
+        emulator.submit(Order(100, 50), first)
+        number = emulator.submit(Order(100, 50), second)
+        emulator.submit(Order(100, 50), third)
+        emulator.abort(number)
+        await asyncio.sleep(20)
+        return first, second, third
+
+    first, second, third = run(main())
+    assert (first.fate, second.fate, third.fate) == ("finished", None, "finished")
+    assert not second.tokens
+
+
+def test_an_answer_s_blocks_begin_the_next_prompt_of_its_conversation():
+    scenario = load_scenario("llama-3.1-8b-a100")
+
+    async def main():
+        emulator = Emulator(scenario)
+        emulator.start()
+        size = emulator.block_size
+        hashes = tuple(range(30))
+        first, second = Client(0), Client(0)
+        emulator.submit(Order(10 * size, 10 * size, hashes[:20]), first)
+        await asyncio.sleep(30)
+        emulator.submit(Order(25 * size, 5, hashes[:25]), second)
+        await asyncio.sleep(30)
+        return emulator.cluster.engines[0].loop.scheduler.num_prefix_tokens_hit, size
+
+    hit, size = run(main())
+    assert hit == 19 * size  # all but the block with the last token, which nobody computed
+
+
+def test_what_could_never_run_is_refused_at_once():
+    async def main():
+        emulator = Emulator(load_scenario("llama-3.1-8b-a100"))
+        emulator.start()
+        with pytest.raises(WorkloadError, match=r"engine\.max_model_len"):
+            emulator.submit(Order(emulator.max_model_len, 1), Client(0))
+        return emulator
+
+    assert run(main()).num_sent == 0
+
+
+def test_a_cluster_that_shortens_prompts_is_no_server():
+    with pytest.raises(SpecError, match="prompt_compression"):
+        Emulator(load_scenario("llama-3.1-8b-a100", ["prompt_compression={ratio: 0.5}"]))
