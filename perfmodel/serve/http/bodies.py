@@ -7,13 +7,13 @@ Refused, because their time is not modelled or their answer could not be given: 
 (response formats but text, tool choices that force a call), echo, suffix, contents that are no text.
 """
 
-__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "GenerationBody", "TokenizeBody"]
+__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "GenerationBody", "StreamOptions", "TokenizeBody"]
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from perfmodel.serve.tokens import Message, Wanted
+from perfmodel.serve.tokens import ChatMessage, Wanted
 
 _HIGHEST_ID = 2**63 - 1
 _HIGHEST_SEED = 2**63 - 1
@@ -140,7 +140,7 @@ class CompletionBody(GenerationBody):
         return given  # type: ignore[return-value]  # the rest are lists of prompts
 
 
-class _ChatMessage(BaseModel):
+class _MessageBody(BaseModel):
     """A message; what it says beside texts is refused."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -149,7 +149,7 @@ class _ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
     @model_validator(mode="after")
-    def _is_text(self) -> "_ChatMessage":
+    def _is_text(self) -> "_MessageBody":
         for part in self.content if isinstance(self.content, list) else ():
             if part.get("type", "text") not in ("text", "refusal") or not isinstance(_part_text(part), str):
                 kind = str(part.get("type"))[:40]
@@ -172,7 +172,7 @@ def _part_text(part: dict[str, Any]) -> Any:
 class ChatBody(GenerationBody):
     """/v1/chat/completions. Tools are part of the prompt, which grows by their text; answers call none."""
 
-    messages: list[_ChatMessage] = Field(min_length=1)
+    messages: list[_MessageBody] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -194,24 +194,24 @@ class ChatBody(GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def conversation(self) -> list[Message]:
+    def conversation(self) -> list[ChatMessage]:
         """The messages; tools are the first."""
-        tools = [Message("tool", str(self.tools))] if self.tools else []
-        return tools + [Message(message.role, message.text) for message in self.messages]
+        tools = [ChatMessage("tool", str(self.tools))] if self.tools else []
+        return tools + [ChatMessage(message.role, message.text) for message in self.messages]
 
 
 class TokenizeBody(_Body):
     """/tokenize: a text, or the messages of a conversation."""
 
     prompt: str | None = None
-    messages: list[_ChatMessage] | None = None
+    messages: list[_MessageBody] | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
     @property
-    def conversation(self) -> list[Message]:
+    def conversation(self) -> list[ChatMessage]:
         """The messages."""
-        return [Message(message.role, message.text) for message in self.messages or ()]
+        return [ChatMessage(message.role, message.text) for message in self.messages or ()]
 
     @model_validator(mode="after")
     def _has_one(self) -> "TokenizeBody":

@@ -14,9 +14,9 @@ from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Order
 from perfmodel.serve.http.bodies import ChatBody, CompletionBody
 from perfmodel.serve.http.errors import HttpError, not_a_model
-from perfmodel.serve.http.exchange import Asked, CachedCounts, Exchange
 from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.reading import read_json
+from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
 from perfmodel.serve.http.shapes import AnswerShape
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import AnswerWriter, Vocabulary, block_hashes, chat_prompt
@@ -47,7 +47,12 @@ class Models:
 
 
 class Generation:
-    """What answers a request with tokens, of either kind, and counts how many it is answering (`num_open`)."""
+    """What answers requests with tokens, of either kind, and counts how many it is answering (`num_open`).
+
+    emulator, settings: what answers; to whom, and how
+    vocabulary:         what prompts are counted by
+    replica:            as of `Emulator.submit`
+    """
 
     def __init__(
         self, emulator: Emulator, settings: ServerSettings, vocabulary: Vocabulary, replica: int | None
@@ -84,7 +89,7 @@ class Generation:
         headers = Headers(scope=scope)
         shape = AnswerShape(isinstance(body, ChatBody), self._request_id(headers), int(time.time()), model)
         outlet, options = Outlet(send), body.stream_options
-        exchange = Exchange(
+        reply = HttpReply(
             self._emulator,
             self._counts,
             outlet,
@@ -96,15 +101,15 @@ class Generation:
         )
         self.num_open += 1
         try:
-            exchange.submit(self._replica)
+            reply.submit(self._replica)
             await _until_gone(receive)
             await outlet.drained()
         except WorkloadError as error:
             raise HttpError(400, str(error), "BadRequestError") from None
         finally:
             self.num_open -= 1
-            if not exchange.is_over:
-                exchange.abort()
+            if not reply.is_over:
+                reply.abort()
 
     def _request_id(self, headers: Headers) -> str:
         self._num_taken += 1
@@ -113,7 +118,7 @@ class Generation:
 
     def _asked(
         self, body: ChatBody | CompletionBody, prompts: list[TokenIds], model: str, headers: Headers
-    ) -> list[Asked]:
+    ) -> list[AskedAnswer]:
         """All answers that are asked for. Raises HttpError for more than the limit, and prompts that are too long."""
         if len(prompts) * body.n > self._settings.max_answers:
             raise HttpError(
@@ -134,7 +139,7 @@ class Generation:
                 ids = np.concatenate([prompt, answer.ids])
                 known = block_hashes(ids, self._emulator.block_size, body.cache_salt, self._models.adapter(model))
                 order = Order(len(prompt), len(answer.ids), known, body.priority, session)
-                asked.append(Asked(order, answer, number, choice))
+                asked.append(AskedAnswer(order, answer, number, choice))
         return asked
 
 

@@ -16,7 +16,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 async def read_json(scope: Scope, receive: Receive, settings: ServerSettings, kind: type[Body]) -> Body:
-    """The body of a request as a `kind`. Raises HttpError for one that is none."""
+    """The body of the request `scope`, which `receive` brings, as a `kind`, within the bounds of `settings`.
+
+    Raises HttpError for one that is none.
+    """
     media = Headers(scope=scope).get("content-type", "").split(";")[0].strip().lower()
     if media != "application/json":
         raise HttpError(400, f"content-type: found {media[:40]!r}, allowed: application/json")

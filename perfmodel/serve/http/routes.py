@@ -1,6 +1,6 @@
 """`routes`: every path of the server, and what answers there."""
 
-__all__ = ["routes"]
+__all__ = ["Rendered", "routes"]
 
 import json
 from collections.abc import Awaitable, Callable
@@ -128,6 +128,7 @@ def routes(
 ) -> list[Route]:
     """Every route of the server.
 
+    emulator, settings: what answers; to whom, and how
     vocabulary: what prompts are counted by
     metrics:    what /metrics shows; None: it is not there
     replica:    as of `Emulator.submit`

@@ -1,6 +1,6 @@
 """Answers as JSON: those of OpenAI's two kinds of generation, whole and in chunks, as vLLM's server writes them."""
 
-__all__ = ["DONE", "AnswerShape", "Usage"]
+__all__ = ["DONE", "AnswerShape", "TokenCounts"]
 
 import json
 from json.encoder import encode_basestring_ascii
@@ -11,7 +11,7 @@ from perfmodel.serve.tokens import Answer
 DONE = b"data: [DONE]\n\n"
 
 
-class Usage(NamedTuple):
+class TokenCounts(NamedTuple):
     """Tokens of a request's prompts and answers, and those of the prompts that a prefix cache had."""
 
     num_prompt_tokens: int
@@ -44,7 +44,7 @@ class AnswerShape:
         self._head = {"id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id}"}
         self._tail = {"created": created, "model": model}
 
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+    def whole(self, answers: list[Answer], usage: TokenCounts) -> bytes:
         """All `answers` at once."""
         name = "chat.completion" if self.is_chat else "text_completion"
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
@@ -72,16 +72,16 @@ class AnswerShape:
         before, after = event.split(encode_basestring_ascii(text).encode())
         return before, after
 
-    def last_token(self, index: int, answer: Answer, usage: Usage | None) -> bytes:
+    def last_token(self, index: int, answer: Answer, usage: TokenCounts | None) -> bytes:
         """The chunk of the last token of answer `index`, which says why it ends."""
         choice = self._chunk_choice(index, answer.pieces[-1], answer.finish_reason, answer.stop_reason)
         return self._event([choice], usage)
 
-    def token(self, index: int, text: str, usage: Usage) -> bytes:
+    def token(self, index: int, text: str, usage: TokenCounts) -> bytes:
         """The chunk of a token of answer `index`, with the counts so far."""
         return self._event([self._chunk_choice(index, text, None, None)], usage)
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenCounts) -> bytes:
         """The chunk that has the counts alone."""
         return self._event([], usage)
 
@@ -90,7 +90,7 @@ class AnswerShape:
         ended = {"finish_reason": finish, "stop_reason": reason}
         return {"index": index, **content, "logprobs": None, **ended}
 
-    def _event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], usage: TokenCounts | None = None) -> bytes:
         name = "chat.completion.chunk" if self.is_chat else "text_completion"
         said = {**self._head, "object": name, **self._tail, "choices": choices}
         if usage is not None:

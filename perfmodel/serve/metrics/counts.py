@@ -70,7 +70,10 @@ class EngineCounts:
         self._window = (0, 0, 0)  # steps, tokens, tick when it began
 
     def add_step(self, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]], num_prompt: int) -> None:
-        """A step has ended: as of an `Observer`. num_prompt: tokens of prompts that have their first token with it"""
+        """A step has ended, of which an `Observer` is told `record`, `plan` and `gaps`.
+
+        num_prompt: tokens of prompts that have their first token with it
+        """
         tokens = len(plan.decodes) + len(plan.samples) + record.num_accepted_tokens
         if record.num_gaps:
             duration = (record.end - record.start) / TICKS_PER_S

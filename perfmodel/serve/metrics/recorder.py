@@ -25,7 +25,7 @@ _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def content_type(openmetrics: bool) -> str:
-    """Of what `render` returns."""
+    """The Content-Type of what `render` returns."""
     return openmetrics_format.CONTENT_TYPE_LATEST if openmetrics else _PLAIN
 
 
@@ -143,13 +143,13 @@ class Metrics:
     # ---------------------------------------------------------------- what the emulator says
 
     def on_arrived(self, request: Request) -> None:
-        """As of an `Observer`."""
+        """See `Observer`."""
         server = self._emulator.server_of(request.request_id)
         engine = server.index if isinstance(server, EngineRank) else None
         self._known[request.request_id] = _Known(request.arrival, engine)
 
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
-        """As of an `Observer`."""
+        """See `Observer`."""
         counts, num_prompt = self._counts[engine.index], 0
         if plan.chunks or plan.singles or plan.resumed:
             for grant in plan.chunks:
@@ -174,7 +174,7 @@ class Metrics:
         self._counts[engine.index].of["ttft"].add((came - known.arrival) / TICKS_PER_S)
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
-        """As of an `Observer`."""
+        """See `Observer`."""
         known = self._known.pop(request.request_id, None)
         if known is None:
             return
@@ -185,11 +185,11 @@ class Metrics:
         counts.add_finished(request, known.params)
 
     def on_lost(self, request: Request, fate: Fate) -> None:
-        """As of an `Observer`."""
+        """See `Observer`."""
         self._end_unanswered(request, "error")
 
     def on_aborted(self, request: Request) -> None:
-        """As of an `Observer`."""
+        """See `Observer`."""
         self._end_unanswered(request, "abort")
 
     def _end_unanswered(self, request: Request, reason: str) -> None:

@@ -1,6 +1,6 @@
 """Metrics as SGLang's server has them: names, types, labels and buckets.
 
-Source: `python/sglang/srt/metrics/collector.py` of SGLang 0.5 (what its server counts before `is_streaming` became a
+Source: the collector of SGLang 0.5's runtime (`srt/metrics`; what its server counts before `is_streaming` became a
 label). What its schedulers say has labels of the engine; what its tokenizer manager says, which stands before all
 data-parallel ranks, has the model's name only, and counts a request when it is done.
 """

@@ -1,7 +1,7 @@
 """Metrics as vLLM's server has them: names, types, labels and buckets.
 
-Source: `vllm/v1/metrics/loggers.py` and `vllm/v1/spec_decode/metrics.py` of vLLM 0.27 to 0.30, and the page "Production
-Metrics" of its documentation (0.32); `num_requests_waiting_by_reason` is there since 0.20. Names that were removed are
+Source: `PrometheusStatLogger` and `SpecDecodingProm` of vLLM 0.27 to 0.30, and the page "Production Metrics" of its
+documentation (0.32); `num_requests_waiting_by_reason` is there since 0.20. Names that were removed are
 of V0 and of V1 up to 0.10. As there, a prompt counts when its first token comes, with its cached tokens, and a step
 whose batch samples no token is no iteration.
 """

@@ -4,8 +4,8 @@ __all__ = [
     "Answer",
     "AnswerWriter",
     "ByteTokens",
+    "ChatMessage",
     "FileTokens",
-    "Message",
     "Vocabulary",
     "Wanted",
     "block_hashes",
@@ -14,6 +14,6 @@ __all__ = [
 
 from perfmodel.serve.tokens.answers import Answer, AnswerWriter, Wanted
 from perfmodel.serve.tokens.blocks import block_hashes
-from perfmodel.serve.tokens.chat import Message, chat_prompt
+from perfmodel.serve.tokens.chat import ChatMessage, chat_prompt
 from perfmodel.serve.tokens.files import FileTokens
 from perfmodel.serve.tokens.vocabulary import ByteTokens, Vocabulary

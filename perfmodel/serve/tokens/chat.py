@@ -6,7 +6,7 @@ models take as many, give or take two. A prompt ends with the four tokens that b
 back as a message of the next turn has the place in its prompt that it had, and its KV blocks with it.
 """
 
-__all__ = ["Message", "chat_prompt"]
+__all__ = ["ChatMessage", "chat_prompt"]
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -21,14 +21,14 @@ _FIRST_ROLE = FIRST_SPECIAL + 16
 _ENDED = np.array([_END], dtype=np.int64)
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     """Who said it, and what."""
 
     role: str
     text: str
 
 
-def chat_prompt(vocabulary: Vocabulary, messages: Iterable[Message], has_answer: bool = True) -> TokenIds:
+def chat_prompt(vocabulary: Vocabulary, messages: Iterable[ChatMessage], has_answer: bool = True) -> TokenIds:
     """Token ids of `messages`; `has_answer`: and of the beginning of an answer."""
     parts: list[TokenIds] = []
     for message in messages:

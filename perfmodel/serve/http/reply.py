@@ -1,6 +1,6 @@
-"""`Exchange`: one request for answers, from its submission to its last byte; `CachedCounts`: what caches had of it."""
+"""`HttpReply`: one request for answers, from its submission to its last byte; `CachedCounts`: what caches had of it."""
 
-__all__ = ["Asked", "CachedCounts", "Exchange"]
+__all__ = ["AskedAnswer", "CachedCounts", "HttpReply"]
 
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
@@ -10,7 +10,7 @@ from perfmodel.engine import Request, StepPlan, StepRecord
 from perfmodel.serve.emulator import Emulator, Fate, Order
 from perfmodel.serve.http.errors import HttpError, error_body
 from perfmodel.serve.http.outlet import Outlet
-from perfmodel.serve.http.shapes import DONE, AnswerShape, Usage
+from perfmodel.serve.http.shapes import DONE, AnswerShape, TokenCounts
 from perfmodel.serve.tokens import Answer
 from perfmodel.sim.replica.replica import EngineRank
 
@@ -32,7 +32,7 @@ class CachedCounts:
         """Nothing is known yet."""
 
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
-        """Counts are of whole answers."""
+        """Nothing: counts are of whole answers. See `Observer`: engine, record, plan, gaps."""
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         """Note what was cached of `request`."""
@@ -47,7 +47,7 @@ class CachedCounts:
         """Nobody asks."""
 
 
-class Asked(NamedTuple):
+class AskedAnswer(NamedTuple):
     """One answer that a request asks for: the number of its prompt, and which of the prompt's answers it is."""
 
     order: Order
@@ -56,15 +56,14 @@ class Asked(NamedTuple):
     choice: int
 
 
-class Exchange:
+class HttpReply:
     """Answers on their way to one client.
 
-    shape:      how they are written
-    asked:      all that the request asks for, in the order of their indices
-    is_stream:  token by token, or all at the end
+    emulator, counts: whose answers they are; what caches had of them
+    outlet, shape:    over which they are sent, and how they are written
+    asked:            all that the request asks for, in the order of their indices
+    is_stream:        token by token, or all at the end
     with_usage, with_counts: a last chunk with the counts of tokens; counts in each chunk
-    breaks_at:  how many chunks or, of a whole answer, which share of its bytes in thousandths a client gets before the
-                connection breaks; None: it does not
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Exchange:
         counts: CachedCounts,
         outlet: Outlet,
         shape: AnswerShape,
-        asked: list[Asked],
+        asked: list[AskedAnswer],
         is_stream: bool,
         with_usage: bool = False,
         with_counts: bool = False,
@@ -135,9 +134,9 @@ class Exchange:
         self.outlet.start(status, [*_JSON, (b"content-length", str(len(body)).encode())])
         self.outlet.body(body, is_last=True)
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> TokenCounts:
         firsts = [choice for choice in self._choices if choice.asked.choice == 0]
-        return Usage(
+        return TokenCounts(
             sum(choice.asked.order.num_prompt_tokens for choice in firsts),
             sum(choice.asked.order.num_output_tokens for choice in self._choices),
             sum(choice.num_cached_tokens for choice in firsts),
@@ -147,8 +146,8 @@ class Exchange:
 class _Choice:
     """A `Listener` that waits for its whole answer."""
 
-    def __init__(self, exchange: Exchange, index: int, asked: Asked) -> None:
-        self.exchange, self.index, self.asked = exchange, index, asked
+    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
+        self.reply, self.index, self.asked = reply, index, asked
         self.num_cached_tokens = 0
         self._number: int | None = None
         self._is_over = False
@@ -179,37 +178,37 @@ class _Choice:
             self._counts.choices.pop(self._number, None)
             self._number = None
         if fate == "finished":
-            self.exchange.finish_one()
+            self.reply.finish_one()
         else:
-            self.exchange.lose(fate)
+            self.reply.lose(fate)
 
 
 class _Streamed(_Choice):
     """A `Listener` that passes on each token."""
 
-    def __init__(self, exchange: Exchange, index: int, asked: Asked) -> None:
-        super().__init__(exchange, index, asked)
-        self._before, self._after = exchange.shape.token_frame(index)
+    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
+        super().__init__(reply, index, asked)
+        self._before, self._after = reply.shape.token_frame(index)
         self._num_sent = 0
 
     def on_tokens(self, num_tokens: int) -> None:
         """As of a `Listener`."""
         first, last = self._num_sent, len(self.asked.answer.pieces)
         self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self.exchange.shape.opening(self.index)]
-        if self.exchange.with_counts:
+        parts = [] if first else [self.reply.shape.opening(self.index)]
+        if self.reply.with_counts:
             parts += [self._counted(place) for place in range(first, end)]
         else:
             for piece in self.asked.answer.pieces[first : min(end, last - 1)]:
                 parts += (self._before, encode_basestring_ascii(piece).encode(), self._after)
             if end == last:
-                parts.append(self.exchange.shape.last_token(self.index, self.asked.answer, None))
-        self.exchange.outlet.body(b"".join(parts))
+                parts.append(self.reply.shape.last_token(self.index, self.asked.answer, None))
+        self.reply.outlet.body(b"".join(parts))
 
     def _counted(self, place: int) -> bytes:
         """The chunk of token number `place`, with the counts up to it."""
-        answer, shape = self.asked.answer, self.exchange.shape
-        usage = Usage(self.asked.order.num_prompt_tokens, place + 1)
+        answer, shape = self.asked.answer, self.reply.shape
+        usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1)
         if place + 1 == len(answer.pieces):
             return shape.last_token(self.index, answer, usage)
         return shape.token(self.index, answer.pieces[place], usage)
