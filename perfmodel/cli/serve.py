@@ -15,7 +15,7 @@ from perfmodel.cli.terminal import say
 from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.serve.deployment import Deployment, Ended, Published
+    from perfmodel.serve.emulator_server import EmulatorServer, Ended, Telemetry
     from perfmodel.serve.settings import ServerSettings
 
 _KEY = "PERFMODEL_API_KEY"
@@ -97,7 +97,7 @@ def serve(
         raise SpecError(f"--speed {speed:g}: allowed more than 0 simulated seconds per second.")
     loaded = asked.load(overrides, seed)
     try:
-        from perfmodel.serve.deployment import Deployment
+        from perfmodel.serve.emulator_server import EmulatorServer
         from perfmodel.serve.settings import InjectedFaults, ServerSettings
     except ImportError as error:
         raise MissingExtraError(
@@ -116,21 +116,21 @@ def serve(
         faults=InjectedFaults.parsed(fail) if fail else InjectedFaults(),
         drain_s=drain,
     )
-    published = _published(metrics_names)
-    _run(Deployment(loaded, settings, published, speed, ports, cold_start), asked.assumed(loaded))
+    telemetry = _telemetry(metrics_names)
+    _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), asked.assumed(loaded))
 
 
-def _published(names: str | None) -> "Published":
-    from perfmodel.serve.deployment import Published
+def _telemetry(names: str | None) -> "Telemetry":
+    from perfmodel.serve.emulator_server import Telemetry
 
-    known = {None: Published(), "vllm": Published("vllm"), "sglang": Published("sglang")}
-    known["legacy"] = Published("vllm", legacy=True)
+    known = {None: Telemetry(), "vllm": Telemetry("vllm"), "sglang": Telemetry("sglang")}
+    known["legacy"] = Telemetry("vllm", legacy=True)
     if names not in known:
         raise SpecError(f"--metrics-names {names}: allowed vllm, sglang or legacy.")
     return known[names]
 
 
-def _run(deployment: "Deployment", notes: tuple[str, ...]) -> None:
+def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:
     import asyncio
     import logging
 
@@ -140,9 +140,9 @@ def _run(deployment: "Deployment", notes: tuple[str, ...]) -> None:
 
     def on_ready(found: list[int]) -> None:
         for each in found:
-            say(f"Listening on http://{_shown(deployment.settings)}:{each} ({deployment.emulator.scenario.name})")
+            say(f"Listening on http://{_shown(server.settings)}:{each} ({server.emulator.scenario.name})")
 
-    say(_closing(asyncio.run(deployment.run(on_ready))))
+    say(_closing(asyncio.run(server.run(on_ready))))
 
 
 def _shown(settings: "ServerSettings") -> str:

@@ -1,6 +1,6 @@
-"""`Deployment`: a scenario as servers that real clients can reach: its emulator, what it publishes, and its ports."""
+"""`EmulatorServer`: a scenario as a server that real clients reach: its emulator, what it tells beside, its ports."""
 
-__all__ = ["Deployment", "Ended", "Published"]
+__all__ = ["EmulatorServer", "Ended", "Telemetry"]
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _SAY_EVERY_S = 5.0  # of a clock that is slowed
 
 
 @dataclass(frozen=True)
-class Published:
+class Telemetry:
     """What the deployment tells beside its answers.
 
     metrics: whose names /metrics has; None: those of the scenario's engine profile
@@ -43,9 +43,10 @@ class Ended(NamedTuple):
     slowed_s: float
 
 
-class Deployment:
+class EmulatorServer:
     """`scenario` on the wall clock, to be run within an event loop.
 
+    settings, telemetry: how it answers; what it tells beside
     speed:     simulated seconds per second
     own_ports: each replica has a port of its own, from `settings.port` on, in place of the scenario's router
     cold_start: it answers 503 for as long as it would load its weights
@@ -57,7 +58,7 @@ class Deployment:
         self,
         scenario: Scenario,
         settings: ServerSettings,
-        published: Published = Published(),
+        telemetry: Telemetry = Telemetry(),
         speed: float = 1.0,
         own_ports: bool = False,
         cold_start: bool = False,
@@ -72,14 +73,14 @@ class Deployment:
             on_slowed=self._on_slowed,
             on_error=self._on_error,
         )
-        names = published.metrics or ("sglang" if scenario.engine.profile == "sglang" else "vllm")
+        names = telemetry.metrics or ("sglang" if scenario.engine.profile == "sglang" else "vllm")
         if not settings.served_names:
             settings = replace(settings, served_names=(scenario.model.name,))
         self.settings = settings
         if cold_start:
             self.settings = replace(settings, cold_start_s=self.emulator.cold_start_s())
         self.metrics = Metrics(
-            self.emulator, settings.served_names[0], names, published.legacy, loras=settings.lora_names
+            self.emulator, settings.served_names[0], names, telemetry.legacy, loras=settings.lora_names
         )
         self._own_ports = own_ports
 
