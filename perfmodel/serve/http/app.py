@@ -11,7 +11,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.serve.emulator import Emulator
+from perfmodel.serve.emulator import Emulator, ReplicaDownError
 from perfmodel.serve.http.errors import HttpError, send_error
 from perfmodel.serve.http.guard import Guard
 from perfmodel.serve.http.routes import Rendered, routes
@@ -70,6 +70,8 @@ class _Application:
             said = error
         except HTTPException as error:
             said = HttpError(error.status_code, str(error.detail), headers=error.headers)
+        except ReplicaDownError as error:
+            said = HttpError(503, str(error), "ServiceUnavailableError")
         except PerfmodelError as error:
             said = HttpError(400, str(error), "BadRequestError")
         except asyncio.CancelledError:
