@@ -121,14 +121,17 @@ def prepared_folder(folder: Path) -> None:
 def _run(command: PageCommand, folder: Path) -> str:
     """What is wrong with its end; nothing where all is well."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "executors"), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(
+    begun = subprocess.Popen(
         [sys.executable, "-m", "perfmodel", *command.words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+    heard = _until_it_listens(begun) if command.words[0] == "serve" else ""
+    printed, said = begun.communicate()
+    found = subprocess.CompletedProcess(begun.args, begun.returncode, printed, heard + said)
     if command.output is not None:
         (folder / command.output).write_text(found.stdout, encoding="utf-8")
     return (
@@ -136,6 +139,18 @@ def _run(command: PageCommand, folder: Path) -> str:
         if found.returncode == (2 if command.is_refused else 0)
         else f"status {found.returncode}: {found.stderr.strip()[-300:]}"
     )
+
+
+def _until_it_listens(server: "subprocess.Popen[str]") -> str:
+    """Tell a server to end once it listens; what it has said until then."""
+    assert server.stderr is not None
+    heard = ""
+    while line := server.stderr.readline():
+        heard += line
+        if line.startswith("Listening on "):
+            server.terminate()
+            break
+    return heard
 
 
 def main() -> int:

@@ -32,8 +32,9 @@ SMALL = (
     *("--set", "plan.seeds=1", "--set", "plan.num_requests=60", "--set", "plan.finalists=1"),
     *("--set", "plan.space.max_num_seqs=[64]", "--set", "plan.space.max_num_batched_tokens=[8192]"),
 )
-# Not even on little: studies check what they are of instead, and a folder of figures is read by other tests.
-TOO_MUCH = ("study", "validate published workloads")
+# Not even on little: studies check what they are of instead, a folder of figures is read by other tests, and a server
+# serves until it is told to end.
+TOO_MUCH = ("study", "validate published workloads", "serve")
 
 
 def words_of(command):
