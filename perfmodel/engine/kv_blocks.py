@@ -214,7 +214,7 @@ class KVBlockManager:
             self._tell_stored(request.block_hashes, first, request.num_hashed_blocks, 0)
 
     def _tell_stored(self, contents: Sequence[Hashable], first: int, end: int, group: int) -> None:
-        """From `first` up to `end` they are in the cache now."""
+        """Those numbered `first` up to `end` are in the cache now."""
         if self.listener is not None and first < end:
             self.listener.on_stored(contents[first:end], contents[first - 1] if first else None, group)
 
