@@ -96,7 +96,8 @@ def _kubernetes(tools: Path) -> Iterator[Row]:
             file.write(built)
             file.flush()
             right, _ = _called(validate, "--strict", file.name)
-    yield "kubernetes/kustomization.yaml", "kubectl kustomize, then strict", f"{len(re.findall("^kind:", built, re.MULTILINE))} objects", right
+    num_objects = len(re.findall("^kind:", built, re.MULTILINE))
+    yield "kubernetes/kustomization.yaml", "kubectl kustomize, then strict", f"{num_objects} objects", right
 
 
 def _image(tools: Path) -> Iterator[Row]:
