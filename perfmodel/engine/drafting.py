@@ -173,4 +173,4 @@ class DraftingRequests(RunningRequests):
                 request.num_promised_tokens += right
                 request.num_output_tokens += right
         self._estimate.add(num_judged, num_right)
-        plan.num_accepted_tokens = num_right
+        plan.num_accepted, plan.num_accepted_tokens = num_accepted, num_right

@@ -31,6 +31,7 @@ class StepPlan:
     decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
     decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
     num_accepted_tokens: once applied, how many drafted tokens were right
+    num_accepted:    once applied, the `Outcome`'s, where there are `draft_depths`
     chunks:          every other grant
     samples:         requests of `chunks` that have a new output token after this step
     singles:         requests of `decodes` whose one token ends a prompt, or a sequence to recompute
@@ -62,6 +63,7 @@ class StepPlan:
         "group_tokens",
         "index",
         "is_complete",
+        "num_accepted",
         "num_accepted_tokens",
         "num_chunk_tokens",
         "num_draft_tokens",
@@ -84,6 +86,7 @@ class StepPlan:
         self.decode_windowed: tuple[int, ...] = ()
         self.draft_depths: list[int] = []
         self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_accepted: Sequence[int] = ()
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
         self.num_gaps = 0

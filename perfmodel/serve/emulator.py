@@ -156,6 +156,11 @@ class Emulator:
         """Requests that clients wait for."""
         return len(self._streams)
 
+    def server_of(self, number: int) -> RequestServer | None:
+        """What took request `number`: a rank, or what stands before several; None once it is over."""
+        stream = self._streams.get(number)
+        return None if stream is None else stream.server
+
     def start(self) -> None:
         """Tick 0 is now; within the running event loop."""
         self.clock.start()

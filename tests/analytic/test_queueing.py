@@ -27,7 +27,7 @@ from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 
 SERVICE = TICKS_PER_S // 100  # mean service time, 10 ms
-NUM_REQUESTS = 200_000
+NUM_REQUESTS = 100_000
 
 
 class OneStepBackend:
@@ -78,13 +78,13 @@ def exponential(seed: int) -> Iterator[int]:
 @pytest.mark.parametrize("rho", [0.3, 0.5])
 def test_constant_service_waits_as_m_d_1(rho: float) -> None:
     finished, _ = serve(poisson(rho / SERVICE, NUM_REQUESTS, seed=1), constant())
-    assert mean_wait(finished) == pytest.approx(rho / (2 * (1 - rho)), rel=0.03)
+    assert mean_wait(finished) == pytest.approx(rho / (2 * (1 - rho)), rel=0.04)
 
 
 @pytest.mark.parametrize("rho", [0.3, 0.5])
 def test_exponential_service_waits_as_m_m_1(rho: float) -> None:
     finished, _ = serve(poisson(rho / SERVICE, NUM_REQUESTS, seed=2), exponential(3))
-    assert mean_wait(finished) == pytest.approx(rho / (1 - rho), rel=0.03)
+    assert mean_wait(finished) == pytest.approx(rho / (1 - rho), rel=0.04)
 
 
 def test_utilisation_is_the_offered_load() -> None:

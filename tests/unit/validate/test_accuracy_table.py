@@ -26,9 +26,9 @@ QUICK = [
 ]
 SLOW = [each for each in COMMITTED if each.is_slow]
 EVERY = {
-    "servers at a fixed concurrency": 40,
+    "servers at a fixed concurrency": 80,
     "separate prefill and decode workers": 40,
-    "TensorRT-LLM offline": 25,
+    "TensorRT-LLM offline": 50,
     "MLPerf Inference, by device": 20,
     "servers on other devices, by device": 20,
 }

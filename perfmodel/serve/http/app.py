@@ -1,0 +1,84 @@
+"""`build_app`: an emulator as an ASGI application."""
+
+__all__ = ["build_app"]
+
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.serve.emulator import Emulator
+from perfmodel.serve.http.errors import HttpError, send_error
+from perfmodel.serve.http.guard import Guard
+from perfmodel.serve.http.routes import Rendered, routes
+from perfmodel.serve.settings import ServerSettings
+from perfmodel.serve.tokens import ByteTokens, FileTokens
+
+_log = logging.getLogger("perfmodel.serve")
+
+
+def build_app(
+    emulator: Emulator, settings: ServerSettings, metrics: Rendered | None = None, replica: int | None = None
+) -> ASGIApp:
+    """The server of `emulator`, to be run by any ASGI server on the event loop in which the emulator was started.
+
+    settings: to whom it answers, and how
+    metrics:  what /metrics shows; None: it is not there
+    replica:  which of the deployment's replicas takes its requests; by default its router decides
+
+    Raises SpecError for a tokenizer file that cannot be read.
+    """
+    vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
+    return _Application(
+        Router(routes(emulator, settings, vocabulary, metrics, replica), redirect_slashes=False),
+        Guard(settings, emulator.clock.speed),
+    )
+
+
+class _Application:
+    """What is outermost: nothing that goes wrong below reaches a client but as an error in words."""
+
+    def __init__(self, router: Router, guard: Guard) -> None:
+        self._router, self._guard = router, guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._guard.begin()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # so that the router raises what it does not find
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            self._guard.check(scope)
+            await self._router(scope, receive, watched)
+            return
+        except HttpError as error:
+            said = error
+        except HTTPException as error:
+            said = HttpError(error.status_code, str(error.detail), headers=error.headers)
+        except PerfmodelError as error:
+            said = HttpError(400, str(error), "BadRequestError")
+        except Exception:
+            _log.exception("a request could not be answered: a bug of perfmodel")
+            said = HttpError(500, "the server could not answer: a bug, which its log describes", "InternalServerError")
+        if not has_begun:
+            await send_error(send, said)

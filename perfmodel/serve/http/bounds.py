@@ -1,0 +1,103 @@
+"""`BoundedProtocol`: connections, before there is a request to speak of: how many, how long, how much.
+
+uvicorn bounds neither the size of headers, with httptools, nor the time that they take, nor connections that say
+nothing. This stands before its protocol and hands on what is within the bounds.
+"""
+
+__all__ = ["BoundedProtocol"]
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from perfmodel.serve.http.errors import HttpError, error_body
+from perfmodel.serve.settings import ServerSettings
+
+
+class BoundedProtocol(asyncio.Protocol):
+    """One connection within the bounds of `settings`; the other parameters are those of uvicorn's protocols."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """See `BoundedProtocol`: settings; config, server_state, app_state, _loop."""
+        self._settings, self._connections = settings, server_state.connections
+        self._inner = HttpToolsProtocol(config, server_state, app_state, _loop)
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_bytes = 0  # of headers that are not complete
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As of a protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._connections) >= self._settings.max_connections:
+            self._refuse(503, f"{self._settings.max_connections} connections are open; try again")
+            return
+        self._inner.connection_made(transport)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """As of a protocol."""
+        cycle = self._inner.cycle
+        if cycle is None or cycle.response_complete:
+            self._num_bytes += len(data)
+            if self._timer is None:
+                self._wait_for_headers()
+        self._inner.data_received(data)
+        if self._inner.cycle is not cycle:
+            self._num_bytes = 0
+            self._stop_waiting()
+        elif self._num_bytes > self._settings.max_header_bytes:
+            self._refuse(431, f"the headers have more than {self._settings.max_header_bytes} bytes; send fewer")
+
+    def eof_received(self) -> None:
+        """As of a protocol."""
+        self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As of a protocol."""
+        self._stop_waiting()
+        if self._inner.transport is not None:
+            self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """As of a protocol."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """As of a protocol."""
+        self._inner.resume_writing()
+
+    def _wait_for_headers(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._settings.arrival_s, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self._refuse(408, f"the headers took more than {self._settings.arrival_s:g} s to come")
+
+    def _refuse(self, status: int, message: str) -> None:
+        error = HttpError(status, message)
+        body = error_body(error)
+        head = (
+            f"HTTP/1.1 {status} {error.kind}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self._stop_waiting()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(head.encode() + body)
+            self._transport.close()

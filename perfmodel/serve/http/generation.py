@@ -1,0 +1,152 @@
+"""`Generation`: the two routes that answer with tokens."""
+
+__all__ = ["Generation", "Models"]
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from perfmodel.errors import WorkloadError
+from perfmodel.serve.emulator import Emulator, Order
+from perfmodel.serve.http.bodies import ChatBody, CompletionBody
+from perfmodel.serve.http.errors import HttpError, not_a_model
+from perfmodel.serve.http.outlet import Outlet
+from perfmodel.serve.http.reading import read_json
+from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
+from perfmodel.serve.http.shapes import AnswerShape
+from perfmodel.serve.settings import ServerSettings
+from perfmodel.serve.tokens import AnswerWriter, Vocabulary, block_hashes, chat_prompt
+from perfmodel.serve.tokens.vocabulary import TokenIds
+from perfmodel.sim.traffic.hashed import hashed
+
+_LONGEST_ID = 128
+
+
+class Models:
+    """What the server's models are called: the one that it emulates, and its adapters."""
+
+    def __init__(self, emulator: Emulator, settings: ServerSettings) -> None:
+        self.names = settings.served_names or (emulator.scenario.model.name,)
+        self.adapters = settings.lora_names
+
+    def check(self, name: str | None) -> str:
+        """`name`, or the first if none is given. Raises HttpError for one that there is not."""
+        if not name:
+            return self.names[0]
+        if name not in self.names and name not in self.adapters:
+            raise not_a_model(name)
+        return name
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that the model `name` is, if it is one."""
+        return name if name in self.adapters else None
+
+
+class Generation:
+    """What answers requests with tokens, of either kind, and counts how many it is answering (`num_open`).
+
+    emulator, settings: what answers; to whom, and how
+    vocabulary:         what prompts are counted by
+    replica:            as of `Emulator.submit`
+    """
+
+    def __init__(
+        self, emulator: Emulator, settings: ServerSettings, vocabulary: Vocabulary, replica: int | None
+    ) -> None:
+        self.num_open = 0
+        self._emulator, self._settings, self._vocabulary, self._replica = emulator, settings, vocabulary, replica
+        self._models = Models(emulator, settings)
+        self._writer = AnswerWriter(
+            vocabulary, emulator.scenario.traffic, emulator.max_model_len, settings.answer_length, settings.seed
+        )
+        self._counts = CachedCounts()
+        self._num_taken = 0
+        emulator.observers.append(self._counts)
+
+    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """/v1/completions"""
+        body = await read_json(scope, receive, self._settings, CompletionBody)
+        prompts = [
+            self._vocabulary.encode(prompt) if isinstance(prompt, str) else np.array(prompt, dtype=np.int64)
+            for prompt in body.prompts
+        ]
+        await self._answer(body, prompts, scope, receive, send)
+
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """/v1/chat/completions"""
+        body = await read_json(scope, receive, self._settings, ChatBody)
+        prompt = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
+        await self._answer(body, [prompt], scope, receive, send)
+
+    async def _answer(
+        self, body: ChatBody | CompletionBody, prompts: list[TokenIds], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        model = self._models.check(body.model)
+        headers = Headers(scope=scope)
+        shape = AnswerShape(isinstance(body, ChatBody), self._request_id(headers), int(time.time()), model)
+        outlet, options = Outlet(send), body.stream_options
+        reply = HttpReply(
+            self._emulator,
+            self._counts,
+            outlet,
+            shape,
+            self._asked(body, prompts, model, headers),
+            body.stream,
+            options is not None and options.include_usage,
+            options is not None and options.continuous_usage_stats,
+        )
+        self.num_open += 1
+        try:
+            reply.submit(self._replica)
+            await _until_gone(receive)
+            await outlet.drained()
+        except WorkloadError as error:
+            raise HttpError(400, str(error), "BadRequestError") from None
+        finally:
+            self.num_open -= 1
+            if not reply.is_over:
+                reply.abort()
+
+    def _request_id(self, headers: Headers) -> str:
+        self._num_taken += 1
+        given = headers.get("x-request-id", "")[:_LONGEST_ID]
+        return given or f"{hashed(self._settings.seed, self._num_taken):016x}"
+
+    def _asked(
+        self, body: ChatBody | CompletionBody, prompts: list[TokenIds], model: str, headers: Headers
+    ) -> list[AskedAnswer]:
+        """All answers that are asked for. Raises HttpError for more than the limit, and prompts that are too long."""
+        if len(prompts) * body.n > self._settings.max_answers:
+            raise HttpError(
+                400,
+                f"n: found {len(prompts) * body.n} answers (prompts times n), allowed {self._settings.max_answers}",
+                "BadRequestError",
+                "n",
+            )
+        session = headers.get("x-session-id") or body.user or None
+        wanted = body.wanted()
+        asked = []
+        for number, prompt in enumerate(prompts):
+            for choice in range(body.n):
+                try:
+                    answer = self._writer.write(wanted, prompt, choice)
+                except WorkloadError as error:
+                    raise HttpError(400, str(error), "BadRequestError") from None
+                ids = np.concatenate([prompt, answer.ids])
+                known = block_hashes(ids, self._emulator.block_size, body.cache_salt, self._models.adapter(model))
+                order = Order(len(prompt), len(answer.ids), known, body.priority, session)
+                asked.append(AskedAnswer(order, answer, number, choice))
+        return asked
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait until the client has its answer, or has gone: servers say both in the same way."""
+    while True:
+        message: Any = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        await asyncio.sleep(0)

@@ -1,0 +1,214 @@
+"""`HttpReply`: one request for answers, from its submission to its last byte; `CachedCounts`: what caches had of it."""
+
+__all__ = ["AskedAnswer", "CachedCounts", "HttpReply"]
+
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
+from typing import NamedTuple
+
+from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.serve.emulator import Emulator, Fate, Order
+from perfmodel.serve.http.errors import HttpError, error_body
+from perfmodel.serve.http.outlet import Outlet
+from perfmodel.serve.http.shapes import DONE, AnswerShape, TokenCounts
+from perfmodel.serve.tokens import Answer
+from perfmodel.sim.replica.replica import EngineRank
+
+_JSON = [(b"content-type", b"application/json")]
+_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_LOST = {
+    "failed": HttpError(503, "the deployment has refused or lost the request; try again", "ServiceUnavailableError"),
+    "timed_out": HttpError(504, "the deployment had no answer before the request's deadline", "GatewayTimeoutError"),
+}
+
+
+class CachedCounts:
+    """Prompt tokens that prefix caches had, of the answers that are waited for here."""
+
+    def __init__(self) -> None:
+        self.choices: dict[int, _Choice] = {}
+
+    def on_arrived(self, request: Request) -> None:
+        """Nothing is known yet."""
+
+    def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
+        """Nothing: counts are of whole answers. See `Observer`: engine, record, plan, gaps."""
+
+    def on_finished(self, engine: EngineRank, request: Request) -> None:
+        """Note what was cached of `request`."""
+        choice = self.choices.get(request.request_id)
+        if choice is not None:
+            choice.num_cached_tokens = request.num_cached_tokens
+
+    def on_lost(self, request: Request, fate: Fate) -> None:
+        """It has no answer."""
+
+    def on_aborted(self, request: Request) -> None:
+        """Nobody asks."""
+
+
+class AskedAnswer(NamedTuple):
+    """One answer that a request asks for: the number of its prompt, and which of the prompt's answers it is."""
+
+    order: Order
+    answer: Answer
+    prompt: int
+    choice: int
+
+
+class HttpReply:
+    """Answers on their way to one client.
+
+    emulator, counts: whose answers they are; what caches had of them
+    outlet, shape:    over which they are sent, and how they are written
+    asked:            all that the request asks for, in the order of their indices
+    is_stream:        token by token, or all at the end
+    with_usage, with_counts: a last chunk with the counts of tokens; counts in each chunk
+    """
+
+    def __init__(
+        self,
+        emulator: Emulator,
+        counts: CachedCounts,
+        outlet: Outlet,
+        shape: AnswerShape,
+        asked: list[AskedAnswer],
+        is_stream: bool,
+        with_usage: bool = False,
+        with_counts: bool = False,
+    ) -> None:
+        self.shape, self.with_counts, self.outlet = shape, with_counts, outlet
+        self.is_over = False  # nothing more is to be sent
+        self._emulator, self._counts = emulator, counts
+        self._is_stream, self._with_usage, self._has_begun = is_stream, with_usage, False
+        self._choices = [(_Streamed if is_stream else _Choice)(self, index, one) for index, one in enumerate(asked)]
+        self._num_open = len(asked)
+
+    def submit(self, replica: int | None) -> None:
+        """All that is asked for arrives now; `replica`: as of `Emulator.submit`. Raises WorkloadError."""
+        try:
+            for choice in self._choices:
+                if not self.is_over:
+                    choice.submit(self._emulator, self._counts, replica)
+        except BaseException:
+            self.abort()
+            raise
+        if self._is_stream and not self.is_over:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self.outlet.start(200, _EVENTS)
+
+    def abort(self) -> None:
+        """Nobody waits any more."""
+        self.is_over = True
+        for choice in self._choices:
+            choice.abort(self._emulator, self._counts)
+
+    def finish_one(self) -> None:
+        """One of the answers is complete."""
+        self._num_open -= 1
+        if self._num_open or self.is_over:
+            return
+        self.is_over = True
+        if self._is_stream:
+            usage = self.shape.usage(self._usage()) if self._with_usage else b""
+            self.outlet.body(usage + DONE, is_last=True)
+        else:
+            body = self.shape.whole([choice.asked.answer for choice in self._choices], self._usage())
+            self._send_whole(200, body)
+
+    def lose(self, fate: Fate) -> None:
+        """The deployment has lost one of them, and so all."""
+        if self.is_over:
+            return
+        self.abort()
+        body = error_body(_LOST[fate])
+        if self._has_begun:
+            self.outlet.body(b"data: " + body + b"\n\n" + DONE, is_last=True)
+        else:
+            self._send_whole(_LOST[fate].status, body)
+
+    def _send_whole(self, status: int, body: bytes) -> None:
+        self.outlet.start(status, [*_JSON, (b"content-length", str(len(body)).encode())])
+        self.outlet.body(body, is_last=True)
+
+    def _usage(self) -> TokenCounts:
+        firsts = [choice for choice in self._choices if choice.asked.choice == 0]
+        return TokenCounts(
+            sum(choice.asked.order.num_prompt_tokens for choice in firsts),
+            sum(choice.asked.order.num_output_tokens for choice in self._choices),
+            sum(choice.num_cached_tokens for choice in firsts),
+        )
+
+
+class _Choice:
+    """A `Listener` that waits for its whole answer."""
+
+    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
+        self.reply, self.index, self.asked = reply, index, asked
+        self.num_cached_tokens = 0
+        self._number: int | None = None
+        self._is_over = False
+
+    def submit(self, emulator: Emulator, counts: CachedCounts, replica: int | None) -> None:
+        """It arrives now."""
+        self._counts = counts
+        number = emulator.submit(self.asked.order, self, replica)
+        if not self._is_over:
+            self._number = number
+            counts.choices[number] = self
+
+    def abort(self, emulator: Emulator, counts: CachedCounts) -> None:
+        """Its client has gone."""
+        self._is_over = True
+        if self._number is not None:
+            counts.choices.pop(self._number, None)
+            emulator.abort(self._number)
+            self._number = None
+
+    def on_tokens(self, num_tokens: int) -> None:
+        """As of a `Listener`."""
+
+    def on_end(self, fate: Fate) -> None:
+        """As of a `Listener`."""
+        self._is_over = True
+        if self._number is not None:
+            self._counts.choices.pop(self._number, None)
+            self._number = None
+        if fate == "finished":
+            self.reply.finish_one()
+        else:
+            self.reply.lose(fate)
+
+
+class _Streamed(_Choice):
+    """A `Listener` that passes on each token."""
+
+    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
+        super().__init__(reply, index, asked)
+        self._before, self._after = reply.shape.token_frame(index)
+        self._num_sent = 0
+
+    def on_tokens(self, num_tokens: int) -> None:
+        """As of a `Listener`."""
+        first, last = self._num_sent, len(self.asked.answer.pieces)
+        self._num_sent = end = min(first + num_tokens, last)
+        parts = [] if first else [self.reply.shape.opening(self.index)]
+        if self.reply.with_counts:
+            parts += [self._counted(place) for place in range(first, end)]
+        else:
+            for piece in self.asked.answer.pieces[first : min(end, last - 1)]:
+                parts += (self._before, encode_basestring_ascii(piece).encode(), self._after)
+            if end == last:
+                parts.append(self.reply.shape.last_token(self.index, self.asked.answer, None))
+        self.reply.outlet.body(b"".join(parts))
+
+    def _counted(self, place: int) -> bytes:
+        """The chunk of token number `place`, with the counts up to it."""
+        answer, shape = self.asked.answer, self.reply.shape
+        usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1)
+        if place + 1 == len(answer.pieces):
+            return shape.last_token(self.index, answer, usage)
+        return shape.token(self.index, answer.pieces[place], usage)

@@ -1,0 +1,208 @@
+"""`EngineCounts`: what the steps of one engine and the requests that ended there add up to.
+
+A step costs what its batch changes, not what its batch holds: gaps between tokens come from the step's record, as many
+as it says, and only requests that begin, end or compute a prompt are looked at one by one. With drafts, tokens differ
+from request to request; the engine has gone through all of them then, and so does this.
+"""
+
+__all__ = ["HISTOGRAMS", "EngineCounts", "EngineView", "RequestParams"]
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.serve.metrics.histogram import Histogram
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.fleet.pool import Pool
+from perfmodel.sim.replica.replica import EngineRank
+
+# What is counted by size. Seconds: until the first token, between tokens, per token of an answer but the first, in all,
+# until first scheduled, from there to the end, to the first token, from that to the end. Tokens: of prompts, of
+# answers, computed of prompts, allowed by `max_tokens`, of steps. Then answers per client's request, and preemptions.
+HISTOGRAMS = (
+    *("ttft", "itl", "tpot", "e2e", "queue", "inference", "prefill", "decode"),
+    *("prompt", "generation", "computed", "max_tokens", "iteration", "n", "preemptions"),
+)
+_THROUGHPUT_STEPS = 40  # SGLang's `decode_log_interval`
+
+
+class RequestParams(NamedTuple):
+    """What the server knows of a request and the engine does not.
+
+    finish_reason: "stop" where its text ends there, "length" where its limit of tokens does
+    max_tokens:    what its client allows; None: as many as it gets
+    n:             answers that its client asked for; None for all but one of these
+    lora:          name of its adapter
+    """
+
+    finish_reason: str = "length"
+    max_tokens: int | None = None
+    n: int | None = 1
+    lora: str | None = None
+
+
+class EngineCounts:
+    """Sums over all steps of an engine, and over its requests.
+
+    bounds:       buckets of each of `HISTOGRAMS`; none for those that nobody reads
+    splits_gaps:  tokens that come together share the gap before them (SGLang); else they end one gap together (vLLM)
+
+    prompt_tokens:     of prompts whose first token has come, cached ones among them
+    num_cached, num_transferred: of those, found in the prefix cache, or its second tier; computed by another engine
+    generation_tokens: sampled, and drafted ones that were right
+    accepted:          how many drafts had so many right tokens
+    ended:             requests by what became of them: stop, length, abort, error
+    throughput:        tokens generated per second, over some tens of steps; hit_rate: of the newest admissions
+    """
+
+    def __init__(self, bounds: Mapping[str, Sequence[float]], splits_gaps: bool = False) -> None:
+        self.of = {name: Histogram(bounds.get(name, ())) for name in HISTOGRAMS}
+        self.prompt_tokens = self.num_cached = self.num_transferred = self.generation_tokens = 0
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.done_prompt_tokens = self.done_generation_tokens = self.done_cached_tokens = 0
+        self.accepted: Counter[int] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.throughput = 0.0
+        self.decode_context = 0
+        self._splits_gaps = splits_gaps
+        self._itl, self._iteration = self.of["itl"], self.of["iteration"]
+        self._window = (0, 0, 0)  # steps, tokens, tick when it began
+
+    def add_step(self, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]], num_prompt: int) -> None:
+        """A step has ended, of which an `Observer` is told `record`, `plan` and `gaps`.
+
+        num_prompt: tokens of prompts that have their first token with it
+        """
+        tokens = len(plan.decodes) + len(plan.samples) + record.num_accepted_tokens
+        if record.num_gaps:
+            duration = (record.end - record.start) / TICKS_PER_S
+            if self._splits_gaps and record.num_accepted_tokens:
+                self._split(duration, plan)
+            else:
+                self._itl.add(duration, record.num_gaps)
+        for ticks, times in gaps:
+            self._itl.add(ticks / TICKS_PER_S, times)
+        if record.num_draft_tokens:
+            self.num_drafts += record.num_drafts
+            self.num_draft_tokens += record.num_draft_tokens
+            self.num_accepted_tokens += record.num_accepted_tokens
+            self.accepted.update(_right(plan))
+        if tokens:
+            self.generation_tokens += tokens
+            self._iteration.add(num_prompt + tokens)
+        if record.num_decodes:
+            self._measure(record, tokens)
+
+    def _split(self, duration: float, plan: StepPlan) -> None:
+        others = {*plan.resumed, *plan.singles}  # whose gaps are told one by one
+        paired = zip(plan.decodes, _right(plan), strict=True)
+        for right, times in Counter([right for request, right in paired if request not in others]).items():
+            self._itl.add(duration / (1 + right), (1 + right) * times)
+
+    def _measure(self, record: StepRecord, tokens: int) -> None:
+        self.decode_context = record.decode_context
+        steps, total, began = self._window
+        steps, total = steps + 1, total + tokens
+        if steps < _THROUGHPUT_STEPS:
+            self._window = steps, total, began
+        else:
+            self.throughput = total * TICKS_PER_S / max(record.end - began, 1)
+            self._window = 0, 0, record.end
+
+    def add_prompt(self, request: Request) -> None:
+        """The first token of `request` has been sampled, so its prompt is computed."""
+        self.prompt_tokens += request.num_prompt_tokens
+        if request.num_transferred_tokens:
+            self.num_transferred += request.num_prompt_tokens
+        else:
+            self.num_cached += request.num_cached_tokens
+
+    def add_finished(self, request: Request, params: RequestParams) -> None:
+        """`request` is done; its times are its client's."""
+        first, last, scheduled = request.first_token_at, request.finished_at, request.first_scheduled_at
+        assert first is not None
+        assert last is not None
+        assert scheduled is not None
+        self.ended[params.finish_reason] += 1
+        self.done_prompt_tokens += request.num_prompt_tokens
+        self.done_generation_tokens += request.max_output_tokens
+        self.done_cached_tokens += request.num_cached_tokens
+        spans = {
+            "e2e": last - request.arrival,
+            "queue": scheduled - request.arrival,
+            "inference": last - scheduled,
+            "prefill": first - scheduled,
+            "decode": last - first,
+            "tpot": (last - first) / max(request.max_output_tokens - 1, 1),
+        }
+        for name, ticks in spans.items():
+            self.of[name].add(ticks / TICKS_PER_S)
+        self.of["prompt"].add(request.num_prompt_tokens)
+        self.of["generation"].add(request.max_output_tokens)
+        self.of["computed"].add(request.num_prompt_tokens - request.num_cached_tokens)
+        self.of["max_tokens"].add(params.max_tokens or request.max_output_tokens)
+        self.of["preemptions"].add(request.num_preemptions)
+        if params.n is not None:
+            self.of["n"].add(params.n)
+
+
+def _right(plan: StepPlan) -> list[int]:
+    """Right tokens of each of the plan's drafts, in the order of `decodes`."""
+    return [min(right, depth) for right, depth in zip(plan.num_accepted, plan.draft_depths, strict=True)]
+
+
+class EngineView(NamedTuple):
+    """One engine as a page of metrics shows it: `number` there, its `pool`, how it stands now and its `counts`."""
+
+    number: int
+    engine: EngineRank
+    pool: Pool
+    counts: EngineCounts
+
+    @property
+    def num_running(self) -> int:
+        return self.engine.loop.scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self.engine.loop.scheduler.num_waiting
+
+    @property
+    def num_blocks(self) -> int:
+        return self.engine.loop.scheduler.blocks.num_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.engine.loop.scheduler.blocks.num_used
+
+    @property
+    def block_size(self) -> int:
+        return self.engine.loop.scheduler.blocks.block_size
+
+    @property
+    def kv_usage(self) -> float:
+        """Fraction of the KV blocks that is in use."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.engine.loop.scheduler.num_preemptions
+
+    @property
+    def num_restored(self) -> int:
+        """Tokens whose KV has come back from a second tier."""
+        host = self.engine.loop.scheduler.blocks.host
+        return 0 if host is None else host.num_restored_tokens
+
+    @property
+    def num_asked(self) -> int:
+        """Tokens looked up in the prefix cache, in all admissions."""
+        scheduler = self.engine.loop.scheduler
+        return scheduler.num_prefix_tokens_asked if scheduler.blocks.enable_prefix_caching else 0
+
+    @property
+    def num_hit(self) -> int:
+        """Those that were on the device."""
+        scheduler = self.engine.loop.scheduler
+        return scheduler.num_prefix_tokens_hit - self.num_restored if scheduler.blocks.enable_prefix_caching else 0

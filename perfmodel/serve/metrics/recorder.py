@@ -1,0 +1,199 @@
+"""`Metrics`: watches an emulator's engines, and writes what it has counted as Prometheus and OpenMetrics read it."""
+
+__all__ = ["Metrics", "MetricsPage", "RequestParams", "content_type", "wants_openmetrics"]
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics_format
+
+from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.serve.emulator import Emulator, Fate
+from perfmodel.serve.metrics.counts import EngineCounts, EngineView, RequestParams
+from perfmodel.serve.metrics.families import Naming
+from perfmodel.serve.metrics.histogram import Histogram
+from perfmodel.serve.metrics.own_names import LATE_BOUNDS, own_families
+from perfmodel.serve.metrics.sglang_names import SglangNames
+from perfmodel.serve.metrics.vllm_names import VllmNames
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.replica.replica import EngineRank
+
+_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def content_type(openmetrics: bool) -> str:
+    """The Content-Type of what `render` returns."""
+    return openmetrics_format.CONTENT_TYPE_LATEST if openmetrics else _PLAIN
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether a request with this Accept header is to be answered in OpenMetrics' format."""
+    return any(part.split(";")[0].strip() == "application/openmetrics-text" for part in accept.split(","))
+
+
+class _Known:
+    """A request that a client waits for: when it arrived, which engine has it, as far as one has, what else it is."""
+
+    __slots__ = ("arrival", "engine", "has_token", "params")
+
+    def __init__(self, arrival: int, engine: int | None) -> None:
+        self.arrival, self.engine = arrival, engine
+        self.has_token = False
+        self.params = RequestParams()
+
+
+class MetricsPage:
+    """A page of metrics: those that `collect` yields whenever it is rendered."""
+
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self.collect = collect
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self, openmetrics: bool = False) -> bytes:
+        """The page as it is now; `content_type` says what it is."""
+        if openmetrics:
+            text: bytes = openmetrics_format.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return text
+        return generate_latest(self._registry)
+
+
+class Metrics:
+    """What a server of `emulator` publishes at /metrics; an `Observer`, which it enters itself.
+
+    model_name: as served
+    names:      whose names, types, labels and buckets
+    legacy:     with names that vLLM has given up, too
+    loras:      names of the adapters that are served
+    """
+
+    def __init__(
+        self,
+        emulator: Emulator,
+        model_name: str,
+        names: Literal["vllm", "sglang"] = "vllm",
+        legacy: bool = False,
+        loras: Sequence[str] = (),
+    ) -> None:
+        self._emulator = emulator
+        self._naming = self._named(names, model_name, legacy, loras)
+        self._known: dict[int, _Known] = {}
+        self._pool_of = {engine.index: pool for pool in emulator.cluster.pools for engine in pool.engines}
+        bounds = self._naming.bounds(emulator.max_model_len)
+        self._counts = {index: EngineCounts(bounds, self._naming.splits_gaps) for index in self._pool_of}
+        self._shadows = {index for index, pool in self._pool_of.items() if pool.spec.shadow}
+        self._silent = self._shadows | {i for i, pool in self._pool_of.items() if pool.spec.role == "prefill"}
+        self._lateness = Histogram(LATE_BOUNDS)
+        self._slowed_s = 0.0
+        self._page = MetricsPage(lambda: self._families(emulator.cluster.engines))
+        emulator.observers.append(self)
+
+    def _named(self, names: str, model_name: str, legacy: bool, loras: Sequence[str]) -> Naming:
+        if names == "sglang":
+            return SglangNames(model_name)
+        return VllmNames(model_name, legacy, loras, self._adapters, time.time)
+
+    # ---------------------------------------------------------------- pages
+
+    def render(self, openmetrics: bool = False) -> bytes:
+        """All engines of the cluster, `engine` being their number in it."""
+        return self._page.render(openmetrics)
+
+    def of_replica(self, replica: int) -> MetricsPage:
+        """A page for the replica of this number alone, `engine` being the data-parallel rank."""
+        replicas = [each for pool in self._emulator.cluster.pools for each in pool.replicas]
+        return MetricsPage(lambda: self._families(replicas[replica].ranks))
+
+    @property
+    def server_load(self) -> int:
+        """Requests that clients wait for, as vLLM's /load has them."""
+        return self._emulator.num_under_way
+
+    def _families(self, engines: Sequence[EngineRank]) -> Iterator[Metric]:
+        views = [
+            EngineView(number, engine, self._pool_of[engine.index], self._counts[engine.index])
+            for number, engine in enumerate(engines)
+        ]
+        yield from self._naming.families(views)
+        yield from own_families(self._emulator, self._lateness, self._slowed_s)
+
+    def _adapters(self) -> tuple[Sequence[str], Sequence[str]]:
+        known = [each for each in self._known.values() if each.params.lora is not None]
+        running = {str(each.params.lora) for each in known if each.has_token}
+        return sorted(running), sorted({str(each.params.lora) for each in known if not each.has_token})
+
+    # ---------------------------------------------------------------- what the server says
+
+    def note(self, number: int, params: RequestParams) -> None:
+        """What request `number`, just submitted, is beside what its engine knows."""
+        if number in self._known:
+            self._known[number].params = params
+
+    def add_late(self, seconds: float) -> None:
+        """An event of the clock came so late."""
+        self._lateness.add(seconds)
+
+    def add_slowed(self, seconds: float) -> None:
+        """The clock was slowed by so much."""
+        self._slowed_s += seconds
+
+    # ---------------------------------------------------------------- what the emulator says
+
+    def on_arrived(self, request: Request) -> None:
+        """See `Observer`."""
+        server = self._emulator.server_of(request.request_id)
+        engine = server.index if isinstance(server, EngineRank) else None
+        self._known[request.request_id] = _Known(request.arrival, engine)
+
+    def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
+        """See `Observer`."""
+        counts, num_prompt = self._counts[engine.index], 0
+        if plan.chunks or plan.singles or plan.resumed:
+            for grant in plan.chunks:
+                known = self._known.get(grant.request.request_id)
+                if known is not None and engine.index not in self._shadows:
+                    known.engine = engine.index
+            for request in (*plan.samples, *plan.singles, *plan.resumed):
+                if request.first_token_at == record.end:
+                    num_prompt += request.num_prompt_tokens
+                    counts.add_prompt(request)
+                    self._begin_answer(engine, request, plan.num_samples)
+        counts.add_step(record, plan, gaps, num_prompt)
+
+    def _begin_answer(self, engine: EngineRank, request: Request, batch: int) -> None:
+        """The first token of `request` was sampled, in a step for `batch` sequences."""
+        known = self._known.get(request.request_id)
+        if known is None or known.has_token or engine.index in self._silent:
+            return
+        assert request.first_token_at is not None
+        known.has_token, known.engine = True, engine.index
+        came = request.first_token_at + self._emulator.cluster.delay_out(engine, batch)
+        self._counts[engine.index].of["ttft"].add((came - known.arrival) / TICKS_PER_S)
+
+    def on_finished(self, engine: EngineRank, request: Request) -> None:
+        """See `Observer`."""
+        known = self._known.pop(request.request_id, None)
+        if known is None:
+            return
+        counts = self._counts[engine.index]
+        if not known.has_token:  # a prefill engine's: it had no other
+            assert request.first_token_at is not None
+            counts.of["ttft"].add((request.first_token_at - known.arrival) / TICKS_PER_S)
+        counts.add_finished(request, known.params)
+
+    def on_lost(self, request: Request, fate: Fate) -> None:
+        """See `Observer`."""
+        self._end_unanswered(request, "error")
+
+    def on_aborted(self, request: Request) -> None:
+        """See `Observer`."""
+        self._end_unanswered(request, "abort")
+
+    def _end_unanswered(self, request: Request, reason: str) -> None:
+        known = self._known.pop(request.request_id, None)
+        if known is not None:
+            index = min(self._counts) if known.engine is None else known.engine
+            self._counts[index].ended[reason] += 1

@@ -1,0 +1,19 @@
+"""Tokens of text: how long prompts are, which KV blocks they share, and what answers say. No seconds, no HTTP."""
+
+__all__ = [
+    "Answer",
+    "AnswerWriter",
+    "ByteTokens",
+    "ChatMessage",
+    "FileTokens",
+    "Vocabulary",
+    "Wanted",
+    "block_hashes",
+    "chat_prompt",
+]
+
+from perfmodel.serve.tokens.answers import Answer, AnswerWriter, Wanted
+from perfmodel.serve.tokens.blocks import block_hashes
+from perfmodel.serve.tokens.chat import ChatMessage, chat_prompt
+from perfmodel.serve.tokens.files import FileTokens
+from perfmodel.serve.tokens.vocabulary import ByteTokens, Vocabulary

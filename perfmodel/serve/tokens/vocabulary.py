@@ -1,0 +1,75 @@
+"""`Vocabulary`: from text to token ids and back; `ByteTokens`: by a rule, where no tokenizer is given.
+
+The rule: a text is cut into pieces of four UTF-8 bytes, and each piece is a token; what is left at its end is one more.
+English has about four characters a token in vocabularies of today (OpenAI, "What are tokens and how to count them",
+help.openai.com, 2023). Each text of a prompt starts anew, so where a conversation goes on, all that was said before has
+the tokens that it had, and its KV blocks are found again.
+"""
+
+__all__ = ["FIRST_SPECIAL", "ByteTokens", "TokenIds", "Vocabulary", "Words"]
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int64]
+
+FIRST_SPECIAL = 1 << 34  # ids from here on mark where messages begin and end: no text has them
+_PIECE = 4
+_SIZE = 32  # bits of a piece; above them its size, unless it is whole
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+class Words(NamedTuple):
+    """What answers are made of: each a token, wherever it stands.
+
+    texts, ids:             of words within an answer
+    first_texts, first_ids: the same words at its beginning
+    """
+
+    texts: list[str]
+    ids: TokenIds
+    first_texts: list[str]
+    first_ids: TokenIds
+
+
+class Vocabulary(Protocol):
+    """Token ids of texts."""
+
+    words: Words
+
+    def encode(self, text: str) -> TokenIds:
+        """Ids of the tokens of `text`."""
+        ...
+
+    def decode(self, ids: TokenIds) -> str:
+        """The text of `ids`; those that mark messages have none."""
+        ...
+
+
+class ByteTokens:
+    """The rule: a token for each four bytes of UTF-8, and one for what is left. An id is the bytes of its piece."""
+
+    def __init__(self) -> None:
+        texts = [f"{first}{vowel}{last} " for first in _CONSONANTS for vowel in _VOWELS for last in _CONSONANTS]
+        ids = np.concatenate([self.encode(text) for text in texts])
+        self.words = Words(texts, ids, texts, ids)
+
+    def encode(self, text: str) -> TokenIds:
+        """Ids of the pieces of `text`."""
+        data = text.encode("utf-8", "surrogatepass")
+        whole = np.frombuffer(data, "<u4", count=len(data) // _PIECE).astype(np.int64)
+        rest = len(data) % _PIECE
+        if not rest:
+            return whole
+        return np.append(whole, int.from_bytes(data[-rest:], "little") | (rest << _SIZE))
+
+    def decode(self, ids: TokenIds) -> str:
+        """The text that these pieces make; what is no UTF-8 is replaced."""
+        pieces = []
+        for number in ids.tolist():
+            if 0 <= number < FIRST_SPECIAL:
+                size = number >> _SIZE or _PIECE
+                pieces.append((number & ((1 << _SIZE) - 1)).to_bytes(_PIECE, "little")[:size])
+        return b"".join(pieces).decode("utf-8", "replace")

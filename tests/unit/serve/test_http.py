@@ -1,0 +1,186 @@
+"""The server over its ASGI interface, in virtual time: what clients are answered, and when."""
+
+import asyncio
+import re
+
+import pytest
+from asgi_client import Client
+from virtual_time import run
+
+from perfmodel.serve import Emulator
+from perfmodel.serve.http import build_app
+from perfmodel.serve.settings import ServerSettings
+from perfmodel.specs import load_scenario
+
+SCENARIO = load_scenario("llama-3.1-8b-a100")
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def served(conversation, settings=None, **scenario):
+    """What `conversation`, called with a client and the emulator, returns."""
+
+    async def whole():
+        emulator = Emulator(SCENARIO)
+        app = build_app(emulator, settings or ServerSettings())
+        emulator.start()
+        result = await conversation(Client(app), emulator)
+        assert emulator.num_under_way == 0
+        emulator.stop()
+        return result
+
+    return run(whole())
+
+
+def test_a_streamed_answer_has_a_chunk_for_each_token_at_the_time_of_its_step():
+    body = {**HELLO, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+    response = served(lambda client, _: client.post(CHAT, body))
+    opening, *tokens, usage = response.events
+    assert opening[1]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [event["choices"][0]["finish_reason"] for _, event in tokens] == [None] * 19 + ["length"]
+    assert usage[1]["choices"] == []
+    assert usage[1]["usage"]["completion_tokens"] == 20
+    times = [at for at, _ in tokens]
+    assert times == sorted(set(times))  # steps take time, and each gives one token
+    assert response.body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_whole_and_streamed_answers_say_the_same_at_the_same_time(path):
+    body = {"prompt": "hello", **HELLO, "max_tokens": 20, "seed": 5, "n": 2}
+
+    async def both(client, _):
+        whole = await client.post(path, body)
+        began = asyncio.get_running_loop().time()
+        return whole, began, await client.post(path, {**body, "stream": True})
+
+    whole, began, streamed = served(both)
+    key = "message" if path == CHAT else "text"
+    said = [choice[key]["content"] if path == CHAT else choice[key] for choice in whole.json()["choices"]]
+    parts = ["", ""]
+    for _, event in streamed.events:
+        choice = event["choices"][0]
+        parts[choice["index"]] += choice["delta"]["content"] if path == CHAT else choice["text"]
+    assert said == parts
+    assert said[0] != said[1]
+    assert whole.chunks[-1][0] == pytest.approx(streamed.chunks[-1][0] - began, abs=1e-6)
+
+
+def test_the_next_turn_finds_the_blocks_of_the_answer():
+    """All full blocks of the first prompt and its answer are the beginning of the second prompt."""
+
+    async def two_turns(client, emulator):
+        said = [{"role": "user", "content": "word " * 300}]
+        first = (await client.post(CHAT, {"messages": said, "max_tokens": 100})).json()
+        said += [first["choices"][0]["message"], {"role": "user", "content": "go on"}]
+        second = (await client.post(CHAT, {"messages": said, "max_tokens": 1})).json()
+        return first["usage"], second["usage"], emulator.block_size
+
+    first, second, block_size = served(two_turns)
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    computed = first["total_tokens"] - 1  # the last token was sampled, and its KV never computed
+    assert second["prompt_tokens_details"]["cached_tokens"] == computed // block_size * block_size
+
+
+def test_a_salt_hides_blocks():
+    async def twice(client, _):
+        body = {"prompt": "word " * 300, "max_tokens": 1}
+        await client.post(COMPLETIONS, {**body, "cache_salt": "a"})
+        other = await client.post(COMPLETIONS, {**body, "cache_salt": "b"})
+        same = await client.post(COMPLETIONS, {**body, "cache_salt": "a"})
+        return [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (other, same)]
+
+    other, same = served(twice)
+    assert other == 0
+    assert same > 0
+
+
+def test_a_client_that_goes_away_aborts_its_request():
+    async def left(client, emulator):
+        response = await client.post(CHAT, {**HELLO, "max_tokens": 5000, "stream": True}, leaves_at=1.0)
+        return response, emulator.num_aborted, emulator.num_finished
+
+    response, num_aborted, num_finished = served(left)
+    assert (num_aborted, num_finished) == (1, 0)
+    assert not response.is_complete
+
+
+def test_a_stop_string_ends_the_answer_before_it():
+    async def stopped(client, _):
+        body = {**HELLO, "max_tokens": 50, "seed": 1}
+        whole = (await client.post(CHAT, body)).json()["choices"][0]["message"]["content"]
+        words = whole.split()
+        cut = (await client.post(CHAT, {**body, "stop": ["nowhere", words[7]]})).json()
+        return words, cut
+
+    words, cut = served(stopped)
+    first = words.index(words[7])
+    choice = cut["choices"][0]
+    assert choice["message"]["content"].split() == words[:first]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", words[7])
+    assert cut["usage"]["completion_tokens"] == first + 1  # the token that completes it is generated
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "said"),
+    [
+        ("POST", COMPLETIONS, {"prompt": "a", "model": "x"}, 404, "The model `x` does not exist."),
+        ("POST", COMPLETIONS, {"prompt": "a " * 20_000}, 400, "maximum context length is 8192 tokens"),
+        ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 8192}, 400, "maximum context length is 8192 tokens"),
+        ("POST", COMPLETIONS, {"prompt": "a", "logprobs": 1}, 400, "logprobs"),
+        ("POST", COMPLETIONS, {"prompt": "a", "best_of": 2}, 400, "best_of"),
+        ("POST", CHAT, {**HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ("POST", CHAT, {**HELLO, "n": 5000}, 400, "allowed 1024"),
+        ("POST", CHAT, {"messages": []}, 400, "messages"),
+        ("POST", CHAT, b"{", 400, "content-type"),
+        ("GET", CHAT, b"", 405, "Method Not Allowed"),
+        ("GET", "/nowhere", b"", 404, "Not Found"),
+        ("GET", "/metrics", b"", 404, "Not Found"),
+    ],
+)
+def test_errors_are_sentences_in_the_shape_of_the_engines_server(method, path, body, status, said):
+    response = served(lambda client, _: client.call(method, path, body))
+    error = response.json()["error"]
+    assert response.status == error["code"] == status
+    assert said in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_the_document_describes_every_route():
+    document = served(lambda client, _: client.get("/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+    for path, methods in document["paths"].items():
+        for method in methods:
+            response = served(lambda client, _, m=method, p=path: client.call(m.upper(), p, {}))
+            assert response.status not in (405, 500)
+            assert response.status != 404 or path == "/metrics"
+
+
+def test_a_host_of_another_name_is_refused():
+    async def hosts(client, _):
+        names = ("localhost:8000", "127.0.0.1", "[::1]:8000", "evil.example", "localhost.evil.example:8000", "10.0.0.1")
+        return [(await client.get("/health", headers=[("host", name)])).status for name in names]
+
+    assert served(hosts) == [200, 200, 200, 400, 400, 400]
+    assert served(hosts, ServerSettings(host="0.0.0.0")) == [200, 200, 200, 400, 400, 200]
+    assert served(hosts, ServerSettings(allowed_hosts=("evil.example",)))[3] == 200
+
+
+def test_a_key_is_asked_for_below_v1():
+    async def keys(client, _):
+        given = ([], [("authorization", "Bearer wrong")], [("authorization", "Bearer right")])
+        models = [(await client.get("/v1/models", headers=headers)).status for headers in given]
+        return models, (await client.get("/health")).status
+
+    assert served(keys, ServerSettings(api_key="right")) == ([401, 401, 200], 200)
+
+
+def test_it_answers_once_weights_are_loaded():
+    async def cold(client, _):
+        early = await client.post(CHAT, HELLO)
+        await asyncio.sleep(30)
+        return early, await client.post(CHAT, {**HELLO, "max_tokens": 1})
+
+    early, late = served(cold, ServerSettings(cold_start_s=30.0))
+    assert (early.status, late.status) == (503, 200)
+    assert re.search(r"loading for 30.0 s", early.json()["error"]["message"])
