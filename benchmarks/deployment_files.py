@@ -51,7 +51,7 @@ def _tools(folder: Path) -> Path:
     return folder / "bin"
 
 
-def _queries() -> Sequence[str]:
+def dashboard_queries() -> Sequence[str]:
     """Of the dashboard, with values for its variables."""
     board = json.loads((DEPLOY / "grafana/dashboards/emulator.json").read_text(encoding="utf-8"))
     found = []
@@ -72,7 +72,7 @@ def _prometheus() -> Iterator[Row]:
     version = _called(promtool, "--version")[1].split(" (")[0].replace(", version", "")
     right, said = _called(promtool, "check", "config", DEPLOY / "prometheus/prometheus.yml")
     yield "prometheus/prometheus.yml, rules.yml", f"{version}, check config", said.splitlines()[-1].strip(), right
-    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(_queries())]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(dashboard_queries())]
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
         json.dump({"groups": [{"name": "dashboard", "rules": rules}]}, file)
         file.flush()

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes servers, and a real haproxy in front of two: both on loopback ports, ended by their pid."""
+"""A real Prometheus that scrapes servers, and a real haproxy in front of two: on loopback, and ended by their pid."""
 
 __all__ = ["linted", "prometheus", "proxied", "queried"]
 

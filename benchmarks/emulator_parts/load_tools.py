@@ -1,7 +1,7 @@
 """GuideLLM and AIPerf as clients of a server, each in an environment of its own, and what `validate bench` reads there.
 
-Both want the tokenizer of the model, to make prompts of a length and to count. No hub is asked: `write_tokenizer` trains
-a byte-level BPE of 4,096 tokens on README.md and docs/ of this checkout, and the server counts by the same file.
+Both want the tokenizer of the model, to make prompts of a length and to count. No hub is asked: `write_tokenizer`
+trains a byte-level BPE of 4,096 tokens on README.md and docs/ of this checkout, and the server counts by the same file.
 """
 
 __all__ = ["Tool", "aiperf", "guidellm", "read_back", "write_tokenizer"]
@@ -96,7 +96,9 @@ def _run(name: str, program: Path, words: Sequence[str], result: Path, out: Path
         done = subprocess.run(words, cwd=out, env=environment, stdout=log, stderr=log, timeout=_LIMIT_S, check=False)
     after = os.times()
     if done.returncode != 0 or not result.exists():
-        raise RuntimeError(f"{name} ended with {done.returncode}:\n" + (out / f"{name.lower()}.log").read_text()[-3000:])
+        raise RuntimeError(
+            f"{name} ended with {done.returncode}:\n" + (out / f"{name.lower()}.log").read_text()[-3000:]
+        )
     used = after.children_user - before.children_user + after.children_system - before.children_system
     return Tool(f"{name} {version.stdout.split()[-1]}", words, result, used / (after.elapsed - before.elapsed))
 
@@ -104,7 +106,9 @@ def _run(name: str, program: Path, words: Sequence[str], result: Path, out: Path
 def read_back(result: Path, scenario: str) -> dict[str, Any]:
     """The run in `result` as `perfmodel validate bench` compares it with `scenario`: predicted and measured figures."""
     files = sorted(result.glob("profile_export*.json*")) if result.is_dir() else [result]
-    names = [str(each) for each in files if each.name in ("profile_export.jsonl", "profile_export_aiperf.json", result.name)]
+    names = [
+        str(each) for each in files if each.name in ("profile_export.jsonl", "profile_export_aiperf.json", result.name)
+    ]
     words = [sys.executable, "-m", "perfmodel", "validate", "bench", *names, "--scenario", scenario, "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:

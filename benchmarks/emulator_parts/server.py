@@ -1,4 +1,4 @@
-"""`Server`: an emulator in a process of its own, on free ports of loopback, and what its metrics say of a span of time."""
+"""`Server`: an emulator in a process of its own, on free ports of loopback, and what its metrics say of a while."""
 
 __all__ = ["Server", "Span", "cpu_s", "ended", "free_port", "started"]
 
@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S, _END_S = 60.0, 90.0
-_LISTENS = re.compile(r"listening on (http://\S+)")
+_LISTENS = re.compile(r"listening on (http://\S+)", re.IGNORECASE)
 # vLLM's histograms, in seconds, by the names that load tools give what they measure.
 HISTOGRAMS = {
     "ttft": "vllm:time_to_first_token_seconds",
@@ -70,9 +70,7 @@ class Server:
         """What has been counted since `before`, which `sums` gave."""
         now = self.sums()
         more = {name: value - before.get(name, 0.0) for name, value in now.items()}
-        means = {
-            key: 1e3 * more[f"{name}_sum"] / max(more[f"{name}_count"], 1.0) for key, name in HISTOGRAMS.items()
-        }
+        means = {key: 1e3 * more[f"{name}_sum"] / max(more[f"{name}_count"], 1.0) for key, name in HISTOGRAMS.items()}
         late = "perfmodel_step_lateness_seconds"
         return Span(
             num_requests=int(more[f"{HISTOGRAMS['e2el']}_count"]),

@@ -1,5 +1,6 @@
 """Every command in README.md, CONTRIBUTING.md and docs/ is one: its flags are there, and it runs, here on little.
 
+Servers run in `tests/unit/serve`, and not here.
 `python benchmarks/page_commands.py` runs them as they are written.
 """
 
@@ -24,7 +25,9 @@ _spec.loader.exec_module(page_commands)
 
 COMMANDS = [command for page in page_commands.PAGES for command in page_commands.commands_of(page)]
 BY_PAGE = {
-    page: [each for each in page_commands.commands_of(page) if not (each.is_named or each.needs_torch)]
+    page: [
+        each for each in page_commands.commands_of(page) if not (each.is_named or each.needs_torch or each.is_server)
+    ]
     for page in page_commands.PAGES
 }
 FEW = ("--set", "traffic.num_requests=8")
