@@ -6,7 +6,7 @@ Commands stand in blocks of bash, behind `$`, indented, or in backticks in the p
 the other in one folder, which has the repository's data beside it and a file for each name that stands for one of the
 reader's own (my.yaml). What only names a command (`perfmodel plan SCENARIO`) is no command to run. About an hour on one
 core; `tests/contract/test_page_commands.py` runs all of them on little traffic. With `--with-torch` also those that
-need the executor and minutes of an idle machine. A server is told to end as soon as it listens.
+need the executor and minutes of an idle machine.
 """
 
 __all__ = ["PAGES", "PageCommand", "commands_of", "prepared_folder"]
@@ -71,11 +71,6 @@ class PageCommand:
         return written[0] if written else None
 
     @property
-    def is_server(self) -> bool:
-        """Whether it runs until it is told to end."""
-        return self.words[:1] == ["serve"] and "--help" not in self.words
-
-    @property
     def needs_torch(self) -> bool:
         """Whether it executes or measures something."""
         is_fitted = "calibrate" in self.words and "--name" in self.words  # to what somebody else has measured
@@ -126,10 +121,17 @@ def prepared_folder(folder: Path) -> None:
 def _run(command: PageCommand, folder: Path) -> str:
     """What is wrong with its end; nothing where all is well."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "executors"), os.environ.get("PYTHONPATH", "")])
-    words, environment = [sys.executable, "-m", "perfmodel", *command.words], {**os.environ, "PYTHONPATH": path}
-    if command.is_server:
-        return _serve(words, folder, environment)
-    found = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "perfmodel", *command.words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    heard = _until_it_listens(begun) if command.words[0] == "serve" else ""
+    printed, said = begun.communicate()
+    found = subprocess.CompletedProcess(begun.args, begun.returncode, printed, heard + said)
     if command.output is not None:
         (folder / command.output).write_text(found.stdout, encoding="utf-8")
     return (
@@ -139,17 +141,16 @@ def _run(command: PageCommand, folder: Path) -> str:
     )
 
 
-def _serve(words: list[str], folder: Path, environment: dict[str, str]) -> str:
-    """What is wrong with a server that is told to end once it listens."""
-    said = []
-    with subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            said.append(line)
-            if "listening on http" in line.lower():
-                process.terminate()
-    ended = process.returncode
-    return "" if ended == 0 and len(said) else f"status {ended}: {''.join(said)[-300:]}"
+def _until_it_listens(server: "subprocess.Popen[str]") -> str:
+    """Tell a server to end once it listens; what it has said until then."""
+    assert server.stderr is not None
+    heard = ""
+    while line := server.stderr.readline():
+        heard += line
+        if line.startswith("listening on "):
+            server.terminate()
+            break
+    return heard
 
 
 def main() -> int:

@@ -2,12 +2,12 @@
 
     python benchmarks/emulator_parts --guidellm FOLDER --aiperf FOLDER [--report reports/emulator_202611.md]
 
-FOLDER is an environment of that tool alone (`python -m venv FOLDER; FOLDER/bin/pip install guidellm`), as load tools pin
-what they import. prometheus, promtool and haproxy are Debian's packages. Parts: openai, guidellm, aiperf, prometheus,
-proxy (`--only` for some); each starts an emulator of its own, and ends what it started. Some six minutes; each run sends
-some hundreds of requests at most. What clients measure is put beside what the emulator counted of the same requests
-(/metrics: when they arrived in the engine, and when their tokens were due), which is what the client, the loopback and
-the server's HTTP add.
+FOLDER is an environment of that tool alone (`python -m venv FOLDER; FOLDER/bin/pip install guidellm`), as load tools
+pin what they import. prometheus, promtool and haproxy are Debian's packages. Parts: openai, guidellm, aiperf,
+prometheus, proxy (`--only` for some); each starts emulators of its own, and ends what it started. Some six minutes; a
+run sends some hundreds of requests at most. What clients measure is put beside what the emulator counted of the same
+requests (/metrics: when they arrived in the engine, and when their tokens were due), which is what the client, the
+loopback and the server's HTTP add.
 """
 
 import argparse

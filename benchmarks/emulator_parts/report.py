@@ -11,11 +11,11 @@ _HEAD = f"""# The emulator under real clients and real infrastructure
 
 `{_COMMAND}`
 
-`perfmodel serve llama-3.1-8b-a100` at speed 1, and in other processes of the same machine what is named below; all on \
-loopback. *Client* is what the tool itself measured, *emulator* what `/metrics` counted of the same requests: from when \
-they reached the engine to when their tokens were due. The difference is what the client, the loopback and the server's \
-HTTP add. *Late*: how long after their time steps ended, in the mean; *slowed*: seconds that the clock lost because the \
-machine did not keep up. CPU is in cores, of the server and of the client.
+`perfmodel serve llama-3.1-8b-a100` at speed 1, and in other processes of the same machine what is named below; all \
+on loopback. *Client* is what the tool itself measured, *emulator* what `/metrics` counted of the same requests: from \
+when they reached the engine to when their tokens were due. The difference is what the client, the loopback and the \
+server's HTTP add. *Late*: how long after their time steps ended, in the mean; *slowed*: seconds that the clock lost \
+because the machine did not keep up. CPU is in cores, of the server and of the client.
 """
 
 

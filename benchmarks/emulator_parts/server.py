@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S, _END_S = 60.0, 90.0
-_LISTENS = re.compile(r"listening on (http://\S+)", re.IGNORECASE)
+_LISTENS = re.compile(r"listening on (http://\S+)")
 # vLLM's histograms, in seconds, by the names that load tools give what they measure.
 HISTOGRAMS = {
     "ttft": "vllm:time_to_first_token_seconds",

@@ -40,6 +40,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "plan llama-3.1-8b-a100 --set plan.objective=fewest_gpus --report plan.html --export out/",
     ),
     "compare": ("compare llama-3.1-8b-a100 llama-3.1-8b-h100-2048-256", "compare before.json after.json"),
+    "serve": (
+        "serve llama-3.1-8b-a100 --port 8000",
+        "serve llama-3.1-8b-a100 --set cluster.replicas=2 --ports --speed 10",
+    ),
     "new": (
         "new 'vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --kv-cache-dtype fp8' --hardware h100 --rate 20",
         "new serve.sh --hardware h200 --strict",

@@ -4,7 +4,7 @@ It is a driver as `perfmodel.sim.driver` is one, over the same cluster of the sa
 outside, that equal steps are taken one by one, and that each token is told of when its client would have it.
 """
 
-__all__ = ["Emulator", "Fate", "Listener", "Observer", "Order"]
+__all__ = ["Emulator", "Fate", "Listener", "Observer", "Order", "ReplicaDownError"]
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
@@ -12,16 +12,21 @@ from typing import Literal, NamedTuple, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.engine import Request, StepPlan, StepRecord
-from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
 from perfmodel.serve.paced_clock import PacedClock
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, PacedEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import remembered_basis
-from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.replica.replica import EngineRank, Replica
+from perfmodel.specs.pools import AutoscalingSpec
 from perfmodel.specs.scenario import Scenario
 
 Fate = Literal["finished", "failed", "timed_out"]
+
+
+class ReplicaDownError(PerfmodelError):
+    """A replica that is not there now: it has failed, starts, or is not needed."""
 
 
 class Order(NamedTuple):
@@ -115,7 +120,9 @@ class Emulator:
 
     calibration, profile: as of `simulate`
     speed:     simulated seconds per second
-    on_late, on_slowed: as of a `PacedClock`
+    own_ports: replicas are sent their requests by name, by somebody else's router: the scenario's router and gateway
+               are left out
+    on_late, on_slowed, on_error: as of a `PacedClock`
 
     Raises DoesNotFitError for a model too large for the devices, SpecError for what has no wall clock.
     """
@@ -126,9 +133,13 @@ class Emulator:
         calibration: Calibration | None = None,
         profile: EngineProfile | None = None,
         speed: float = 1.0,
+        own_ports: bool = False,
         on_late: Callable[[float], None] = lambda _: None,
         on_slowed: Callable[[float], None] = lambda _: None,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
+        if own_ports:
+            scenario = _without_entrance(scenario)
         if scenario.prompt_compression is not None:
             raise SpecError(
                 f"{scenario.name}: prompt_compression shortens the prompts of a scenario's traffic, and a server is "
@@ -136,7 +147,7 @@ class Emulator:
             )
         env = PacedEnvironment()
         self.scenario = scenario
-        self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed)
+        self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)
         self.observers: list[Observer] = []
         basis_of = remembered_basis(calibration, profile)
         self.cluster = Cluster(
@@ -174,8 +185,10 @@ class Emulator:
     def submit(self, order: Order, listener: Listener, replica: int | None = None) -> int:
         """`order` arrives now; its number. replica: which takes it, past router and gateway; by default they decide
 
-        Raises WorkloadError for one that could never run.
+        Raises WorkloadError for one that could never run, ReplicaDownError where `replica` is not there.
         """
+        if replica is not None and not self.is_up(replica):
+            raise ReplicaDownError(f"replica {replica} is not up; ask another, or wait until it has started")
         if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len:
             raise WorkloadError(
                 f"a prompt of {order.num_prompt_tokens} tokens and {order.num_output_tokens} to generate are more than "
@@ -193,12 +206,16 @@ class Emulator:
         request.turn = 0 if order.block_hashes else -1  # its answer's blocks may begin another prompt
         for pool in self.cluster.pools:
             pool.engines[0].loop.scheduler.check_can_ever_run(request)
-        server = self.cluster.route(request) if replica is None else self._engine_of(replica)
+        engine = None if replica is None else self._engine_of(replica)
+        server = engine if engine is not None and self.cluster.dynamic is None else self.cluster.route(request)
         self._streams[request.request_id] = _Stream(request, server, listener)
         self.num_sent += 1
         for observer in self.observers:
             observer.on_arrived(request)
-        server.add(request)
+        if engine is not None and self.cluster.dynamic is not None:
+            self.cluster.dynamic.send_to(engine, request)
+        else:
+            server.add(request)
         self.clock.look_again()
         return request.request_id
 
@@ -215,10 +232,31 @@ class Emulator:
             observer.on_aborted(stream.request)
         self.clock.look_again()
 
+    @property
+    def replicas(self) -> list[Replica]:
+        """The replicas of all pools, those that may come later included."""
+        return [each for pool in self.cluster.pools for each in pool.replicas]
+
+    def is_up(self, replica: int) -> bool:
+        """Whether the replica of this number takes requests now."""
+        for pool in self.cluster.pools:
+            if replica < len(pool.replicas):
+                fleet = None if self.cluster.dynamic is None else self.cluster.dynamic.fleet_of(pool)
+                return fleet is None or fleet.is_up(replica)
+            replica -= len(pool.replicas)
+        raise IndexError(replica)
+
+    def cold_start_s(self) -> float:
+        """Simulated seconds until the deployment serves: the longest that a replica of it takes to load its weights, at
+        the bandwidth that an autoscaler of its pool is given, or would be by default."""
+        return max(
+            (pool.spec.autoscaling or AutoscalingSpec(target=1, max_replicas=1)).start_s(pool.weight_bytes_per_replica)
+            for pool in self.cluster.pools
+        )
+
     def _engine_of(self, replica: int) -> EngineRank:
         """The rank of replica number `replica` with the fewest requests."""
-        replicas = [each for pool in self.cluster.pools for each in pool.replicas]
-        return min(replicas[replica].ranks, key=lambda rank: rank.num_outstanding)
+        return min(self.replicas[replica].ranks, key=lambda rank: rank.num_outstanding)
 
     # ---------------------------------------------------------------- what the cluster calls
 
@@ -271,6 +309,21 @@ class Emulator:
         stream = self._streams.pop(lost.request.request_id, None)
         if stream is not None:
             stream.listener.on_end(lost.fate)
+
+
+def _without_entrance(scenario: Scenario) -> Scenario:
+    """`scenario` as one whose replicas are asked one by one. Raises SpecError for one whose replicas are no servers."""
+    if scenario.cluster.is_disaggregated:
+        raise SpecError(
+            f"{scenario.name}: each replica on a port of its own, but its pools share the work of a request, prefill "
+            f"and decode; serve it on one port."
+        )
+    if any(pool.share is not None for pool in scenario.pools):
+        raise SpecError(
+            f"{scenario.name}: each replica on a port of its own, but cluster.pools split the traffic by `share`, "
+            f"which only a router in front can; serve it on one port, or leave `share` out."
+        )
+    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"gateway": None})})
 
 
 def _tell(told: Sequence[tuple[_Stream, int]]) -> None:

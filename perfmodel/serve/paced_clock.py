@@ -23,6 +23,7 @@ class PacedClock:
     most_late_s: seconds by which an event may come late before the clock is slowed
     on_late:     called with the seconds by which each event came late
     on_slowed:   called with the seconds that the clock has lost, each time
+    on_error:    called with what an event raised: the clock stands still then
     """
 
     def __init__(
@@ -32,11 +33,12 @@ class PacedClock:
         most_late_s: float = 0.25,
         on_late: Callable[[float], None] = lambda _: None,
         on_slowed: Callable[[float], None] = lambda _: None,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self.env, self.speed = env, speed
         self.slowed_s = 0.0  # seconds lost in all
         self._most_late_s = most_late_s
-        self._on_late, self._on_slowed = on_late, on_slowed
+        self._on_late, self._on_slowed, self._on_error = on_late, on_slowed, on_error
         self._ticks_per_s = TICKS_PER_S * speed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._origin = 0.0
@@ -82,7 +84,13 @@ class PacedClock:
     def _turn(self) -> None:
         """The timer went off. What is due for longer than a moment's work waits until sockets were looked at."""
         self._timer = self._due = None
-        self._run_due()
+        try:
+            self._run_due()
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self.stop()
+            self._on_error(error)
         self.look_again()
 
     def _run_due(self) -> bool:

@@ -48,6 +48,11 @@ FROZEN = {
     "scenarios new": WITHOUT_A_FILE,
     "scenarios show": ["NAME", "--json"],
     "schema": ["KIND"],
+    "serve": [
+        *("SCENARIO", "--host", "--port", "--ports", "--speed", "--served-model-name", "--tokenizer", "--answers"),
+        *("--api-key", "--allowed-host", "--lora", "--metrics-names", "--cold-start", "--fail", "--drain"),
+        *("--set", "--seed", "--model", "--hardware"),
+    ],
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", *WITHOUT_A_FILE],
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],

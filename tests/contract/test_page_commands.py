@@ -1,6 +1,5 @@
 """Every command in README.md, CONTRIBUTING.md and docs/ is one: its flags are there, and it runs, here on little.
 
-Servers run in `tests/unit/serve`, and not here.
 `python benchmarks/page_commands.py` runs them as they are written.
 """
 
@@ -25,9 +24,7 @@ _spec.loader.exec_module(page_commands)
 
 COMMANDS = [command for page in page_commands.PAGES for command in page_commands.commands_of(page)]
 BY_PAGE = {
-    page: [
-        each for each in page_commands.commands_of(page) if not (each.is_named or each.needs_torch or each.is_server)
-    ]
+    page: [each for each in page_commands.commands_of(page) if not (each.is_named or each.needs_torch)]
     for page in page_commands.PAGES
 }
 FEW = ("--set", "traffic.num_requests=8")
@@ -35,8 +32,9 @@ SMALL = (
     *("--set", "plan.seeds=1", "--set", "plan.num_requests=60", "--set", "plan.finalists=1"),
     *("--set", "plan.space.max_num_seqs=[64]", "--set", "plan.space.max_num_batched_tokens=[8192]"),
 )
-# Not even on little: studies check what they are of instead, and a folder of figures is read by other tests.
-TOO_MUCH = ("study", "validate published workloads")
+# Not even on little: studies check what they are of instead, a folder of figures is read by other tests, and a server
+# serves until it is told to end.
+TOO_MUCH = ("study", "validate published workloads", "serve")
 
 
 def words_of(command):

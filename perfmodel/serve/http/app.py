@@ -9,7 +9,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.serve.emulator import Emulator
+from perfmodel.serve.emulator import Emulator, ReplicaDownError
 from perfmodel.serve.http.errors import HttpError, send_error
 from perfmodel.serve.http.guard import Guard
 from perfmodel.serve.http.routes import Rendered, routes
@@ -75,6 +75,8 @@ class _Application:
             said = error
         except HTTPException as error:
             said = HttpError(error.status_code, str(error.detail), headers=error.headers)
+        except ReplicaDownError as error:
+            said = HttpError(503, str(error), "ServiceUnavailableError")
         except PerfmodelError as error:
             said = HttpError(400, str(error), "BadRequestError")
         except Exception:

@@ -55,13 +55,15 @@ class _Plain:
         vocabulary: Vocabulary,
         generation: Generation,
         metrics: Rendered | None,
+        replica: int | None,
     ) -> None:
-        self._emulator, self._settings, self._vocabulary = emulator, settings, vocabulary
+        self._emulator, self._settings, self._vocabulary, self._replica = emulator, settings, vocabulary, replica
         self._generation, self._metrics = generation, metrics
         self._models = Models(emulator, settings)
 
     async def health(self, request: HttpRequest) -> Response:
-        return Response(status_code=200)
+        is_up = self._replica is None or self._emulator.is_up(self._replica)
+        return Response(status_code=200 if is_up else 503)
 
     async def version(self, request: HttpRequest) -> Response:
         engine = self._emulator.scenario.engine.described.version
@@ -134,7 +136,7 @@ def routes(
     replica:    as of `Emulator.submit`
     """
     generation = Generation(emulator, settings, vocabulary, replica)
-    plain = _Plain(emulator, settings, vocabulary, generation, metrics)
+    plain = _Plain(emulator, settings, vocabulary, generation, metrics, replica)
     return [
         Route("/v1/completions", _Endpoint(generation.complete), methods=["POST"]),
         Route("/v1/chat/completions", _Endpoint(generation.chat), methods=["POST"]),

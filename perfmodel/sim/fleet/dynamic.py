@@ -43,6 +43,7 @@ class DynamicCluster:
         self.shadowed: Counter[int] = Counter()  # answers of shadow pools, by engine
         self.is_sent: Callable[[], bool] = lambda: False
         self._env, self._scenario, self._on_answer, self._on_step = env, scenario, on_answer, on_step
+        self._pinned: EngineRank | None = None
         self._ways_in: list[Callable[[Request], RequestServer]] = []
         self._shares = Shares([], scenario.seed, "models")
         self._shadows: list[tuple[Shares, Callable[[Request], RequestServer]]] = []
@@ -89,12 +90,20 @@ class DynamicCluster:
                 way_in(copy).add(copy)
         self.gateway.add(request)
 
+    def send_to(self, engine: EngineRank, request: Request) -> None:
+        """As `add`, for a client that has chosen the engine itself. Only without limits of the gateway's."""
+        self._pinned = engine
+        self.gateway.add(request)
+        self._pinned = None
+
     def abort(self, request: Request) -> bool:
         """Its client has gone; shadow pools go on with their copies."""
         self.gateway.abort(request.request_id)
         return True
 
     def _route(self, request: Request) -> RequestServer:
+        if self._pinned is not None:
+            return self._pinned
         kind = self._shares.of(request.request_id) if len(self._ways_in) > 1 else 0
         return self._ways_in[kind](request)
 
@@ -138,8 +147,7 @@ class DynamicCluster:
         spec = pool.spec.autoscaling
         if spec is None and (self._scenario.cluster.failures is None or pool.spec.shadow):
             return
-        num_ranks = len(pool.replicas[0].ranks)
-        weight_bytes = pool.memory.weight_bytes * pool.devices_per_engine * num_ranks
+        weight_bytes = pool.weight_bytes_per_replica
         failures = self._scenario.cluster.failures
         start_s = spec.start_s(weight_bytes) if spec is not None else failures.start_s if failures is not None else 0.0
         dead = to_ticks(failures.detection_s) if failures is not None else 0

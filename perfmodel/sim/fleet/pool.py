@@ -100,6 +100,11 @@ class Pool:
         return self.spec.engine.tensor_parallel_size * self.spec.engine.pipeline_parallel_size
 
     @property
+    def weight_bytes_per_replica(self) -> float:
+        """Bytes that a replica loads when it starts, on all its devices."""
+        return self.memory.weight_bytes * self.devices_per_engine * len(self.replicas[0].ranks)
+
+    @property
     def restored_bytes_per_block(self) -> float:
         """Bytes of a KV block on the link of one device to the second tier; 0 without one."""
         cost = self.backend.restore

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from virtual_time import run
 
 from perfmodel.errors import SpecError, WorkloadError
-from perfmodel.serve import Emulator, Order
+from perfmodel.serve import Emulator, Order, ReplicaDownError
 from perfmodel.sim import Workload, simulate
 from perfmodel.specs import load_scenario
 
@@ -149,3 +149,68 @@ def test_what_could_never_run_is_refused_at_once():
 def test_a_cluster_that_shortens_prompts_is_no_server():
     with pytest.raises(SpecError, match="prompt_compression"):
         Emulator(load_scenario("llama-3.1-8b-a100", ["prompt_compression={ratio: 0.5}"]))
+
+
+FAILING = (
+    "cluster.replicas=2",
+    "cluster.failures={events: [{at_s: 1.0, pool: 0, replica: 1, down_s: 5}], start_s: 2}",
+)
+
+
+def test_a_cluster_whose_replicas_fail_loses_what_is_simulated_to_be_lost():
+    scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, *FAILING])
+    emulator, clients = run(replay(scenario))
+    simulated = simulate(scenario)
+    assert emulator.num_failed == simulated.summary["failed"] > 0
+    assert emulator.num_finished == len(simulated.requests) == 40 - emulator.num_failed
+    assert sum(client.fate == "failed" for _, client in clients) == emulator.num_failed
+
+
+def test_replicas_that_scale_are_there_when_they_are_simulated_to_be():
+    scaling = "cluster.autoscaling={target: 4, max_replicas: 3, interval_s: 1, cold_start_s: 2}"
+    scenario = load_scenario("llama-3.1-8b-a100", ["traffic.num_requests=80", "traffic.arrivals.rate=20", scaling])
+    _, clients = run(replay(scenario))
+    simulated = simulate(scenario).requests
+    first = dict(zip(simulated.request_id.tolist(), simulated.first_token_s.tolist(), strict=True))
+    for request, client in clients:
+        assert client.tokens[0] == pytest.approx(first[request.request_id], abs=2e-6)
+
+
+def test_a_replica_on_a_port_of_its_own_is_asked_past_the_router_and_is_not_there_while_it_is_down():
+    scenario = load_scenario("llama-3.1-8b-a100", [*FAILING, "cluster.gateway={max_outstanding: 1}"])
+
+    async def main():
+        emulator = Emulator(scenario, own_ports=True)
+        emulator.start()
+        clients = [Client(0) for _ in range(6)]
+        for number, client in enumerate(clients):
+            emulator.submit(Order(100, 300), client, replica=number % 2)
+        used = [[rank.num_outstanding for rank in replica.ranks] for replica in emulator.replicas]
+        await asyncio.sleep(2)
+        assert not emulator.is_up(1)
+        with pytest.raises(ReplicaDownError, match="replica 1 is not up"):
+            emulator.submit(Order(100, 5), Client(0), replica=1)
+        await asyncio.sleep(10)
+        late = Client(0)
+        emulator.submit(Order(100, 5), late, replica=1)
+        await asyncio.sleep(1)
+        return used, [client.fate for client in clients], late.fate
+
+    used, fates, late = run(main())
+    assert used == [[3], [3]]
+    assert fates == ["finished", "failed"] * 3
+    assert late == "finished"
+
+
+def test_replicas_that_share_the_work_of_a_request_have_no_ports_of_their_own():
+    for change in (
+        FLEETS["prefill and decode pools"][0],
+        "cluster.pools=[{share: 0.5}, {share: 0.5}]",
+    ):
+        with pytest.raises(SpecError, match="port of its own"):
+            Emulator(load_scenario("llama-3.1-8b-a100", [change]), own_ports=True)
+
+
+def test_a_cold_start_loads_the_weights():
+    emulator = Emulator(load_scenario("llama-3.1-8b-a100"))
+    assert emulator.cold_start_s() == pytest.approx(30 + 8.03e9 * 2 / 3e9, rel=0.01)

@@ -1,0 +1,155 @@
+"""`perfmodel serve SCENARIO`: a server with the latencies of the deployment that the scenario describes."""
+
+__all__ = ["serve"]
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.asked import Asked
+from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.options import Overrides, Seed
+from perfmodel.cli.terminal import say
+from perfmodel.errors import MissingExtraError, SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.serve.emulator_server import EmulatorServer, Ended, Telemetry
+    from perfmodel.serve.settings import ServerSettings
+
+_KEY = "PERFMODEL_API_KEY"
+
+
+@takes_flags("model", "hardware")
+def serve(
+    asked: Asked,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 is any free one.")] = 8000,
+    ports: Annotated[
+        bool, typer.Option("--ports", help="Each replica on a port of its own, from --port on, for a router in front.")
+    ] = False,
+    speed: Annotated[float, typer.Option("--speed", help="Simulated seconds per second.")] = 1.0,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name", metavar="NAME", help="Names of the model; else its own.", show_default=False
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="A tokenizer.json to count prompts by; else four bytes are a token.",
+            show_default=False,
+        ),
+    ] = None,
+    answers: Annotated[
+        str,
+        typer.Option(
+            "--answers", metavar="LENGTH", help="requested: as long as max_tokens says; drawn: as the traffic's."
+        ),
+    ] = "requested",
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", metavar="KEY", help=f"What clients have to send; or {_KEY}.", show_default=False),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="A name that clients call this machine by; * for any.",
+            show_default=False,
+        ),
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="NAME", help="An adapter to list as a model.", show_default=False),
+    ] = None,
+    metrics_names: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics-names",
+            metavar="NAMES",
+            help="vllm, sglang, or legacy: vLLM's with those it has given up; else the engine's own.",
+            show_default=False,
+        ),
+    ] = None,
+    cold_start: Annotated[
+        bool, typer.Option("--cold-start", help="Answer 503 for as long as weights would load.")
+    ] = False,
+    fail: Annotated[
+        str | None,
+        typer.Option(
+            "--fail", metavar="FAULTS", help="Faults to inject: rate=0.01,kinds=429+500+broken.", show_default=False
+        ),
+    ] = None,
+    drain: Annotated[
+        float, typer.Option("--drain", metavar="S", help="Seconds for answers under way at the end.")
+    ] = 30,
+    overrides: Overrides = None,
+    seed: Seed = None,
+) -> None:
+    """Serve OpenAI's API with the latencies that a scenario's hardware, model and engine would have, until ctrl-C."""
+    if not 0 < speed < float("inf"):
+        raise SpecError(f"--speed {speed:g}: allowed more than 0 simulated seconds per second.")
+    loaded = asked.load(overrides, seed)
+    try:
+        from perfmodel.serve.emulator_server import EmulatorServer
+        from perfmodel.serve.settings import InjectedFaults, ServerSettings
+    except ImportError as error:
+        raise MissingExtraError(
+            f"perfmodel serve needs {error.name}, which is not installed: pip install 'perfmodel[serve]'."
+        ) from None
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        allowed_hosts=tuple(allowed_host or ()),
+        api_key=api_key or os.environ.get(_KEY) or None,
+        served_names=tuple(served_model_name or ()),
+        lora_names=tuple(lora or ()),
+        tokenizer_file=tokenizer,
+        seed=loaded.seed,
+        answer_length=answers,  # type: ignore[arg-type]  # checked there
+        faults=InjectedFaults.parsed(fail) if fail else InjectedFaults(),
+        drain_s=drain,
+    )
+    telemetry = _telemetry(metrics_names)
+    _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), asked.assumed(loaded))
+
+
+def _telemetry(names: str | None) -> "Telemetry":
+    from perfmodel.serve.emulator_server import Telemetry
+
+    known = {None: Telemetry(), "vllm": Telemetry("vllm"), "sglang": Telemetry("sglang")}
+    known["legacy"] = Telemetry("vllm", legacy=True)
+    if names not in known:
+        raise SpecError(f"--metrics-names {names}: allowed vllm, sglang or legacy.")
+    return known[names]
+
+
+def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:
+    import asyncio
+    import logging
+
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    for note in notes:
+        say(note)
+
+    def on_ready(found: list[int]) -> None:
+        for each in found:
+            say(f"listening on http://{_shown(server.settings)}:{each}")
+
+    say(_closing(asyncio.run(server.run(on_ready))))
+
+
+def _shown(settings: "ServerSettings") -> str:
+    return f"[{settings.host}]" if ":" in settings.host else settings.host
+
+
+def _closing(ended: "Ended") -> str:
+    counts = [f"{count} {name.replace('_', ' ')}" for name, count in ended._asdict().items() if name != "slowed_s"]
+    slowed = f"; the clock was slowed by {ended.slowed_s:.3g} s" if ended.slowed_s else ""
+    return f"Requests: {', '.join(counts)}{slowed}."

@@ -1,0 +1,153 @@
+"""`EmulatorServer`: a scenario as a server that real clients reach: its emulator, what it tells beside, its ports."""
+
+__all__ = ["EmulatorServer", "Ended", "Telemetry"]
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from perfmodel.errors import SpecError
+from perfmodel.serve.emulator import Emulator
+from perfmodel.serve.http import Listening, build_app, serve
+from perfmodel.serve.metrics import Metrics
+from perfmodel.serve.settings import ServerSettings
+from perfmodel.specs.scenario import Scenario
+
+MetricNames = Literal["vllm", "sglang"]
+_log = logging.getLogger("perfmodel.serve")
+_SAY_EVERY_S = 5.0  # of a clock that is slowed
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What the deployment tells beside its answers.
+
+    metrics: whose names /metrics has; None: those of the scenario's engine profile
+    legacy:  with the names that vLLM has given up and autoscalers still read
+    """
+
+    metrics: MetricNames | None = None
+    legacy: bool = False
+
+
+class Ended(NamedTuple):
+    """What became of the requests that were sent: `slowed_s` are the seconds by which the clock had to be slowed."""
+
+    sent: int
+    finished: int
+    failed: int
+    timed_out: int
+    aborted: int
+    slowed_s: float
+
+
+class EmulatorServer:
+    """`scenario` on the wall clock, to be run within an event loop.
+
+    settings, telemetry: how it answers; what it tells beside
+    speed:     simulated seconds per second
+    own_ports: each replica has a port of its own, from `settings.port` on, in place of the scenario's router
+    cold_start: it answers 503 for as long as it would load its weights
+
+    Raises DoesNotFitError for a model too large for the devices, SpecError for what has no server.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        settings: ServerSettings,
+        telemetry: Telemetry = Telemetry(),
+        speed: float = 1.0,
+        own_ports: bool = False,
+        cold_start: bool = False,
+    ) -> None:
+        self._error: asyncio.Future[None] | None = None
+        self._slowed = _Slowed()
+        self.emulator = Emulator(
+            scenario,
+            speed=speed,
+            own_ports=own_ports,
+            on_late=lambda seconds: self.metrics.add_late(seconds),
+            on_slowed=self._on_slowed,
+            on_error=self._on_error,
+        )
+        names = telemetry.metrics or ("sglang" if scenario.engine.profile == "sglang" else "vllm")
+        if not settings.served_names:
+            settings = replace(settings, served_names=(scenario.model.name,))
+        self.settings = settings
+        if cold_start:
+            self.settings = replace(settings, cold_start_s=self.emulator.cold_start_s())
+        self.metrics = Metrics(
+            self.emulator, settings.served_names[0], names, telemetry.legacy, loras=settings.lora_names
+        )
+        self._own_ports = own_ports
+
+    async def run(self, on_ready: Callable[[list[int]], None] = lambda _: None) -> Ended:
+        """Serve until SIGTERM or SIGINT. on_ready: called with the ports, once all listen
+
+        Raises SpecError for an address that cannot be had.
+        """
+        apps = self._apps()
+        self._error = asyncio.get_running_loop().create_future()
+        self.emulator.start()
+        serving = asyncio.ensure_future(serve(apps, self.settings, on_ready))
+        try:
+            await asyncio.wait((serving, self._error), return_when=asyncio.FIRST_COMPLETED)
+            if self._error.done():
+                serving.cancel()
+                self._error.result()
+            await serving
+        finally:
+            self._error.cancel()
+            self.emulator.stop()
+        return self._ended()
+
+    def _apps(self) -> list[Listening]:
+        emulator, settings, port = self.emulator, self.settings, self.settings.port
+        if not self._own_ports:
+            return [Listening(build_app(emulator, settings, self.metrics), port)]
+        count = len(emulator.replicas)
+        if port and port + count > 65_536:
+            raise SpecError(f"port: found {port} for the first of {count} replicas; choose at most {65_536 - count}")
+        return [
+            Listening(build_app(emulator, settings, self.metrics.of_replica(number), number), port and port + number)
+            for number in range(count)
+        ]
+
+    def _on_slowed(self, seconds: float) -> None:
+        self.metrics.add_slowed(seconds)
+        self._slowed.add(seconds)
+
+    def _on_error(self, error: Exception) -> None:
+        if self._error is not None and not self._error.done():
+            self._error.set_exception(error)
+
+    def _ended(self) -> Ended:
+        emulator = self.emulator
+        return Ended(
+            emulator.num_sent,
+            emulator.num_finished,
+            emulator.num_failed,
+            emulator.num_timed_out,
+            emulator.num_aborted,
+            emulator.clock.slowed_s,
+        )
+
+
+class _Slowed:
+    """Says in the log that the clock was slowed: at once, and then now and then."""
+
+    def __init__(self) -> None:
+        self._lost_s, self._said_at = 0.0, float("-inf")
+
+    def add(self, seconds: float) -> None:
+        self._lost_s += seconds
+        now = asyncio.get_running_loop().time()
+        if now - self._said_at < _SAY_EVERY_S:
+            return
+        _log.warning(
+            "this machine does not keep up: the clock was slowed by %.3f s; send less, or lower --speed", self._lost_s
+        )
+        self._lost_s, self._said_at = 0.0, now
