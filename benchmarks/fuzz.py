@@ -1,11 +1,13 @@
 """Whether any input makes the command hang, run out of memory, or end in anything but an answer or one sentence.
 
-    python benchmarks/fuzz.py [--cases 20000] [--kinds inputs|questions] [--first 0] [--log FILE.jsonl] [--report MD]
+    python benchmarks/fuzz.py [--cases 20000] [--kinds inputs|questions|ways-in] [--first 0] [--log FILE.jsonl]
+                              [--report MD]
 
 Cases are drawn by hypothesis (tests/fuzz_cases.py), 250 to a seed, each seed in a process of its own with a gigabyte of
 memory and 20 s of CPU time for a case (tests/fuzz_runs.py). What is finished is in the log: a run that was stopped goes
 on where it was. Two to three hours on one core. Questions are plans, what-ifs, studies and measurements, in files of
-their own (tests/fuzz_questions.py); some 3,000 take an hour.
+their own (tests/fuzz_questions.py); some 3,000 take an hour. Ways in are results of load tests, command lines,
+conversations and checkpoints (tests/fuzz_ways_in.py); 10,000 take ten minutes.
 """
 
 import argparse
@@ -116,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--kinds", choices=("inputs", "questions"), default="inputs")
+    parser.add_argument("--kinds", choices=("inputs", "questions", "ways-in"), default="inputs")
     parser.add_argument("--log", type=Path, default=Path("out/fuzz.jsonl"))
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()

@@ -18,6 +18,7 @@ from typing import Any
 from fuzz_draws import JUNK, damaged, draw_into, places_of, scale, spoil
 from fuzz_questions import QUESTIONS
 from fuzz_scenarios import DENSE, SCENARIOS, FuzzCase, as_yaml, cut_short
+from fuzz_ways_in import WAYS_IN
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -222,7 +223,7 @@ KINDS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
 
 
 def fuzz_cases(kinds: str = "all") -> st.SearchStrategy[FuzzCase]:
-    """Cases of some kinds, by their weights. kinds: inputs (of one scenario) | questions (of many) | all"""
-    chosen = {"inputs": KINDS, "questions": QUESTIONS, "all": KINDS | QUESTIONS}[kinds]
+    """Cases of some kinds, by their weights. kinds: inputs (of one scenario) | questions (of many) | ways-in | all"""
+    chosen = {"inputs": KINDS, "questions": QUESTIONS, "ways-in": WAYS_IN, "all": KINDS | QUESTIONS | WAYS_IN}[kinds]
     makers = [make for make, weight in chosen.values() for _ in range(weight)]
     return st.sampled_from(makers).flatmap(lambda make: make())

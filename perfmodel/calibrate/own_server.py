@@ -48,6 +48,7 @@ _ROUNDS = 2
 _STEP = 0.3  # of a number, to see what it does: well above the noise of changed schedules
 _LEAST_OF = 0.2  # of a figure, where a linear function of the numbers has run out of sense
 _LOSS_SCALE = 2.0  # standard deviations from which on an error counts by its size, not its square
+_ENOUGH_REQUESTS = 100  # reports/own_servers_202611.md: errors at other rates are a fifth smaller than with 30
 _FEWEST_FOR_INTERVALS = 5  # runs from which on what is left of them says more than what ships
 
 
@@ -59,6 +60,7 @@ class OwnServerFit:
     runs:             names of the runs that it was fitted to; left_out: (run, reason) of others
     errors:           metric -> what is said of it -> median |predicted / measured - 1| of the runs: "shipped" of the
                       shipped profile, "fitted", "held out" of each run under what the others say (not with one run)
+    fewest_requests:  of a run that it was fitted to
     """
 
     profile: EngineProfile
@@ -66,6 +68,7 @@ class OwnServerFit:
     runs: tuple[str, ...]
     left_out: tuple[tuple[str, str], ...]
     errors: Mapping[str, Mapping[str, float]]
+    fewest_requests: int
 
     @property
     def moved(self) -> dict[str, tuple[float, float]]:
@@ -81,6 +84,11 @@ class OwnServerFit:
             notes.append(
                 "One run changes little: its own errors cannot be told from the server's, and nothing is left to check "
                 "the fit with. Runs at three or more rates, or lengths, say more."
+            )
+        if self.fewest_requests < _ENOUGH_REQUESTS:
+            notes.append(
+                f"A run has {self.fewest_requests:,} requests: the mean of so few hangs on which steps they happened "
+                f"to meet. With {_ENOUGH_REQUESTS:,} or more at each rate the server's numbers come out nearer."
             )
         for metric, found in self.errors.items():
             if found.get("held out", 0.0) >= found["shipped"]:
@@ -205,7 +213,8 @@ def fit_own_server(
     profile = _described(_at(shipped, fit.figures.priors, fit.values), name, mine, errors, shipped)
     if len(mine) >= _FEWEST_FOR_INTERVALS:
         profile = _with_residuals(profile, mine, metrics, said["held out"])
-    return OwnServerFit(profile, shipped, tuple(run.name for run in mine), tuple(left_out), errors)
+    fewest = min(run.num_requests for run in mine)
+    return OwnServerFit(profile, shipped, tuple(run.name for run in mine), tuple(left_out), errors, fewest)
 
 
 def save_own_server(fit: OwnServerFit, folder: Path, is_forced: bool = False) -> Path:

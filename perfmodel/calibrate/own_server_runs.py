@@ -20,12 +20,14 @@ _OVERLOADED = 0.5  # share of the latency before the first token from which on a
 
 @dataclass(frozen=True)
 class FittedRun:
-    """A run as it is simulated for the fit; measured: figures of the same requests, those of `METRICS` that it has."""
+    """A run as it is simulated for the fit; measured: figures of the same `num_requests`, those of `METRICS` that it
+    has."""
 
     name: str
     tool: str
     scenario: Scenario
     measured: Mapping[str, float]
+    num_requests: int
 
 
 def prepared_runs(
@@ -63,7 +65,8 @@ def _prepare(run: BenchRun, given: GivenSetup, engine: str, folder: Path) -> Fit
     found = scenario.engine.described.description.name
     if found != engine:
         raise SpecError(f"{run.name}: is of engine {found}, and --engine is {engine}; set engine.profile, or --engine.")
-    return FittedRun(run.name, run.tool, scenario, measured)
+    num_requests = run.load.num_requests if run.times is None else len(run.times)
+    return FittedRun(run.name, run.tool, scenario, measured, num_requests)
 
 
 def _shortened(run: BenchRun) -> BenchRun:

@@ -48,8 +48,9 @@ def new(
                 f"--strict: {what}: affects time and is not modelled ({why}); take it out of the line, or leave out "
                 f"--strict."
             )
-        say(f"warning: {what}: affects time and is not modelled ({why}).")
     load_scenario(as_text(found.data, found.said))
+    for what, why in found.unmodelled:
+        say(f"warning: {what}: affects time and is not modelled ({why}).")
     typer.echo(scenario_text(found), nl=False)
 
 
@@ -59,7 +60,9 @@ def _read(line: str) -> tuple[str, str, Path]:
         from perfmodel.specs.scenario_source import read_stdin
 
         return read_stdin(), "stdin", Path()
-    path = Path(line).expanduser()
+    from perfmodel.files.catalog import expanded
+
+    path = expanded(line)
     try:
         is_file = "\n" not in line and path.is_file()
     except (OSError, ValueError):

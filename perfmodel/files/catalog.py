@@ -4,7 +4,17 @@ An installed wheel carries the data in `perfmodel/_data/`; a checkout has it bes
 is looked up without reading any file; only a name that is no file's own is compared with the aliases.
 """
 
-__all__ = ["Kind", "aliases_of", "data_dir", "find_file", "list_names", "looked_up", "normal_name", "unknown_name"]
+__all__ = [
+    "Kind",
+    "aliases_of",
+    "data_dir",
+    "expanded",
+    "find_file",
+    "list_names",
+    "looked_up",
+    "normal_name",
+    "unknown_name",
+]
 
 import re
 from collections.abc import Iterator, Sequence
@@ -91,13 +101,21 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
     return found
 
 
+def expanded(path: str | Path) -> Path:
+    """`path` with the folder of a user in place of `~` or `~user`; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path | None:
     """As `find_file`; None where no file is meant.
 
     Raises SpecError for what can only be a path, and is not there.
     """
     text = str(name_or_path)
-    path = Path(text).expanduser()
+    path = expanded(text)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes
     if is_path and path.exists():
         return path

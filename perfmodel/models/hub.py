@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.files.bounded import read_json
+from perfmodel.files.catalog import expanded
 from perfmodel.models.hf.config import load_config
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 
@@ -141,7 +142,7 @@ def _is_offline() -> bool:
 def _cache() -> Path:
     """Where the Hub's client keeps what it fetched (huggingface_hub.constants)."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return expanded(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
 
 
 def _host() -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.base import default_at
 from perfmodel.files.blocks import complete_blocks
-from perfmodel.files.catalog import find_file
+from perfmodel.files.catalog import expanded, find_file
 from perfmodel.files.device_tables import device_names
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
@@ -228,7 +228,7 @@ def _resolve_paths(traffic: dict[str, Any], folder: pathlib.Path, positions: Pos
 
 def _file(written: str, folder: pathlib.Path, positions: Positions, place: Path) -> str:
     """The absolute path of a file that must exist, beside the one that names it or from here."""
-    path = pathlib.Path(written).expanduser()
+    path = expanded(written)
     found = next((p for p in (folder / path, path) if p.is_file()), None)
     if found is None:
         shown = ".".join(map(str, place))
@@ -278,6 +278,6 @@ def _beside(name: str, folder: pathlib.Path) -> str:
     """A path that exists beside the scenario file, else `name` as it is."""
     if "/" not in name and "." not in name:
         return name
-    beside = folder / pathlib.Path(name).expanduser()
+    beside = folder / expanded(name)
     is_there = beside.exists() if "/" in name else beside.is_file()
     return str(beside) if is_there else name

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
-from perfmodel.files.catalog import Kind, find_file
+from perfmodel.files.catalog import Kind, expanded, find_file
 from perfmodel.specs.devices.files import find_device
 from perfmodel.specs.scenario_file import load_traffic
 
@@ -68,7 +68,7 @@ class Shorthand:
 
 def name_of(kind: Kind, given: str) -> str:
     """The name for an alias; the absolute path of a file elsewhere."""
-    path = pathlib.Path(given).expanduser()
+    path = expanded(given)
     if path.is_file():
         return str(path.resolve())
     try:

@@ -29,6 +29,16 @@ def test_nor_does_a_question_asked_of_many_scenarios_or_of_measurements(case: Fu
 
 
 @settings(
+    max_examples=80, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
+@given(fuzz_cases("ways-in"))
+def test_nor_does_what_people_come_with(case: FuzzCase) -> None:
+    """Results of load tests, command lines, conversations and checkpoints."""
+    outcome = run_case(case)
+    assert not outcome.wrong, (outcome, case)
+
+
+@settings(
     max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(fuzz_cases("all"))

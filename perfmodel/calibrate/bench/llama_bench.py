@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from perfmodel.calibrate.bench.runs import BenchLoad, BenchRun, Said, figure, text_of
+from perfmodel.calibrate.bench.runs import MOST_TOKENS, BenchLoad, BenchRun, Said, figure, text_of
 from perfmodel.calibrate.local.rows import LocalRow
 from perfmodel.errors import SpecError
 
@@ -51,6 +51,9 @@ def read_llama_bench_row(name: str, data: Mapping[str, Any]) -> BenchRun:
     rate = figure(name, data, "avg_ts")
     if bool(prompt) == bool(generated):
         raise SpecError(f"{name}: found n_prompt {prompt} and n_gen {generated}, compared are tests of one of the two.")
+    for key in ("n_prompt", "n_gen", "n_depth", "n_ubatch"):
+        if (figure(name, data, key) or 0) > MOST_TOKENS:
+            raise SpecError(f"{name}: {key}: found {str(data[key])[:40]!r}, allowed up to {MOST_TOKENS:g} tokens.")
     if not rate:
         raise SpecError(f"{name}: has no tokens per second (avg_ts); there is nothing to compare.")
     row = _row(name, data, prompt, generated, rate)

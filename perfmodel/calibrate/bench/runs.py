@@ -9,6 +9,7 @@ did is not in any of these files.
 
 __all__ = [
     "LARGEST_RESULT_BYTES",
+    "MOST_TOKENS",
     "BenchLoad",
     "BenchRun",
     "RequestTimes",
@@ -36,7 +37,7 @@ Said = str | int | float | bool
 
 # With each token's time of 30,000 answers, and their texts.
 LARGEST_RESULT_BYTES = 128_000_000
-_MOST_TOKENS = 1e9  # of a prompt or an answer
+MOST_TOKENS = 1e9  # of a prompt or an answer
 _LONGEST_S = 1e7  # of a run: four months
 _CLOCK_S = 1e-3  # two clocks of one tool may differ by so much
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -170,7 +171,7 @@ def _refuse_impossible(name: str, found: Mapping[str, Floats], kept: Sequence[in
         (np.maximum(found["e2el"], span) > _LONGEST_S, f"takes more than {_LONGEST_S:g} s: times are in seconds"),
         (found["prompt"] < 1, "has no token in its prompt"),
         (found["output"] < 1, "has no token in its answer, and no error"),
-        (np.maximum(found["prompt"], found["output"]) > _MOST_TOKENS, f"has more than {_MOST_TOKENS:g} tokens"),
+        (np.maximum(found["prompt"], found["output"]) > MOST_TOKENS, f"has more than {MOST_TOKENS:g} tokens"),
     )
     for wrong, what in wrongs:
         if wrong.any():
@@ -222,7 +223,7 @@ def figure(name: str, data: Any, *path: str, scale: float = 1.0) -> float | None
     except (TypeError, ValueError, OverflowError):
         raise SpecError(f"{name}: {'.'.join(path)}: found {str(value)[:40]!r}, expected a number.") from None
     if isinstance(value, bool) or not number >= 0:
-        raise SpecError(f"{name}: {'.'.join(path)}: found {value}, expected a number of at least 0.")
+        raise SpecError(f"{name}: {'.'.join(path)}: found {str(value)[:40]!r}, expected a number of at least 0.")
     return number if isfinite(number) else None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import parse_json, read_json
+from perfmodel.files.catalog import expanded
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import config_from_gguf, read_gguf
@@ -31,7 +32,7 @@ def load_header(path: str | Path) -> ModelSpec:
     Beside a config.json the safetensors files add nothing but the name. Raises SpecError for damaged files and for
     architectures that names and shapes leave open.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if path.suffix == ".gguf":
         header = read_gguf(path)
         name = str(header.metadata.get("general.name") or path.stem).lower().replace(" ", "-")

@@ -70,7 +70,7 @@ def _found(
             raise SpecError(f"{where}: {text} {text.reason}.")
         image, version = _image_before(words[:before], known)
         environment = {**command.environment, **_variables(words[:before])}
-        for each in find_commands(read_shell(text, place), where, depth + 1):
+        for each in find_commands(read_shell(text, place, environment), where, depth + 1):
             yield replace(
                 each,
                 around=(*words[:before], *each.around),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import expanded
 from perfmodel.files.yaml_loader import load_yaml, load_yaml_text
 from perfmodel.specs.commands.arguments import Arguments, flags_of_mapping, read_arguments
 from perfmodel.specs.commands.engines import complete
@@ -114,7 +115,7 @@ def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScrip
     text = next(
         (script.files[each] for each in (file, f"./{file}", file.removeprefix("./")) if each in script.files), None
     )
-    path = asking.folder / Path(file).expanduser()
+    path = asking.folder / expanded(file)
     if text is None and not path.is_file():
         raise SpecError(
             f"{command.place}: {given.written}: no such file beside the line ({path}); put it there, or give its flags "
@@ -213,7 +214,13 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, h
     if model is None:
         what = "the line names no model" if has_server else "the line starts no server"
         raise SpecError(f"{commands[0].place}: {what}; give --model, as in --model llama-3.1-8b.")
-    if asking.model is None and str(model).startswith(("/", "~", ".")) and not Path(str(model)).expanduser().exists():
+    words, is_path = str(model).split(), str(model).startswith(("/", "~", "."))
+    if asking.model is None and len(words) != 1 and not is_path:
+        raise SpecError(
+            f"{commands[0].place}: found {' '.join(words)[:60]!r} where a model's name was expected; words of a "
+            f"command stand one by one, or behind sh -c as a script."
+        )
+    if asking.model is None and is_path and not expanded(str(model)).exists():
         tail = "/".join(Path(str(model)).parts[-2:]).removeprefix("/")
         raise SpecError(
             f"{commands[0].place}: model {model}: a path of the server's, which is not here; say whose files they are, "

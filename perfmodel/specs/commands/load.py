@@ -152,7 +152,7 @@ def _data(name: str, found: Reading, traffic: dict[str, Any], place: str) -> Non
         )
     data = load_traffic(_SHAREGPT).model_dump(mode="json", exclude_defaults=True)
     traffic |= {key: data[key] for key in ("input_tokens", "output_tokens")}
-    fixed = found.line.pop("fixed_output") or found.line.pop("output")
+    fixed = found.line.pop("fixed_output", None) or found.line.pop("output", None)
     if fixed:
         traffic["output_tokens"] = _uniform(fixed, 0)
     found.assumed.append(f"lengths of ShareGPT as traffic {_SHAREGPT} has them")
@@ -165,10 +165,7 @@ def _limits(found: Reading, place: str) -> None:
             name, _, value = pair.partition(":")
             if name not in _GOODPUT:
                 raise SpecError(f"{place}: --goodput {pair}: found {name!r}, allowed {', '.join(_GOODPUT)}.")
-            try:
-                found.put(f"slo.{_GOODPUT[name]}", float(value), f"--goodput {pair}")
-            except ValueError:
-                raise SpecError(f"{place}: --goodput {pair}: found {value!r}, allowed milliseconds.") from None
+            found.put(f"slo.{_GOODPUT[name]}", _amount(value, f"--goodput {pair}", place), f"--goodput {pair}")
 
 
 def _aiperf(found: Reading, traffic: dict[str, Any], place: str) -> None:
@@ -182,7 +179,7 @@ def _aiperf(found: Reading, traffic: dict[str, Any], place: str) -> None:
         for key in ("value", "mean"):
             if key in lengths and prefix:
                 lengths[key] += prefix
-        answers = line.pop("output")
+        answers = line.pop("output", None)
         if answers is None:
             answers = 128
             found.assumed.append(f"answers of {answers} tokens, as the line has no --osl")
@@ -216,16 +213,14 @@ def _guidellm(found: Reading, traffic: dict[str, Any], place: str) -> None:
     values = [each for each in str(given if given is not None else "").strip("[]").split(",") if each.strip()]
     if len(values) > 1:
         found.notes.append(f"--rate {given}: {len(values)} runs, of which the first counts")
-    try:
-        value = float(values[0]) if values else None
-    except ValueError:
-        raise SpecError(f"{place}: --rate {given}: found {values[0]!r}, allowed a number.") from None
+    value = _amount(values[0], f"--rate {given}", place) if values else None
     for text in line.pop("constraint", None) or ():
         limit = _pairs(text, "kind")
         names = {"max_requests": ("num_requests", "count"), "max_duration": ("duration_s", "seconds")}
         if limit.get("kind") in names:
             name, key = names[limit["kind"]]
-            line[name] = float(limit[key]) if name == "duration_s" else int(float(limit[key]))
+            amount = _amount(limit.get(key), f"--constraint {text}", place)
+            line[name] = amount if name == "duration_s" else int(amount)
             found.said[f"line.{name}"] = f"--constraint {text}"
         else:
             found.unmodelled.append((f"--constraint {text}", "when a run is given up"))
@@ -236,9 +231,22 @@ def _guidellm(found: Reading, traffic: dict[str, Any], place: str) -> None:
             f"{place}: --data: its lengths are in its data, which is not read here; give prompt_tokens=...,"
             f"output_tokens=..., or --traffic."
         )
-    traffic["input_tokens"] = _around(float(data["prompt_tokens"]), float(data.get("prompt_tokens_stdev", 0)), found)
-    answers, deviation = data.get("output_tokens", data["prompt_tokens"]), data.get("output_tokens_stdev", 0)
-    traffic["output_tokens"] = _around(float(answers), float(deviation), found)
+    for ours, theirs in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
+        mean, deviation = data.get(theirs, data["prompt_tokens"]), data.get(f"{theirs}_stdev", 0)
+        flag = f"--data {theirs}"
+        traffic[ours] = _around(_amount(mean, flag, place), _amount(deviation, flag, place), found)
+
+
+def _amount(value: Any, flag: str, place: str) -> float:
+    """A number of a pair in a flag's value. Raises SpecError for what is none, for one below 0, and for an endless
+    one."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = inf
+    if not 0 <= number < inf:
+        raise SpecError(f"{place}: {flag[:80]}: found {str(value)[:40]!r}, allowed a number of at least 0.")
+    return number
 
 
 def _guidellm_arrivals(found: Reading, kind: str, value: float | None, place: str) -> None:

@@ -27,6 +27,7 @@ _PASSED_OVER = ("then", "do", "else", "elif", "{", "}", "!", "time", "exec", "in
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _REDIRECTS = ("<", ">", ">>", ">|", "<<<", ">&", "<&", "&>", "&>>")
 _DEEP = 20
+_LONG = 200  # characters of a word that errors still show as a whole
 
 
 class Unresolved(str):
@@ -234,7 +235,8 @@ def _expanded(word: Word, state: _State, depth: int = 0) -> list[str]:
             texts[-1] += values[0]
             texts += values[1:]
     if unknown:
-        return [Unresolved("".join(map(_written, word.parts)), unknown)]
+        whole = "".join(map(_written, word.parts))
+        return [Unresolved(whole if len(whole) <= _LONG else f"{' '.join(whole[:_LONG].split())} ...", unknown)]
     return texts if was_text else []
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import as_file_name
-from perfmodel.files.catalog import data_dir, looked_up
+from perfmodel.files.catalog import data_dir, expanded, looked_up
 from perfmodel.files.yaml_loader import load_yaml
 
 _PREFIX = "engine@"
@@ -31,7 +31,7 @@ def own_calibration(name: str, folder: Path) -> OwnCalibration | None:
 
     folder: of the scenario. Raises SpecError for a file that does not say of which engine it is.
     """
-    path = folder / Path(name).expanduser()
+    path = folder / expanded(name)
     if path.name.startswith(_PREFIX) and path.is_file():
         return _read(path)
     if "/" in name or "\\" in name or looked_up("engines", name) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.catalog import find_file
+from perfmodel.files.catalog import expanded, find_file
 from perfmodel.files.yaml_loader import Path, Positions
 from perfmodel.models.number_formats import kv_format
 from perfmodel.specs.engine.description import EngineDescription, describe_engine, load_engine_description
@@ -52,7 +52,7 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
 
 def _profile(name: str, folder: pathlib.Path) -> str:
     """The engine's name; of a file that is none of ours, its path."""
-    beside = folder / pathlib.Path(name).expanduser()
+    beside = folder / expanded(name)
     file = find_file("engines", beside if beside.is_file() else name)
     own = load_engine_description(file).name
     try:

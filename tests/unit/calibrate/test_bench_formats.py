@@ -64,7 +64,11 @@ def test_names_of_files_say_nothing(tmp_path: Path) -> None:
     assert [run.tool for run in runs] == ["vllm bench serve", "MLPerf LoadGen", "llama-bench", "llama-bench"]
 
 
-@pytest.mark.parametrize("files", [("sglang.jsonl",), ("guidellm.json",), AIPERF, ("mlperf_server.txt",)], ids=str)
+@pytest.mark.parametrize(
+    "files",
+    [("vllm.json",), ("vllm_detailed.json",), ("sglang.jsonl",), ("guidellm.json",), AIPERF, ("mlperf_server.txt",)],
+    ids=str,
+)
 def test_times_are_those_of_the_server_that_was_measured(files: tuple[str, ...]) -> None:
     """TPOT without the first token: with it, it would be some 9 ms instead of 8 where nothing else adds to it."""
     for run in read(*files):
@@ -79,7 +83,7 @@ def test_failed_requests_are_counted_and_kept_out() -> None:
     assert found["sglang.jsonl, run 1"] == (12, 2)
     assert found["guidellm.json, benchmark 1"] == found["guidellm.json, benchmark 2"] == (7, 1)
     assert found["profile_export_aiperf.json with profile_export.jsonl"] == (13, 1)
-    assert [(run.completed, run.failed, len(run.times or ())) for run in read("vllm_detailed.json")] == [(11, 1, 11)]
+    assert [(run.completed, run.failed, len(run.times or ())) for run in read("vllm_detailed.json")] == [(12, 2, 12)]
 
 
 def test_figures_of_requests_are_the_tools_own() -> None:
@@ -108,8 +112,12 @@ def test_guidellm_compares_what_leaves_the_first_token_out() -> None:
 
 def test_loads_are_what_was_asked_for() -> None:
     loads = {run.name: run.load for run in read("vllm.json", "sglang.jsonl", "guidellm.json", *AIPERF)}
-    assert (loads["vllm.json"].process, loads["vllm.json"].concurrency) == ("closed", 8)
-    assert (loads["vllm.json"].prompt, loads["vllm.json"].answer) == (1024, 128)
+    assert (loads["vllm.json"].process, loads["vllm.json"].concurrency) == ("closed", 4)
+    vllm = load("vllm.json")
+    assert loads["vllm.json"].prompt == vllm["total_input_tokens"] / 12  # of those that were answered
+    assert loads["vllm.json"].answer == vllm["total_output_tokens"] / 12
+    detailed = read("vllm_detailed.json")[0].load
+    assert (detailed.process, detailed.rate, detailed.num_requests) == ("open", 10, 14)
     assert (loads["sglang.jsonl, run 1"].process, loads["sglang.jsonl, run 1"].rate) == ("open", 10)
     assert loads["sglang.jsonl, run 2"].concurrency == 4
     assert [loads[f"guidellm.json, benchmark {n}"].concurrency for n in (1, 2)] == [2, 4]

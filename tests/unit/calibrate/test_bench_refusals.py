@@ -38,8 +38,8 @@ def refusal(*paths: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d["ttfts"].pop(), "11 ttfts for 12 input_lens"),
-        (lambda d: d["start_times"].pop(), "11 values of start for 12 requests"),
+        (lambda d: d["ttfts"].pop(), "13 ttfts for 14 input_lens"),
+        (lambda d: d["start_times"].pop(), "13 values of start for 14 requests"),
         (lambda d: d["ttfts"].__setitem__(3, math.nan), "request 3 has 'nan' as its ttft"),
         (lambda d: d["ttfts"].__setitem__(3, -0.5), "request 3 got its first token before it was sent"),
         (lambda d: d["ttfts"].__setitem__(3, "0.5"), "request 3 has an entry in its itls that is no number"),
@@ -50,10 +50,10 @@ def refusal(*paths: Path) -> str:
         (lambda d: d["start_times"].__setitem__(0, -1e9), "takes more than 1e+07 s"),
         (lambda d: d["input_lens"].__setitem__(5, 0), "request 5 has no token in its prompt"),
         (lambda d: d["output_lens"].__setitem__(5, 10**12), "has more than 1e+09 tokens"),
-        (lambda d: d.update(errors=["refused"] * 12), "none of its 12 requests was answered"),
-        (lambda d: d.update(itls=[0.1] * 12), "expected a list of seconds"),
+        (lambda d: d.update(errors=["refused"] * 14), "none of its 14 requests was answered"),
+        (lambda d: d.update(itls=[0.1] * 14), "expected a list of seconds"),
         (lambda d: d.update(request_rate="fast"), "request_rate: found 'fast', expected a number"),
-        (lambda d: d.update(mean_ttft_ms=-1), "mean_ttft_ms: found -1, expected a number of at least 0"),
+        (lambda d: d.update(mean_ttft_ms=-1), "mean_ttft_ms: found '-1', expected a number of at least 0"),
         (lambda d: d.pop("request_rate"), "which no tool writes that is known"),
     ],
 )

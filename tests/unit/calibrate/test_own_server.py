@@ -34,7 +34,7 @@ def hidden_profile(seed: int) -> EngineProfile:
     return with_values(shipped, {**drawn, "server.in_s": float(rng.uniform(8e-3, 2e-2))})
 
 
-def served(rate: float, profile: EngineProfile, num_requests: int = 30) -> Any:
+def served(rate: float, profile: EngineProfile, num_requests: int = 100) -> Any:
     traffic = (
         f"{{arrivals: {{process: poisson, rate: {rate}}}, num_requests: {num_requests}, "
         f"input_tokens: {{distribution: uniform, low: 100, high: 1200}}, "
@@ -43,9 +43,11 @@ def served(rate: float, profile: EngineProfile, num_requests: int = 30) -> Any:
     return simulate(load_scenario(SCENARIO, [f"traffic={traffic}"]), profile=profile, keep_steps=False)
 
 
-def load_test(path: Path, rate: float, profile: EngineProfile, rng: np.random.Generator) -> Path:
+def load_test(
+    path: Path, rate: float, profile: EngineProfile, rng: np.random.Generator, num_requests: int = 100
+) -> Path:
     """What `vllm bench serve --save-detailed` would have measured, TTFT and TPOT of each run 2 % off."""
-    requests = served(rate, profile).requests
+    requests = served(rate, profile, num_requests).requests
     first, other = np.exp(rng.normal(0, NOISE, 2))
     later = requests.num_output_tokens - 1
     gaps = (requests.e2el_s - requests.ttft_s) / later * other
@@ -170,6 +172,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.exit_code == 0, found.output
     answer = json.loads(found.stdout)
     assert any("One run changes little" in note for note in answer["notes"])
+    assert any("A run has 12 requests" in note for note in answer["notes"])
     assert Path(answer["path"]) == Path("calibrations/engine@my-h100.yaml")
     again = CliRunner().invoke(app, asked)
     assert (again.exit_code, "--force" in again.stderr) == (2, True)

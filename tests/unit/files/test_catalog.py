@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.files.catalog import data_dir, find_file, list_names
+from perfmodel.files.catalog import data_dir, expanded, find_file, list_names
+from perfmodel.models import load_model
 
 
 @pytest.mark.parametrize("kind", ["models", "hardware", "traffic", "scenarios", "calibrations"])
@@ -83,3 +86,13 @@ def test_an_installed_wheel_uses_its_own_data(tmp_path: Path, monkeypatch: pytes
         assert catalog.data_dir("traffic") == tmp_path / "workloads" / "traffic"  # not in this wheel: the checkout
     finally:
         catalog.aliases_of.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name", "~nobody-of-that-name/config.json", "~ "])
+def test_the_home_of_nobody_is_a_name_like_any_other(name: str) -> None:
+    assert expanded(name) == Path(name)
+    with pytest.raises(SpecError):
+        load_model(name)
+    found = CliRunner().invoke(app, ["simulate", name])
+    assert found.exit_code == 2
+    assert found.stderr.startswith("error: ")

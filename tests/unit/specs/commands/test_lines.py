@@ -211,6 +211,37 @@ spec:
         read(compose.replace(":-2", ""))
 
 
+def test_variables_of_containers() -> None:
+    """Kubernetes replaces `$(NAME)`, and leaves `$NAME` to a shell; compose leaves it `$$NAME`."""
+    manifest = """
+kind: Pod
+spec:
+  containers:
+    - image: vllm/vllm-openai:latest
+      command: [%s]
+      args: [%s]
+      env: [{name: TP, value: "4"}, {name: MODEL, valueFrom: {secretKeyRef: {name: a, key: b}}}]
+"""
+    shell, alone = '"/bin/sh", "-c"', '"vllm", "serve"'
+    four = {"tensor_parallel_size": 4}
+    assert engine(manifest % (shell, '"vllm serve a/b -tp $TP"')) == four
+    assert engine(manifest % (shell, '"SIZE=4\\nvllm serve a/b -tp $SIZE"')) == four
+    assert engine(manifest % (shell, '"vllm serve a/b -tp $(TP)"')) == four
+    assert engine(manifest % (alone, '"a/b", "-tp", "$(TP)"')) == four
+    compose = "services:\n  x: {image: a, command: sh -c 'vllm serve a/b -tp $$TP', environment: [TP=4]}"
+    assert engine(compose) == four
+    for args, said in (
+        ((shell, '"vllm serve $MODEL"'), r"\$MODEL is set elsewhere"),
+        ((alone, '"$(MODEL)"'), r"\$\(MODEL\) is set elsewhere"),
+        ((alone, '"a/b", "-tp", "$TP"'), r"\$TP is replaced by nobody"),
+        ((alone, '"a/b", "-tp", "$(OTHER)"'), r"\$\(OTHER\) is replaced by nobody"),
+        ((shell, '"vllm serve a/b -tp $(nproc)"'), "is the output of a command, and none is ever run"),
+    ):
+        with pytest.raises(SpecError, match=said) as raised:
+            read(manifest % args)
+        assert "\n" not in str(raised.value)
+
+
 def test_equal_servers_and_pairs() -> None:
     """Equal ones are replicas; a producer and consumers of KV are pools; further nodes are the first server's ranks."""
     assert read(f"{SERVE} --port 1 &\n{SERVE} --port 2 &").data["cluster"] == {"replicas": 2}

@@ -174,6 +174,14 @@ def test_sglang_s_random_lengths_and_shared_prefixes() -> None:
     assert traffic["num_requests"] == 64
 
 
+def test_answers_that_a_line_leaves_open_are_assumed() -> None:
+    found = read(f"{SGLANG}\naiperf profile -m x --concurrency 8 --isl 256")
+    assert found.data["traffic"]["output_tokens"] == {"distribution": "fixed", "value": 128}
+    assert "answers of 128 tokens, as the line has no --osl" in found.assumed
+    sharegpt = read(f"{SGLANG}\nvllm bench serve --dataset-name sharegpt --request-rate 2")
+    assert "lengths of ShareGPT as traffic chat-sharegpt has them" in sharegpt.assumed
+
+
 @pytest.mark.parametrize(
     ("load", "said"),
     [
@@ -181,6 +189,10 @@ def test_sglang_s_random_lengths_and_shared_prefixes() -> None:
         ("guidellm benchmark --profile constant --rate 1 --data file.jsonl", "give prompt_tokens="),
         ("guidellm benchmark --profile constant --data prompt_tokens=1", "needs --rate"),
         ("guidellm benchmark --profile constant --rate many --data prompt_tokens=1", "found 'many'"),
+        ("guidellm benchmark --profile constant --rate inf --data prompt_tokens=1", "found 'inf'"),
+        ("guidellm benchmark --profile constant --rate 1 --data prompt_tokens=few", "found 'few'"),
+        ("guidellm run --profile kind=constant,rate=1 --constraint kind=max_requests --data prompt_tokens=1", "'None'"),
+        ("vllm bench serve --goodput ttft:nan", "found 'nan'"),
         ("aiperf profile --public-dataset aimo", "give --traffic"),
         ("aiperf profile --concurency 2", "Did you mean 'concurrency'"),
     ],
