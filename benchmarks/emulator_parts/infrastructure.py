@@ -70,6 +70,13 @@ def prometheus(urls: Sequence[str], out: Path, rules: Path) -> Iterator[str]:
         f"--web.listen-address={address}",
     ]
     with _running(words, out / "prometheus.log", f"http://{address}/-/ready"):
+        end = time.monotonic() + _START_S
+        while not any(
+            row["value"][1] == "1" for row in queried(f"http://{address}", "up")
+        ):  # it looks about at leisure
+            if time.monotonic() > end:
+                raise RuntimeError(f"prometheus does not scrape {', '.join(urls)}")
+            time.sleep(0.5)
         yield f"http://{address}"
 
 

@@ -15,7 +15,7 @@ _HEAD = f"""# The emulator under real clients and real infrastructure
 on loopback. *Client* is what the tool itself measured, *emulator* what `/metrics` counted of the same requests: from \
 when they reached the engine to when their tokens were due. The difference is what the client, the loopback and the \
 server's HTTP add. *Late*: how long after their time steps ended, in the mean; *slowed*: seconds that the clock lost \
-because the machine did not keep up. CPU is in cores, of the server and of the client.
+because the machine did not keep up.
 """
 
 
@@ -29,17 +29,24 @@ def _pair(client: float | None, server: float) -> str:
     return "" if client is None else f"{server:,.1f} / {client:,.1f} (+{client - server:,.1f})".replace("+-", "-")
 
 
-def _costs(server: Result, cpu: float) -> tuple[str, str, str]:
-    return f"{server['late_ms']:.2f}", f"{server['slowed_s']:.2f}", f"{server['cpu']:.2f} / {cpu:.2f}"
+def _clock(server: Result) -> tuple[str, str]:
+    return f"{server['late_ms']:.2f}", f"{server['slowed_s']:.2f}"
 
 
-_CLIENTS = ("tokens/s", "TTFT, ms: emulator / client", "TPOT", "E2E", "late, ms", "slowed, s", "CPU: server / client")
+def _per_token(server: Result) -> float:
+    """CPU time of the server, in microseconds."""
+    return float(1e6 * server["cpu"] * server["seconds"] / server["num_tokens"])
+
+
+_CLIENTS = ("tokens/s", "TTFT, ms: emulator / client", "TPOT", "E2E", "late, ms", "slowed, s")
+_CPU = "CPU a token, us: server / client"
 
 
 def _measured(server: Result, client: Result) -> list[str]:
     means = server["mean_ms"]
     pairs = [_pair(client[name], means[name]) for name in ("ttft", "tpot", "e2el")]
-    return [f"{client['tokens'] / client['seconds']:,.0f}", *pairs, *_costs(server, client["cpu"])]
+    cpu = f"{_per_token(server):.0f} / {1e6 * client['cpu'] * client['seconds'] / client['tokens']:.0f}"
+    return [f"{client['tokens'] / client['seconds']:,.0f}", *pairs, *_clock(server), cpu]
 
 
 def _openai(found: Result) -> Iterator[str]:
@@ -51,7 +58,7 @@ def _openai(found: Result) -> Iterator[str]:
         [each["concurrency"], "whole" if each["whole"] else "streamed", *_measured(each["server"], each["client"])]
         for each in found["rows"]
     ]
-    yield from _table(["at once", "", *_CLIENTS], rows)
+    yield from _table(["at once", "", *_CLIENTS, _CPU], rows)
 
 
 def _tool(found: Result, name: str) -> Iterator[str]:
@@ -65,9 +72,17 @@ def _tool(found: Result, name: str) -> Iterator[str]:
         pairs = [_pair(figures[f"mean_{key}_ms"][1], means[key]) for key in ("ttft", "tpot", "e2el")]
         rate = each["server"]["num_tokens"] / each["server"]["seconds"]
         rows.append(
-            [each["concurrency"], each["completed"], f"{rate:,.0f}", *pairs, *_costs(each["server"], each["cpu"])]
+            [
+                each["concurrency"],
+                each["completed"],
+                f"{rate:,.0f}",
+                *pairs,
+                *_clock(each["server"]),
+                f"{_per_token(each['server']):.0f} us",
+                f"{each['cpu']:.2f}",
+            ]
         )
-    yield from _table(["concurrency", "requests", *_CLIENTS], rows)
+    yield from _table(["concurrency", "requests", *_CLIENTS, "server's CPU a token", "tool's CPU, cores"], rows)
     yield "The rate and the CPU are of the tool's whole run, its start among it."
     yield ""
     yield "Its file, read by `perfmodel validate bench FILE --scenario llama-3.1-8b-a100`, predicted / measured in ms:"
@@ -118,7 +133,7 @@ def _proxy(found: Result) -> Iterator[str]:
         ]
         for each in found["rows"]
     ]
-    yield from _table(["", "requests by replica", *_CLIENTS], rows)
+    yield from _table(["", "requests by replica", *_CLIENTS, _CPU], rows)
 
 
 def written(found: Result) -> str:
