@@ -215,6 +215,16 @@ def test_promtool_finds_nothing_but_the_servers_own_names(names, legacy):
         assert what in INHERITED, line
 
 
+def test_both_formats_have_the_same_samples():
+    """A Prometheus that asks for OpenMetrics stores the names that one which does not stores."""
+    _, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
+    plain, openmetrics = (
+        {line.rpartition(" ")[0] for line in metrics.render(each).decode().splitlines() if line and line[0] != "#"}
+        for each in (False, True)
+    )
+    assert plain == openmetrics
+
+
 def test_openmetrics_is_what_its_own_parser_reads():
     _, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
     names = {family.name for family in text_string_to_metric_families(metrics.render(openmetrics=True).decode())}
