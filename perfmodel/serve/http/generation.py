@@ -108,8 +108,6 @@ class Generation:
         try:
             reply.submit(self._replica)
             await _until_gone(receive, outlet)
-        except WorkloadError as error:
-            raise HttpError(400, str(error), "BadRequestError") from None
         finally:
             self.num_open -= 1
             if not reply.is_over:

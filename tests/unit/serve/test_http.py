@@ -3,14 +3,19 @@
 import asyncio
 import re
 
+import numpy as np
 import pytest
 from asgi_client import Client
 from virtual_time import run
 
 from perfmodel.errors import SpecError
-from perfmodel.serve import Emulator
+from perfmodel.serve import Emulator, Order
 from perfmodel.serve.http import build_app
+from perfmodel.serve.http.outlet import Outlet
+from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
+from perfmodel.serve.http.shapes import AnswerShape
 from perfmodel.serve.settings import InjectedFaults, ServerSettings
+from perfmodel.serve.tokens import Answer
 from perfmodel.specs import load_scenario
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")
@@ -214,3 +219,27 @@ def test_a_broken_whole_answer_has_less_than_it_announces():
 def test_faults_that_there_are_not_are_refused(text):
     with pytest.raises(SpecError, match="fail: found"):
         InjectedFaults.parsed(text)
+
+
+class Hasty:
+    """An emulator that has the first token of an answer before the next is submitted."""
+
+    def submit(self, order, listener, replica):
+        listener.on_tokens(1)
+        return 0
+
+    def abort(self, number):
+        pass
+
+
+def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    answer = Answer(np.arange(3), ["a ", "b ", "c "], "length")
+    asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
+    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), AnswerShape(True, "x", 0, "m"), asked, is_stream=True)
+    reply.submit(None)
+    assert sent == ["http.response.start", "http.response.body", "http.response.body"]
