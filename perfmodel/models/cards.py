@@ -23,6 +23,9 @@ from perfmodel.models.hub import is_hub_name, load_from_hub
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 
+# Who publishes copies of others' repositories under their names, as they are.
+_COPIES = ("unsloth", "nousresearch")
+
 
 class Card(Spec):
     """One model: facts about it, and its architecture under Hugging Face field names.
@@ -76,9 +79,9 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     file = looked_up("models", name_or_path)
     if file is not None:
         return _load_card_file(file, file.stat().st_mtime_ns)
-    quantized = _by_format(str(name_or_path))
-    if quantized is not None:
-        return quantized
+    other = _by_format(str(name_or_path)) or _copied(str(name_or_path))
+    if other is not None:
+        return other
     if ask_hub and is_hub_name(str(name_or_path)):
         return load_from_hub(str(name_or_path))
     raise unknown_name("models", str(name_or_path))
@@ -101,6 +104,17 @@ def _by_format(asked: str) -> ModelSpec | None:
     model = _load_card_file(file, file.stat().st_mtime_ns)
     served = model if method is None or model.quantization.weights is not None else with_quantization(model, method)
     return replace(served, name=asked, hf_id=asked if "/" in asked else model.hf_id)
+
+
+def _copied(asked: str) -> ModelSpec | None:
+    """The model that a repository has a copy of: `unsloth/Qwen3-8B`; None where its owner makes none, or of no card."""
+    owner, _, name = asked.partition("/")
+    if normal_name(owner) not in _COPIES:
+        return None
+    wanted = normal_name(name)
+    same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
+    file = next(same, None)
+    return None if file is None else replace(_load_card_file(file, file.stat().st_mtime_ns), name=asked, hf_id=asked)
 
 
 def as_asked(model: ModelSpec, asked: str) -> ModelSpec:
