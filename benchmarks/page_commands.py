@@ -147,7 +147,7 @@ def _until_it_listens(server: "subprocess.Popen[str]") -> str:
     heard = ""
     while line := server.stderr.readline():
         heard += line
-        if line.startswith("Listening on "):
+        if line.startswith("listening on "):
             server.terminate()
             break
     return heard

@@ -55,9 +55,9 @@ class Client:
                 response.headers = {name.decode(): value.decode() for name, value in message["headers"]}
                 return
             assert response.status is not None
-            if message["body"]:
+            if message.get("body"):
                 response.chunks.append((loop.time(), message["body"]))
-            if not message["more_body"]:
+            if not message.get("more_body"):
                 response.is_complete = True
                 gone.set()
 

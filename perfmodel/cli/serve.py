@@ -140,7 +140,7 @@ def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:
 
     def on_ready(found: list[int]) -> None:
         for each in found:
-            say(f"Listening on http://{_shown(server.settings)}:{each} ({server.emulator.scenario.name})")
+            say(f"listening on http://{_shown(server.settings)}:{each}")
 
     say(_closing(asyncio.run(server.run(on_ready))))
 

@@ -8,6 +8,7 @@ __all__ = [
     "DISCIPLINES",
     "POLICIES",
     "Backend",
+    "BlockListener",
     "Discipline",
     "Grant",
     "GroupedKVBlocks",
@@ -30,7 +31,7 @@ from perfmodel.engine.config import SchedulerConfig, Speculation
 from perfmodel.engine.grouped_blocks import GroupedKVBlocks
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.host_copies import HostCopies
-from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.kv_blocks import BlockListener, KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.scheduler import Scheduler

@@ -12,6 +12,7 @@ those of the window before it, or of its chunk so far.
 __all__ = ["NO_BLOCK", "GroupedKVBlocks"]
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import cast
 
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.request import GroupTables, Request
@@ -222,13 +223,24 @@ class GroupedKVBlocks(KVBlockManager):
         self._pop_set_aside()
         for number, first in enumerate(tables.firsts):
             blocks, offset = (tables.others[number - 1], first) if number else (request.block_ids, 0)
-            for i in range(max(request.num_hashed_blocks, first), min(last, offset + len(blocks))):
+            since = max(request.num_hashed_blocks, first)
+            for i in range(since, end := min(last, offset + len(blocks))):
                 content, block = (number, request.block_hashes[i]), blocks[i - offset]
                 if content not in self._block_of and block not in self._hash_of:
                     self._block_of[content] = block
                     self._hash_of[block] = content
                     self._owners[block] = 1
+                elif self.listener is not None:  # what is new is told in runs
+                    self._tell_stored(request.block_hashes, since, i, number)
+                    since = i + 1
+            if self.listener is not None:
+                self._tell_stored(request.block_hashes, since, end, number)
         request.num_hashed_blocks = last
+
+    def _tell_removed(self, content: Hashable) -> None:
+        assert self.listener is not None
+        number, block_hash = cast(tuple[int, Hashable], content)  # as `publish` entered it
+        self.listener.on_removed(block_hash, number)
 
     def free(self, request: Request) -> None:
         """Take all blocks from `request`; those with a hash stay cached until they are reused."""

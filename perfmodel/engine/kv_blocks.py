@@ -18,10 +18,11 @@ their number (`set_aside`) and handed out later (`hand_out`): they leave the que
 or the cache holds, in the order that they would have left it one by one.
 """
 
-__all__ = ["KVBlockManager"]
+__all__ = ["BlockListener", "KVBlockManager"]
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol
 
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.plan import StepPlan
@@ -37,6 +38,23 @@ def _numbers(first: int, count: int) -> list[int]:
     return _NUMBERS[first : first + count]
 
 
+class BlockListener(Protocol):
+    """Whoever follows what the prefix cache holds. Where groups of layers have blocks of their own, `group` is their
+    number; else it is 0."""
+
+    def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
+        """Blocks with these contents, one behind the other, are in the cache now; `parent` is what stands before."""
+        ...
+
+    def on_removed(self, content: Hashable, group: int) -> None:
+        """The block with this content was reused for something else."""
+        ...
+
+    def on_cleared(self) -> None:
+        """Nothing is in the cache any more."""
+        ...
+
+
 class _Lot:
     """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
 
@@ -50,7 +68,7 @@ class _Lot:
 class KVBlockManager:
     """`num_blocks` blocks of `block_size` tokens, with or without a prefix cache (`enable_prefix_caching`); a request
     holds at most those for `span` tokens, if that is given, and `num_buffers` more. Cached blocks that are reused leave
-    their content with `host`, if there is one.
+    their content with `host`, if there is one. A `listener` follows what is cached.
 
     Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
     as many owners as its count says and is free exactly when that is zero.
@@ -71,6 +89,7 @@ class KVBlockManager:
         self.most_per_request: int | None = None if span is None else -(-span // block_size)
         self.num_buffers = num_buffers
         self.host = host
+        self.listener: BlockListener | None = None
         self.most_weight = 1  # the most that `weight` says
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
@@ -182,7 +201,8 @@ class KVBlockManager:
         if last <= request.num_hashed_blocks:
             return
         self._pop_set_aside()
-        for i in range(request.num_hashed_blocks, last):
+        first = request.num_hashed_blocks
+        for i in range(first, last):
             content, block = request.block_hashes[i], request.block_ids[i]
             if content in self._block_of:
                 break  # computed twice side by side: this copy, and what follows it, stays private
@@ -190,6 +210,13 @@ class KVBlockManager:
             self._hash_of[block] = content
             self._owners[block] = 1
             request.num_hashed_blocks = i + 1
+        if self.listener is not None:
+            self._tell_stored(request.block_hashes, first, request.num_hashed_blocks, 0)
+
+    def _tell_stored(self, contents: Sequence[Hashable], first: int, end: int, group: int) -> None:
+        """Those numbered `first` up to `end` are in the cache now."""
+        if self.listener is not None and first < end:
+            self.listener.on_stored(contents[first:end], contents[first - 1] if first else None, group)
 
     def free(self, request: Request) -> None:
         """Take all blocks from `request`; those with a hash stay cached until they are reused."""
@@ -281,6 +308,22 @@ class KVBlockManager:
             del self._block_of[content], self._owners[block], self._lot_of[block]
             if self.host is not None:
                 self.host.keep(content, block)
+            if self.listener is not None:
+                self._tell_removed(content)
+
+    def _tell_removed(self, content: Hashable) -> None:
+        assert self.listener is not None
+        self.listener.on_removed(content, 0)
+
+    def catch_up(self) -> None:
+        """Blocks that were set aside leave the queue now, as they would have one by one: a listener knows all."""
+        self._pop_set_aside()
+
+    @property
+    def cached(self) -> set[Hashable]:
+        """Contents that the prefix cache holds, with the number of their group where there are several."""
+        self._pop_set_aside()
+        return set(self._block_of)
 
     def forget_all(self) -> None:
         """Nothing is in memory any more; no request may hold a block."""
@@ -291,6 +334,8 @@ class KVBlockManager:
             known.clear()
         if self.host is not None:
             self.host.forget_all()
+        if self.listener is not None:
+            self.listener.on_cleared()
 
     def _compact(self) -> None:
         """Drop the entries of blocks that were claimed back, so that the queue's size stays bounded."""

@@ -2,11 +2,13 @@
 
 __all__ = ["build_app"]
 
+import asyncio
 import logging
+from contextlib import suppress
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.serve.emulator import Emulator, ReplicaDownError
@@ -60,16 +62,9 @@ class _Application:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises what it does not find
-        has_begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
         try:
             self._guard.check(scope)
-            await self._router(scope, receive, watched)
+            await self._router(scope, receive, send)
             return
         except HttpError as error:
             said = error
@@ -79,8 +74,10 @@ class _Application:
             said = HttpError(503, str(error), "ServiceUnavailableError")
         except PerfmodelError as error:
             said = HttpError(400, str(error), "BadRequestError")
+        except asyncio.CancelledError:
+            return  # the server ends, and has waited long enough
         except Exception:
             _log.exception("a request could not be answered: a bug of perfmodel")
             said = HttpError(500, "the server could not answer: a bug, which its log describes", "InternalServerError")
-        if not has_begun:
+        with suppress(RuntimeError):  # of a server whose client has the beginning of an answer already
             await send_error(send, said)

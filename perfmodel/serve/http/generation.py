@@ -4,7 +4,6 @@ __all__ = ["Generation", "Models"]
 
 import asyncio
 import time
-from typing import Any
 
 import numpy as np
 from starlette.datastructures import Headers
@@ -14,10 +13,12 @@ from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Order
 from perfmodel.serve.http.bodies import ChatBody, CompletionBody
 from perfmodel.serve.http.errors import HttpError, not_a_model
+from perfmodel.serve.http.faults import BreakingOutlet, FaultDraws
 from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.reading import read_json
 from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
 from perfmodel.serve.http.shapes import AnswerShape
+from perfmodel.serve.request_params import RequestParams
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import AnswerWriter, Vocabulary, block_hashes, chat_prompt
 from perfmodel.serve.tokens.vocabulary import TokenIds
@@ -64,6 +65,7 @@ class Generation:
             vocabulary, emulator.scenario.traffic, emulator.max_model_len, settings.answer_length, settings.seed
         )
         self._counts = CachedCounts()
+        self._faults = FaultDraws(settings.faults, settings.seed)
         self._num_taken = 0
         emulator.observers.append(self._counts)
 
@@ -85,16 +87,19 @@ class Generation:
     async def _answer(
         self, body: ChatBody | CompletionBody, prompts: list[TokenIds], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        model = self._models.check(body.model)
-        headers = Headers(scope=scope)
-        shape = AnswerShape(isinstance(body, ChatBody), self._request_id(headers), int(time.time()), model)
-        outlet, options = Outlet(send), body.stream_options
+        model, headers, options = self._models.check(body.model), Headers(scope=scope), body.stream_options
+        self._num_taken += 1
+        breaks_at = self._faults.check(self._num_taken)
+        asked = self._asked(body, prompts, model, headers)
+        outlet = Outlet(send)
+        if breaks_at is not None:
+            outlet = BreakingOutlet(send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
         reply = HttpReply(
             self._emulator,
             self._counts,
             outlet,
-            shape,
-            self._asked(body, prompts, model, headers),
+            AnswerShape(isinstance(body, ChatBody), self._request_id(headers), int(time.time()), model),
+            asked,
             body.stream,
             options is not None and options.include_usage,
             options is not None and options.continuous_usage_stats,
@@ -102,8 +107,7 @@ class Generation:
         self.num_open += 1
         try:
             reply.submit(self._replica)
-            await _until_gone(receive)
-            await outlet.drained()
+            await _until_gone(receive, outlet)
         except WorkloadError as error:
             raise HttpError(400, str(error), "BadRequestError") from None
         finally:
@@ -112,7 +116,6 @@ class Generation:
                 reply.abort()
 
     def _request_id(self, headers: Headers) -> str:
-        self._num_taken += 1
         given = headers.get("x-request-id", "")[:_LONGEST_ID]
         return given or f"{hashed(self._settings.seed, self._num_taken):016x}"
 
@@ -138,15 +141,30 @@ class Generation:
                     raise HttpError(400, str(error), "BadRequestError") from None
                 ids = np.concatenate([prompt, answer.ids])
                 known = block_hashes(ids, self._emulator.block_size, body.cache_salt, self._models.adapter(model))
-                order = Order(len(prompt), len(answer.ids), known, body.priority, session)
+                params = RequestParams(
+                    answer.finish_reason,
+                    wanted.max_tokens,
+                    None if choice else body.n,
+                    self._models.adapter(model),
+                    ids,
+                )
+                order = Order(len(prompt), len(answer.ids), known, body.priority, session, params)
                 asked.append(AskedAnswer(order, answer, number, choice))
         return asked
 
 
-async def _until_gone(receive: Receive) -> None:
-    """Wait until the client has its answer, or has gone: servers say both in the same way."""
-    while True:
-        message: Any = await receive()
-        if message["type"] == "http.disconnect":
-            return
+async def _until_gone(receive: Receive, outlet: Outlet) -> None:
+    """Wait until the client has its answer, or has gone: servers say both in the same way. Or until it breaks."""
+    if isinstance(outlet, BreakingOutlet):
+        waiting = [asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(outlet.broken.wait())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for each in waiting:
+            each.cancel()
+    else:
+        await _gone(receive)
+    await outlet.drained()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         await asyncio.sleep(0)

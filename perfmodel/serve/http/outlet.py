@@ -10,7 +10,7 @@ __all__ = ["Outlet"]
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import Message, Send
 
@@ -40,8 +40,7 @@ class Outlet:
         if self._task is not None:
             self._waiting.append(message)
             return
-        sending = self._send(message)
-        assert isinstance(sending, Coroutine)
+        sending = cast(Coroutine[Any, Any, None], self._send(message))  # to look would cost more than to call
         try:
             awaited = sending.send(None)
         except StopIteration:

@@ -189,11 +189,16 @@ class _Streamed(_Choice):
     def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
         super().__init__(reply, index, asked)
         self._before, self._after = reply.shape.token_frame(index)
+        self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
         self._num_sent = 0
 
     def on_tokens(self, num_tokens: int) -> None:
         """As of a `Listener`."""
-        first, last = self._num_sent, len(self.asked.answer.pieces)
+        first, last = self._num_sent, self._last
+        if num_tokens == 1 and 0 < first < last - 1 and not self.reply.with_counts:
+            self._num_sent = first + 1  # nearly all calls: what can be ready is
+            self._send(self._before + encode_basestring_ascii(self._pieces[first]).encode() + self._after)
+            return
         self._num_sent = end = min(first + num_tokens, last)
         parts = [] if first else [self.reply.shape.opening(self.index)]
         if self.reply.with_counts:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from perfmodel.serve.tokens import Answer
 
 DONE = b"data: [DONE]\n\n"
+_COMPACT = (",", ":")
 
 
 class TokenCounts(NamedTuple):
@@ -49,7 +50,7 @@ class AnswerShape:
         name = "chat.completion" if self.is_chat else "text_completion"
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         said = {**self._head, "object": name, **self._tail, "choices": choices, "usage": usage.as_json()}
-        return json.dumps(said).encode()
+        return json.dumps(said, separators=_COMPACT).encode()
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         text = "".join(answer.pieces)
@@ -95,4 +96,4 @@ class AnswerShape:
         said = {**self._head, "object": name, **self._tail, "choices": choices}
         if usage is not None:
             said["usage"] = usage.as_json()
-        return b"data: " + json.dumps(said).encode() + b"\n\n"
+        return b"data: " + json.dumps(said, separators=_COMPACT).encode() + b"\n\n"

@@ -7,9 +7,10 @@ import pytest
 from asgi_client import Client
 from virtual_time import run
 
+from perfmodel.errors import SpecError
 from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app
-from perfmodel.serve.settings import ServerSettings
+from perfmodel.serve.settings import InjectedFaults, ServerSettings
 from perfmodel.specs import load_scenario
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")
@@ -184,3 +185,32 @@ def test_it_answers_once_weights_are_loaded():
     early, late = served(cold, ServerSettings(cold_start_s=30.0))
     assert (early.status, late.status) == (503, 200)
     assert re.search(r"loading for 30.0 s", early.json()["error"]["message"])
+
+
+def test_faults_are_injected_at_the_rate_and_alike_for_a_seed():
+    async def many(client, _):
+        body = {**HELLO, "max_tokens": 4, "stream": True}
+        return [await client.post(CHAT, body) for _ in range(200)]
+
+    faults = ServerSettings(faults=InjectedFaults.parsed("rate=0.3"), seed=3)
+    first, again = served(many, faults), served(many, faults)
+    fates = [response.status if response.status != 200 or response.is_complete else "broken" for response in first]
+    assert [each.status for each in first] == [each.status for each in again]
+    assert 30 < 200 - fates.count(200) < 90  # 60, give or take 4.6 standard deviations
+    assert set(fates) == {200, 429, 500, "broken"}
+    broken = next(response for response, fate in zip(first, fates, strict=True) if fate == "broken")
+    assert broken.events
+    assert b"[DONE]" not in broken.body
+    assert not any(response.is_complete for response, fate in zip(first, fates, strict=True) if fate == "broken")
+
+
+def test_a_broken_whole_answer_has_less_than_it_announces():
+    settings = ServerSettings(faults=InjectedFaults(1.0, ("broken",)))
+    response = served(lambda client, _: client.post(CHAT, {**HELLO, "max_tokens": 4}), settings)
+    assert 0 < len(response.body) < int(response.headers["content-length"])
+
+
+@pytest.mark.parametrize("text", ["rate=2", "rate=x", "often", "rate=0.1,kinds=404", "rate=0.1,kinds=", ""])
+def test_faults_that_there_are_not_are_refused(text):
+    with pytest.raises(SpecError, match="fail: found"):
+        InjectedFaults.parsed(text)

@@ -1,0 +1,291 @@
+"""`KvEvents`: publishes over ZeroMQ what each engine's prefix cache comes to hold and what it gives up, as vLLM does.
+
+Source: `ZmqEventPublisher` of vLLM 0.28. Each engine has a PUB socket, at the port of the endpoint plus its number. A
+message has three parts: the topic, a sequence number (8 bytes, big-endian) and a batch in msgpack: the Unix time, the
+events of a step, the data-parallel rank. Since 0.24 (pull request 42892) an event is a map with its `type`; before, it
+was an array. Hashes are integers of 64 bits, as vLLM publishes them by default. Whoever has missed something asks the
+ROUTER socket for all from a number on, and gets what is still in the buffer.
+"""
+
+__all__ = ["KvEvents", "external_hash"]
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from hashlib import blake2b
+from threading import Event, Thread
+from typing import Any
+
+import msgspec
+import zmq
+
+from perfmodel.engine import GroupedKVBlocks, Request, StepPlan, StepRecord
+from perfmodel.errors import SpecError
+from perfmodel.serve.emulator import Emulator, Fate
+from perfmodel.sim.replica.replica import EngineRank, Replica
+
+_END = (-1).to_bytes(8, "big", signed=True)
+_POLL_MS = 100
+_OPTIONAL = (("extra_keys", Any, None), ("group_idx", Any, None))
+_FIELDS: dict[str, tuple[Any, ...]] = {
+    "BlockStored": (
+        *(("block_hashes", Any), ("parent_block_hash", Any), ("token_ids", Any), ("block_size", Any)),
+        *(("lora_id", Any), ("medium", Any), ("lora_name", Any), *_OPTIONAL),
+        *(("kv_cache_spec_kind", Any, None), ("kv_cache_spec_sliding_window", Any, None)),
+    ),
+    "BlockRemoved": (("block_hashes", Any), ("medium", Any), ("group_idx", Any, None)),
+    "AllBlocksCleared": (),
+}
+
+
+def _events(are_arrays: bool) -> dict[str, Any]:
+    """The classes of vLLM's events, by their tags."""
+    return {
+        name: msgspec.defstruct(name, fields, tag=name, array_like=are_arrays, omit_defaults=True, gc=False)
+        for name, fields in _FIELDS.items()
+    }
+
+
+def external_hash(content: Hashable) -> int:
+    """The 64 bits under which a block is published: whole numbers of so many as they are, of bytes the last 8 (as vLLM
+    does), a hash of anything else's `repr`."""
+    if isinstance(content, int) and 0 <= content < 1 << 64:
+        return content
+    if isinstance(content, bytes):
+        return int.from_bytes(content[-8:], "big")
+    return int.from_bytes(blake2b(repr(content).encode(), digest_size=8).digest(), "big")
+
+
+def _at(endpoint: str, number: int) -> str:
+    """The endpoint of engine `number`, where `endpoint` is that of the first."""
+    head, _, port = endpoint.rpartition(":")
+    if endpoint.startswith("tcp://") and head != "tcp" and (port == "*" or port.isdigit()):
+        return endpoint if port == "*" else f"{head}:{int(port) + number}"
+    if endpoint.startswith(("inproc://", "ipc://")):
+        return f"{endpoint}_dp{number}" if number else endpoint
+    raise SpecError(f"{endpoint} is no endpoint of ZeroMQ; name one like tcp://*:5557, ipc:///tmp/kv or inproc://kv")
+
+
+class _Rank:
+    """What one engine has to say: a `BlockListener` of its blocks, and the sockets that it is said on."""
+
+    def __init__(
+        self, engine: EngineRank, number: int, topic: str, buffer_steps: int, tokens_of: Callable[[Hashable], Any]
+    ) -> None:
+        self.blocks = engine.loop.scheduler.blocks
+        self.number, self.tokens_of = number, tokens_of
+        self.topic = topic.encode()
+        self.events: list[Any] = []
+        self.sequence = 0
+        self.sent: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
+        self.kinds: dict[str, Any] = {}
+        self.socket: zmq.Socket[bytes] | None = None
+        groups = self.blocks.groups if isinstance(self.blocks, GroupedKVBlocks) else ()
+        self.spans = [(group.span, group.is_chunk) for group in groups] or [(None, False)]
+
+    def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
+        """See `BlockListener`."""
+        span, is_chunk = self.spans[group]
+        tokens: list[int] = []
+        for content in contents:
+            known = self.tokens_of(content)
+            if known is None:
+                tokens = []
+                break
+            tokens += known
+        self.events.append(
+            self.kinds["BlockStored"](
+                block_hashes=[external_hash(content) for content in contents],
+                parent_block_hash=None if parent is None else external_hash(parent),
+                token_ids=tokens,
+                block_size=self.blocks.block_size,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+                extra_keys=[None] * len(contents),
+                group_idx=group,
+                kv_cache_spec_kind=_kind(span, is_chunk),
+                kv_cache_spec_sliding_window=span,
+            )
+        )
+
+    def on_removed(self, content: Hashable, group: int) -> None:
+        """See `BlockListener`."""
+        removed = self.kinds["BlockRemoved"]
+        self.events.append(removed(block_hashes=[external_hash(content)], medium="GPU", group_idx=group))
+
+    def on_cleared(self) -> None:
+        """See `BlockListener`."""
+        self.events.append(self.kinds["AllBlocksCleared"]())
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what has happened since the last time, if anything has."""
+        self.blocks.catch_up()
+        if not self.events or self.socket is None:
+            return
+        payload = msgspec.msgpack.encode((time.time(), self.events, self.number))
+        number = self.sequence.to_bytes(8, "big")
+        self.socket.send_multipart((self.topic, number, payload), zmq.NOBLOCK)  # whoever is too slow misses it
+        self.sent.append((number, payload))
+        self.sequence += 1
+        self.events = []
+
+
+def _kind(span: int | None, is_chunk: bool) -> str:
+    if span is None:
+        return "full_attention"
+    return "chunked_local_attention" if is_chunk else "sliding_window"
+
+
+class KvEvents:
+    """The publisher of all engines of `emulator`; an `Observer`. It speaks from `start` to `close`.
+
+    endpoint:        of the first engine: bound where it names a wildcard, `ipc` or `inproc`, else connected to, as
+                     vLLM does; `binds` says otherwise
+    replay_endpoint: of the first engine's ROUTER socket, which is bound; None: there is no replay
+    topic:           of all messages; `{replica}` in it becomes the replica's number
+    are_arrays:      events as before vLLM 0.24
+    buffer_steps:    batches that can be replayed; hwm: messages that wait for one slow subscriber before some are lost
+
+    Raises SpecError for what is no endpoint, or cannot be bound.
+    """
+
+    def __init__(
+        self,
+        emulator: Emulator,
+        endpoint: str = "tcp://*:5557",
+        replay_endpoint: str | None = None,
+        topic: str = "kv-events",
+        binds: bool | None = None,
+        are_arrays: bool = False,
+        buffer_steps: int = 10_000,
+        hwm: int = 100_000,
+    ) -> None:
+        self._emulator = emulator
+        self._binds = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp:") if binds is None else binds
+        self._hwm = hwm
+        self._tokens: OrderedDict[Hashable, Sequence[int]] = OrderedDict()
+        self._ranks: dict[int, _Rank] = {}
+        kinds = _events(are_arrays)
+        replicas: list[Replica] = [replica for pool in emulator.cluster.pools for replica in pool.replicas]
+        for position, replica in enumerate(replicas):
+            for number, engine in enumerate(replica.ranks):
+                named = topic.replace("{replica}", str(position))
+                rank = _Rank(engine, number, named, buffer_steps, self._tokens.get)
+                rank.kinds = kinds
+                self._ranks[engine.index] = rank
+        self._wanted = {index: _at(endpoint, index) for index in self._ranks}
+        self._replayed = {index: _at(replay_endpoint, index) for index in self._ranks} if replay_endpoint else {}
+        self._most_tokens = 65_536 + sum(rank.blocks.num_blocks for rank in self._ranks.values())
+        self._is_over = Event()
+        self._thread: Thread | None = None
+        self.endpoints: list[str] = []  # of the engines, as they are once started
+        self.replay_endpoints: list[str] = []
+
+    def remember(self, block_hash: Hashable, token_ids: Sequence[int]) -> None:
+        """The block with this identity in `Order.block_hashes` holds these tokens: say so when it is stored.
+
+        The oldest are forgotten when there are more than all engines have blocks for, and some. Events of blocks that
+        nobody has told of have no token ids.
+        """
+        self._tokens[block_hash] = token_ids
+        self._tokens.move_to_end(block_hash)
+        if len(self._tokens) > self._most_tokens:
+            self._tokens.popitem(last=False)
+
+    def start(self) -> None:
+        """Open the sockets, and follow the engines from now on."""
+        routers: dict[zmq.Socket[bytes], _Rank] = {}
+        try:
+            self._open(routers)
+        except SpecError:
+            self.close()
+            for router in routers:
+                router.close(linger=0)
+            raise
+        self._emulator.observers.append(self)
+        if routers:
+            self._thread = Thread(target=self._replay, args=(routers,), name="kv-events-replay", daemon=True)
+            self._thread.start()
+
+    def _open(self, routers: "dict[zmq.Socket[bytes], _Rank]") -> None:
+        for index, rank in self._ranks.items():
+            rank.socket = _opened(zmq.PUB, self._wanted[index], self._binds, self._hwm)
+            self.endpoints.append(_name(rank.socket))
+            if index in self._replayed:
+                router = _opened(zmq.ROUTER, self._replayed[index], True, self._hwm)
+                self.replay_endpoints.append(_name(router))
+                routers[router] = rank
+            rank.blocks.listener = rank
+
+    def close(self) -> None:
+        """Say no more."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self in self._emulator.observers:
+            self._emulator.observers.remove(self)
+        for rank in self._ranks.values():
+            rank.blocks.listener = None
+            if rank.socket is not None:
+                rank.socket.close(linger=0)
+                rank.socket = None
+
+    def _replay(self, routers: "dict[zmq.Socket[bytes], _Rank]") -> None:
+        """Answer who asks for messages from a number on; a thread of its own, as nobody else uses these sockets."""
+        poller = zmq.Poller()
+        for router in routers:
+            poller.register(router, zmq.POLLIN)
+        while not self._is_over.is_set():
+            for router, _ in poller.poll(_POLL_MS):
+                parts = router.recv_multipart()
+                if len(parts) != 3:
+                    continue
+                for number, payload in list(routers[router].sent):
+                    if number >= parts[2]:  # big-endian: in the order of the numbers
+                        router.send_multipart((parts[0], b"", number, payload))
+                router.send_multipart((parts[0], b"", _END, b""))
+        for router in routers:
+            router.close(linger=0)
+
+    # ---------------------------------------------------------------- what the emulator says
+
+    def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
+        """See `Observer`: a step's events go out together."""
+        self._ranks[engine.index].flush()
+
+    def on_arrived(self, request: Request) -> None:
+        """See `Observer`: what its blocks hold is published when they are stored."""
+        tokens, size = self._emulator.params_of(request.request_id).token_ids, self._emulator.block_size
+        if tokens is not None:
+            for number, block_hash in enumerate(request.block_hashes):
+                self.remember(block_hash, tokens[number * size : (number + 1) * size].tolist())
+
+    def on_finished(self, engine: EngineRank, request: Request) -> None:
+        """See `Observer`."""
+
+    def on_lost(self, request: Request, fate: Fate) -> None:
+        """See `Observer`."""
+
+    def on_aborted(self, request: Request) -> None:
+        """See `Observer`."""
+
+
+def _opened(kind: int, endpoint: str, binds: bool, hwm: int) -> "zmq.Socket[bytes]":
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.set_hwm(hwm)
+    try:
+        if binds:
+            socket.bind(endpoint)
+        else:
+            socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise SpecError(f"{endpoint} cannot be opened for KV events: {error}; name another") from error
+    return socket
+
+
+def _name(socket: "zmq.Socket[bytes]") -> str:
+    name: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
+    return name.rstrip(b"\0").decode()
