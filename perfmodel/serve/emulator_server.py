@@ -13,6 +13,7 @@ from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.http import Listening, build_app, serve
 from perfmodel.serve.metrics import Metrics
 from perfmodel.serve.settings import ServerSettings
+from perfmodel.serve.warm_up import warm_up
 from perfmodel.specs.scenario import Scenario
 
 MetricNames = Literal["vllm", "sglang"]
@@ -90,6 +91,7 @@ class EmulatorServer:
         Raises SpecError for an address that cannot be had.
         """
         apps = self._apps()
+        warm_up(self.emulator.scenario)
         self._error = asyncio.get_running_loop().create_future()
         self.emulator.start()
         serving = asyncio.ensure_future(serve(apps, self.settings, on_ready))
