@@ -3,7 +3,6 @@
 __all__ = ["Listening", "serve"]
 
 import asyncio
-import gc
 import logging
 import resource
 import signal
@@ -55,8 +54,6 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(ValueError, RuntimeError, NotImplementedError):  # only the main thread is sent signals
             loop.add_signal_handler(number, _end, servers)
-    gc.collect()
-    gc.freeze()  # what a scenario is made of stays: each time it is gone through, steps end 40 ms late
     on_ready([sock.getsockname()[1] for sock in sockets])
     try:
         await asyncio.gather(*running)

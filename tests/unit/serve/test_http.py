@@ -224,7 +224,7 @@ def test_faults_that_there_are_not_are_refused(text):
 class Hasty:
     """An emulator that has the first token of an answer before the next is submitted."""
 
-    def submit(self, order, listener, replica):
+    def submit(self, order, listener, replica, arrived):
         listener.on_tokens(1)
         return 0
 
@@ -241,5 +241,5 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
     answer = Answer(np.arange(3), ["a ", "b ", "c "], "length")
     asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
     reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), AnswerShape(True, "x", 0, "m"), asked, is_stream=True)
-    reply.submit(None)
+    reply.submit(None, None)
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
