@@ -44,6 +44,7 @@ async def serve(
     sockets = [_bound(settings, each.port) for each in apps]
     _allow_files(settings.max_connections)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # that clients leave and answers break is no news
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     servers = [uvicorn.Server(_config(each.app, settings)) for each in apps]
     running = [
         asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
