@@ -14,6 +14,7 @@ from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.engine import Request, StepPlan, StepRecord
 from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
 from perfmodel.serve.paced_clock import PacedClock
+from perfmodel.serve.request_params import RequestParams
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, PacedEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
@@ -36,6 +37,7 @@ class Order(NamedTuple):
     block_hashes: identity of the full KV blocks of the prompt, and then of the answer, in order; () = like no other
     priority:     the least goes first, under the policy `priority`
     session:      whose request it is, for routers that keep sessions together
+    params:       what observers may want to know beside
     """
 
     num_prompt_tokens: int
@@ -43,6 +45,7 @@ class Order(NamedTuple):
     block_hashes: tuple[Hashable, ...] = ()
     priority: int = 0
     session: Hashable | None = None
+    params: RequestParams = RequestParams()
 
 
 class Listener(Protocol):
@@ -88,10 +91,10 @@ class Observer(Protocol):
 class _Stream:
     """An answer on its way: `request`, its newest try; tokens sampled for that, and those that were told of."""
 
-    __slots__ = ("is_closed", "listener", "num_sampled", "num_told", "request", "server")
+    __slots__ = ("is_closed", "listener", "num_sampled", "num_told", "params", "request", "server")
 
-    def __init__(self, request: Request, server: RequestServer, listener: Listener) -> None:
-        self.request, self.server, self.listener = request, server, listener
+    def __init__(self, request: Request, server: RequestServer, listener: Listener, params: RequestParams) -> None:
+        self.request, self.server, self.listener, self.params = request, server, listener, params
         self.num_sampled = self.num_told = 0
         self.is_closed = False
 
@@ -172,6 +175,10 @@ class Emulator:
         stream = self._streams.get(number)
         return None if stream is None else stream.server
 
+    def params_of(self, number: int) -> RequestParams:
+        """What is known beside of request `number`, which is not over."""
+        return self._streams[number].params
+
     def start(self) -> None:
         """Tick 0 is now; within the running event loop."""
         self.clock.start()
@@ -208,7 +215,7 @@ class Emulator:
             pool.engines[0].loop.scheduler.check_can_ever_run(request)
         engine = None if replica is None else self._engine_of(replica)
         server = engine if engine is not None and self.cluster.dynamic is None else self.cluster.route(request)
-        self._streams[request.request_id] = _Stream(request, server, listener)
+        self._streams[request.request_id] = _Stream(request, server, listener, order.params)
         self.num_sent += 1
         for observer in self.observers:
             observer.on_arrived(request)

@@ -256,7 +256,11 @@ class KvEvents:
         self._ranks[engine.index].flush()
 
     def on_arrived(self, request: Request) -> None:
-        """See `Observer`."""
+        """See `Observer`: what its blocks hold is published when they are stored."""
+        tokens, size = self._emulator.params_of(request.request_id).token_ids, self._emulator.block_size
+        if tokens is not None:
+            for number, block_hash in enumerate(request.block_hashes):
+                self.remember(block_hash, tokens[number * size : (number + 1) * size].tolist())
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         """See `Observer`."""

@@ -18,6 +18,7 @@ from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.reading import read_json
 from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
 from perfmodel.serve.http.shapes import AnswerShape
+from perfmodel.serve.request_params import RequestParams
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import AnswerWriter, Vocabulary, block_hashes, chat_prompt
 from perfmodel.serve.tokens.vocabulary import TokenIds
@@ -140,7 +141,14 @@ class Generation:
                     raise HttpError(400, str(error), "BadRequestError") from None
                 ids = np.concatenate([prompt, answer.ids])
                 known = block_hashes(ids, self._emulator.block_size, body.cache_salt, self._models.adapter(model))
-                order = Order(len(prompt), len(answer.ids), known, body.priority, session)
+                params = RequestParams(
+                    answer.finish_reason,
+                    wanted.max_tokens,
+                    None if choice else body.n,
+                    self._models.adapter(model),
+                    ids,
+                )
+                order = Order(len(prompt), len(answer.ids), known, body.priority, session, params)
                 asked.append(AskedAnswer(order, answer, number, choice))
         return asked
 

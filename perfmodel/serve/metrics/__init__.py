@@ -1,5 +1,5 @@
 """Metrics of an emulator's engines under the names of the servers that it stands for."""
 
-__all__ = ["Metrics", "MetricsPage", "RequestParams", "content_type", "wants_openmetrics"]
+__all__ = ["Metrics", "MetricsPage", "content_type", "wants_openmetrics"]
 
-from perfmodel.serve.metrics.recorder import Metrics, MetricsPage, RequestParams, content_type, wants_openmetrics
+from perfmodel.serve.metrics.recorder import Metrics, MetricsPage, content_type, wants_openmetrics

@@ -5,7 +5,7 @@ as it says, and only requests that begin, end or compute a prompt are looked at 
 from request to request; the engine has gone through all of them then, and so does this.
 """
 
-__all__ = ["HISTOGRAMS", "EngineCounts", "EngineView", "RequestParams"]
+__all__ = ["HISTOGRAMS", "EngineCounts", "EngineView"]
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from perfmodel.engine import Request, StepPlan, StepRecord
 from perfmodel.serve.metrics.histogram import Histogram
+from perfmodel.serve.request_params import RequestParams
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.replica.replica import EngineRank
@@ -25,21 +26,6 @@ HISTOGRAMS = (
     *("prompt", "generation", "computed", "max_tokens", "iteration", "n", "preemptions"),
 )
 _THROUGHPUT_STEPS = 40  # SGLang's `decode_log_interval`
-
-
-class RequestParams(NamedTuple):
-    """What the server knows of a request and the engine does not.
-
-    finish_reason: "stop" where its text ends there, "length" where its limit of tokens does
-    max_tokens:    what its client allows; None: as many as it gets
-    n:             answers that its client asked for; None for all but one of these
-    lora:          name of its adapter
-    """
-
-    finish_reason: str = "length"
-    max_tokens: int | None = None
-    n: int | None = 1
-    lora: str | None = None
 
 
 class EngineCounts:

@@ -1,6 +1,6 @@
 """`Metrics`: watches an emulator's engines, and writes what it has counted as Prometheus and OpenMetrics read it."""
 
-__all__ = ["Metrics", "MetricsPage", "RequestParams", "content_type", "wants_openmetrics"]
+__all__ = ["Metrics", "MetricsPage", "content_type", "wants_openmetrics"]
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +12,13 @@ from prometheus_client.openmetrics import exposition as openmetrics_format
 
 from perfmodel.engine import Request, StepPlan, StepRecord
 from perfmodel.serve.emulator import Emulator, Fate
-from perfmodel.serve.metrics.counts import EngineCounts, EngineView, RequestParams
+from perfmodel.serve.metrics.counts import EngineCounts, EngineView
 from perfmodel.serve.metrics.families import Naming
 from perfmodel.serve.metrics.histogram import Histogram
 from perfmodel.serve.metrics.own_names import LATE_BOUNDS, own_families
 from perfmodel.serve.metrics.sglang_names import SglangNames
 from perfmodel.serve.metrics.vllm_names import VllmNames
+from perfmodel.serve.request_params import RequestParams
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.replica.replica import EngineRank
 
@@ -35,14 +36,13 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 class _Known:
-    """A request that a client waits for: when it arrived, which engine has it, as far as one has, what else it is."""
+    """A request that a client waits for: when it arrived, which engine has it, as far as one has, its `params`."""
 
     __slots__ = ("arrival", "engine", "has_token", "params")
 
-    def __init__(self, arrival: int, engine: int | None) -> None:
-        self.arrival, self.engine = arrival, engine
+    def __init__(self, arrival: int, engine: int | None, params: RequestParams) -> None:
+        self.arrival, self.engine, self.params = arrival, engine, params
         self.has_token = False
-        self.params = RequestParams()
 
 
 class MetricsPage:
@@ -124,16 +124,11 @@ class Metrics:
         yield from own_families(self._emulator, self._lateness, self._slowed_s)
 
     def _adapters(self) -> tuple[Sequence[str], Sequence[str]]:
-        known = [each for each in self._known.values() if each.params.lora is not None]
-        running = {str(each.params.lora) for each in known if each.has_token}
-        return sorted(running), sorted({str(each.params.lora) for each in known if not each.has_token})
+        named = [(each.params.adapter, each.has_token) for each in self._known.values() if each.params.adapter]
+        running, waiting = ({name for name, has_token in named if has_token is wanted} for wanted in (True, False))
+        return sorted(running), sorted(waiting)
 
     # ---------------------------------------------------------------- what the server says
-
-    def note(self, number: int, params: RequestParams) -> None:
-        """What request `number`, just submitted, is beside what its engine knows."""
-        if number in self._known:
-            self._known[number].params = params
 
     def add_late(self, seconds: float) -> None:
         """An event of the clock came so late."""
@@ -147,9 +142,10 @@ class Metrics:
 
     def on_arrived(self, request: Request) -> None:
         """See `Observer`."""
-        server = self._emulator.server_of(request.request_id)
+        number = request.request_id
+        server = self._emulator.server_of(number)
         engine = server.index if isinstance(server, EngineRank) else None
-        self._known[request.request_id] = _Known(request.arrival, engine)
+        self._known[number] = _Known(request.arrival, engine, self._emulator.params_of(number))
 
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
         """See `Observer`."""

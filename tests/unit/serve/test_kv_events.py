@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 from metrics_ledger import Client
@@ -11,6 +12,7 @@ from virtual_time import run
 from perfmodel.errors import SpecError
 from perfmodel.serve import Emulator, Order
 from perfmodel.serve.kv_events import KvEvents, external_hash
+from perfmodel.serve.request_params import RequestParams
 from perfmodel.sim import Workload
 from perfmodel.specs import load_scenario
 
@@ -172,7 +174,8 @@ async def told(orders, remembered=(), **options):
 
 def test_an_event_is_what_vllm_publishes():
     content, tokens = PUBLISHED["block_hashes"][0], PUBLISHED["token_ids"]
-    batches, _ = run(told([Order(17, 2, (content,))], [(content, tokens)]))
+    params = RequestParams(token_ids=np.array([*tokens, 1, 2, 3]))
+    batches, _ = run(told([Order(17, 2, (content,), params=params)]))
     (_, events, rank), *others = batches
     assert (events, rank, others) == ([PUBLISHED], 0, [])
 

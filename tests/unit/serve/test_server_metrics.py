@@ -10,7 +10,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from virtual_time import run
 
 from perfmodel.serve import Emulator, Order
-from perfmodel.serve.metrics import Metrics, RequestParams, content_type, wants_openmetrics
+from perfmodel.serve.metrics import Metrics, content_type, wants_openmetrics
+from perfmodel.serve.request_params import RequestParams
 from perfmodel.specs import load_scenario
 
 SMALL = ("traffic.num_requests=12", "traffic.arrivals.rate=20")
@@ -132,8 +133,8 @@ def test_hits_are_the_blocks_that_two_prompts_share():
         metrics, size = Metrics(emulator, "a/model"), emulator.block_size
         emulator.start()
         for _ in range(2):
-            number = emulator.submit(Order(8 * size, 5, tuple(range(8))), Client(0))
-            metrics.note(number, RequestParams("stop", max_tokens=50, n=2))
+            params = RequestParams("stop", max_tokens=50, n=2)
+            emulator.submit(Order(8 * size, 5, tuple(range(8)), params=params), Client(0))
             await asyncio.sleep(10)
         return Page(metrics.render()), size
 
@@ -234,3 +235,23 @@ def test_openmetrics_is_what_its_own_parser_reads():
     assert wants_openmetrics(prometheus)
     assert not wants_openmetrics("text/plain")
     assert not wants_openmetrics("")
+
+
+def test_adapters_that_run_and_wait_are_named():
+    """One slot: the first request runs, the other waits."""
+
+    async def main():
+        emulator = Emulator(load_scenario("llama-3.1-8b-a100", ["engine.max_num_seqs=1"]))
+        metrics = Metrics(emulator, "a/model", loras=("sql", "law"))
+        emulator.start()
+        for name in ("sql", "law"):
+            emulator.submit(Order(100, 100, params=RequestParams(adapter=name)), Client(0))
+        await asyncio.sleep(0.3)
+        busy = Page(metrics.render())
+        await asyncio.sleep(60)
+        return busy, Page(metrics.render())
+
+    busy, idle = run(main())
+    seconds = busy("vllm:lora_requests_info", running_lora_adapters="sql", waiting_lora_adapters="law", max_lora="2")
+    assert seconds > 1e9
+    assert idle("vllm:lora_requests_info", running_lora_adapters="", waiting_lora_adapters="") >= seconds
