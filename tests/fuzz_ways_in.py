@@ -39,8 +39,8 @@ def _results() -> dict[str, bytes]:
 
 
 _READ = (".json", ".jsonl", ".csv", ".txt")
-# Of a log's line or a table's cell: what tools write where something went wrong.
-_WORDS = ("", "NaN", "nan", "-inf", "None", "null", "-1", "0", "1e400", "9" * 40, "x", ":", "::::", '"')
+# Of a log's line or a table's cell: what tools write where something went wrong; NaN so that an answer may quote it.
+_WORDS = ("", "nAN", "-inf", "None", "null", "-1", "0", "1e400", "9" * 40, "x", ":", "::::", '"')
 
 
 @st.composite

@@ -6,7 +6,6 @@ field names, read exactly as a config.json is.
 
 __all__ = ["Card", "as_asked", "list_models", "load_card", "load_model"]
 
-import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,39 +17,14 @@ from perfmodel.files.catalog import aliases_of, expanded, list_names, looked_up,
 from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.checkpoint_names import format_of_name
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.hub import is_hub_name, load_from_hub
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 
-# What a checkpoint's name ends with, and which quantization that is: weights as the tools of that name write them.
-_QUANTIZATION_OF: dict[str, str | None] = {
-    "fp8": "fp8",
-    "fp8-dynamic": "fp8",
-    "fp8-block": "fp8_block",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "fp8-kv": "fp8",
-    "mxfp4": "mxfp4",
-    "awq": "awq",
-    "awq-int4": "awq",
-    "gptq": "gptq",
-    "gptq-int4": "gptq",
-    "gptq-int8": "w8a16",
-    "int4": "w4a16",
-    "w4a16": "w4a16",
-    "w4a16-g128": "w4a16",
-    "int8": "w8a8",
-    "w8a8": "w8a8",
-    "w8a16": "w8a16",
-    "bnb-4bit": "bitsandbytes",
-    "bf16": None,
-}
-# Who scales FP8 weights by blocks of 128 x 128 instead of by tensors or channels.
-_FP8_IN_BLOCKS = ("qwen",)
-_FORMAT_AT_THE_END = re.compile(
-    rf"(?P<name>.+?)-(?:quantized[.])?(?P<format>{'|'.join(_QUANTIZATION_OF)})(?:-v\d+)?", re.IGNORECASE
-)
+# Who publishes copies of others' repositories under their names, as they are.
+_COPIES = ("unsloth", "nousresearch")
 
 
 class Card(Spec):
@@ -99,13 +73,15 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
 
         return load_header(path)
     if is_file and path.suffix == ".json":
-        return load_config(path)
+        from perfmodel.models.weights.headers import stored_beside
+
+        return load_config(path, stored=stored_beside(path))
     file = looked_up("models", name_or_path)
     if file is not None:
         return _load_card_file(file, file.stat().st_mtime_ns)
-    quantized = _by_format(str(name_or_path))
-    if quantized is not None:
-        return quantized
+    other = _by_format(str(name_or_path)) or _copied(str(name_or_path))
+    if other is not None:
+        return other
     if ask_hub and is_hub_name(str(name_or_path)):
         return load_from_hub(str(name_or_path))
     raise unknown_name("models", str(name_or_path))
@@ -116,20 +92,29 @@ def _by_format(asked: str) -> ModelSpec | None:
 
     Checkpoints in another format are published so: `nvidia/Llama-3.3-70B-Instruct-FP8`. A card of their own goes first.
     """
-    match = _FORMAT_AT_THE_END.fullmatch(asked)
-    if match is None:
+    found = format_of_name(asked)
+    if found is None:
         return None
-    wanted = normal_name(match["name"].rpartition("/")[2])  # whoever has quantized it
+    plain, method = found
+    wanted = normal_name(plain.rpartition("/")[2])  # whoever has quantized it
     same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
-    file = looked_up("models", match["name"]) or looked_up("models", wanted) or next(same, None)
+    file = looked_up("models", plain) or looked_up("models", wanted) or next(same, None)
     if file is None:
         return None
     model = _load_card_file(file, file.stat().st_mtime_ns)
-    method = _QUANTIZATION_OF[match["format"].lower()]
-    if method == "fp8" and normal_name(asked.partition("/")[0]) in _FP8_IN_BLOCKS:
-        method = "fp8_block"
     served = model if method is None or model.quantization.weights is not None else with_quantization(model, method)
     return replace(served, name=asked, hf_id=asked if "/" in asked else model.hf_id)
+
+
+def _copied(asked: str) -> ModelSpec | None:
+    """The model that a repository has a copy of: `unsloth/Qwen3-8B`; None where its owner makes none, or of no card."""
+    owner, _, name = asked.partition("/")
+    if normal_name(owner) not in _COPIES:
+        return None
+    wanted = normal_name(name)
+    same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
+    file = next(same, None)
+    return None if file is None else replace(_load_card_file(file, file.stat().st_mtime_ns), name=asked, hf_id=asked)
 
 
 def as_asked(model: ModelSpec, asked: str) -> ModelSpec:

@@ -27,6 +27,7 @@ from perfmodel.files.bounded import read_json
 from perfmodel.files.catalog import expanded
 from perfmodel.models.hf.config import load_config
 from perfmodel.models.spec import ModelSpec, SamplingMethod
+from perfmodel.models.weights.stored import HF_QUANT_CONFIG, is_format_said, said_fields
 
 _CONNECT_S = 3.0
 _ANSWER_S = 10.0  # for one small file, retries included: the client itself would try for minutes
@@ -34,7 +35,7 @@ _HUB = "https://huggingface.co"
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
-_BESIDE = ("hf_quant_config.json", "generation_config.json")
+_BESIDE = (HF_QUANT_CONFIG, "generation_config.json")
 # huggingface_hub.utils.validate_repo_id: letters, digits, "-", "_", ".", at most 96 of them, no ".." and no "--".
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_PART}/{_PART}", re.ASCII)
@@ -68,22 +69,11 @@ def load_from_hub(name: str) -> ModelSpec:
 def _stored(name: str, config: Path) -> dict[str, Any]:
     """What the weights are stored as, where the configuration leaves it open: by the header of a file in the cache, or
     of the Hub's first."""
-    try:
-        found = read_json(config)
-    except (OSError, ValueError):
-        return {}  # for the reader of the configuration to say
-    blocks = [found, found.get("text_config")] if isinstance(found, dict) else []
-    said = {key for block in blocks if isinstance(block, dict) for key, value in block.items() if value is not None}
-    has_format = "quantization_config" in said or config.with_name(_BESIDE[0]).is_file()
-    has_dtype = bool(said & {"dtype", "torch_dtype"})
-    here = sorted(config.parent.glob("*.safetensors"))
-    if has_format or (has_dtype and not here):
-        return {}
-    if here:
-        from perfmodel.models.weights.headers import read_safetensors
-        from perfmodel.models.weights.stored import stored_settings
+    from perfmodel.models.weights.headers import stored_beside
 
-        return stored_settings(read_safetensors(here[0]), name)
+    said, here = said_fields(config), stored_beside(config)
+    if here or not said or is_format_said(config) or said & {"dtype", "torch_dtype"}:
+        return here
     kept = _kept(name)
     try:
         answer = read_json(kept)

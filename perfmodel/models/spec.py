@@ -84,6 +84,7 @@ class ModelSpec:
     num_learned_positions: rows of a learned position table (GPT-2, OPT); 0 with rotary or no positions
     norm_eps:     added to the mean square in norms; where a file leaves it open, that of transformers' LlamaConfig
     has_position_axes: positions of images and videos have several axes (M-RoPE)
+    has_format_by_name: nothing but the checkpoint's name says which number format its weights are in
     weights_path: the file with the weights themselves, where the model was read from one (.gguf, .safetensors)
     num_distinct_layers: layers with weights of their own, used in turn (ALBERT: 1); None: each has its own
     weight_sparsity, exits: of changed models, see there
@@ -122,6 +123,7 @@ class ModelSpec:
     lm_head_bias: bool = False
     norm_eps: float = 1e-6
     has_position_axes: bool = False
+    has_format_by_name: bool = False
     weights_path: str | None = None
     num_distinct_layers: int | None = None
     weight_sparsity: WeightSparsity | None = None

@@ -189,8 +189,13 @@ class Emulator:
 
     # ---------------------------------------------------------------- requests in and out
 
-    def submit(self, order: Order, listener: Listener, replica: int | None = None) -> int:
-        """`order` arrives now; its number. replica: which takes it, past router and gateway; by default they decide
+    def submit(self, order: Order, listener: Listener, replica: int | None = None, arrived: float | None = None) -> int:
+        """`order` arrives; its number.
+
+        listener: gets its tokens
+        replica:  which takes it, past router and gateway; by default they decide
+        arrived:  when it came, in seconds of the event loop's clock; by default now. What it took since to read it is
+                  no time of the deployment's, whose own server takes what it was measured to take
 
         Raises WorkloadError for one that could never run, ReplicaDownError where `replica` is not there.
         """
@@ -203,7 +208,7 @@ class Emulator:
             )
         request = Request(
             next(self._numbers),
-            self.clock.catch_up(),
+            self.clock.catch_up(arrived),
             order.num_prompt_tokens,
             order.num_output_tokens,
             order.block_hashes,
@@ -281,10 +286,13 @@ class Emulator:
             Alarm(self.clock.env, delay, lambda _: _tell(told), ARRIVAL_PRIORITY)
 
     def _sampled(self, plan: StepPlan) -> list[tuple[_Stream, int]]:
-        """The answers that `plan` has made longer, and how long they are now."""
+        """The answers that `plan` has made longer, and how long they are now; first ones first.
+
+        To tell of each takes a moment, which is more of the time to a first token than of that from one to the next.
+        """
         streams, has_drafts = self._streams, bool(plan.draft_depths)
         told: list[tuple[_Stream, int]] = []
-        for request in (*plan.decodes, *plan.samples):
+        for request in (*plan.samples, *plan.decodes):
             stream = streams.get(request.request_id)
             if stream is not None:
                 told.append((stream, stream.sample(request, has_drafts)))

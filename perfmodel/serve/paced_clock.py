@@ -3,16 +3,21 @@
 An event of tick t is due at `origin + t / speed` of the loop's clock. The schedule is absolute, so what comes late does
 not make what follows late: there is no drift. Where the machine cannot keep up at all, and events come later than
 `most_late_s`, the origin moves: the clock goes slower and says by how much, and what is measured against it stays true.
+
+Timers of event loops go off late by up to a millisecond. The clock sees by how much on average, sets its own as much
+earlier, and sleeps for what is left where one went off early.
 """
 
 __all__ = ["PacedClock"]
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from perfmodel.sim.clock import TICKS_PER_S, PacedEnvironment
 
 _MOST_AT_ONCE_S = 0.002  # of one turn, until the event loop can look at its sockets
+_MOST_EARLY_S = 0.001  # event loops wait whole milliseconds, rounded up
 
 
 class PacedClock:
@@ -44,6 +49,7 @@ class PacedClock:
         self._origin = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._due: int | None = None  # what the timer waits for
+        self._early_s = 0.0  # by which timers are set before what they wait for
 
     def start(self) -> None:
         """Tick 0 is now, on the running event loop."""
@@ -57,12 +63,15 @@ class PacedClock:
             self._timer.cancel()
         self._timer = self._due = self._loop = None
 
-    def catch_up(self) -> int:
-        """Let happen all that is due, so that something can arrive; the tick that it is then."""
+    def catch_up(self, at: float | None = None) -> int:
+        """Let happen all that is due, so that something can arrive; the tick that it is then.
+
+        at: when it arrived, in seconds of the loop's clock; by default now. What has happened since remains so
+        """
         assert self._loop is not None, "the clock does not run"
-        while self._run_due():
+        while self._run_due(at):
             pass
-        self.env.pass_to(self._now())
+        self.env.pass_to(int(((self._loop.time() if at is None else at) - self._origin) * self._ticks_per_s))
         return self.env.ticks
 
     def look_again(self) -> None:
@@ -75,14 +84,11 @@ class PacedClock:
             self._timer = None
         self._due = due
         if due is not None:
-            self._timer = self._loop.call_at(self._origin + due / self._ticks_per_s, self._turn)
-
-    def _now(self) -> int:
-        assert self._loop is not None
-        return int((self._loop.time() - self._origin) * self._ticks_per_s)
+            self._timer = self._loop.call_at(self._time_of(due) - self._early_s, self._turn)
 
     def _turn(self) -> None:
         """The timer went off. What is due for longer than a moment's work waits until sockets were looked at."""
+        self._nap()
         self._timer = self._due = None
         try:
             self._run_due()
@@ -93,16 +99,30 @@ class PacedClock:
             self._on_error(error)
         self.look_again()
 
-    def _run_due(self) -> bool:
-        """Let events happen that are due, for a moment; whether some may be left."""
+    def _time_of(self, tick: int) -> float:
+        return self._origin + tick / self._ticks_per_s
+
+    def _nap(self) -> None:
+        """The timer went off about when it was set to: learn how late that is, and wait for what it was set for."""
+        assert self._loop is not None
+        if self._due is None:
+            return
+        left = self._time_of(self._due) - self._loop.time()
+        late = min(max(self._early_s - left, 0.0), _MOST_EARLY_S)
+        self._early_s += (late - self._early_s) / 16
+        if left > 0:
+            time.sleep(left)
+
+    def _run_due(self, at: float | None = None) -> bool:
+        """Let events happen that are due, or were at `at`, for a moment; whether some may be left."""
         loop, env = self._loop, self.env
         if loop is None:
             return False
         began = loop.time()
         while (due := env.next_tick) is not None:
             now = loop.time()
-            late = now - self._origin - due / self._ticks_per_s
-            if late < 0:
+            late = now - self._time_of(due)
+            if late < 0 or (at is not None and late > now - at):
                 return False
             if now - began > _MOST_AT_ONCE_S:
                 return True

@@ -47,7 +47,7 @@ def why(predicted: float, measured: float, shares: Mapping[str, float], whole: s
     ratio = measured / predicted
     head = f"measured {ratio:.2f}x predicted"
     name, share = max(shares.items(), key=lambda item: item[1])
-    if abs(ratio - 1) < _CLOSE or share <= 0:
+    if abs(ratio - 1) < _CLOSE or share <= 0 or not ratio:
         return head
     factor = 1 + (ratio - 1) / share
     largest = f"{share:.0%} of {whole} is {name}"

@@ -35,6 +35,7 @@ _BACKENDS = {
     "cpu": "cpu",
 }
 _TOOL = "llama-bench"
+_MOST_PARAMETERS = 1e14
 
 
 def is_llama_bench_row(data: Mapping[str, Any]) -> bool:
@@ -54,6 +55,10 @@ def read_llama_bench_row(name: str, data: Mapping[str, Any]) -> BenchRun:
     for key in ("n_prompt", "n_gen", "n_depth", "n_ubatch"):
         if (figure(name, data, key) or 0) > MOST_TOKENS:
             raise SpecError(f"{name}: {key}: found {str(data[key])[:40]!r}, allowed up to {MOST_TOKENS:g} tokens.")
+    if (figure(name, data, "model_n_params") or 0) > _MOST_PARAMETERS:
+        raise SpecError(
+            f"{name}: model_n_params: found {str(data['model_n_params'])[:40]!r}, allowed up to {_MOST_PARAMETERS:g}."
+        )
     if not rate:
         raise SpecError(f"{name}: has no tokens per second (avg_ts); there is nothing to compare.")
     row = _row(name, data, prompt, generated, rate)

@@ -8,6 +8,7 @@ __all__ = ["load_config", "model_from_config"]
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_json
 from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.checkpoint_names import format_of_name
 from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
 from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.layouts import decoder_layers
 from perfmodel.models.hf.quantization import quantization_from_config
-from perfmodel.models.number_formats import format_of_dtype
+from perfmodel.models.number_formats import format_of_dtype, with_quantization
 from perfmodel.models.spec import ModelSpec
+from perfmodel.models.weights.stored import HF_QUANT_CONFIG
 
+_FORMATS = {"quantization_config", "compression_config", "quantization"}
 _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own
 
 
@@ -72,15 +76,26 @@ def load_config(path: str | Path, name: str | None = None, stored: Json | None =
     """The ModelSpec of a config.json file; modelopt's `hf_quant_config.json` beside it is read too.
 
     stored: fields that count where the file has none of them: what its tensors are stored as
+
+    Where none of these says how weights are quantized, and the checkpoint's name ends with a format, they are in that.
     """
     path = Path(path)
     config = _read_json(path)
     if stored and isinstance(config, dict):
         config = {**stored, **config}
-    quant_path = path.with_name("hf_quant_config.json")
+    quant_path = path.with_name(HF_QUANT_CONFIG)
     if isinstance(config, dict) and "quantization_config" not in config and quant_path.is_file():
         config = {**config, "quantization_config": _read_json(quant_path)}
-    return model_from_config(config, name or _name_of(path), source=str(path))
+    model = model_from_config(config, name or _name_of(path), source=str(path))
+    is_said = bool(stored) or bool(_FORMATS & set(config))
+    return model if is_said else _in_the_format_of_its_name(model, name or path.stem)
+
+
+def _in_the_format_of_its_name(model: ModelSpec, name: str) -> ModelSpec:
+    found = format_of_name(model.name) or format_of_name(name)
+    if found is None or found[1] is None or model.quantization.weights is not None:
+        return model
+    return replace(with_quantization(model, found[1]), has_format_by_name=True)
 
 
 def _runs(layers: list[Layer]) -> tuple[tuple[Layer, int], ...]:

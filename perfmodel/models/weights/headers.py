@@ -3,7 +3,7 @@
 Only headers are read, never weights; standard library only.
 """
 
-__all__ = ["load_header", "read_safetensors", "weight_files"]
+__all__ = ["load_header", "read_safetensors", "stored_beside", "weight_files"]
 
 import re
 import struct
@@ -18,6 +18,7 @@ from perfmodel.files.catalog import expanded
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import config_from_gguf, read_gguf
+from perfmodel.models.weights.stored import is_format_said, stored_settings
 
 _LONGEST_HEADER = 100_000_000  # the safetensors library refuses longer ones too
 _ASSUMED_POSITIONS = 131072
@@ -29,8 +30,8 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "f
 def load_header(path: str | Path) -> ModelSpec:
     """The model in a .gguf file, a .safetensors file or a `model.safetensors.index.json`.
 
-    Beside a config.json the safetensors files add nothing but the name. Raises SpecError for damaged files and for
-    architectures that names and shapes leave open.
+    Beside a config.json the safetensors files add the name, and how weights are stored where that does not say it.
+    Raises SpecError for damaged files, and for architectures that names and shapes leave open.
     """
     path = expanded(path)
     if path.suffix == ".gguf":
@@ -46,7 +47,9 @@ def load_header(path: str | Path) -> ModelSpec:
     name = _name_of(path)
     beside = path.with_name("config.json")
     if beside.is_file():
-        return replace(load_config(beside, name), weights_path=str(path))
+        is_open = path.suffix == ".safetensors" and not is_format_said(beside)
+        stored = stored_settings(read_safetensors(path), name) if is_open else {}
+        return replace(load_config(beside, name, stored), weights_path=str(path))
     tensors = _all_tensors(path)
     origin = f"tensor shapes in {path.name}; context limit of {_ASSUMED_POSITIONS} assumed"
     config = _config_from_shapes(tensors, path)
@@ -77,6 +80,22 @@ def _all_tensors(path: Path) -> dict[str, Any]:
     for file in weight_files(path):
         tensors |= read_safetensors(file)
     return tensors
+
+
+def stored_beside(config: Path) -> dict[str, Any]:
+    """Fields that the header of a .safetensors file in the same folder says, where no file says the format; {} where
+    there is none that can be read.
+
+    Raises SpecError for weights in a format that names and types leave open.
+    """
+    files = sorted(config.parent.glob("*.safetensors")) if config.name == "config.json" else []
+    if not files or is_format_said(config):
+        return {}
+    try:
+        tensors = read_safetensors(files[0])
+    except SpecError:  # a pointer, or a download that was cut off: no word on the format
+        return {}
+    return stored_settings(tensors, config.parent.name)
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:

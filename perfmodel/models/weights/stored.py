@@ -1,16 +1,35 @@
 """What the tensors of a checkpoint are stored as, in the fields of a config.json that leaves it open."""
 
-__all__ = ["stored_settings"]
+__all__ = ["HF_QUANT_CONFIG", "is_format_said", "said_fields", "stored_settings"]
 
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.files.bounded import read_json
+
+HF_QUANT_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside a config.json
 
 _PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _MATRIX = 2
+
+
+def said_fields(config: Path) -> set[str]:
+    """The fields of the file that are not null, those of its text model too; none of one that cannot be read."""
+    try:
+        found = read_json(config)
+    except (OSError, ValueError):
+        return set()
+    blocks = [found, found.get("text_config")] if isinstance(found, dict) else []
+    return {key for block in blocks if isinstance(block, dict) for key, value in block.items() if value is not None}
+
+
+def is_format_said(config: Path) -> bool:
+    """Whether the file, or ModelOpt's beside it, says how weights are quantized."""
+    return "quantization_config" in said_fields(config) or config.with_name(HF_QUANT_CONFIG).is_file()
 
 
 def stored_settings(tensors: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ uvicorn bounds neither the size of headers, with httptools, nor the time that th
 nothing. This stands before its protocol and hands on what is within the bounds.
 """
 
-__all__ = ["BoundedProtocol"]
+__all__ = ["ARRIVED", "BoundedProtocol"]
 
 import asyncio
 from typing import Any
@@ -15,6 +15,8 @@ from uvicorn.server import ServerState
 
 from perfmodel.serve.http.errors import HttpError, error_body
 from perfmodel.serve.settings import ServerSettings
+
+ARRIVED = "perfmodel.arrived"  # of a scope: when the last bytes of its request came, in seconds of the loop's clock
 
 
 class BoundedProtocol(asyncio.Protocol):
@@ -46,13 +48,15 @@ class BoundedProtocol(asyncio.Protocol):
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
-        """As of a protocol."""
-        cycle = self._inner.cycle
+        """As of a protocol. A request has arrived when its last byte has."""
+        now, cycle = asyncio.get_running_loop().time(), self._inner.cycle
         if cycle is None or cycle.response_complete:
             self._num_bytes += len(data)
             if self._timer is None:
                 self._wait_for_headers()
         self._inner.data_received(data)
+        if self._inner.cycle is not None and not self._inner.cycle.response_started:
+            self._inner.cycle.scope[ARRIVED] = now  # type: ignore[literal-required]  # ours
         if self._inner.cycle is not cycle:
             self._num_bytes = 0
             self._stop_waiting()

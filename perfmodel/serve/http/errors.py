@@ -67,7 +67,7 @@ def unreadable(error: ValidationError) -> HttpError:
         names, message = [str(part) for part in each["loc"]], each["msg"].removeprefix("Value error, ")
         is_ours = each["type"] == "value_error"  # and says itself which field it is
         param = param or (message.partition(":")[0] if is_ours else names[0] if names else None)
-        found = f"{'.'.join(names) or 'body'}: found {repr(each['input'])[:_LONGEST_VALUE]}; "
+        found = f"{'.'.join(names)}: found {repr(each['input'])[:_LONGEST_VALUE]}; " if names else "body: "
         said.append(message if is_ours else f"{found}{message}")
     more = f" (and {len(said) - _MOST_SAID} more)" if len(said) > _MOST_SAID else ""
     return HttpError(400, "; ".join(said[:_MOST_SAID]) + more, param=param)

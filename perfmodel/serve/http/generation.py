@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Order
 from perfmodel.serve.http.bodies import ChatBody, CompletionBody
+from perfmodel.serve.http.bounds import ARRIVED
 from perfmodel.serve.http.errors import HttpError, not_a_model
 from perfmodel.serve.http.faults import BreakingOutlet, FaultDraws
 from perfmodel.serve.http.outlet import Outlet
@@ -106,7 +107,7 @@ class Generation:
         )
         self.num_open += 1
         try:
-            reply.submit(self._replica)
+            reply.submit(self._replica, scope.get(ARRIVED))
             await _until_gone(receive, outlet)
         except WorkloadError as error:
             raise HttpError(400, str(error), "BadRequestError") from None

@@ -60,7 +60,7 @@ class Guard:
         name = given.lower().rsplit(":", 1)[0] if not given.endswith("]") and ":" in given else given.lower()
         if name in self._names or (not self._settings.is_loopback and _is_address(name)):
             return
-        raise HttpError(400, f"Invalid host header: found {name[:80]!r}; name it in --allowed-hosts")
+        raise HttpError(400, f"Invalid host header: found {name[:80]!r}; name it in --allowed-host")
 
     def _check_key(self, given: str) -> None:
         scheme, _, key = given.partition(" ")

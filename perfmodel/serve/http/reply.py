@@ -84,12 +84,12 @@ class HttpReply:
         self._choices = [(_Streamed if is_stream else _Choice)(self, index, one) for index, one in enumerate(asked)]
         self._num_open = len(asked)
 
-    def submit(self, replica: int | None) -> None:
-        """All that is asked for arrives now; `replica`: as of `Emulator.submit`. Raises WorkloadError."""
+    def submit(self, replica: int | None, arrived: float | None) -> None:
+        """Send all that is asked for to the emulator; both as of its `submit`. Raises WorkloadError."""
         try:
             for choice in self._choices:
                 if not self.is_over:
-                    choice.submit(self._emulator, self._counts, replica)
+                    choice.submit(self._emulator, self._counts, replica, arrived)
         except BaseException:
             self.abort()
             raise
@@ -152,10 +152,10 @@ class _Choice:
         self._number: int | None = None
         self._is_over = False
 
-    def submit(self, emulator: Emulator, counts: CachedCounts, replica: int | None) -> None:
-        """It arrives now."""
+    def submit(self, emulator: Emulator, counts: CachedCounts, replica: int | None, arrived: float | None) -> None:
+        """Send it to `emulator`; the others as of its `submit`. counts: gets what its prompt finds in the cache"""
         self._counts = counts
-        number = emulator.submit(self.asked.order, self, replica)
+        number = emulator.submit(self.asked.order, self, replica, arrived)
         if not self._is_over:
             self._number = number
             counts.choices[number] = self

@@ -61,6 +61,7 @@ async def serve(
     try:
         await asyncio.gather(*running)
     finally:
+        await _abandon(servers)
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(ValueError, RuntimeError, NotImplementedError):
                 loop.remove_signal_handler(number)
@@ -71,6 +72,14 @@ def _end(servers: list[uvicorn.Server]) -> None:
     for server in servers:
         server.force_exit = server.should_exit
         server.should_exit = True
+
+
+async def _abandon(servers: list[uvicorn.Server]) -> None:
+    """What is still under way has no more time: its requests are aborted while the emulator can hear of it."""
+    left = [task for server in servers for task in server.server_state.tasks]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def _config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:

@@ -29,6 +29,12 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
         own = profile_of(scenario.engine)
         fitted_to = own.source.partition(";")[0]
         notes.append(f"Host and front end as calibrated on one's own server: {own.name}, {fitted_to}.")
+    if scenario.cluster.is_disaggregated and scenario.traffic.has_conversations:
+        # vLLM's NixlConnector without bidirectional_kv_xfer (vllm-project/vllm #32553)
+        notes.append(
+            "Prefill replicas compute earlier answers again with each turn: the KV of answers is with the decode "
+            "replicas, and none is sent back."
+        )
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
     return (*notes, *_engine_notes(scenario), *stale_price_notes(scenario))

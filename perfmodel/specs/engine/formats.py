@@ -142,6 +142,12 @@ def format_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -
     model: as `engine` serves it
     """
     notes, dtype, peaks = [], model.dtype, hardware.declared.peak_flops_per_s
+    if model.has_format_by_name and engine.quantization in (None, "auto"):
+        notes.append(
+            f"Weights in {model.quantization.method.upper()} by the name of the checkpoint alone: its config.json says "
+            f"no format, and neither hf_quant_config.json nor weights lie beside it. Nor is it known what stays in "
+            f"16 bits, or which format it has for KV."
+        )
     if (engine.dtype, dtype) == ("auto", "fp16") and format_use(engine, hardware, "bf16").support == "refused":
         notes.append(f"Served in FP16: {engine.described.label} does not take BF16 on {_on(hardware)}.")
     for of, form, _, _ in _formats(model, engine):

@@ -107,6 +107,14 @@ def test_a_file_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "larger than 0.001 MB" in refusal(DATA / "vllm_detailed.json")
 
 
+@pytest.mark.parametrize(("key", "value"), [("model_n_params", 10**30), ("n_prompt", 10**12), ("n_ubatch", 10**12)])
+def test_sizes_beyond_all_models_and_contexts(tmp_path: Path, key: str, value: int) -> None:
+    rows = json.loads((DATA / "llama_bench.json").read_text(encoding="utf-8"))[:1]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps([{**rows[0], key: value}]), encoding="utf-8")
+    assert f"{key}: found '{value}', allowed up to" in refusal(path)
+
+
 def test_one_bad_run_takes_no_other_with_it(tmp_path: Path) -> None:
     """Of a report with two benchmarks and of three files, what can be compared is; the others are listed."""
 

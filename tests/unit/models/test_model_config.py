@@ -26,7 +26,10 @@ from perfmodel.models import (
     weight_bytes,
 )
 from perfmodel.models.cards import load_card
+from perfmodel.sim import simulate
+from perfmodel.specs import load_scenario
 
+SCENARIO = "llama-3.1-8b-a100"
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -153,6 +156,47 @@ def test_modelopt_settings_in_their_own_file_count(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
     quantization = load_model(tmp_path).quantization
     assert (quantization.weights, quantization.activations, quantization.kv_cache) == ("fp8", "fp8", "fp8")
+
+
+def test_a_name_that_ends_with_a_format_says_it_where_no_file_does(tmp_path: Path) -> None:
+    """ModelOpt's formats are in a file of their own, which people leave behind; never BF16 in silence."""
+    for name, expected in (("X-8B-NVFP4", "nvfp4"), ("X-8B-FP8", "fp8"), ("Qwen--X-8B-FP8", "fp8"), ("X-8B", None)):
+        path = tmp_path / name / "config.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(LLAMA))
+        for model in (load_model(path), load_model(path.parent)):
+            assert (model.quantization.weights, model.has_format_by_name) == (expected, expected is not None)
+        (tmp_path / f"org--{name}.json").write_text(json.dumps(LLAMA))
+        assert load_model(tmp_path / f"org--{name}.json").quantization.weights == expected
+    few = ["traffic.num_requests=2", "hardware=b200-sxm", f"model={tmp_path}/X-8B-NVFP4"]
+    assert any("by the name of the checkpoint alone" in n for n in simulate(load_scenario(SCENARIO, few)).notes)
+    given = [*few, "engine.quantization=fp8"]
+    assert not any("by the name" in n for n in simulate(load_scenario(SCENARIO, given)).notes)
+    said = {**LLAMA, "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "X-8B-NVFP4" / "config.json").write_text(json.dumps(said))
+    assert load_model(tmp_path / "X-8B-NVFP4").quantization.weights == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"), [(("BF16", "BF16"), None), (("F8_E4M3", "F32"), "fp8"), (("U8", "F8_E4M3"), "nvfp4")]
+)
+def test_weights_beside_a_config_say_their_format(
+    tmp_path: Path, dtypes: tuple[str, str], expected: str | None
+) -> None:
+    """The header says it before a name does; a download that was cut off says nothing."""
+    path = tmp_path / "X-8B-INT8" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(LLAMA))
+    matrix, scale = ({"dtype": dtype, "shape": [8, 8], "data_offsets": [0, 1]} for dtype in dtypes)
+    names = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight_scale_2")
+    header = json.dumps({names[0]: {**matrix, "shape": [64, 64]}, names[1]: {**scale, "shape": []}}).encode()
+    weights = path.with_name("model.safetensors")
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    for place in (path, path.parent, weights):
+        model = load_model(place)
+        assert (model.quantization.weights, model.has_format_by_name) == (expected, False)
+    weights.write_bytes(header[:20])
+    assert load_model(path).quantization.weights == "int8"
 
 
 VARIED = (

@@ -79,6 +79,25 @@ def test_a_cache_with_room_has_all_that_was_computed():
     assert requests.num_cached_tokens[later].tolist() == ((said - 1) // 16 * 16).tolist()
 
 
+def test_prefill_replicas_know_earlier_prompts_and_no_answers():
+    """vLLM's NixlConnector as it is by default: KV goes from prefill to decode replicas, and nothing comes back. Of the
+    prompt before all full blocks are there, and the answer to it is computed again."""
+    result = simulate(
+        scenario(
+            "{turns: {distribution: fixed, value: 3}, think_time: {mean_s: 3}}",
+            "cluster={pools: [{role: prefill}, {role: decode}]}",
+        )
+    )
+    requests = result.requests
+    order = np.lexsort((requests.turn, requests.session))
+    is_later = np.diff(requests.session[order]) == 0
+    later, before = order[1:][is_later], order[:-1][is_later]
+    prompts = requests.num_prompt_tokens[before]
+    assert requests.num_cached_tokens[later].tolist() == (prompts // 16 * 16).tolist()
+    assert any("compute earlier answers again" in note for note in result.notes)
+    assert not any("compute earlier answers again" in note for note in simulate(scenario()).notes)
+
+
 def test_the_summary_counts_turns_and_conversations():
     result = simulate(scenario())
     found, requests = result.summary["conversations"], result.requests
