@@ -147,8 +147,8 @@ def _failing(found: Result) -> Iterator[str]:
     failed = sum(client["failed"].values())
     yield (
         f"The same, 20 chats at a time; `cluster.failures` takes the second replica away {events['at_s']} s after the "
-        f"start, for {events['down_s']} s. Its requests are lost and its /health answers 503; haproxy asks the other one "
-        f"(`retry-on 503`, `option redispatch 1`) until it is back. Of {client['requests'] + failed} requests "
+        f"start, for {events['down_s']} s. Its requests are lost and its /health answers 503; haproxy asks the other "
+        f"one (`retry-on 503`, `option redispatch 1`) until it is back. Of {client['requests'] + failed} requests "
         f"{client['requests']} were answered, {shares[0]:.0f} and {shares[1]:.0f} of them by each, and {failed} failed:"
     )
     yield ""
