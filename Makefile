@@ -59,6 +59,7 @@ bench: $(VENV)/.core
 	$(BIN)/python benchmarks/planner_speed.py
 	$(BIN)/python benchmarks/fleet_speed.py --replicas 100 --requests 10000 20000
 	$(BIN)/python benchmarks/emulator_rate.py --seconds 5
+	$(BIN)/python benchmarks/emulator_telemetry.py
 
 # In a copy, since what is compiled lies beside its source and Python prefers it: in the checkout it would hide edits.
 compiled: $(VENV)/.test
