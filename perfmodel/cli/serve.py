@@ -15,7 +15,7 @@ from perfmodel.cli.terminal import say
 from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.serve.emulator_server import EmulatorServer, Ended, Telemetry
+    from perfmodel.serve.emulator_server import EmulatorServer, Ended, MetricNames
     from perfmodel.serve.settings import ServerSettings
 
 _KEY = "PERFMODEL_API_KEY"
@@ -77,6 +77,24 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-events",
+            metavar="ENDPOINT",
+            help="Publish KV events with ZeroMQ, as in tcp://*:5557; a port for each engine.",
+            show_default=False,
+        ),
+    ] = None,
+    kv_replay: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-replay", metavar="ENDPOINT", help="Where they can be asked for once more.", show_default=False
+        ),
+    ] = None,
+    kv_topic: Annotated[
+        str, typer.Option("--kv-topic", metavar="TOPIC", help="Of KV events; {replica} becomes the number.")
+    ] = "kv-events",
     cold_start: Annotated[
         bool, typer.Option("--cold-start", help="Answer 503 for as long as weights would load.")
     ] = False,
@@ -97,7 +115,7 @@ def serve(
         raise SpecError(f"--speed {speed:g}: allowed more than 0 simulated seconds per second.")
     loaded = asked.load(overrides, seed)
     try:
-        from perfmodel.serve.emulator_server import EmulatorServer
+        from perfmodel.serve.emulator_server import EmulatorServer, Telemetry
         from perfmodel.serve.settings import InjectedFaults, ServerSettings
     except ImportError as error:
         raise MissingExtraError(
@@ -116,18 +134,16 @@ def serve(
         faults=InjectedFaults.parsed(fail) if fail else InjectedFaults(),
         drain_s=drain,
     )
-    telemetry = _telemetry(metrics_names)
+    telemetry = Telemetry(_metric_names(metrics_names), metrics_names == "legacy", kv_events, kv_replay, kv_topic)
     _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), asked.assumed(loaded))
 
 
-def _telemetry(names: str | None) -> "Telemetry":
-    from perfmodel.serve.emulator_server import Telemetry
-
-    known = {None: Telemetry(), "vllm": Telemetry("vllm"), "sglang": Telemetry("sglang")}
-    known["legacy"] = Telemetry("vllm", legacy=True)
-    if names not in known:
-        raise SpecError(f"--metrics-names {names}: allowed vllm, sglang or legacy.")
-    return known[names]
+def _metric_names(asked: str | None) -> "MetricNames | None":
+    known: dict[str | None, MetricNames | None]
+    known = {None: None, "vllm": "vllm", "sglang": "sglang", "legacy": "vllm"}
+    if asked not in known:
+        raise SpecError(f"--metrics-names {asked}: allowed vllm, sglang or legacy.")
+    return known[asked]
 
 
 def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:

@@ -6,15 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from perfmodel.errors import SpecError
+from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.http import Listening, build_app, serve
 from perfmodel.serve.metrics import Metrics
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.warm_up import warm_up
 from perfmodel.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.serve.kv_events import KvEvents
 
 MetricNames = Literal["vllm", "sglang"]
 _log = logging.getLogger("perfmodel.serve")
@@ -27,10 +30,18 @@ class Telemetry:
 
     metrics: whose names /metrics has; None: those of the scenario's engine profile
     legacy:  with the names that vLLM has given up and autoscalers still read
+    kv_events, kv_replay, kv_topic: endpoints of ZeroMQ, and the topic, as of `KvEvents`; None: it is not there
     """
 
     metrics: MetricNames | None = None
     legacy: bool = False
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    kv_topic: str = "kv-events"
+
+    def __post_init__(self) -> None:
+        if self.kv_replay is not None and self.kv_events is None:
+            raise SpecError(f"kv_replay: found {self.kv_replay} without kv_events; there is nothing to replay")
 
 
 class Ended(NamedTuple):
@@ -84,6 +95,7 @@ class EmulatorServer:
             self.emulator, settings.served_names[0], names, telemetry.legacy, loras=settings.lora_names
         )
         self._own_ports = own_ports
+        self.kv_events = _kv_events(self.emulator, telemetry)
 
     async def run(self, on_ready: Callable[[list[int]], None] = lambda _: None) -> Ended:
         """Serve until SIGTERM or SIGINT. on_ready: called with the ports, once all listen
@@ -94,6 +106,8 @@ class EmulatorServer:
         warm_up(self.emulator.scenario)
         self._error = asyncio.get_running_loop().create_future()
         self.emulator.start()
+        if self.kv_events is not None:
+            self.kv_events.start()
         serving = asyncio.ensure_future(serve(apps, self.settings, on_ready))
         try:
             await asyncio.wait((serving, self._error), return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +118,8 @@ class EmulatorServer:
         finally:
             self._error.cancel()
             self.emulator.stop()
+            if self.kv_events is not None:
+                self.kv_events.close()
         return self._ended()
 
     def _apps(self) -> list[Listening]:
@@ -136,6 +152,19 @@ class EmulatorServer:
             emulator.num_aborted,
             emulator.clock.slowed_s,
         )
+
+
+def _kv_events(emulator: Emulator, telemetry: Telemetry) -> "KvEvents | None":
+    """Raises MissingExtraError where it is asked for and its packages are not installed."""
+    if telemetry.kv_events is None:
+        return None
+    try:
+        from perfmodel.serve.kv_events import KvEvents
+    except ImportError as error:
+        raise MissingExtraError(
+            f"KV events need {error.name}, which is not installed: pip install 'perfmodel[kv-events]'."
+        ) from None
+    return KvEvents(emulator, telemetry.kv_events, telemetry.kv_replay, telemetry.kv_topic)
 
 
 class _Slowed:

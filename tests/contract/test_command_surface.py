@@ -50,7 +50,17 @@ FROZEN = {
     "schema": ["KIND"],
     "serve": [
         *("SCENARIO", "--host", "--port", "--ports", "--speed", "--served-model-name", "--tokenizer", "--answers"),
-        *("--api-key", "--allowed-host", "--lora", "--metrics-names", "--cold-start", "--fail", "--drain"),
+        *(
+            "--api-key",
+            "--allowed-host",
+            "--lora",
+            "--metrics-names",
+            "--kv-events",
+            *("--kv-replay", "--kv-topic"),
+            "--cold-start",
+            "--fail",
+            "--drain",
+        ),
         *("--set", "--seed", "--model", "--hardware"),
     ],
     "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", *WITHOUT_A_FILE],
