@@ -2,57 +2,25 @@
 
     python benchmarks/emulator_accuracy.py [--rates 2,8,20] [--seconds 60] [--scenario NAME] [--set KEY=VALUE]
 
-The server is a process of its own; this one is a lean client on plain sockets, which it uses again, that sends each
-request of the scenario's traffic when it arrives and notes when tokens come. Speed is 1. What is printed is
-measured, and depends on the machine and on what else it does.
+The server is a process of its own, beside the lean client of this one. Speed is 1. What is printed is measured, and
+depends on the machine and on what else it does.
 """
 
 import argparse
-import heapq
 import json
-import selectors
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from lean_client import Answer, answers_of, served
 
-from perfmodel.engine import Request
 from perfmodel.sim import Workload, simulate
 from perfmodel.specs import load_scenario
 
 LATENCIES = ("ttft", "tpot", "e2e")
 MEAN_LIMITS = 0.03, 2.0  # a share, or milliseconds: whichever is more
 P99_LIMITS = 0.06, 5.0
-_LAST_CHUNK = b"\r\n0\r\n\r\n"
-
-
-class Answer:
-    """What the client knows of one request, in seconds of its clock."""
-
-    def __init__(self, request: Request, sent: float) -> None:
-        self.request, self.sent = request, sent
-        self.num_tokens = 0
-        self.first = self.last = 0.0
-        self.rest = b""
-        self.is_done = False
-
-    def take(self, data: bytes, now: float) -> bool:
-        """Whether the answer is whole with what has come."""
-        data = self.rest + data
-        whole, _, self.rest = data.rpartition(b"\n")
-        tokens = whole.count(b"data: {")
-        if tokens:
-            self.first = self.first or now
-            self.num_tokens += tokens
-            self.last = now
-        self.is_done = self.is_done or b"data: [DONE]" in whole
-        return self.is_done and data.endswith(_LAST_CHUNK)
 
 
 class Latencies(NamedTuple):
@@ -61,66 +29,6 @@ class Latencies(NamedTuple):
     ttft: Any
     tpot: Any
     e2e: Any
-
-
-def http_request(request: Request, rng: np.random.Generator, model: str) -> bytes:
-    """A streamed completion of a prompt like no other, in tokens."""
-    prompt = rng.integers(0, 1000, request.num_prompt_tokens).tolist()
-    body = {"model": model, "prompt": prompt, "max_tokens": request.max_output_tokens, "ignore_eos": True}
-    text = json.dumps(body | {"stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(text)}\r\n"
-    return f"{head}Content-Type: application/json\r\n\r\n".encode() + text
-
-
-def connected(port: int) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def drained(free: list[socket.socket]) -> Iterator[socket.socket]:
-    while free:
-        yield free.pop()
-
-
-def is_open(sock: socket.socket) -> bool:
-    """Whether the server has not closed it meanwhile, as it does with what is idle for some seconds."""
-    try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False  # nothing is read, or that no request came in time
-
-
-def measured(port: int, requests: list[Request], model: str) -> list[Answer]:
-    """Send each when it arrives, and wait for all answers."""
-    rng, selector, answers = np.random.default_rng(0), selectors.DefaultSelector(), []
-    bodies = [http_request(request, rng, model) for request in requests]
-    due = [(request.arrival / 1e12, number) for number, request in enumerate(requests)]
-    heapq.heapify(due)
-    free = [connected(port) for _ in range(64)]
-    begun, num_open = time.perf_counter() + 0.5, 0
-    while due or num_open:
-        now = time.perf_counter() - begun
-        while due and due[0][0] <= now:
-            number = heapq.heappop(due)[1]
-            sock = next((each for each in drained(free) if is_open(each)), None) or connected(port)
-            answer = Answer(requests[number], time.perf_counter())
-            sock.sendall(bodies[number])
-            selector.register(sock, selectors.EVENT_READ, answer)
-            answers.append(answer)
-            num_open += 1
-        wait = 1.0 if not due else max(due[0][0] + begun - time.perf_counter(), 0)
-        for key, _ in selector.select(wait):
-            data = key.fileobj.recv(1 << 20)
-            assert data, "the server has closed a connection"
-            if key.data.take(data, time.perf_counter()):
-                selector.unregister(key.fileobj)
-                free.append(key.fileobj)
-                num_open -= 1
-    return answers
 
 
 def latencies_of(answers: list[Answer]) -> Latencies:
@@ -157,19 +65,11 @@ def one_rate(name: str, sets: list[str], rate: float, seconds: float) -> dict[st
     changes = [*sets, f"traffic.arrivals.rate={rate}", f"traffic.num_requests={max(int(rate * seconds), 1)}"]
     scenario = load_scenario(name, changes)
     requests = list(Workload(scenario).requests())
-    command = [sys.executable, "-m", "perfmodel", "serve", name, "--port", "0"]
-    command += [word for each in sets for word in ("--set", each)]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        port = int(server.stderr.readline().split()[2].rsplit(":", 1)[1])
-        answers = measured(port, requests, scenario.model.name)
-        server.send_signal(signal.SIGTERM)
-        said = server.communicate(timeout=60)[1].strip()
-    finally:
-        server.kill()
+    words = [word for each in sets for word in ("--set", each)]
+    with served(name, *words) as (_, port, said):
+        answers = list(answers_of(port, iter(requests), scenario.model.name))
     for each in answers:
-        assert each.num_tokens == each.request.max_output_tokens, (each.num_tokens, each.request)
+        assert each.num_tokens == each.request.max_output_tokens, (each.status, each.num_tokens, each.request)
     seen, expected = latencies_of(answers), simulated(scenario)
     rows = []
     for latency in LATENCIES:
@@ -178,7 +78,7 @@ def one_rate(name: str, sets: list[str], rate: float, seconds: float) -> dict[st
         rows.append(row(latency, "p99", float(np.percentile(ours, 99)), float(np.percentile(theirs, 99))))
     tokens = sum(each.num_tokens for each in answers)
     span = max(each.last for each in answers) - min(each.sent for each in answers)
-    return {"rate": rate, "requests": len(answers), "tokens_per_s": tokens / span, "rows": rows, "said": said}
+    return {"rate": rate, "requests": len(answers), "tokens_per_s": tokens / span, "rows": rows, "said": " ".join(said)}
 
 
 def text_of(what: str, found: list[dict[str, Any]]) -> str:
