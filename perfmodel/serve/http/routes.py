@@ -99,7 +99,8 @@ class _Plain:
         await JSONResponse({"prompt": text})(scope, receive, send)
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
-        engines = self._emulator.cluster.engines
+        emulator, replica = self._emulator, self._replica
+        engines = emulator.cluster.engines if replica is None else emulator.replicas[replica].ranks
         held = sum(engine.num_used_blocks for engine in engines)
         if held:
             raise HttpError(409, f"requests hold {held} KV blocks; reset the prefix cache when none runs")

@@ -11,7 +11,6 @@ from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.metrics.families import family, histogram_family
 from perfmodel.serve.metrics.histogram import Histogram
 from perfmodel.serve.metrics.page_text import LabelSet
-from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.version import __version__
 
 _NONE = LabelSet()
@@ -25,7 +24,7 @@ def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float) -> It
     text = "Simulated seconds per second that were asked for (--speed)."
     yield family(gauge, "perfmodel_speed_ratio", text, [(_NONE, emulator.clock.speed)])
     text = "Simulated seconds since the start."
-    yield family(counter, "perfmodel_simulated_seconds", text, [(_NONE, emulator.clock.env.ticks / TICKS_PER_S)])
+    yield family(counter, "perfmodel_simulated_seconds", text, [(_NONE, emulator.clock.elapsed_s)])
     text = "Seconds by which the clock was slowed, as the machine could not keep up."
     yield family(counter, "perfmodel_clock_slowed_seconds", text, [(_NONE, slowed_s)])
     text = "Seconds by which ends of steps and other events came late."

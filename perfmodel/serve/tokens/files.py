@@ -34,7 +34,7 @@ class FileTokens:
 
     def decode(self, ids: TokenIds) -> str:
         """The text of `ids`; ids that the tokenizer does not know have none."""
-        known = [number for number in ids.tolist() if 0 <= number < min(FIRST_SPECIAL, 2**32)]
+        known = [number for number in ids.tolist() if 0 <= number < FIRST_SPECIAL]
         text: str = self._tokenizer.decode(known, skip_special_tokens=True)
         return text
 

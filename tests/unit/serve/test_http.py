@@ -247,3 +247,17 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
     reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), AnswerShape(True, "x", 0, "m"), asked, is_stream=True)
     reply.submit(None, None)
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
+
+
+def test_a_prefix_cache_is_reset_when_nothing_runs():
+    async def reset(client, _):
+        body = {"prompt": "word " * 300, "max_tokens": 200}
+        running = asyncio.ensure_future(client.post(COMPLETIONS, body))
+        await asyncio.sleep(0.5)
+        early = await client.post("/reset_prefix_cache", b"")
+        await running
+        late = await client.post("/reset_prefix_cache", b"")
+        again = await client.post(COMPLETIONS, body)
+        return early.status, late.status, again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert served(reset) == (409, 200, 0)

@@ -261,6 +261,29 @@ def test_figures_are_written_as_prometheus_client_writes_them():
     assert page.render() == generate_latest(registry)
 
 
+def test_simulated_time_passes_while_nothing_happens():
+    """Five seconds of the wall at twice its speed, without a request."""
+
+    async def idle():
+        emulator = Emulator(load_scenario("llama-3.1-8b-a100"), speed=2.0)
+        metrics = Metrics(emulator, "m")
+        emulator.start()
+        await asyncio.sleep(5)
+        return metrics.render().decode()
+
+    assert "perfmodel_simulated_seconds_total 10.0" in run(idle())
+
+
+def test_both_formats_have_the_same_samples():
+    """A Prometheus that asks for OpenMetrics stores the names that one which does not stores."""
+    _, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
+    plain, openmetrics = (
+        {line.rpartition(" ")[0] for line in metrics.render(each).decode().splitlines() if line and line[0] != "#"}
+        for each in (False, True)
+    )
+    assert plain == openmetrics
+
+
 def test_openmetrics_is_what_its_own_parser_reads():
     _, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
     names = {family.name for family in text_string_to_metric_families(metrics.render(openmetrics=True).decode())}

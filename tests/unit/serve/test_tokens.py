@@ -96,6 +96,7 @@ def test_four_bytes_are_a_token_and_come_back(text):
     ids = vocabulary.encode(text)
     size = len(text.encode("utf-8", "surrogatepass"))
     assert len(ids) == -(-size // 4)
+    assert all(0 <= number < 2**32 for number in chat_prompt(vocabulary, [ChatMessage("user", text)]).tolist())
     if text.isprintable():
         assert vocabulary.decode(ids) == text
 
