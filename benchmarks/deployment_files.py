@@ -6,11 +6,13 @@ No image is pulled and nothing is deployed. FOLDER (build/deployment-tools) beco
 check-jsonschema (compose-spec's schema), kubernetes-validate (the OpenAPI schemas of Kubernetes, strict: unknown fields
 are errors) and Grafana's SDK, all from PyPI. promtool (Debian's package prometheus) and kubectl are used where they are
 on the path. The image's build is done step by step as its Dockerfile says, without the image: the files that it copies
-make the wheel, which is installed with its extras into an environment of its own and asked for its version.
+make the wheel, which is installed with its extras into an environment of its own. What is there then serves a request
+as the image's user, without a privilege and on a file system that is read-only all over (with root and namespaces).
 """
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -119,10 +122,42 @@ def _image(tools: Path) -> Iterator[Row]:
                 made / "bin/pip", "install", "--quiet", f"perfmodel[{','.join(extras)}] @ file://{built}"
             )
         if right:
-            right, said = _called(made / "bin/perfmodel", "serve", "--help", cwd=folder)
             said = f"a wheel of {built.stat().st_size / 1e6:.1f} MB, environment {_megabytes(made):.0f} MB"
         known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
         yield "Dockerfile, its steps", "pip wheel, pip install", said[-200:], right and extras <= set(known)
+        if right:
+            yield _served(next(made.glob("lib/python*/site-packages")))
+
+
+def _served(packages: Path) -> Row:
+    """Whether what is in `packages` answers as the image's user, who can write nowhere."""
+    row = ("Dockerfile, what it runs", "a request, as its user, all read-only")
+    python = Path("/usr/bin/python3")  # others' users may not see the one that runs this
+    is_same = _called(python, "-c", "import sys; print(*sys.version_info[:2], sep='.')")[1] == packages.parent.name[6:]
+    if os.geteuid() != 0 or shutil.which("unshare") is None or not is_same:
+        return (*row, "needs root, unshare and Debian's python3 of this version: not checked", None)
+    user = re.findall(r"^USER (\d+):(\d+)", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    words = [str(python), "-m", "perfmodel", "serve", "llama-3.1-8b-a100", "--port", "0"]
+    confined = (
+        "mount --make-rprivate / && mount -o remount,bind,ro / && cd / && "
+        f"exec setpriv --reuid={user[0]} --regid={user[1]} --clear-groups --no-new-privs --bounding-set=-all "
+        f"env -i PATH=/usr/bin:/bin HOME=/tmp PYTHONPATH={packages} {' '.join(words)}"
+    )
+    packages.parents[3].chmod(0o755)  # a temporary folder is its owner's alone
+    with subprocess.Popen(["unshare", "--mount", "sh", "-c", confined], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        try:
+            url = line.split()[-1] if line.startswith("listening on ") else ""
+            body = b'{"max_tokens": 8, "messages": [{"role": "user", "content": "How far?"}]}'
+            asked = Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})
+            used = json.load(urlopen(asked, timeout=20))["usage"]["completion_tokens"] if url else 0
+            memory = re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8"))
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+    said = f"{used} tokens, {int(memory[0]) / 1e3:.0f} MB of memory, ends with status {process.returncode}"
+    return (*row, said if url else line, used == 8 and process.returncode == 0)
 
 
 def _copy_context(context: Path) -> None:

@@ -4,10 +4,10 @@
 
 FOLDER is an environment of that tool alone (`python -m venv FOLDER; FOLDER/bin/pip install guidellm`), as load tools
 pin what they import. prometheus, promtool and haproxy are Debian's packages. Parts: openai, guidellm, aiperf,
-prometheus, proxy (`--only` for some); each starts emulators of its own, and ends what it started. Some six minutes; a
-run sends some hundreds of requests at most. What clients measure is put beside what the emulator counted of the same
-requests (/metrics: when they arrived in the engine, and when their tokens were due), which is what the client, the
-loopback and the server's HTTP add.
+prometheus, proxy, failing (`--only` for some); each starts emulators of its own, and ends what it started. Some six
+minutes; a run sends some hundreds of requests at most. What clients measure is put beside what the emulator counted of
+the same requests (/metrics: when they arrived in the engine, and when their tokens were due), which is what the client,
+the loopback and the server's HTTP add.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import load_tools
-from infrastructure import linted, prometheus, proxied, queried
+from infrastructure import linted, prometheus, proxied, queried, rules_of
 from report import written
 from server import ROOT, Server, Span, started
 
@@ -32,6 +32,7 @@ SLOW = "--set=hardware=l40s"  # fewer tokens a second, as many requests
 # A burst of all at once, streamed and whole; fewer; and as many requests on a device of fewer tokens a second.
 BURSTS = ((8, False, ()), (50, False, ()), (200, False, ()), (200, True, ()))
 LENGTHS, CONCURRENCY, REQUESTS = (400, 100), (1, 8, 32), 96
+FAILS_AT_S, DOWN_S, FAILING_REQUESTS = 10, 8, 480
 Result = dict[str, Any]
 
 
@@ -81,7 +82,8 @@ def _load_tool(run: Callable[..., load_tools.Tool], programs: Path, out: Path) -
             span = server.since(before)
         read = load_tools.read_back(tool.result, SCENARIO)
         version = tool.version
-        rows.append({"concurrency": concurrency, "cpu": tool.cpu, "server": _span(span), **read})
+        seen = load_tools.scraped(tool.result)
+        rows.append({"concurrency": concurrency, "cpu": tool.cpu, "server": _span(span), "scraped": seen, **read})
     shown = [str(word).replace(str(out), "OUT").replace(str(programs), "") for word in tool.words]
     return {"version": version, "command": " ".join(shown), "rows": rows}
 
@@ -100,6 +102,7 @@ def _prometheus(asked: argparse.Namespace, out: Path) -> Result:
         found = _client(server.urls[0], "--concurrency", "20", "--requests", "200")
         time.sleep(3)
         span = server.since(before)
+        unwell = [rule["name"] for rule in rules_of(address) if rule["health"] != "ok"]
         answered = {query: queried(address, query) for query in dashboard_queries()}
         empty = [query for query, rows in answered.items() if not rows]
         nan = [query for query, rows in answered.items() if any(row["value"][1] == "NaN" for row in rows)]
@@ -113,6 +116,7 @@ def _prometheus(asked: argparse.Namespace, out: Path) -> Result:
     return {
         "version": _first_line("prometheus", "--version"),
         "scrapes": int(up),
+        "rules_unwell": unwell,
         "queries": len(answered),
         "empty": empty,
         "nan": nan,
@@ -140,6 +144,20 @@ def _proxy(asked: argparse.Namespace, out: Path) -> Result:
     return {"version": _first_line("haproxy", "-v"), "rows": rows}
 
 
+def _failing(asked: argparse.Namespace, out: Path) -> Result:
+    """The same, with a replica that fails for a while under load: haproxy has to notice, and to take it back."""
+    event = f"{{at_s: {FAILS_AT_S}, pool: 0, replica: 1, down_s: {DOWN_S}}}"
+    flags = ("--port", "0", "--ports", "--set", "cluster.replicas=2", "--set")
+    with (
+        started(SCENARIO, *flags, f"cluster.failures={{events: [{event}], start_s: 1}}", num_ports=2) as server,
+        proxied(server.urls, out) as address,
+    ):
+        each = [Server(server.process, [url], []) for url in server.urls]
+        found = _client(address, "--concurrency", "20", "--requests", str(FAILING_REQUESTS), "--fails")
+        done = [one.sums()["vllm:e2e_request_latency_seconds_count"] for one in each]
+    return {"client": found, "shares": done, "events": {"at_s": FAILS_AT_S, "down_s": DOWN_S}}
+
+
 def _first_line(program: str, flag: str) -> str:
     found = subprocess.run(
         [program, flag],
@@ -157,6 +175,7 @@ def _parts(asked: argparse.Namespace) -> Mapping[str, Callable[[Path], Result]]:
         "guidellm": lambda out: _load_tool(load_tools.guidellm, asked.guidellm.resolve() / "bin", out),
         "aiperf": lambda out: _load_tool(load_tools.aiperf, asked.aiperf.resolve() / "bin", out),
         "prometheus": lambda out: _prometheus(asked, out),
+        "failing": lambda out: _failing(asked, out),
         "proxy": lambda out: _proxy(asked, out),
     }
 

@@ -13,9 +13,10 @@ import json
 import resource
 import statistics
 import time
+from collections import Counter
 from typing import NamedTuple
 
-from openai import AsyncOpenAI
+from openai import APIError, AsyncOpenAI
 
 _PROMPT = "Say how far it is from here to there, and how long one has been under way when one arrives. "
 
@@ -63,15 +64,20 @@ async def _whole(client: AsyncOpenAI, model: str, prompt: str, num_tokens: int) 
     return Measured(None, time.perf_counter() - begun, 1, answer.usage.completion_tokens)
 
 
-async def _all(asked: argparse.Namespace) -> list[Measured]:
+async def _all(asked: argparse.Namespace) -> list[Measured | APIError]:
     client = AsyncOpenAI(base_url=f"{asked.url}/v1", api_key="none", max_retries=0, timeout=asked.limit_s)
     model = (await client.models.list()).data[0].id
     ask, places = _whole if asked.whole else _streamed, asyncio.Semaphore(asked.concurrency)
 
-    async def one(number: int) -> Measured:
+    async def one(number: int) -> Measured | APIError:
         prompt = f"{number}. " + _PROMPT * (asked.prompt_tokens * 4 // len(_PROMPT) + 1)
         async with places:
-            return await ask(client, model, prompt[: asked.prompt_tokens * 4], asked.output_tokens)
+            try:
+                return await ask(client, model, prompt[: asked.prompt_tokens * 4], asked.output_tokens)
+            except APIError as error:
+                if not asked.fails:
+                    raise
+                return error
 
     async with client:
         return await asyncio.gather(*(one(number) for number in range(asked.requests)))
@@ -91,14 +97,17 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--limit-s", type=float, default=300.0)
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--fails", action="store_true", help="requests may fail, and are counted")
     asked = parser.parse_args()
     begun = time.perf_counter()
-    found = asyncio.run(_all(asked))
+    ended = asyncio.run(_all(asked))
     seconds = time.perf_counter() - begun
+    found = [each for each in ended if isinstance(each, Measured)]
     used = resource.getrusage(resource.RUSAGE_SELF)
     per_token = [(each.e2el - each.ttft) / (each.num_tokens - 1) for each in found if each.ttft is not None]
     answer = {
         "requests": len(found),
+        "failed": dict(Counter(str(each)[:100] for each in ended if not isinstance(each, Measured))),
         "tokens": sum(each.num_tokens for each in found),
         "chunks": sum(each.num_chunks for each in found),
         "seconds": seconds,

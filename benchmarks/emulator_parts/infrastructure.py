@@ -1,6 +1,6 @@
 """A real Prometheus that scrapes servers, and a real haproxy in front of two: on loopback, and ended by their pid."""
 
-__all__ = ["linted", "prometheus", "proxied", "queried"]
+__all__ = ["linted", "prometheus", "proxied", "queried", "rules_of"]
 
 import json
 import shutil
@@ -91,6 +91,12 @@ def queried(address: str, expression: str) -> list[dict[str, Any]]:
     return found
 
 
+def rules_of(address: str) -> list[dict[str, Any]]:
+    """The rules of Prometheus at `address`, with their health."""
+    with urllib.request.urlopen(f"{address}/api/v1/rules", timeout=10) as page:
+        return [rule for group in json.load(page)["data"]["groups"] for rule in group["rules"]]
+
+
 def linted(url: str) -> tuple[int, list[str]]:
     """Status and remarks of `promtool check metrics` on the server's page."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
@@ -104,12 +110,18 @@ def linted(url: str) -> tuple[int, list[str]]:
 def proxied(urls: Sequence[str], out: Path) -> Iterator[str]:
     """The address of a haproxy that gives each request to the server of `urls` with the fewest open ones."""
     address = f"127.0.0.1:{free_port()}"
-    servers = [f"    server replica{n} {urlsplit(url).netloc} check inter 500ms" for n, url in enumerate(urls)]
+    servers = [f"    server replica{n} {urlsplit(url).netloc} check inter 500ms fall 2" for n, url in enumerate(urls)]
     lines = [
         *("global", "    maxconn 2000", "defaults", "    mode http", "    timeout connect 5s"),
         *("    timeout client 300s", "    timeout server 300s"),
         *("frontend entrance", f"    bind {address}", "    default_backend replicas"),
-        *("backend replicas", "    balance leastconn", "    option httpchk GET /health", *servers),
+        *("backend replicas", "    balance leastconn", "    option httpchk GET /health"),
+        *(
+            "    option http-buffer-request",
+            "    option redispatch 1",
+            "    retry-on conn-failure empty-response 503",
+            *servers,
+        ),
     ]
     (out / "haproxy.cfg").write_text("\n".join([*lines, ""]), encoding="utf-8")
     words = [_program("haproxy", "haproxy"), "-db", "-f", str(out / "haproxy.cfg")]

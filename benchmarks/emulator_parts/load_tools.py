@@ -4,7 +4,7 @@ Both want the tokenizer of the model, to make prompts of a length and to count. 
 trains a byte-level BPE of 4,096 tokens on README.md and docs/ of this checkout, and the server counts by the same file.
 """
 
-__all__ = ["Tool", "aiperf", "guidellm", "read_back", "write_tokenizer"]
+__all__ = ["Tool", "aiperf", "guidellm", "read_back", "scraped", "write_tokenizer"]
 
 import json
 import os
@@ -101,6 +101,12 @@ def _run(name: str, program: Path, words: Sequence[str], result: Path, out: Path
         )
     used = after.children_user - before.children_user + after.children_system - before.children_system
     return Tool(f"{name} {version.stdout.split()[-1]}", words, result, used / (after.elapsed - before.elapsed))
+
+
+def scraped(result: Path) -> int:
+    """How many metrics of the server the tool has found by itself, at /metrics, and written down."""
+    file = result / "server_metrics_export.json"
+    return len(json.loads(file.read_text(encoding="utf-8"))["metrics"]) if file.exists() else 0
 
 
 def read_back(result: Path, scenario: str) -> dict[str, Any]:

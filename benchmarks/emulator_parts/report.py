@@ -83,7 +83,9 @@ def _tool(found: Result, name: str) -> Iterator[str]:
             ]
         )
     yield from _table(["concurrency", "requests", *_CLIENTS, "server's CPU a token", "tool's CPU, cores"], rows)
-    yield "The rate and the CPU are of the tool's whole run, its start among it."
+    found_metrics = max(each.get("scraped", 0) for each in found["rows"])
+    more = f" It has found /metrics by itself and written {found_metrics} metrics down." if found_metrics else ""
+    yield f"The rate and the CPU are of the tool's whole run, its start among it.{more}"
     yield ""
     yield "Its file, read by `perfmodel validate bench FILE --scenario llama-3.1-8b-a100`, predicted / measured in ms:"
     yield ""
@@ -109,6 +111,8 @@ def _prometheus(found: Result) -> Iterator[str]:
     yield f"- Queries of the dashboard: {found['queries']}; {empty}; {len(found['nan'])} are NaN."
     mean = found["server"]["mean_ms"]["ttft"]
     yield f"- Median TTFT by its histogram: {found['ttft_p50_ms']:,.0f} ms (mean {mean:,.0f})."
+    unwell = f"fail: {found['rules_unwell']}" if found["rules_unwell"] else "are evaluated"
+    yield f"- The alerts of deploy/prometheus/rules.yml {unwell}."
     own = "none of our own" if not found["lint_own"] else f"of our own: {found['lint_own']}"
     yield (
         f"- `promtool check metrics` reads the page; {found['lint_imposed']} remarks on the names that vLLM's server "
@@ -136,6 +140,22 @@ def _proxy(found: Result) -> Iterator[str]:
     yield from _table(["", "requests by replica", *_CLIENTS, _CPU], rows)
 
 
+def _failing(found: Result) -> Iterator[str]:
+    events, client, shares = found["events"], found["client"], found["shares"]
+    yield "## A replica fails behind haproxy"
+    yield ""
+    failed = sum(client["failed"].values())
+    yield (
+        f"The same, 20 chats at a time; `cluster.failures` takes the second replica away {events['at_s']} s after the "
+        f"start, for {events['down_s']} s. Its requests are lost and its /health answers 503; haproxy asks the other "
+        f"one (`retry-on 503`, `option redispatch 1`) until it is back. Of {client['requests'] + failed} requests "
+        f"{client['requests']} were answered, {shares[0]:.0f} and {shares[1]:.0f} of them by each, and {failed} failed:"
+    )
+    yield ""
+    yield from (f"- {count} x {text}" for text, count in client["failed"].items())
+    yield ""
+
+
 def written(found: Result) -> str:
     """The report's text; parts that were not run are left out."""
     lines = [_HEAD]
@@ -146,8 +166,8 @@ def written(found: Result) -> str:
         f"{loads[0]:.1f} to {loads[-1]:.1f}: where others compute on the same cores, tokens come late to everybody.",
         "",
     ]
-    writers = {"openai": _openai, "prometheus": _prometheus, "proxy": _proxy}
-    for name in ("openai", "guidellm", "aiperf", "prometheus", "proxy"):
+    writers = {"openai": _openai, "prometheus": _prometheus, "proxy": _proxy, "failing": _failing}
+    for name in ("openai", "guidellm", "aiperf", "prometheus", "proxy", "failing"):
         if name in found:
             lines += writers[name](found[name]) if name in writers else _tool(found[name], name)
     return "\n".join(lines)

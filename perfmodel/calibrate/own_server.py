@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.bench.runs import BenchRun
 from perfmodel.calibrate.bench.scenarios import GivenSetup
+from perfmodel.calibrate.own_server_figures import Figures, Prior
 from perfmodel.calibrate.own_server_runs import METRICS, FittedRun, prepared_runs
 from perfmodel.calibrate.profile_fit import with_facts, with_values
 from perfmodel.calibrate.robust import of_one_more, residuals_of
@@ -46,8 +47,6 @@ _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine
 _Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
 _ROUNDS = 2
 _STEP = 0.3  # of a number, to see what it does: well above the noise of changed schedules
-_LEAST_OF = 0.2  # of a figure, where a linear function of the numbers has run out of sense
-_LOSS_SCALE = 2.0  # standard deviations from which on an error counts by its size, not its square
 _ENOUGH_REQUESTS = 100  # reports/own_servers_202611.md: errors at other rates are a fifth smaller than with 30
 _FEWEST_FOR_INTERVALS = 5  # runs from which on what is left of them says more than what ships
 
@@ -112,56 +111,11 @@ class OwnServerFit:
 
 
 @dataclass(frozen=True)
-class _Prior:
-    """A number of the profile: where it begins, how far it may well be from there (the standard deviation of its
-    logarithm), and its plausible range; seconds."""
-
-    field: str  # "host.serial_step_s"
-    start: float
-    least: float
-    most: float
-    spread: float
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """Figures (metric by metric, run by run) as a linear function of the numbers around `here`: what is spent in
-    another place adds up in seconds, which a function of logarithms would overshoot."""
-
-    priors: Sequence[_Prior]
-    measured: Floats
-    here: Floats
-    at_here: Floats
-    slopes: Floats
-
-    def errors(self, values: Floats) -> Floats:
-        """log(predicted / measured)"""
-        predicted = self.at_here + self.slopes @ (values - self.here)
-        return np.log(np.maximum(predicted, _LEAST_OF * self.at_here) / self.measured)
-
-    def optimum(self, spreads: Floats, keep: NDArray[np.bool_] | None = None) -> Floats:
-        """The numbers at which the (kept) errors, in units of their `spreads`, and how far each number has moved, in
-        units of its own, are least together."""
-        from scipy.optimize import least_squares
-
-        chosen = np.ones(len(spreads), dtype=bool) if keep is None else keep
-        start, spread = (np.array([getattr(each, name) for each in self.priors]) for name in ("start", "spread"))
-        ends = [np.log([getattr(each, name) for each in self.priors]) for name in ("least", "most")]
-
-        def misses(logs: Floats) -> Floats:
-            return np.append(self.errors(np.exp(logs))[chosen] / spreads[chosen], (logs - np.log(start)) / spread)
-
-        begin = np.clip(np.log(self.here), ends[0] + 1e-6, ends[1] - 1e-6)
-        found: Floats = least_squares(misses, begin, bounds=ends, loss="soft_l1", f_scale=_LOSS_SCALE).x
-        return np.exp(found)
-
-
-@dataclass(frozen=True)
 class _Fit:
     """Where a fit has ended: the figures around its last point but one, what each error is believed to vary by, the
     optimum, and the errors at its beginning and its end."""
 
-    figures: _Figures
+    figures: Figures
     spreads: Floats
     values: Floats
     at_start: Floats
@@ -234,7 +188,7 @@ def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
     return file
 
 
-def _priors(shipped: EngineProfile) -> list[_Prior]:
+def _priors(shipped: EngineProfile) -> list[Prior]:
     """The numbers that the engine has, from where it has them; how far engines differ in each is how far it may go."""
     known = {each.field: each for each in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
     engines = [load_engine_profile(file.stem.partition("@")[2]) for file in data_dir("calibrations").glob("engine@*")]
@@ -246,7 +200,7 @@ def _priors(shipped: EngineProfile) -> list[_Prior]:
         spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MOST_SPREAD
         range_ = known[name]
         start = min(max(_number(shipped, name), range_.least), range_.most)
-        found.append(_Prior(name, start, range_.least, range_.most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
+        found.append(Prior(name, start, range_.least, range_.most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
     return found
 
 
@@ -257,7 +211,7 @@ def _number(profile: EngineProfile, name: str) -> float:
     return float(value or 0.0)
 
 
-def _at(shipped: EngineProfile, priors: Sequence[_Prior], values: Floats) -> EngineProfile:
+def _at(shipped: EngineProfile, priors: Sequence[Prior], values: Floats) -> EngineProfile:
     """`shipped` with the numbers at `values`."""
     return with_values(shipped, dict(zip((each.field for each in priors), values.tolist(), strict=True)))
 
@@ -282,7 +236,7 @@ def _fitted(shipped: EngineProfile, runs: Sequence[FittedRun], progress: Progres
     for _ in range(_ROUNDS):
         steps = _STEP * values
         columns = [(predicted(values + step) - at_here) / step.max() for step in np.diag(steps)]
-        figures = _Figures(priors, measured, values, at_here, np.stack(columns, axis=1))
+        figures = Figures(priors, measured, values, at_here, np.stack(columns, axis=1))
         spreads = _spreads(figures, runs, shipped)
         values = figures.optimum(spreads)
         at_here = predicted(values)
@@ -297,7 +251,7 @@ def _predicted(run: FittedRun, profile: EngineProfile) -> list[float]:
     return [float(summary[metric]) for metric in run.measured]
 
 
-def _spreads(figures: _Figures, runs: Sequence[FittedRun], shipped: EngineProfile) -> Floats:
+def _spreads(figures: Figures, runs: Sequence[FittedRun], shipped: EngineProfile) -> Floats:
     """What the error of each figure is believed to vary by: as for others, as if that were one more run, and as these
     runs do around their own optimum."""
     metrics = np.array([metric for run in runs for metric in run.measured])

@@ -82,7 +82,7 @@ def serve(
         typer.Option(
             "--kv-events",
             metavar="ENDPOINT",
-            help="Publish KV events with ZeroMQ, as in tcp://*:5557; a port for each engine.",
+            help="Publish KV events with ZeroMQ: at tcp://*:5557, @tcp://127.0.0.1:5557 or a host; a port an engine.",
             show_default=False,
         ),
     ] = None,

@@ -237,7 +237,7 @@ def _within(seconds: float, ask: Callable[[], str]) -> str:
 
 
 def _unreachable() -> str:
-    return f"it did not answer within {_ANSWER_S:g} s"
+    return f"it could not be reached, or did not answer within {_ANSWER_S:g} s"
 
 
 def _sampling(file: Path) -> SamplingMethod:

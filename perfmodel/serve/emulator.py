@@ -323,6 +323,7 @@ class Emulator:
             observer.on_lost(lost.request, lost.fate)
         stream = self._streams.pop(lost.request.request_id, None)
         if stream is not None:
+            stream.is_closed = True  # tokens of its last step may be on their way
             stream.listener.on_end(lost.fate)
 
 

@@ -56,6 +56,10 @@ def external_hash(content: Hashable) -> int:
     return int.from_bytes(blake2b(repr(content).encode(), digest_size=8).digest(), "big")
 
 
+def _is_bound(endpoint: str) -> bool:
+    return "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp:")
+
+
 def _at(endpoint: str, number: int) -> str:
     """The endpoint of engine `number`, where `endpoint` is that of the first."""
     head, _, port = endpoint.rpartition(":")
@@ -142,7 +146,7 @@ class KvEvents:
     """The publisher of all engines of `emulator`; an `Observer`. It speaks from `start` to `close`.
 
     endpoint:        of the first engine: bound where it names a wildcard, `ipc` or `inproc`, else connected to, as
-                     vLLM does; `binds` says otherwise
+                     vLLM does; with `@` before it bound, with `>` connected to, as CZMQ has it
     replay_endpoint: of the first engine's ROUTER socket, which is bound; None: there is no replay
     topic:           of all messages; `{replica}` in it becomes the replica's number
     are_arrays:      events as before vLLM 0.24
@@ -157,13 +161,13 @@ class KvEvents:
         endpoint: str = "tcp://*:5557",
         replay_endpoint: str | None = None,
         topic: str = "kv-events",
-        binds: bool | None = None,
         are_arrays: bool = False,
         buffer_steps: int = 10_000,
         hwm: int = 100_000,
     ) -> None:
         self._emulator = emulator
-        self._binds = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp:") if binds is None else binds
+        self._binds = endpoint[:1] == "@" or (endpoint[:1] != ">" and _is_bound(endpoint))
+        endpoint = endpoint.lstrip("@>")
         self._hwm = hwm
         self._tokens: OrderedDict[Hashable, Sequence[int]] = OrderedDict()
         self._ranks: dict[int, _Rank] = {}
@@ -176,7 +180,8 @@ class KvEvents:
                 rank.kinds = kinds
                 self._ranks[engine.index] = rank
         self._wanted = {index: _at(endpoint, index) for index in self._ranks}
-        self._replayed = {index: _at(replay_endpoint, index) for index in self._ranks} if replay_endpoint else {}
+        replayed = (replay_endpoint or "").lstrip("@")
+        self._replayed = {index: _at(replayed, index) for index in self._ranks} if replayed else {}
         self._most_tokens = 65_536 + sum(rank.blocks.num_blocks for rank in self._ranks.values())
         self._is_over = Event()
         self._thread: Thread | None = None

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from perfmodel.serve.http.errors import HttpError, error_body
 from perfmodel.serve.settings import ServerSettings
 
-ARRIVED = "perfmodel.arrived"  # of a scope: when the last bytes of its request came, in seconds of the loop's clock
+ARRIVED = "perfmodel_arrived"  # of a scope: when the last bytes of its request came, in seconds of the loop's clock
 
 
 class BoundedProtocol(asyncio.Protocol):

@@ -17,6 +17,7 @@ __all__ = ["RecordedConversation", "RecordedTurn", "read_conversations"]
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +68,8 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
     """
     path, number, count, last = Path(path), 0, 0, 0.0
     try:
-        for number, value in _values(path, format_):  # noqa: B007  (the handlers below name it)
+        for number, read in _values(path, format_):  # noqa: B007  (the handlers below name it)
+            value = read()
             if not isinstance(value, dict):
                 raise _BadConversationError(f"found {str(value)[:40]!r}, expected a JSON object")
             found = _READERS[format_](value)
@@ -89,18 +91,23 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
         raise WorkloadError(f"{path}: has no conversation with a turn and its answer; it needs at least one")
 
 
-def _values(path: Path, format_: str) -> Iterator[tuple[int, Any]]:
-    """Objects with their numbers: of lines, or in an array."""
+def _values(path: Path, format_: str) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """Numbers of lines, or in an array, and what reads the object there."""
     with path.open(encoding="utf-8") as file:
         first = file.readline(2).strip()
     if format_ == "sharegpt" and first.startswith("["):
         listed = parse_json(read_bounded_text(path, LARGEST_TABLE_BYTES))
-        yield from enumerate(listed, 1)
+        for number, value in enumerate(listed, 1):
+            yield number, partial(_same, value)
         return
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(bounded_lines(file), 1):
             if line.strip():
-                yield number, parse_json(line)
+                yield number, partial(parse_json, line)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _conversations(value: dict[str, Any]) -> RecordedConversation:

@@ -157,6 +157,17 @@ FAILING = (
 )
 
 
+def test_tokens_on_their_way_when_their_replica_fails_are_lost_with_it():
+    """A step has ended and its tokens are not yet with their clients: these were told of the loss, and hear no more."""
+    whole = ["traffic.num_requests=4", "traffic.arrivals.rate=20", "cluster.replicas=2"]
+    _, clients = run(replay(load_scenario("llama-3.1-8b-a100", whole)))
+    soon_s = clients[1][1].tokens[5] - 1e-4
+    failure = f"cluster.failures={{events: [{{at_s: {soon_s}, pool: 0, replica: 1, down_s: 5}}], start_s: 2}}"
+    _, clients = run(replay(load_scenario("llama-3.1-8b-a100", [*whole, failure])))
+    assert clients[1][1].fate == "failed"
+    assert len(clients[1][1].tokens) == 5
+
+
 def test_a_cluster_whose_replicas_fail_loses_what_is_simulated_to_be_lost():
     scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, *FAILING])
     emulator, clients = run(replay(scenario))

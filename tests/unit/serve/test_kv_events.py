@@ -16,7 +16,7 @@ from perfmodel.serve.request_params import RequestParams
 from perfmodel.sim import Workload
 from perfmodel.specs import load_scenario
 
-HERE = "tcp://127.0.0.1:*"
+HERE = "@tcp://127.0.0.1:*"
 CHATS = (
     *("traffic.num_requests=20", "traffic.arrivals.rate=20", "engine.num_gpu_blocks_override=300"),
     "traffic.prefix={num_groups: 3, shared_tokens: 320}",
@@ -102,7 +102,7 @@ class Watch:
 async def followed(changes, leaves=()):
     """(emulator, subscribers) after the traffic of a scenario with these changes, watched at every step."""
     emulator, loop = Emulator(load_scenario("llama-3.1-8b-a100", changes)), asyncio.get_running_loop()
-    events = KvEvents(emulator, HERE, HERE, binds=True)
+    events = KvEvents(emulator, HERE, HERE)
     events.start()
     subscribers = [Subscriber(*both) for both in zip(events.endpoints, events.replay_endpoints, strict=True)]
     watch = Watch(subscribers)
@@ -155,7 +155,7 @@ async def told(orders, remembered=(), **options):
     """Batches that a server whose blocks hold 16 tokens has in its buffer after prompts one after the other, and their
     numbers."""
     emulator = Emulator(load_scenario("llama-3.1-8b-a100"))
-    events = KvEvents(emulator, HERE, HERE, binds=True, **options)
+    events = KvEvents(emulator, HERE, HERE, **options)
     for block_hash, token_ids in remembered:
         events.remember(block_hash, token_ids)
     events.start()
@@ -197,7 +197,7 @@ def test_before_0_24_events_were_arrays():
 
     async def main():
         emulator = Emulator(load_scenario("llama-3.1-8b-a100"))
-        events = KvEvents(emulator, "inproc://arrays", binds=True, are_arrays=True)
+        events = KvEvents(emulator, "inproc://arrays", are_arrays=True)
         events.start()
         socket = zmq.Context.instance().socket(zmq.SUB)
         socket.subscribe("")
@@ -232,7 +232,7 @@ def test_what_is_no_endpoint_is_refused(endpoint):
 
 def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open():
     emulator = Emulator(load_scenario("llama-3.1-8b-a100", ["cluster.replicas=2"]))
-    events = KvEvents(emulator, HERE, "inproc://taken", binds=True)
+    events = KvEvents(emulator, HERE, "inproc://taken")
     socket = zmq.Context.instance().socket(zmq.PUB)
     socket.bind("inproc://taken_dp1")
     with pytest.raises(SpecError, match=r"inproc://taken_dp1 cannot be opened"):

@@ -111,6 +111,28 @@ def test_gauges_are_those_of_the_step_that_has_just_ended(name):
             assert used == pytest.approx(record.used_blocks)
 
 
+def test_what_comes_back_from_a_second_tier_is_an_external_hit():
+    """14 blocks: a prompt of 8 blocks, another that takes its place, and the first again, of which the tier has all."""
+    tier = "engine.kv_offload={capacity_bytes: 1.6e10, bandwidth_bytes_per_s: 2.0e10}"
+    scenario = load_scenario("llama-3.1-8b-a100", [tier, "engine.num_gpu_blocks_override=14"])
+
+    async def main():
+        emulator = Emulator(scenario)
+        metrics, size = Metrics(emulator, "a/model"), emulator.block_size
+        emulator.start()
+        for first in (0, 100, 0):
+            emulator.submit(Order(8 * size, 5, tuple(range(first, first + 8))), Client(0))
+            await asyncio.sleep(10)
+        return Page(metrics.render()), size
+
+    page, size = run(main())
+    hits, restored = page("vllm:prefix_cache_hits_total"), page("vllm:external_prefix_cache_hits_total")
+    assert hits + restored == 7 * size
+    assert restored > 0
+    assert page("vllm:prefix_cache_queries_total") == 24 * size
+    assert page("vllm:external_prefix_cache_queries_total") == 24 * size - hits
+
+
 def test_drafts_are_those_of_the_records():
     scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, DRAFTS])
     _, metrics, ledger, _ = run(served(scenario))

@@ -259,6 +259,17 @@ def test_bad_conversations_are_refused_with_their_line(tmp_path, format_, entrie
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("format_", ["conversations", "aiperf", "guidellm", "sharegpt"])
+@pytest.mark.parametrize("bad", ['{"turns": [', '{"turns": ' + 10_000 * "[" + 10_000 * "]" + "}"])
+def test_a_line_that_is_cut_off_or_nested_without_end_is_named(tmp_path, format_, bad):
+    good = json.dumps(RECORDED[format_][0])
+    for lines, number in (([bad, good], 1), ([good, bad], 2)):
+        path = tmp_path / "trace"
+        path.write_text("\n".join(lines), encoding="utf-8")
+        with pytest.raises(WorkloadError, match=f":{number}: the conversation cannot be read"):
+            list(read_conversations(path, format_))
+
+
 @pytest.mark.parametrize(
     ("settings_", "words"),
     [
