@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.metrics.families import family, histogram_family
 from perfmodel.serve.metrics.histogram import Histogram
-from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.version import __version__
 
 LATE_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
@@ -23,7 +22,7 @@ def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float) -> It
     text = "Simulated seconds per second that were asked for (--speed)."
     yield family(gauge, "perfmodel_speed_ratio", text, [({}, emulator.clock.speed)])
     text = "Simulated seconds since the start."
-    yield family(counter, "perfmodel_simulated_seconds", text, [({}, emulator.clock.env.ticks / TICKS_PER_S)])
+    yield family(counter, "perfmodel_simulated_seconds", text, [({}, emulator.clock.elapsed_s)])
     text = "Seconds by which the clock was slowed, as the machine could not keep up."
     yield family(counter, "perfmodel_clock_slowed_seconds", text, [({}, slowed_s)])
     text = "Seconds by which ends of steps and other events came late."

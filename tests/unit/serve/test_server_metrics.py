@@ -237,6 +237,19 @@ def test_promtool_finds_nothing_but_the_servers_own_names(names, legacy):
         assert what in INHERITED, line
 
 
+def test_simulated_time_passes_while_nothing_happens():
+    """Five seconds of the wall at twice its speed, without a request."""
+
+    async def idle():
+        emulator = Emulator(load_scenario("llama-3.1-8b-a100"), speed=2.0)
+        metrics = Metrics(emulator, "m")
+        emulator.start()
+        await asyncio.sleep(5)
+        return metrics.render().decode()
+
+    assert "perfmodel_simulated_seconds_total 10.0" in run(idle())
+
+
 def test_both_formats_have_the_same_samples():
     """A Prometheus that asks for OpenMetrics stores the names that one which does not stores."""
     _, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
