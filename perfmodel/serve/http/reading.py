@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope
 from perfmodel.serve.http.errors import HttpError, unreadable
 from perfmodel.serve.settings import ServerSettings
 
+_MOST_DIGITS = 18  # of a length; Python reads no number of thousands of them
+
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -35,7 +37,7 @@ async def read_json(scope: Scope, receive: Receive, settings: ServerSettings, ki
 async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) -> bytes:
     """All bytes of a request's body. Raises HttpError for too many or too slow ones."""
     length = Headers(scope=scope).get("content-length", "0")
-    if length.isdigit() and int(length) > settings.max_body_bytes:
+    if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > settings.max_body_bytes):
         raise _too_large(settings)
     try:
         async with asyncio.timeout(settings.arrival_s):

@@ -282,3 +282,9 @@ def test_what_cannot_be_sent_at_once_is_sent_in_order():
         return sent
 
     assert run(slowly()) == [None, *(b"%d" % number for number in range(9))]
+
+
+@pytest.mark.parametrize(("length", "status"), [("9" * 5000, 413), ("\xb2", 200), ("9999999999", 413), ("-1", 200)])
+def test_a_length_that_is_no_number_is_not_read(length, status):
+    response = served(lambda client, _: client.post("/tokenize", {"prompt": "a"}, headers=[("content-length", length)]))
+    assert response.status == status
