@@ -23,6 +23,7 @@ from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app, serve
 from perfmodel.serve.http.server import Listening
 from perfmodel.serve.settings import ServerSettings
+from perfmodel.serve.warm_up import warm_up
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.specs import load_scenario
 
@@ -42,6 +43,7 @@ def server(cores, scenario, sets, seconds, pipe):
     """Serve for `seconds` after `pipe` was told the port; then tell it what they took."""
     pin(cores, 0)
     emulator, late = Emulator(load_scenario(scenario, sets)), []
+    warm_up(emulator.scenario)
     settings = ServerSettings(port=0, drain_s=0)
 
     async def measured():

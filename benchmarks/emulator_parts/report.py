@@ -83,7 +83,7 @@ def _tool(found: Result, name: str) -> Iterator[str]:
             ]
         )
     yield from _table(["concurrency", "requests", *_CLIENTS, "server's CPU a token", "tool's CPU, cores"], rows)
-    found_metrics = max(each["scraped"] for each in found["rows"])
+    found_metrics = max(each.get("scraped", 0) for each in found["rows"])
     more = f" It has found /metrics by itself and written {found_metrics} metrics down." if found_metrics else ""
     yield f"The rate and the CPU are of the tool's whole run, its start among it.{more}"
     yield ""

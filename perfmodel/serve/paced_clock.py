@@ -63,6 +63,15 @@ class PacedClock:
             self._timer.cancel()
         self._timer = self._due = self._loop = None
 
+    @property
+    def elapsed_s(self) -> float:
+        """Simulated seconds since the start; something that is due and has not happened yet holds them back."""
+        ticks, due = self.env.ticks, self.env.next_tick
+        if self._loop is not None:
+            now = int((self._loop.time() - self._origin) * self._ticks_per_s)
+            ticks = max(ticks, now if due is None else min(now, due))
+        return ticks / TICKS_PER_S
+
     def catch_up(self, at: float | None = None) -> int:
         """Let happen all that is due, so that something can arrive; the tick that it is then.
 

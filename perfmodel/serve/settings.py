@@ -94,7 +94,7 @@ class ServerSettings:
     cold_start_s: float = 0.0
     drain_s: float = 30.0
     arrival_s: float = 20.0
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 64 * 2**10
     max_connections: int = 4096
     max_answers: int = 1024

@@ -16,7 +16,7 @@ from perfmodel.serve.http.errors import HttpError, send_error
 from perfmodel.serve.http.guard import Guard
 from perfmodel.serve.http.routes import Rendered, routes
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.tokens import ByteTokens, FileTokens
+from perfmodel.serve.tokens import BoundedTokens, ByteTokens, FileTokens
 
 _log = logging.getLogger("perfmodel.serve")
 
@@ -33,10 +33,9 @@ def build_app(
     Raises SpecError for a tokenizer file that cannot be read.
     """
     vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
-    return _Application(
-        Router(routes(emulator, settings, vocabulary, metrics, replica), redirect_slashes=False),
-        Guard(settings, emulator.clock.speed),
-    )
+    bounded = BoundedTokens(vocabulary, emulator.max_model_len)
+    router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=False)
+    return _Application(router, Guard(settings, emulator.clock.speed))
 
 
 class _Application:

@@ -20,8 +20,7 @@ _HIGHEST_SEED = 2**63 - 1
 _MOST_STOPS = 64
 _MOST_COMPLETED = 16  # tokens of a completion that asks for no number: OpenAI's API, vLLM's and SGLang's servers
 
-TokenId = Annotated[int, Field(ge=0, le=_HIGHEST_ID, strict=True)]
-Text = Annotated[str, Field(strict=True)]
+TokenId = Annotated[int, Field(ge=0, le=_HIGHEST_ID)]
 
 
 class _Body(BaseModel):
@@ -111,7 +110,7 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """/v1/completions: one prompt or several, as texts or as token ids."""
 
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: int | None = None
     echo: bool = False
     suffix: str | None = None

@@ -73,6 +73,7 @@ class Generation:
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         """/v1/completions"""
         body = await read_json(scope, receive, self._settings, CompletionBody)
+        self._check_number(len(body.prompts) * body.n)
         prompts = [
             self._vocabulary.encode(prompt) if isinstance(prompt, str) else np.array(prompt, dtype=np.int64)
             for prompt in body.prompts
@@ -82,6 +83,10 @@ class Generation:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         """/v1/chat/completions"""
         body = await read_json(scope, receive, self._settings, ChatBody)
+        self._check_number(body.n)
+        if len(body.messages) > self._emulator.max_model_len:
+            most = self._emulator.max_model_len
+            raise WorkloadError(f"This model's maximum context length is {most} tokens, and there are more messages.")
         prompt = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
         await self._answer(body, [prompt], scope, receive, send)
 
@@ -109,12 +114,16 @@ class Generation:
         try:
             reply.submit(self._replica, scope.get(ARRIVED))
             await _until_gone(receive, outlet)
-        except WorkloadError as error:
-            raise HttpError(400, str(error), "BadRequestError") from None
         finally:
             self.num_open -= 1
             if not reply.is_over:
                 reply.abort()
+
+    def _check_number(self, num_answers: int) -> None:
+        limit = self._settings.max_answers
+        if num_answers > limit:
+            said = f"n: found {num_answers} answers (prompts times n), allowed {limit}"
+            raise HttpError(400, said, "BadRequestError", "n")
 
     def _request_id(self, headers: Headers) -> str:
         given = headers.get("x-request-id", "")[:_LONGEST_ID]
@@ -123,14 +132,7 @@ class Generation:
     def _asked(
         self, body: ChatBody | CompletionBody, prompts: list[TokenIds], model: str, headers: Headers
     ) -> list[AskedAnswer]:
-        """All answers that are asked for. Raises HttpError for more than the limit, and prompts that are too long."""
-        if len(prompts) * body.n > self._settings.max_answers:
-            raise HttpError(
-                400,
-                f"n: found {len(prompts) * body.n} answers (prompts times n), allowed {self._settings.max_answers}",
-                "BadRequestError",
-                "n",
-            )
+        """All answers that are asked for. Raises HttpError for prompts that are too long."""
         session = headers.get("x-session-id") or body.user or None
         wanted = body.wanted()
         asked = []

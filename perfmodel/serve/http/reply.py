@@ -7,6 +7,7 @@ from json.encoder import encode_basestring_ascii
 from typing import NamedTuple
 
 from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Fate, Order
 from perfmodel.serve.http.errors import HttpError, error_body
 from perfmodel.serve.http.outlet import Outlet
@@ -85,20 +86,21 @@ class HttpReply:
         self._num_open = len(asked)
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
-        """Send all that is asked for to the emulator; both as of its `submit`. Raises WorkloadError."""
+        """Send all that is asked for to the emulator; both as of its `submit`."""
         try:
             for choice in self._choices:
                 if not self.is_over:
                     choice.submit(self._emulator, self._counts, replica, arrived)
-        except BaseException:
-            self.abort()
-            raise
+        except WorkloadError as error:
+            self._fail(HttpError(400, str(error), "BadRequestError"))
         if self._is_stream and not self.is_over:
-            self._begin()
+            self.begin()
 
-    def _begin(self) -> None:
-        self._has_begun = True
-        self.outlet.start(200, _EVENTS)
+    def begin(self) -> None:
+        """Say that a stream follows, if that was not said: tokens may come before all is submitted."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.outlet.start(200, _EVENTS)
 
     def abort(self) -> None:
         """Nobody waits any more."""
@@ -121,14 +123,16 @@ class HttpReply:
 
     def lose(self, fate: Fate) -> None:
         """The deployment has lost one of them, and so all."""
-        if self.is_over:
-            return
+        if not self.is_over:
+            self._fail(_LOST[fate])
+
+    def _fail(self, error: HttpError) -> None:
         self.abort()
-        body = error_body(_LOST[fate])
+        body = error_body(error)
         if self._has_begun:
             self.outlet.body(b"data: " + body + b"\n\n" + DONE, is_last=True)
         else:
-            self._send_whole(_LOST[fate].status, body)
+            self._send_whole(error.status, body)
 
     def _send_whole(self, status: int, body: bytes) -> None:
         self.outlet.start(status, [*_JSON, (b"content-length", str(len(body)).encode())])
@@ -199,6 +203,7 @@ class _Streamed(_Choice):
             self._num_sent = first + 1  # nearly all calls: what can be ready is
             self._send(self._before + encode_basestring_ascii(self._pieces[first]).encode() + self._after)
             return
+        self.reply.begin()
         self._num_sent = end = min(first + num_tokens, last)
         parts = [] if first else [self.reply.shape.opening(self.index)]
         if self.reply.with_counts:

@@ -24,6 +24,7 @@ from perfmodel.version import __version__
 
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 _OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_MOST_STRINGS = 1 << 16  # of tokens, each decoded by itself
 _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment will do
 
 
@@ -85,6 +86,8 @@ class _Plain:
             ids = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
         else:
             ids = self._vocabulary.encode(body.prompt or "")
+        if body.return_token_strs and len(ids) > _MOST_STRINGS:
+            raise HttpError(400, f"return_token_strs: found {len(ids)} tokens, allowed {_MOST_STRINGS}; leave it out")
         strings = [self._vocabulary.decode(ids[i : i + 1]) for i in range(len(ids))] if body.return_token_strs else None
         said = {"count": len(ids), "max_model_len": self._emulator.max_model_len, "tokens": ids.tolist()}
         await JSONResponse({**said, "token_strs": strings})(scope, receive, send)
@@ -96,7 +99,8 @@ class _Plain:
         await JSONResponse({"prompt": text})(scope, receive, send)
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
-        engines = self._emulator.cluster.engines
+        emulator, replica = self._emulator, self._replica
+        engines = emulator.cluster.engines if replica is None else emulator.replicas[replica].ranks
         held = sum(engine.num_used_blocks for engine in engines)
         if held:
             raise HttpError(409, f"requests hold {held} KV blocks; reset the prefix cache when none runs")

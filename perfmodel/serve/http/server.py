@@ -3,7 +3,6 @@
 __all__ = ["Listening", "serve"]
 
 import asyncio
-import gc
 import logging
 import resource
 import signal
@@ -45,6 +44,7 @@ async def serve(
     sockets = [_bound(settings, each.port) for each in apps]
     _allow_files(settings.max_connections)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # that clients leave and answers break is no news
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     servers = [uvicorn.Server(_config(each.app, settings)) for each in apps]
     running = [
         asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
@@ -55,8 +55,6 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(ValueError, RuntimeError, NotImplementedError):  # only the main thread is sent signals
             loop.add_signal_handler(number, _end, servers)
-    gc.collect()
-    gc.freeze()  # what a scenario is made of stays: each time it is gone through, steps end 40 ms late
     on_ready([sock.getsockname()[1] for sock in sockets])
     try:
         await asyncio.gather(*running)

@@ -3,6 +3,7 @@
 __all__ = [
     "Answer",
     "AnswerWriter",
+    "BoundedTokens",
     "ByteTokens",
     "ChatMessage",
     "FileTokens",
@@ -14,6 +15,7 @@ __all__ = [
 
 from perfmodel.serve.tokens.answers import Answer, AnswerWriter, Wanted
 from perfmodel.serve.tokens.blocks import block_hashes
+from perfmodel.serve.tokens.bounded import BoundedTokens
 from perfmodel.serve.tokens.chat import ChatMessage, chat_prompt
 from perfmodel.serve.tokens.files import FileTokens
 from perfmodel.serve.tokens.vocabulary import ByteTokens, Vocabulary

@@ -12,7 +12,7 @@ from perfmodel.serve.tokens.vocabulary import FIRST_SPECIAL, TokenIds, Words
 
 _MOST_WORDS = 2048
 _FEWEST_WORDS = 8
-_LONGEST_WORD = 12
+_USUAL_LETTERS = 5
 _SPACES = "Ġ▁"  # how byte-level BPE and SentencePiece write the space before a word
 _MOST_LOOKED_AT = 20_000
 
@@ -34,7 +34,7 @@ class FileTokens:
 
     def decode(self, ids: TokenIds) -> str:
         """The text of `ids`; ids that the tokenizer does not know have none."""
-        known = [number for number in ids.tolist() if 0 <= number < min(FIRST_SPECIAL, 2**32)]
+        known = [number for number in ids.tolist() if 0 <= number < FIRST_SPECIAL]
         text: str = self._tokenizer.decode(known, skip_special_tokens=True)
         return text
 
@@ -53,20 +53,36 @@ def _loaded(path: Path) -> Any:
 
 
 def _words(tokenizer: Any, path: Path) -> Words:
-    """Words that are one token at the beginning of a text, and one after a space, and stay so beside each other."""
-    names = {name[1:] for name in tokenizer.get_vocab() if name[:1] in _SPACES}
-    plain = sorted(name for name in names if name.isascii() and name.isalpha() and name.islower())
-    chosen: list[tuple[str, int, int]] = []
-    for name in [each for each in plain if 1 < len(each) <= _LONGEST_WORD][:_MOST_LOOKED_AT]:
+    """Words that are one token at the beginning of a text, and one after a space, and stay so beside each other.
+
+    Where a vocabulary has too few of them, as one of single bytes, its letters, with nothing between them.
+    """
+    names = {name.lstrip(_SPACES) for name in tokenizer.get_vocab()}
+    plain = sorted((name for name in names if name.isascii() and name.isalpha() and name.islower()), key=_oddness)
+    for space in (" ", ""):
+        chosen = _chosen(tokenizer, plain[:_MOST_LOOKED_AT], space)
+        if len(chosen) >= _FEWEST_WORDS:
+            texts, firsts, others = zip(*chosen, strict=True)
+            return Words([f"{space}{text}" for text in texts], np.array(others), list(texts), np.array(firsts))
+    raise SpecError(
+        f"{path}: found {len(chosen)} words that are a token each, allowed at least {_FEWEST_WORDS}, for answers; "
+        f"give the tokenizer of a language model"
+    )
+
+
+def _chosen(tokenizer: Any, names: list[str], space: str) -> list[tuple[str, int, int]]:
+    """(word, its token at the beginning, its token after `space`)"""
+    found: list[tuple[str, int, int]] = []
+    for name in names:
         first = tokenizer.encode(name, add_special_tokens=False).ids
-        twice = tokenizer.encode(f"{name} {name}", add_special_tokens=False).ids
+        twice = tokenizer.encode(f"{name}{space}{name}", add_special_tokens=False).ids
         if len(first) == 1 and len(twice) == 2:
-            chosen.append((name, first[0], twice[1]))
-    chosen = chosen[:: max(len(chosen) // _MOST_WORDS, 1)][:_MOST_WORDS]
-    if len(chosen) < _FEWEST_WORDS:
-        raise SpecError(
-            f"{path}: found {len(chosen)} words that are a token each, allowed at least {_FEWEST_WORDS}, for answers; "
-            f"give the tokenizer of a language model"
-        )
-    names_, firsts, others = zip(*chosen, strict=True)
-    return Words([f" {name}" for name in names_], np.array(others), list(names_), np.array(firsts))
+            found.append((name, first[0], twice[1]))
+            if len(found) == _MOST_WORDS:
+                break
+    return found
+
+
+def _oddness(name: str) -> tuple[int, str]:
+    """Words of usual length come first."""
+    return abs(len(name) - _USUAL_LETTERS), name

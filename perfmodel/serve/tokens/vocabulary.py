@@ -4,6 +4,9 @@ The rule: a text is cut into pieces of four UTF-8 bytes, and each piece is a tok
 English has about four characters a token in vocabularies of today (OpenAI, "What are tokens and how to count them",
 help.openai.com, 2023). Each text of a prompt starts anew, so where a conversation goes on, all that was said before has
 the tokens that it had, and its KV blocks are found again.
+
+Ids are below 2^32, which readers of KV events take: the bytes of a piece, least first. No byte of UTF-8 is above 0xF7,
+so ids whose highest byte is tell of something else: 0xF9 to 0xFB of a piece of one to three bytes, 0xFF of marks.
 """
 
 __all__ = ["FIRST_SPECIAL", "ByteTokens", "TokenIds", "Vocabulary", "Words"]
@@ -15,9 +18,10 @@ from numpy.typing import NDArray
 
 TokenIds = NDArray[np.int64]
 
-FIRST_SPECIAL = 1 << 34  # ids from here on mark where messages begin and end: no text has them
+FIRST_SPECIAL = 0xFF << 24  # ids from here on mark where messages begin and end: no text has them
 _PIECE = 4
-_SIZE = 32  # bits of a piece; above them its size, unless it is whole
+_HIGHEST = 24  # bits below the highest byte
+_NO_BYTE = 0xF8  # that byte of a piece that is not whole, less its size
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
@@ -63,13 +67,14 @@ class ByteTokens:
         rest = len(data) % _PIECE
         if not rest:
             return whole
-        return np.append(whole, int.from_bytes(data[-rest:], "little") | (rest << _SIZE))
+        return np.append(whole, int.from_bytes(data[-rest:], "little") | (_NO_BYTE + rest << _HIGHEST))
 
     def decode(self, ids: TokenIds) -> str:
         """The text that these pieces make; what is no UTF-8 is replaced."""
         pieces = []
         for number in ids.tolist():
             if 0 <= number < FIRST_SPECIAL:
-                size = number >> _SIZE or _PIECE
-                pieces.append((number & ((1 << _SIZE) - 1)).to_bytes(_PIECE, "little")[:size])
+                highest = number >> _HIGHEST
+                size = highest - _NO_BYTE if highest > _NO_BYTE else _PIECE
+                pieces.append(number.to_bytes(_PIECE, "little")[: min(size, _PIECE)])
         return b"".join(pieces).decode("utf-8", "replace")

@@ -3,14 +3,19 @@
 import asyncio
 import re
 
+import numpy as np
 import pytest
 from asgi_client import Client
 from virtual_time import run
 
 from perfmodel.errors import SpecError
-from perfmodel.serve import Emulator
+from perfmodel.serve import Emulator, Order
 from perfmodel.serve.http import build_app
+from perfmodel.serve.http.outlet import Outlet
+from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
+from perfmodel.serve.http.shapes import AnswerShape
 from perfmodel.serve.settings import InjectedFaults, ServerSettings
+from perfmodel.serve.tokens import Answer
 from perfmodel.specs import load_scenario
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")
@@ -132,6 +137,10 @@ def test_a_stop_string_ends_the_answer_before_it():
         ("POST", COMPLETIONS, {"prompt": "a", "best_of": 2}, 400, "best_of"),
         ("POST", CHAT, {**HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
         ("POST", CHAT, {**HELLO, "n": 5000}, 400, "allowed 1024"),
+        ("POST", COMPLETIONS, {"prompt": [[1]] * 2000}, 400, "allowed 1024"),
+        ("POST", COMPLETIONS, {"prompt": " " * 2_000_000}, 400, "maximum context length is 8192 tokens"),
+        ("POST", CHAT, {"messages": HELLO["messages"] * 9000}, 400, "maximum context length is 8192 tokens"),
+        ("POST", "/tokenize", {"prompt": "a" * 400_000, "return_token_strs": True}, 400, "return_token_strs"),
         ("POST", CHAT, {"messages": []}, 400, "messages"),
         ("POST", CHAT, b"{", 400, "content-type"),
         ("GET", CHAT, b"", 405, "Method Not Allowed"),
@@ -214,3 +223,62 @@ def test_a_broken_whole_answer_has_less_than_it_announces():
 def test_faults_that_there_are_not_are_refused(text):
     with pytest.raises(SpecError, match="fail: found"):
         InjectedFaults.parsed(text)
+
+
+class Hasty:
+    """An emulator that has the first token of an answer before the next is submitted."""
+
+    def submit(self, order, listener, replica, arrived):
+        listener.on_tokens(1)
+        return 0
+
+    def abort(self, number):
+        pass
+
+
+def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    answer = Answer(np.arange(3), ["a ", "b ", "c "], "length")
+    asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
+    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), AnswerShape(True, "x", 0, "m"), asked, is_stream=True)
+    reply.submit(None, None)
+    assert sent == ["http.response.start", "http.response.body", "http.response.body"]
+
+
+def test_a_prefix_cache_is_reset_when_nothing_runs():
+    async def reset(client, _):
+        body = {"prompt": "word " * 300, "max_tokens": 200}
+        running = asyncio.ensure_future(client.post(COMPLETIONS, body))
+        await asyncio.sleep(0.5)
+        early = await client.post("/reset_prefix_cache", b"")
+        await running
+        late = await client.post("/reset_prefix_cache", b"")
+        again = await client.post(COMPLETIONS, body)
+        return early.status, late.status, again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert served(reset) == (409, 200, 0)
+
+
+def test_what_cannot_be_sent_at_once_is_sent_in_order():
+    """A server whose client reads slowly suspends each second message."""
+
+    async def slowly():
+        sent = []
+
+        async def send(message):
+            if len(sent) % 2:
+                await asyncio.sleep(1)
+            sent.append(message.get("body"))
+
+        outlet = Outlet(send)
+        outlet.start(200, [])
+        for number in range(9):
+            outlet.body(b"%d" % number, is_last=number == 8)
+        await outlet.drained()
+        return sent
+
+    assert run(slowly()) == [None, *(b"%d" % number for number in range(9))]

@@ -1,0 +1,29 @@
+"""`BoundedTokens`: a vocabulary that is not made to count what no context can hold."""
+
+__all__ = ["BoundedTokens"]
+
+from perfmodel.errors import WorkloadError
+from perfmodel.serve.tokens.vocabulary import TokenIds, Vocabulary
+
+_LONGEST_TOKEN = 128  # characters; the longest runs of spaces that vocabularies have as one token
+
+
+class BoundedTokens:
+    """`vocabulary`, for a context of `max_model_len` tokens: a text that cannot fit costs no time."""
+
+    def __init__(self, vocabulary: Vocabulary, max_model_len: int) -> None:
+        self.words = vocabulary.words
+        self._vocabulary, self._max_model_len = vocabulary, max_model_len
+
+    def encode(self, text: str) -> TokenIds:
+        """Ids of the tokens of `text`. Raises WorkloadError for a text that must have too many."""
+        if len(text) > self._max_model_len * _LONGEST_TOKEN:
+            raise WorkloadError(
+                f"This model's maximum context length is {self._max_model_len} tokens, and a text of {len(text)} "
+                f"characters has more; shorten it."
+            )
+        return self._vocabulary.encode(text)
+
+    def decode(self, ids: TokenIds) -> str:
+        """The text of `ids`."""
+        return self._vocabulary.decode(ids)
