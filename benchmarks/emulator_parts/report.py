@@ -175,8 +175,8 @@ def written(found: Result) -> str:
     machine = next(iter(found.values()))["machine"]
     loads = ", ".join(f"{name} {each['machine']['load_before']:.1f}" for name, each in found.items())
     lines += [
-        f"{machine['cores']} cores, Python {machine['python']}. The machine's load in the minute before each part, the part "
-        f"before among it: {loads}. Where others compute on the same cores, tokens come late to everybody.",
+        f"{machine['cores']} cores, Python {machine['python']}. The machine's load in the minute before each part, the "
+        f"part before among it: {loads}. Where others compute on the same cores, tokens come late to everybody.",
         "",
     ]
     writers = {
