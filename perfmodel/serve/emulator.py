@@ -91,12 +91,12 @@ class Observer(Protocol):
 class _Stream:
     """An answer on its way: `request`, its newest try; tokens sampled for that, and those that were told of."""
 
-    __slots__ = ("is_closed", "listener", "num_sampled", "num_told", "params", "request", "server")
+    __slots__ = ("is_closed", "is_finished", "listener", "num_sampled", "num_told", "params", "request", "server")
 
     def __init__(self, request: Request, server: RequestServer, listener: Listener, params: RequestParams) -> None:
         self.request, self.server, self.listener, self.params = request, server, listener, params
         self.num_sampled = self.num_told = 0
-        self.is_closed = False
+        self.is_closed = self.is_finished = False
 
     def sample(self, request: Request, has_drafts: bool) -> int:
         """A step has given `request` a token, or several: how many it has now."""
@@ -237,6 +237,8 @@ class Emulator:
         if stream is None:
             return
         stream.is_closed = True
+        if stream.is_finished:
+            return  # its answer is on the way
         self.clock.catch_up()
         stream.server.abort(stream.request)
         self.num_aborted += 1
@@ -305,6 +307,7 @@ class Emulator:
         stream = self._streams.get(request.request_id)
         if stream is not None:
             assert request.finished_at is not None
+            stream.is_finished = True
             env = self.clock.env
             Alarm(env, max(request.finished_at - env.ticks, 0), lambda _: self._end(stream, request), ARRIVAL_PRIORITY)
 

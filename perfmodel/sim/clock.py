@@ -40,6 +40,11 @@ class TickEnvironment(Environment):
         super().__init__(initial_time=0)
 
     @property
+    def is_paced(self) -> bool:
+        """Whether time passes by itself, and may pass for ever."""
+        return False
+
+    @property
     def ticks(self) -> int:
         """The current tick."""
         return self._now  # type: ignore[return-value]  # every delay put on this calendar is an integer
@@ -69,6 +74,10 @@ class TickEnvironment(Environment):
 
 class PacedEnvironment(TickEnvironment):
     """A calendar whose clock is turned from outside: nothing passes until someone says that it has."""
+
+    @property
+    def is_paced(self) -> bool:
+        return True
 
     def pass_undisturbed(self, delay: int, priority: EventPriority) -> bool:
         """Never: an event is waited for."""

@@ -1,16 +1,15 @@
 """Metric families as Prometheus has them: rows of tables, and how an engine's numbers become one."""
 
-__all__ = ["Labels", "Naming", "Row", "SizeRow", "family", "histogram_family"]
+__all__ = ["Naming", "Row", "SizeRow", "family", "histogram_family"]
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 
 from perfmodel.serve.metrics.counts import EngineView
 from perfmodel.serve.metrics.histogram import Histogram
-
-Labels = Mapping[str, str]
+from perfmodel.serve.metrics.page_text import LabelSet
 
 
 class Row(NamedTuple):
@@ -50,27 +49,23 @@ def family(
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
     name: str,
     text: str,
-    samples: Iterable[tuple[Labels, float]],
+    samples: Iterable[tuple[LabelSet, float]],
 ) -> Metric:
     """A counter or gauge with a value for each set of labels.
 
     kind: the class; name: without a counter's `_total`
     text: of its HELP line; samples: (labels, value), labels of the same names
     """
-    made = kind(name, text)
-    made.samples.clear()
-    suffix = "_total" if kind is CounterMetricFamily else ""
-    for labels, value in samples:
-        made.add_sample(name + suffix, dict(labels), float(value))
+    made, its = kind(name, text), name + "_total" if kind is CounterMetricFamily else name
+    made.samples = [Sample(its, labels, float(value)) for labels, value in samples]
     return made
 
 
-def histogram_family(name: str, text: str, samples: Iterable[tuple[Labels, Histogram]]) -> Metric:
+def histogram_family(name: str, text: str, samples: Iterable[tuple[LabelSet, Histogram]]) -> Metric:
     """A histogram for each set of labels."""
-    made = HistogramMetricFamily(name, text)
+    made, its = HistogramMetricFamily(name, text), f"{name}_bucket"
     for labels, values in samples:
-        for bound, number in values.buckets:
-            made.add_sample(f"{name}_bucket", {**labels, "le": bound}, number)
-        made.add_sample(f"{name}_count", dict(labels), values.num_values)
-        made.add_sample(f"{name}_sum", dict(labels), values.total)
+        made.samples += [Sample(its, labels.plus("le", bound), float(number)) for bound, number in values.buckets]
+        made.samples.append(Sample(f"{name}_count", labels, float(values.num_values)))
+        made.samples.append(Sample(f"{name}_sum", labels, values.total))
     return made

@@ -13,10 +13,11 @@ class Histogram:
     counts: of each bucket alone; total: the sum of all values
     """
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_names", "bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
+        self._names = (*(str(float(bound)) for bound in self.bounds), "+Inf")
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
@@ -39,8 +40,7 @@ class Histogram:
     @property
     def buckets(self) -> Iterator[tuple[str, float]]:
         """(bound, values up to it), the last for all values: as Prometheus has them."""
-        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        return zip(names, accumulate(self.counts), strict=True)
+        return zip(self._names, accumulate(self.counts), strict=True)
 
 
 def one_two_five(most: int) -> tuple[int, ...]:

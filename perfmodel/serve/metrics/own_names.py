@@ -10,31 +10,33 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.metrics.families import family, histogram_family
 from perfmodel.serve.metrics.histogram import Histogram
+from perfmodel.serve.metrics.page_text import LabelSet
 from perfmodel.version import __version__
 
+_NONE = LabelSet()
 LATE_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
 
 
 def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float) -> Iterator[Metric]:
     """All of them; lateness: of events of the clock, in seconds; slowed_s: seconds by which it was slowed"""
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
-    yield family(gauge, "perfmodel_build_info", "The version of perfmodel.", [({"version": __version__}, 1)])
+    yield family(gauge, "perfmodel_build_info", "The version of perfmodel.", [(_NONE.plus("version", __version__), 1)])
     text = "Simulated seconds per second that were asked for (--speed)."
-    yield family(gauge, "perfmodel_speed_ratio", text, [({}, emulator.clock.speed)])
+    yield family(gauge, "perfmodel_speed_ratio", text, [(_NONE, emulator.clock.speed)])
     text = "Simulated seconds since the start."
-    yield family(counter, "perfmodel_simulated_seconds", text, [({}, emulator.clock.elapsed_s)])
+    yield family(counter, "perfmodel_simulated_seconds", text, [(_NONE, emulator.clock.elapsed_s)])
     text = "Seconds by which the clock was slowed, as the machine could not keep up."
-    yield family(counter, "perfmodel_clock_slowed_seconds", text, [({}, slowed_s)])
+    yield family(counter, "perfmodel_clock_slowed_seconds", text, [(_NONE, slowed_s)])
     text = "Seconds by which ends of steps and other events came late."
-    yield histogram_family("perfmodel_step_lateness_seconds", text, [({}, lateness)])
-    yield family(counter, "perfmodel_requests_sent", "Requests that clients sent.", [({}, emulator.num_sent)])
+    yield histogram_family("perfmodel_step_lateness_seconds", text, [(_NONE, lateness)])
+    yield family(counter, "perfmodel_requests_sent", "Requests that clients sent.", [(_NONE, emulator.num_sent)])
     ended = {
         "finished": emulator.num_finished,
         "failed": emulator.num_failed,
         "timed_out": emulator.num_timed_out,
         "aborted": emulator.num_aborted,
     }
-    samples = [({"fate": fate}, number) for fate, number in ended.items()]
+    samples = [(_NONE.plus("fate", fate), number) for fate, number in ended.items()]
     yield family(counter, "perfmodel_requests_ended", "Requests by what became of them.", samples)
     text = "Requests that clients wait for."
-    yield family(gauge, "perfmodel_requests_under_way", text, [({}, emulator.num_under_way)])
+    yield family(gauge, "perfmodel_requests_under_way", text, [(_NONE, emulator.num_under_way)])

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics import exposition as openmetrics_format
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from perfmodel.engine import Request, StepPlan, StepRecord
 from perfmodel.serve.emulator import Emulator, Fate
@@ -16,6 +15,7 @@ from perfmodel.serve.metrics.counts import EngineCounts, EngineView
 from perfmodel.serve.metrics.families import Naming
 from perfmodel.serve.metrics.histogram import Histogram
 from perfmodel.serve.metrics.own_names import LATE_BOUNDS, own_families
+from perfmodel.serve.metrics.page_text import page_text
 from perfmodel.serve.metrics.sglang_names import SglangNames
 from perfmodel.serve.metrics.vllm_names import VllmNames
 from perfmodel.serve.request_params import RequestParams
@@ -27,7 +27,7 @@ _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 def content_type(openmetrics: bool) -> str:
     """The Content-Type of what `render` returns."""
-    return openmetrics_format.CONTENT_TYPE_LATEST if openmetrics else _PLAIN
+    return CONTENT_TYPE_LATEST if openmetrics else _PLAIN
 
 
 def wants_openmetrics(accept: str) -> bool:
@@ -46,22 +46,14 @@ class _Known:
 
 
 class MetricsPage:
-    """A page of metrics: those that `collect` yields whenever it is rendered."""
+    """A page of metrics: those that `collect` yields whenever it is rendered. A collector of prometheus_client, too."""
 
     def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
         self.collect = collect
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def render(self, openmetrics: bool = False) -> bytes:
         """The page as it is now; `content_type` says what it is."""
-        if openmetrics:
-            # Told to escape what is no name, prometheus_client 0.23 to 0.26 takes the colon out of samples' names, too.
-            text: bytes = openmetrics_format.generate_latest(  # type: ignore[no-untyped-call]
-                self._registry, escaping=openmetrics_format.ALLOWUTF8
-            )
-            return text
-        return generate_latest(self._registry)
+        return page_text(self.collect(), openmetrics)
 
 
 class Metrics:
@@ -71,6 +63,8 @@ class Metrics:
     names:      whose names, types, labels and buckets
     legacy:     with names that vLLM has given up, too
     loras:      names of the adapters that are served
+
+    page: of all engines
     """
 
     def __init__(
@@ -91,7 +85,7 @@ class Metrics:
         self._silent = self._shadows | {i for i, pool in self._pool_of.items() if pool.spec.role == "prefill"}
         self._lateness = Histogram(LATE_BOUNDS)
         self._slowed_s = 0.0
-        self._page = MetricsPage(lambda: self._families(emulator.cluster.engines))
+        self.page = MetricsPage(lambda: self._families(emulator.cluster.engines))
         emulator.observers.append(self)
 
     def _named(self, names: str, model_name: str, legacy: bool, loras: Sequence[str]) -> Naming:
@@ -103,7 +97,7 @@ class Metrics:
 
     def render(self, openmetrics: bool = False) -> bytes:
         """All engines of the cluster, `engine` being their number in it."""
-        return self._page.render(openmetrics)
+        return self.page.render(openmetrics)
 
     def of_replica(self, replica: int) -> MetricsPage:
         """A page for the replica of this number alone, `engine` being the data-parallel rank."""

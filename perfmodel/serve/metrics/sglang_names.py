@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from perfmodel.serve.metrics.counts import EngineCounts, EngineView
 from perfmodel.serve.metrics.families import Row, SizeRow, family, histogram_family
 from perfmodel.serve.metrics.histogram import Histogram
+from perfmodel.serve.metrics.page_text import LabelSet
 
 _SECONDS = ", in simulated seconds."
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
@@ -119,7 +120,7 @@ class SglangNames:
     splits_gaps = True
 
     def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
+        self._server = LabelSet(model_name=model_name)
 
     def bounds(self, max_model_len: int) -> Mapping[str, Sequence[float]]:
         """As of `Naming`; whatever is the longest sequence."""
@@ -136,20 +137,15 @@ class SglangNames:
         for size in _SCHEDULER_SIZES:
             samples = [(labels, view.counts.of[size.key]) for labels, view in labelled]
             yield histogram_family(size.name, size.text, samples)
-        server = {"model_name": self._model_name}
         for total in _SUMS:
             number = sum(total.read(view.counts) for view in views)
-            yield family(_COUNTER, total.name, total.text, [(server, number)])
+            yield family(_COUNTER, total.name, total.text, [(self._server, number)])
         for size in _SIZES:
             both = reduce(Histogram.plus, [view.counts.of[size.key] for view in views])
-            yield histogram_family(size.name, size.text, [(server, both)])
+            yield histogram_family(size.name, size.text, [(self._server, both)])
 
-    def _labels(self, view: EngineView, has_others: bool) -> dict[str, str]:
-        labels = {
-            "model_name": self._model_name,
-            "engine_type": view.pool.spec.role,
-            "tp_rank": "0",
-            "pp_rank": "0",
-            "moe_ep_rank": "0",
-        }
-        return {**labels, "dp_rank": str(view.number)} if has_others else labels
+    def _labels(self, view: EngineView, has_others: bool) -> LabelSet:
+        labels = self._server.plus("engine_type", view.pool.spec.role)
+        for rank in ("tp_rank", "pp_rank", "moe_ep_rank"):
+            labels = labels.plus(rank, "0")
+        return labels.plus("dp_rank", str(view.number)) if has_others else labels

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from perfmodel.serve.metrics.counts import EngineView
-from perfmodel.serve.metrics.families import Labels, Row, SizeRow, family, histogram_family
+from perfmodel.serve.metrics.families import Row, SizeRow, family, histogram_family
 from perfmodel.serve.metrics.histogram import one_two_five
+from perfmodel.serve.metrics.page_text import LabelSet
 
 _LATENCY = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
@@ -133,7 +134,8 @@ class VllmNames:
         adapters: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ()),
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._model_name, self._loras, self._adapters, self._now = model_name, tuple(loras), adapters, now
+        self._server = LabelSet(model_name=model_name)
+        self._loras, self._adapters, self._now = tuple(loras), adapters, now
         self._rows = _ROWS + _LEGACY_ROWS if legacy else _ROWS
         self._sizes = _SIZES + _LEGACY_SIZES if legacy else _SIZES
 
@@ -165,21 +167,21 @@ class VllmNames:
             samples = [(labels, view.counts.of[size.key]) for labels, view in labelled]
             yield histogram_family(size.name, size.text, samples)
 
-    def _labels(self, view: EngineView) -> Labels:
-        return {"model_name": self._model_name, "engine": str(view.number)}
+    def _labels(self, view: EngineView) -> LabelSet:
+        return self._server.plus("engine", str(view.number))
 
     def _lora_info(self) -> Metric:
         running, waiting = self._adapters()
-        labels = {
-            "max_lora": str(len(self._loras)),
-            "waiting_lora_adapters": ",".join(waiting),
-            "running_lora_adapters": ",".join(running),
-        }
+        labels = LabelSet(
+            max_lora=str(len(self._loras)),
+            waiting_lora_adapters=",".join(waiting),
+            running_lora_adapters=",".join(running),
+        )
         text = "Adapters of requests that run and wait; the value is the Unix time."
         return family(_GAUGE, "vllm:lora_requests_info", text, [(labels, self._now())])
 
 
-_Labelled = Sequence[tuple[Labels, EngineView]]
+_Labelled = Sequence[tuple[LabelSet, EngineView]]
 
 
 def _tier_usage(view: EngineView) -> float:
@@ -193,14 +195,14 @@ def _accepted_by_position(labelled: _Labelled) -> Metric:
         speculation = view.engine.loop.scheduler.config.speculation
         for position in range(0 if speculation is None else speculation.depth):
             number = sum(times for right, times in view.counts.accepted.items() if right > position)
-            samples.append(({**labels, "position": str(position)}, number))
+            samples.append((labels.plus("position", str(position)), number))
     name = "vllm:spec_decode_num_accepted_tokens_per_pos"
     return family(_COUNTER, name, "Drafted tokens that were right, by their position.", samples)
 
 
 def _by_reason(labelled: _Labelled) -> Metric:
     samples = [
-        ({**labels, "reason": reason}, view.num_waiting if reason == "capacity" else 0)
+        (labels.plus("reason", reason), view.num_waiting if reason == "capacity" else 0)
         for labels, view in labelled
         for reason in ("capacity", "deferred")
     ]
@@ -217,13 +219,13 @@ def _by_source(labelled: _Labelled) -> Metric:
             "local_cache_hit": counts.num_cached,
             "external_kv_transfer": counts.num_transferred,
         }
-        samples += [({**labels, "source": source}, number) for source, number in by_source.items()]
+        samples += [(labels.plus("source", source), number) for source, number in by_source.items()]
     return family(_COUNTER, "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV is from.", samples)
 
 
 def _sleep_state(labelled: _Labelled) -> Metric:
     samples = [
-        ({**labels, "sleep_state": state}, state == "awake")
+        (labels.plus("sleep_state", state), state == "awake")
         for labels, _ in labelled
         for state in ("awake", "weights_offloaded", "discard_all")
     ]
@@ -232,7 +234,7 @@ def _sleep_state(labelled: _Labelled) -> Metric:
 
 def _ended(labelled: _Labelled) -> Metric:
     samples = [
-        ({**labels, "finished_reason": reason}, view.counts.ended[reason])
+        (labels.plus("finished_reason", reason), view.counts.ended[reason])
         for labels, view in labelled
         for reason in _REASONS
     ]
@@ -243,14 +245,14 @@ def _cache_config(labelled: _Labelled) -> Metric:
     samples = []
     for labels, view in labelled:
         blocks, engine = view.engine.loop.scheduler.blocks, view.pool.scenario.engine
-        info = {
-            "block_size": str(blocks.block_size),
-            "cache_dtype": engine.kv_cache_dtype,
-            "enable_prefix_caching": str(blocks.enable_prefix_caching),
-            "engine": labels["engine"],
-            "gpu_memory_utilization": str(engine.gpu_memory_utilization),
-            "num_cpu_blocks": "None" if blocks.host is None else str(blocks.host.capacity),
-            "num_gpu_blocks": str(blocks.num_blocks),
-        }
+        info = LabelSet(
+            block_size=str(blocks.block_size),
+            cache_dtype=engine.kv_cache_dtype,
+            enable_prefix_caching=str(blocks.enable_prefix_caching),
+            engine=labels["engine"],
+            gpu_memory_utilization=str(engine.gpu_memory_utilization),
+            num_cpu_blocks="None" if blocks.host is None else str(blocks.host.capacity),
+            num_gpu_blocks=str(blocks.num_blocks),
+        )
         samples.append((info, 1))
     return family(_GAUGE, "vllm:cache_config_info", "How the KV cache is configured.", samples)

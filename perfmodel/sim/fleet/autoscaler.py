@@ -39,7 +39,7 @@ class Autoscaler:
         if self._is_over():
             return
         self._num_looks += 1
-        if self._num_looks > _MOST_EVENTS:
+        if self._num_looks > _MOST_EVENTS and not self._env.is_paced:
             raise WorkloadError(
                 f"autoscaling has looked at the load {_MOST_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} "
                 f"simulated seconds; raise its interval_s ({self._spec.interval_s:g}), or give traffic that ends sooner"
@@ -105,7 +105,7 @@ class Failures:
         """Draw when the replica fails. Times to failure have no memory, so a draining one may be given a new one."""
         assert self._spec.mtbf_s is not None
         self._num_draws += 1
-        if self._num_draws > _MOST_EVENTS:
+        if self._num_draws > _MOST_EVENTS and not self._env.is_paced:
             raise WorkloadError(
                 f"replicas have failed {_MOST_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} simulated s; "
                 f"raise mtbf_s ({self._spec.mtbf_s:g}), or give traffic that ends sooner"

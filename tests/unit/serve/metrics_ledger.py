@@ -87,10 +87,10 @@ class Client:
         self.fate = fate
 
 
-async def served(scenario, names="vllm", legacy=False, leaves=(), page_every=None):
+async def served(scenario, names="vllm", legacy=False, leaves=(), page_every=None, model="a/model"):
     """(emulator, metrics, ledger, clients) of the scenario's traffic; clients `leaves` leave 0.3 s after they came."""
     emulator, loop, clients = Emulator(scenario), asyncio.get_running_loop(), []
-    metrics = Metrics(emulator, "a/model", names, legacy)
+    metrics = Metrics(emulator, model, names, legacy)
     ledger = Ledger(metrics, page_every)
     emulator.observers.append(ledger)
     emulator.start()

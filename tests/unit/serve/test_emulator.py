@@ -97,6 +97,37 @@ def test_nothing_is_lost_when_clients_go_away(gone, after_s):
         assert engine.is_idle
 
 
+def test_who_leaves_while_the_last_token_is_on_its_way_was_answered():
+    scenario = load_scenario("llama-3.1-8b-a100")
+
+    class Impatient(Client):
+        def on_tokens(self, num_tokens):
+            super().on_tokens(num_tokens)
+            if len(self.tokens) == 5 - 1:  # the step of the last one is running
+                asyncio.get_running_loop().call_later(step_s, lambda: emulator.abort(self.number))
+
+    async def main():
+        emulator.start()
+        first = Client(0)
+        emulator.submit(Order(100, 5), first)
+        await asyncio.sleep(1)
+        return first
+
+    emulator = Emulator(scenario)
+    tokens = run(main()).tokens
+    step_s = tokens[-1] - tokens[-2] - 1e-6  # the engine is done, and the front end is not
+    emulator, impatient = Emulator(scenario), Impatient(0)
+
+    async def again():
+        emulator.start()
+        impatient.number = emulator.submit(Order(100, 5), impatient)
+        await asyncio.sleep(1)
+
+    run(again())
+    assert impatient.fate is None
+    assert (emulator.num_sent, emulator.num_finished, emulator.num_aborted) == (1, 1, 0)
+
+
 def test_an_abort_in_a_gateway_s_queue_frees_its_place():
     scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, "cluster.gateway={max_outstanding: 1, max_queue: 9}"])
 

@@ -261,3 +261,24 @@ def test_a_prefix_cache_is_reset_when_nothing_runs():
         return early.status, late.status, again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert served(reset) == (409, 200, 0)
+
+
+def test_what_cannot_be_sent_at_once_is_sent_in_order():
+    """A server whose client reads slowly suspends each second message."""
+
+    async def slowly():
+        sent = []
+
+        async def send(message):
+            if len(sent) % 2:
+                await asyncio.sleep(1)
+            sent.append(message.get("body"))
+
+        outlet = Outlet(send)
+        outlet.start(200, [])
+        for number in range(9):
+            outlet.body(b"%d" % number, is_last=number == 8)
+        await outlet.drained()
+        return sent
+
+    assert run(slowly()) == [None, *(b"%d" % number for number in range(9))]

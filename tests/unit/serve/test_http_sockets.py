@@ -16,7 +16,7 @@ import pytest
 from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app, serve
 from perfmodel.serve.http.server import Listening
-from perfmodel.serve.settings import ServerSettings
+from perfmodel.serve.settings import InjectedFaults, ServerSettings
 from perfmodel.specs import load_scenario
 
 CHAT = "/v1/chat/completions"
@@ -69,10 +69,10 @@ def exchange(port, data, until=b"\r\n\r\n"):
 
 
 def heard(sock, until):
-    found = b""
-    while until not in found and (more := sock.recv(1 << 16)):
+    found = bytearray()
+    while found.find(until, max(len(found) - (1 << 17), 0)) < 0 and (more := sock.recv(1 << 16)):
         found += more
-    return found
+    return bytes(found)
 
 
 def test_two_hundred_openai_clients_at_once_each_have_their_answer():
@@ -110,6 +110,37 @@ def test_a_connection_that_breaks_aborts_its_request():
                 break
             time.sleep(0.02)
         assert (emulator.num_aborted, emulator.num_under_way) == (1, 0)
+
+
+def test_a_client_that_reads_late_misses_nothing():
+    """The answer is larger than all buffers between: what does not fit waits behind what does not."""
+    name = "long" * 1000  # is in each chunk
+    with listening(speed=2000.0, served_names=(name,)) as (port, emulator), socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(("127.0.0.1", port))
+        sock.sendall(post("/v1/completions", {"prompt": "a", "max_tokens": 1500, "stream": True}))
+        for _ in range(200):
+            if emulator.num_finished:
+                break
+            time.sleep(0.02)
+        found = heard(sock, b"[DONE]")
+        assert found.count(b'"text"') == 1500
+        assert found.index(b'"finish_reason":"length"') > found.rindex(b'"finish_reason":null')
+        assert len(found) > 6_000_000
+
+
+def test_a_broken_answer_ends_without_its_last_chunk():
+    faults = InjectedFaults(1.0, ("broken",))
+    body = {"prompt": "a", "max_tokens": 20}
+    with listening(faults=faults) as (port, emulator):
+        found = exchange(port, post("/v1/completions", {**body, "stream": True}), until=b"\r\n0\r\n\r\n")
+        assert b'"text"' in found
+        assert not found.endswith(b"0\r\n\r\n")
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.APIConnectionError):
+            client.completions.create(model="llama-3.1-8b", **body)
+        assert emulator.num_under_way == 0
 
 
 def test_one_connection_serves_request_after_request():
