@@ -4,10 +4,10 @@
 
 FOLDER is an environment of that tool alone (`python -m venv FOLDER; FOLDER/bin/pip install guidellm`), as load tools
 pin what they import. prometheus, promtool and haproxy are Debian's packages. Parts: openai, guidellm, aiperf,
-prometheus, proxy, failing (`--only` for some); each starts emulators of its own, and ends what it started. Some six
-minutes; a run sends some hundreds of requests at most. What clients measure is put beside what the emulator counted of
-the same requests (/metrics: when they arrived in the engine, and when their tokens were due), which is what the client,
-the loopback and the server's HTTP add.
+prometheus, proxy, failing, overloaded (`--only` for some); each starts emulators of its own, and ends what it started.
+Some six minutes; a run sends some hundreds of requests at most. What clients measure is put beside what the emulator
+counted of the same requests (/metrics: when they arrived in the engine, and when their tokens were due), which is what
+the client, the loopback and the server's HTTP add.
 """
 
 import argparse
@@ -32,6 +32,7 @@ SLOW = "--set=hardware=l40s"  # fewer tokens a second, as many requests
 # A burst of all at once, streamed and whole; fewer; and as many requests on a device of fewer tokens a second.
 BURSTS = ((8, False, ()), (50, False, ()), (200, False, ()), (200, True, ()))
 LENGTHS, CONCURRENCY, REQUESTS = (400, 100), (1, 8, 32), 96
+TOO_FAST = 400  # simulated seconds per second
 FAILS_AT_S, DOWN_S, FAILING_REQUESTS = 10, 8, 480
 Result = dict[str, Any]
 
@@ -158,6 +159,23 @@ def _failing(asked: argparse.Namespace, out: Path) -> Result:
     return {"client": found, "shares": done, "events": {"at_s": FAILS_AT_S, "down_s": DOWN_S}}
 
 
+def _overloaded(asked: argparse.Namespace, out: Path) -> Result:
+    """More than the machine can do: the clock is slowed, the log says it, and Prometheus raises the alert."""
+    rules = ROOT / "deploy/prometheus/rules.yml"
+    with (
+        started(SCENARIO, "--port", "0", "--speed", str(TOO_FAST)) as server,
+        prometheus(server.urls, out, rules) as at,
+    ):
+        before = server.sums()
+        words = ("--concurrency", "150", "--requests", "1500", "--output-tokens", "200", "--whole")
+        found = _client(server.urls[0], *words)
+        time.sleep(3)  # until the last scrape has been evaluated
+        states = {rule["name"]: rule["state"] for rule in rules_of(at)}
+        span = _span(server.since(before))
+        said = sum("slowed" in line for line in server.lines)
+    return {"client": found, "server": span, "states": states, "lines": said, "speed": TOO_FAST}
+
+
 def _first_line(program: str, flag: str) -> str:
     found = subprocess.run(
         [program, flag],
@@ -175,6 +193,7 @@ def _parts(asked: argparse.Namespace) -> Mapping[str, Callable[[Path], Result]]:
         "guidellm": lambda out: _load_tool(load_tools.guidellm, asked.guidellm.resolve() / "bin", out),
         "aiperf": lambda out: _load_tool(load_tools.aiperf, asked.aiperf.resolve() / "bin", out),
         "prometheus": lambda out: _prometheus(asked, out),
+        "overloaded": lambda out: _overloaded(asked, out),
         "failing": lambda out: _failing(asked, out),
         "proxy": lambda out: _proxy(asked, out),
     }

@@ -156,18 +156,37 @@ def _failing(found: Result) -> Iterator[str]:
     yield ""
 
 
+def _overloaded(found: Result) -> Iterator[str]:
+    client, server = found["client"], found["server"]
+    yield "## More than the machine can do"
+    yield ""
+    yield (
+        f"`--speed {found['speed']}`, {client['requests']} chats that are not streamed, 150 at a time: "
+        f"{client['tokens'] / client['seconds']:,.0f} tokens a second of the wall; the clock was slowed "
+        f"by {server['slowed_s']:.1f} s, which {found['lines']} lines of the log said, and in Prometheus the alert "
+        f"EmulatorClockSlowed was {found['states']['EmulatorClockSlowed']}."
+    )
+    yield ""
+
+
 def written(found: Result) -> str:
     """The report's text; parts that were not run are left out."""
     lines = [_HEAD]
-    machines = [each["machine"] for each in found.values()]
-    loads = sorted(each["load_before"] for each in machines)
+    machine = next(iter(found.values()))["machine"]
+    loads = ", ".join(f"{name} {each['machine']['load_before']:.1f}" for name, each in found.items())
     lines += [
-        f"{machines[0]['cores']} cores, Python {machines[0]['python']}; the machine's load before each part was "
-        f"{loads[0]:.1f} to {loads[-1]:.1f}: where others compute on the same cores, tokens come late to everybody.",
+        f"{machine['cores']} cores, Python {machine['python']}. The machine's load in the minute before each part, the "
+        f"part before among it: {loads}. Where others compute on the same cores, tokens come late to everybody.",
         "",
     ]
-    writers = {"openai": _openai, "prometheus": _prometheus, "proxy": _proxy, "failing": _failing}
-    for name in ("openai", "guidellm", "aiperf", "prometheus", "proxy", "failing"):
+    writers = {
+        "openai": _openai,
+        "prometheus": _prometheus,
+        "proxy": _proxy,
+        "failing": _failing,
+        "overloaded": _overloaded,
+    }
+    for name in ("openai", "guidellm", "aiperf", "prometheus", "proxy", "failing", "overloaded"):
         if name in found:
             lines += writers[name](found[name]) if name in writers else _tool(found[name], name)
     return "\n".join(lines)

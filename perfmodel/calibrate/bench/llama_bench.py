@@ -35,6 +35,7 @@ _BACKENDS = {
     "cpu": "cpu",
 }
 _TOOL = "llama-bench"
+_AUTO = "-1"  # of flash_attn: as the backend has it
 _MOST_PARAMETERS = 1e14
 
 
@@ -73,18 +74,26 @@ def read_llama_bench_row(name: str, data: Mapping[str, Any]) -> BenchRun:
         measured={metric: rate},
         completed=1,
         failed=0,
+        notes=_notes(name, data, row),
         row=row,
     )
 
 
+def _notes(name: str, data: Mapping[str, Any], row: LocalRow) -> tuple[str, ...]:
+    threads = figure(name, data, "n_threads")
+    if row.backend != "cpu" or not threads:
+        return ()
+    return (f"ran with {threads:.0f} threads; predicted is the processor with all of its cores",)
+
+
 def _row(name: str, data: Mapping[str, Any], prompt: int, generated: int, rate: float) -> LocalRow:
-    backend = _backend(text_of(name, data, "backends"), figure(name, data, "n_gpu_layers"))
+    backend = _backend(text_of(name, data, "backends"), data.get("n_gpu_layers"))
     is_cpu = backend == "cpu"
     device = text_of(name, data, "cpu_info" if is_cpu else "gpu_info")
     devices = [each.strip() for each in device.split(",") if each.strip()]
     if not devices:
         raise SpecError(f"{name}: names no device in gpu_info or cpu_info; give --hardware.")
-    flash = data.get("flash_attn")
+    flash = None if str(data.get("flash_attn")) in ("None", _AUTO) else data.get("flash_attn")
     build = figure(name, data, "build_number")
     return LocalRow(
         row_id=name,
@@ -116,11 +125,11 @@ def _row(name: str, data: Mapping[str, Any], prompt: int, generated: int, rate: 
     )
 
 
-def _backend(text: str, gpu_layers: float | None) -> str:
-    """The first of "CUDA,CPU" that runs layers."""
+def _backend(text: str, gpu_layers: Any) -> str:
+    """The first of "CUDA,CPU" that runs layers; gpu_layers: how many of them, -1 for all that fit."""
     lower = text.lower()
     found = next((ours for theirs, ours in _BACKENDS.items() if theirs in lower), "cpu")
-    return "cpu" if gpu_layers == 0 else found
+    return "cpu" if str(gpu_layers) == "0" else found
 
 
 def _stem(name: str, data: Mapping[str, Any]) -> str:

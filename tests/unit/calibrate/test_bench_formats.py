@@ -47,6 +47,9 @@ def load(file: str) -> Any:
         (("llama_bench.json",), "llama-bench", 2, 0),
         (("llama_bench.jsonl",), "llama-bench", 2, 0),
         (("llama_bench.csv",), "llama-bench", 2, 0),
+        (("llama_bench_cpu.json",), "llama-bench", 2, 0),
+        (("llama_bench_cpu.jsonl",), "llama-bench", 2, 0),
+        (("llama_bench_cpu.csv",), "llama-bench", 2, 0),
         (("trtllm_bench.json",), "trtllm-bench", 1, 0),
     ],
     ids=str,
@@ -160,6 +163,19 @@ def test_llama_bench_says_what_ran() -> None:
             "b9010",
         )
         assert (prompts.measured, tokens.measured) == ({"prompt_tokens_per_s": 12000}, {"decode_tokens_per_s": 150})
+
+
+def test_llama_bench_by_default_leaves_layers_and_attention_to_the_backend() -> None:
+    """-1 of n_gpu_layers and flash_attn is "auto"; threads are no part of a prediction, which a note says."""
+    for file in ("llama_bench_cpu.json", "llama_bench_cpu.jsonl", "llama_bench_cpu.csv"):
+        prompts, tokens = read(file)
+        for run in (prompts, tokens):
+            assert run.row is not None
+            assert (run.row.backend, run.row.flash, run.row.gguf_type) == ("cpu", None, "q4_1")
+            assert any("1 threads" in note for note in run.notes)
+        assert prompts.row is not None
+        assert tokens.row is not None
+        assert (prompts.row.num_prompt, tokens.row.num_generated) == (64, 16)
 
 
 def test_every_file_is_predicted_with_what_it_lacks_given() -> None:
