@@ -65,8 +65,9 @@ def test_a_tile_that_does_not_fit_is_refused_before_it_is_compiled():
 @pytest.mark.parametrize(
     ("device", "tokens"),
     [
-        *((device, n) for device in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm") for n in (1, 1024)),
-        ("h100-sxm-80gb", 16),
+        ("a100-sxm-80gb", 1024),
+        *(("h100-sxm-80gb", n) for n in (1, 16, 1024)),
+        ("b200-sxm", 1024),
     ],
 )
 def test_stored_experts_use_tensor_cores_and_the_sram_that_the_law_says(device, form, tokens):

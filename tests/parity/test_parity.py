@@ -106,7 +106,7 @@ def test_so_does_the_wall_clock_where_arrivals_fall_in_the_same_steps(case: Case
 @given(
     st.one_of(cases(), cases(), speculating_cases()), st.integers(0, 10**6), st.sampled_from([None, None, None, 1, 4])
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_both_drivers_make_identical_plans(case: Case, seed: int, concurrency: int | None) -> None:
     if concurrency is not None:  # users of a closed loop all start at once
         case = replace(case, rows=tuple((0, *row[1:]) for row in case.rows))
