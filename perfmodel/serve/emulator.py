@@ -7,13 +7,14 @@ outside, that equal steps are taken one by one, and that each token is told of w
 __all__ = ["Emulator", "Fate", "Listener", "Observer", "Order", "ReplicaDownError"]
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Literal, NamedTuple, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile
-from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
-from perfmodel.serve.paced_clock import PacedClock
+from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
 from perfmodel.serve.request_params import RequestParams
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, PacedEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
@@ -117,6 +118,12 @@ class _Stream:
             self.num_told = num_sampled
             self.listener.on_tokens(more)
 
+    def end(self, fate: Fate) -> None:
+        """There is no more: tokens of its last step may be on their way, and never arrive."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.listener.on_end(fate)
+
 
 class Emulator:
     """The cluster of `scenario` on the wall clock; `start` it within an event loop.
@@ -197,8 +204,10 @@ class Emulator:
         arrived:  when it came, in seconds of the event loop's clock; by default now. What it took since to read it is
                   no time of the deployment's, whose own server takes what it was measured to take
 
-        Raises WorkloadError for one that could never run, ReplicaDownError where `replica` is not there.
+        Raises WorkloadError for one that could never run, ReplicaDownError where `replica` is not there,
+        ClockStoppedError where nothing is any more.
         """
+        now = self.clock.catch_up(arrived)
         if replica is not None and not self.is_up(replica):
             raise ReplicaDownError(f"replica {replica} is not up; ask another, or wait until it has started")
         if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len:
@@ -208,7 +217,7 @@ class Emulator:
             )
         request = Request(
             next(self._numbers),
-            self.clock.catch_up(arrived),
+            now,
             order.num_prompt_tokens,
             order.num_output_tokens,
             order.block_hashes,
@@ -233,13 +242,14 @@ class Emulator:
 
     def abort(self, number: int) -> None:
         """The client of request `number` has gone; nothing happens if it has its answer."""
-        stream = self._streams.pop(number, None)
+        stream = self._streams.get(number)
         if stream is None:
             return
         stream.is_closed = True
-        if stream.is_finished:
-            return  # its answer is on the way
-        self.clock.catch_up()
+        with suppress(ClockStoppedError):  # nothing happens to it then
+            self.clock.catch_up()
+        if self._streams.pop(number, None) is None or stream.is_finished:
+            return  # it was lost meanwhile, or its answer is on the way
         stream.server.abort(stream.request)
         self.num_aborted += 1
         for observer in self.observers:
@@ -296,7 +306,7 @@ class Emulator:
         told: list[tuple[_Stream, int]] = []
         for request in (*plan.samples, *plan.decodes):
             stream = streams.get(request.request_id)
-            if stream is not None:
+            if stream is not None and request.status is not RequestStatus.ABORTED:  # of a replica that has failed
                 told.append((stream, stream.sample(request, has_drafts)))
         return told
 
@@ -315,7 +325,7 @@ class Emulator:
         """The client has the whole answer, unless it has gone meanwhile."""
         if self._streams.pop(request.request_id, None) is stream:
             stream.tell(request.num_output_tokens)
-            stream.listener.on_end("finished")
+            stream.end("finished")
 
     def _on_lost(self, lost: LostRequest) -> None:
         if lost.fate == "failed":
@@ -326,8 +336,7 @@ class Emulator:
             observer.on_lost(lost.request, lost.fate)
         stream = self._streams.pop(lost.request.request_id, None)
         if stream is not None:
-            stream.is_closed = True  # tokens of its last step may be on their way
-            stream.listener.on_end(lost.fate)
+            stream.end(lost.fate)
 
 
 def _without_entrance(scenario: Scenario) -> Scenario:

@@ -113,6 +113,7 @@ class EmulatorServer:
             await asyncio.wait((serving, self._error), return_when=asyncio.FIRST_COMPLETED)
             if self._error.done():
                 serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
                 self._error.result()
             await serving
         finally:

@@ -8,16 +8,21 @@ Timers of event loops go off late by up to a millisecond. The clock sees by how 
 earlier, and sleeps for what is left where one went off early.
 """
 
-__all__ = ["PacedClock"]
+__all__ = ["ClockStoppedError", "PacedClock"]
 
 import asyncio
 import time
 from collections.abc import Callable
 
+from perfmodel.errors import PerfmodelError
 from perfmodel.sim.clock import TICKS_PER_S, PacedEnvironment
 
 _MOST_AT_ONCE_S = 0.002  # of one turn, until the event loop can look at its sockets
 _MOST_EARLY_S = 0.001  # event loops wait whole milliseconds, rounded up
+
+
+class ClockStoppedError(PerfmodelError):
+    """Nothing happens any more: the server ends, or something that happened has raised an error."""
 
 
 class PacedClock:
@@ -50,6 +55,7 @@ class PacedClock:
         self._timer: asyncio.TimerHandle | None = None
         self._due: int | None = None  # what the timer waits for
         self._early_s = 0.0  # by which timers are set before what they wait for
+        self._is_in_event = False
 
     def start(self) -> None:
         """Tick 0 is now, on the running event loop."""
@@ -76,10 +82,18 @@ class PacedClock:
         """Let happen all that is due, so that something can arrive; the tick that it is then.
 
         at: when it arrived, in seconds of the loop's clock; by default now. What has happened since remains so
+
+        Within an event it is the tick of that event. Raises ClockStoppedError where nothing happens any more.
         """
-        assert self._loop is not None, "the clock does not run"
-        while self._run_due(at):
-            pass
+        if self._is_in_event:
+            return self.env.ticks
+        try:
+            while self._run_due(at):
+                pass
+        except Exception as error:
+            self._fail(error)
+        if self._loop is None:
+            raise ClockStoppedError("the clock stands still: the server ends; ask another")
         self.env.pass_to(int(((self._loop.time() if at is None else at) - self._origin) * self._ticks_per_s))
         return self.env.ticks
 
@@ -102,11 +116,15 @@ class PacedClock:
         try:
             self._run_due()
         except Exception as error:
-            if self._on_error is None:
-                raise
-            self.stop()
-            self._on_error(error)
+            self._fail(error)
         self.look_again()
+
+    def _fail(self, error: Exception) -> None:
+        """What an event has raised is nobody's who happens to be there."""
+        if self._on_error is None:
+            raise error
+        self.stop()
+        self._on_error(error)
 
     def _time_of(self, tick: int) -> float:
         return self._origin + tick / self._ticks_per_s
@@ -131,14 +149,18 @@ class PacedClock:
         while (due := env.next_tick) is not None:
             now = loop.time()
             late = now - self._time_of(due)
-            if late < 0 or (at is not None and late > now - at):
+            if late < 0 or (at is not None and late < now - at):
                 return False
             if now - began > _MOST_AT_ONCE_S:
                 return True
             self._on_late(late)
             if late > self._most_late_s:
                 self._slow_down(late)
-            env.run_next()
+            self._is_in_event = True
+            try:
+                env.run_next()
+            finally:
+                self._is_in_event = False
         return False
 
     def _slow_down(self, late: float) -> None:

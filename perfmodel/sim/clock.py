@@ -95,6 +95,8 @@ class PacedEnvironment(TickEnvironment):
 
     def pass_to(self, tick: int) -> None:
         """It is `tick` now, if it was earlier; no event may be due before."""
+        due = self.next_tick
+        assert due is None or tick <= due, f"an event is due at {due}, and it is to be {tick}"
         self._now = max(self._now, tick)
 
 

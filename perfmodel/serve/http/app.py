@@ -15,6 +15,7 @@ from perfmodel.serve.emulator import Emulator, ReplicaDownError
 from perfmodel.serve.http.errors import HttpError, send_error
 from perfmodel.serve.http.guard import Guard
 from perfmodel.serve.http.routes import Rendered, routes
+from perfmodel.serve.paced_clock import ClockStoppedError
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import BoundedTokens, ByteTokens, FileTokens
 
@@ -35,7 +36,7 @@ def build_app(
     vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
     bounded = BoundedTokens(vocabulary, emulator.max_model_len)
     router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=False)
-    return _Application(router, Guard(settings, emulator.clock.speed))
+    return _Application(router, Guard(settings, emulator.clock))
 
 
 class _Application:
@@ -53,8 +54,6 @@ class _Application:
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
             message = await receive()
-            if message["type"] == "lifespan.startup":
-                self._guard.begin()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
@@ -69,7 +68,7 @@ class _Application:
             said = error
         except HTTPException as error:
             said = HttpError(error.status_code, str(error.detail), headers=error.headers)
-        except ReplicaDownError as error:
+        except (ReplicaDownError, ClockStoppedError) as error:
             said = HttpError(503, str(error), "ServiceUnavailableError")
         except PerfmodelError as error:
             said = HttpError(400, str(error), "BadRequestError")

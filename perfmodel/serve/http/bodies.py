@@ -21,6 +21,9 @@ _MOST_STOPS = 64
 _MOST_COMPLETED = 16  # tokens of a completion that asks for no number: OpenAI's API, vLLM's and SGLang's servers
 
 TokenId = Annotated[int, Field(ge=0, le=_HIGHEST_ID)]
+# The first wrong item of a list is named, and no others: of millions each would take a hundred bytes to say so.
+TokenIdList = Annotated[list[TokenId], Field(fail_fast=True)]
+TextList = Annotated[list[str], Field(fail_fast=True)]
 
 
 class _Body(BaseModel):
@@ -49,8 +52,8 @@ class GenerationBody(_Body):
     best_of: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | TextList | None = None
+    stop_token_ids: TokenIdList | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-_HIGHEST_SEED - 1, le=_HIGHEST_SEED)
@@ -110,7 +113,7 @@ class GenerationBody(_Body):
 class CompletionBody(GenerationBody):
     """/v1/completions: one prompt or several, as texts or as token ids."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | TextList | TokenIdList | Annotated[list[TokenIdList], Field(fail_fast=True)]
     logprobs: int | None = None
     echo: bool = False
     suffix: str | None = None
@@ -171,7 +174,7 @@ def _part_text(part: dict[str, Any]) -> Any:
 class ChatBody(GenerationBody):
     """/v1/chat/completions. Tools are part of the prompt, which grows by their text; answers call none."""
 
-    messages: list[_MessageBody] = Field(min_length=1)
+    messages: Annotated[list[_MessageBody], Field(fail_fast=True)] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -203,7 +206,7 @@ class TokenizeBody(_Body):
     """/tokenize: a text, or the messages of a conversation."""
 
     prompt: str | None = None
-    messages: list[_MessageBody] | None = None
+    messages: Annotated[list[_MessageBody], Field(fail_fast=True)] | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
@@ -222,4 +225,4 @@ class TokenizeBody(_Body):
 class DetokenizeBody(_Body):
     """/detokenize: token ids."""
 
-    tokens: list[TokenId]
+    tokens: TokenIdList

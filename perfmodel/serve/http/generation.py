@@ -26,6 +26,7 @@ from perfmodel.serve.tokens.vocabulary import TokenIds
 from perfmodel.sim.traffic.hashed import hashed
 
 _LONGEST_ID = 128
+_MOST_TOKENS = 1 << 20  # of one request: they are written and hashed before anything else is looked at
 
 
 class Models:
@@ -132,10 +133,11 @@ class Generation:
     def _asked(
         self, body: ChatBody | CompletionBody, prompts: list[TokenIds], model: str, headers: Headers
     ) -> list[AskedAnswer]:
-        """All answers that are asked for. Raises HttpError for prompts that are too long."""
+        """All answers that are asked for. Raises HttpError for prompts that are too long, or too many tokens in all."""
         session = headers.get("x-session-id") or body.user or None
         wanted = body.wanted()
-        asked = []
+        asked: list[AskedAnswer] = []
+        num_tokens = 0
         for number, prompt in enumerate(prompts):
             for choice in range(body.n):
                 try:
@@ -143,6 +145,13 @@ class Generation:
                 except WorkloadError as error:
                     raise HttpError(400, str(error), "BadRequestError") from None
                 ids = np.concatenate([prompt, answer.ids])
+                num_tokens += len(ids)
+                if num_tokens > _MOST_TOKENS and len(asked):
+                    raise HttpError(
+                        400,
+                        f"the answers asked for have more than {_MOST_TOKENS} tokens with their prompts; ask for fewer",
+                        "BadRequestError",
+                    )
                 known = block_hashes(ids, self._emulator.block_size, body.cache_salt, self._models.adapter(model))
                 params = RequestParams(
                     answer.finish_reason,

@@ -3,7 +3,6 @@ of its own (DNS rebinding); the API key; and that weights are loaded."""
 
 __all__ = ["Guard"]
 
-import asyncio
 import hmac
 from hashlib import sha256
 from ipaddress import ip_address
@@ -12,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from perfmodel.serve.http.errors import HttpError
+from perfmodel.serve.paced_clock import PacedClock
 from perfmodel.serve.settings import ServerSettings
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
@@ -22,19 +22,13 @@ _ANYTIME = ("/metrics", "/version", "/openapi.json")  # before weights are loade
 class Guard:
     """Lets requests in by `settings`.
 
-    speed: simulated seconds per second, in which a cold start passes
+    clock: of the deployment, whose weights load from its beginning on
     """
 
-    def __init__(self, settings: ServerSettings, speed: float) -> None:
-        self._settings = settings
+    def __init__(self, settings: ServerSettings, clock: PacedClock) -> None:
+        self._settings, self._clock = settings, clock
         self._names = {*_LOCAL, settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
         self._key = None if settings.api_key is None else sha256(settings.api_key.encode()).digest()
-        self._cold_start_s = settings.cold_start_s / speed
-        self._ready_at: float | None = None
-
-    def begin(self) -> None:
-        """Weights begin to load now."""
-        self._ready_at = asyncio.get_running_loop().time() + self._cold_start_s
 
     def check(self, scope: Scope) -> None:
         """Raises HttpError for a request that is not to be answered."""
@@ -43,7 +37,7 @@ class Guard:
         self._check_host(headers)
         if self._key is not None and path.startswith(_KEYED) and scope["method"] != "OPTIONS":
             self._check_key(headers.get("authorization", ""))
-        if self._cold_start_s and path not in _ANYTIME:
+        if self._settings.cold_start_s and path not in _ANYTIME:
             self._check_ready()
 
     def _check_size(self, scope: Scope) -> None:
@@ -71,10 +65,7 @@ class Guard:
             raise HttpError(401, "Unauthorized", headers={"www-authenticate": "Bearer"})
 
     def _check_ready(self) -> None:
-        if self._ready_at is None:
-            self.begin()
-        assert self._ready_at is not None
-        left = self._ready_at - asyncio.get_running_loop().time()
+        left = (self._settings.cold_start_s - self._clock.elapsed_s) / self._clock.speed
         if left > 0:
             after = {"retry-after": str(int(left) + 1)}
             raise HttpError(503, f"weights are loading for {left:.1f} s more", "ServiceUnavailableError", headers=after)

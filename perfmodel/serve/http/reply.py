@@ -93,8 +93,10 @@ class HttpReply:
                     choice.submit(self._emulator, self._counts, replica, arrived)
         except WorkloadError as error:
             self._fail(HttpError(400, str(error), "BadRequestError"))
-        if self._is_stream and not self.is_over:
-            self.begin()
+        if self._is_stream:
+            self._emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
+            if not self.is_over:
+                self.begin()
 
     def begin(self) -> None:
         """Say that a stream follows, if that was not said: tokens may come before all is submitted."""
@@ -160,9 +162,11 @@ class _Choice:
         """Send it to `emulator`; the others as of its `submit`. counts: gets what its prompt finds in the cache"""
         self._counts = counts
         number = emulator.submit(self.asked.order, self, replica, arrived)
-        if not self._is_over:
-            self._number = number
-            counts.choices[number] = self
+        if self._is_over:
+            emulator.abort(number)  # what was asked for beside it was lost meanwhile
+            return
+        self._number = number
+        counts.choices[number] = self
 
     def abort(self, emulator: Emulator, counts: CachedCounts) -> None:
         """Its client has gone."""
@@ -198,6 +202,8 @@ class _Streamed(_Choice):
 
     def on_tokens(self, num_tokens: int) -> None:
         """As of a `Listener`."""
+        if self.reply.is_over:
+            return
         first, last = self._num_sent, self._last
         if num_tokens == 1 and 0 < first < last - 1 and not self.reply.with_counts:
             self._num_sent = first + 1  # nearly all calls: what can be ready is

@@ -9,7 +9,7 @@ from typing import Literal
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
-from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.serve.emulator import Emulator, Fate
 from perfmodel.serve.metrics.counts import EngineCounts, EngineView
 from perfmodel.serve.metrics.families import Naming
@@ -161,6 +161,8 @@ class Metrics:
         known = self._known.get(request.request_id)
         if known is None or known.has_token or engine.index in self._silent:
             return
+        if request.status is RequestStatus.ABORTED:
+            return  # a try that was lost with its replica
         assert request.first_token_at is not None
         known.has_token, known.engine = True, engine.index
         came = request.first_token_at + self._emulator.cluster.delay_out(engine, batch)

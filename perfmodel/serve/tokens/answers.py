@@ -114,6 +114,10 @@ class AnswerWriter:
                 f"This model's maximum context length is {self._max_model_len} tokens. However, {limit} were requested "
                 f"for a prompt of {num_prompt_tokens}; shorten the prompt, or ask for at most {room}."
             )
+        if wanted.min_tokens > limit:
+            raise WorkloadError(
+                f"min_tokens: found {wanted.min_tokens}, allowed at most {limit}; lower it, or raise max_tokens."
+            )
         if wanted.ignore_eos or (wanted.max_tokens is not None and self._length == "requested"):
             return limit, True
         drawn = max(int(self._lengths[number % len(self._lengths)]), wanted.min_tokens)

@@ -93,8 +93,10 @@ class DynamicCluster:
     def send_to(self, engine: EngineRank, request: Request) -> None:
         """As `add`, for a client that has chosen the engine itself. Only without limits of the gateway's."""
         self._pinned = engine
-        self.gateway.add(request)
-        self._pinned = None
+        try:
+            self.gateway.add(request)
+        finally:
+            self._pinned = None
 
     def abort(self, request: Request) -> bool:
         """Its client has gone; shadow pools go on with their copies."""

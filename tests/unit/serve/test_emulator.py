@@ -1,6 +1,7 @@
 """A scenario's cluster on the wall clock: the same requests have the same latencies as on the simulated one."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -256,3 +257,47 @@ def test_replicas_that_share_the_work_of_a_request_have_no_ports_of_their_own():
 def test_a_cold_start_loads_the_weights():
     emulator = Emulator(load_scenario("llama-3.1-8b-a100"))
     assert emulator.cold_start_s() == pytest.approx(30 + 8.03e9 * 2 / 3e9, rel=0.01)
+
+
+def test_who_leaves_as_the_deadline_passes_is_counted_once():
+    scenario = load_scenario("llama-3.1-8b-a100", ["cluster.gateway={timeout_s: 0.5}"])
+
+    async def main():
+        emulator, loop = Emulator(scenario), asyncio.get_running_loop()
+        emulator.start()
+        client = Client(0)
+        number = emulator.submit(Order(100, 4000), client)
+        await asyncio.sleep(0.4)
+        loop.now += 0.2  # held up: the deadline has passed, and nobody has looked
+        emulator.abort(number)
+        await asyncio.sleep(1)
+        return emulator, client
+
+    emulator, client = run(main())
+    assert emulator.num_sent == emulator.num_timed_out + emulator.num_aborted == 1
+    assert client.fate is None
+
+
+def test_a_replica_that_has_failed_sends_nothing_more():
+    failing = "cluster.failures={events: [{at_s: 1.0, pool: 0, replica: 0, down_s: 5}], start_s: 1, detection_s: 1.5}"
+    retries = "cluster.gateway={retries: {max: 3, backoff_s: 0.001}}"
+    scenario = load_scenario("llama-3.1-8b-a100", ["cluster.replicas=2", failing, retries])
+
+    async def main():
+        emulator = Emulator(scenario)
+        emulator.start()
+        clients = [Client(0) for _ in range(6)]
+        for client in clients:
+            emulator.submit(Order(100, 300), client)
+        await asyncio.sleep(60)
+        return clients
+
+    clients = run(main())
+    assert all(client.fate == "finished" and len(client.tokens) == 300 for client in clients)
+    again = [client for client in clients if not any(1.05 < each < 2.5 for each in client.tokens)]
+    assert len(again) == 3
+    for client in again:
+        late = [each for each in client.tokens if each > 2.5]
+        gaps = [after - before for before, after in pairwise(late)]
+        assert max(gaps) < 1  # what the second try brings anew comes as it is computed, not all at once at the end
+        assert len(set(late)) == len(late)

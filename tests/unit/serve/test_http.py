@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 
 import numpy as np
 import pytest
@@ -23,11 +24,11 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-def served(conversation, settings=None, **scenario):
+def served(conversation, settings=None, changes=()):
     """What `conversation`, called with a client and the emulator, returns."""
 
     async def whole():
-        emulator = Emulator(SCENARIO)
+        emulator = Emulator(load_scenario("llama-3.1-8b-a100", changes) if changes else SCENARIO)
         app = build_app(emulator, settings or ServerSettings())
         emulator.start()
         result = await conversation(Client(app), emulator)
@@ -226,7 +227,14 @@ def test_faults_that_there_are_not_are_refused(text):
 
 
 class Hasty:
-    """An emulator that has the first token of an answer before the next is submitted."""
+    """An emulator that has the first token of an answer before the next is submitted; it is its own clock."""
+
+    @property
+    def clock(self):
+        return self
+
+    def catch_up(self):
+        pass
 
     def submit(self, order, listener, replica, arrived):
         listener.on_tokens(1)
@@ -288,3 +296,33 @@ def test_what_cannot_be_sent_at_once_is_sent_in_order():
 def test_a_length_that_is_no_number_is_not_read(length, status):
     response = served(lambda client, _: client.post("/tokenize", {"prompt": "a"}, headers=[("content-length", length)]))
     assert response.status == status
+
+
+def test_a_stream_that_the_gateway_refuses_has_the_status_of_a_refusal():
+    refusing = ["cluster.gateway={rate_limit: {requests_per_s: 0.1, burst: 1}}"]
+
+    async def two(client, _):
+        return [(await client.post(CHAT, {**HELLO, "stream": True})).status for _ in range(2)]
+
+    assert served(two, changes=refusing) == [200, 503]
+
+
+def test_more_tokens_at_least_than_an_answer_may_have_are_refused_in_words():
+    async def many(client, _):
+        body = {"model": "llama-3.1-8b", "prompt": "hi", "min_tokens": 100, "stop": "x"}
+        return await client.post("/v1/completions", body)
+
+    found = served(many)
+    assert found.status == 400
+    assert "min_tokens: found 100, allowed at most 16" in found.json()["error"]["message"]
+
+
+def test_a_body_of_wrong_items_is_refused_by_the_first_of_them():
+    async def wrong(client, _):
+        return await client.post("/v1/completions", {"model": "llama-3.1-8b", "prompt": [{}] * 100_000})
+
+    begun = time.process_time()
+    found = served(wrong)
+    assert found.status == 400
+    assert len(found.body) < 2000
+    assert time.process_time() - begun < 5  # a second, and a fraction of it in here; a list of all errors took many

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from virtual_time import run
 
 from perfmodel.serve import PacedClock
+from perfmodel.serve.paced_clock import ClockStoppedError
 from perfmodel.sim.clock import Alarm, PacedEnvironment, to_ticks
 
 
@@ -106,3 +107,40 @@ def test_a_stopped_clock_stands_still():
         return happened
 
     assert run(main()) == []
+
+
+@pytest.mark.parametrize(("due_s", "tick_s"), [(1.0, 1.1), (1.15, 1.1)])
+def test_what_arrived_a_moment_ago_finds_done_what_was_due_before_it_and_no_more(due_s, tick_s):
+    async def main():
+        env, clock = started()
+        happened = []
+        at(env, due_s, happened)
+        clock.look_again()
+        loop = asyncio.get_running_loop()
+        loop.now += 1.2  # it took a tenth to read
+        tick = clock.catch_up(1.1)
+        early = list(happened)
+        await asyncio.sleep(1)
+        return tick, early, happened, env.ticks
+
+    tick, early, happened, last = run(main())
+    assert tick == pytest.approx(tick_s * 1e12)
+    assert len(early) == (due_s < tick_s)
+    assert [each for each, _ in happened] == [pytest.approx(due_s)]
+    assert last >= tick
+
+
+def test_what_an_event_raises_is_told_and_stops_the_clock():
+    async def main():
+        env, told = PacedEnvironment(), []
+        clock = PacedClock(env, on_error=told.append)
+        clock.start()
+        Alarm(env, 10**12, lambda _: 1 / 0)
+        asyncio.get_running_loop().now += 2
+        with pytest.raises(ClockStoppedError):
+            clock.catch_up()
+        with pytest.raises(ClockStoppedError):
+            clock.catch_up()
+        return told
+
+    assert [type(each) for each in run(main())] == [ZeroDivisionError]
