@@ -94,7 +94,9 @@ class PacedClock:
             self._fail(error)
         if self._loop is None:
             raise ClockStoppedError("the clock stands still: the server ends; ask another")
-        self.env.pass_to(int(((self._loop.time() if at is None else at) - self._origin) * self._ticks_per_s))
+        tick = int(((self._loop.time() if at is None else at) - self._origin) * self._ticks_per_s)
+        due = self.env.next_tick  # in fractions of seconds after `at`, and in ticks perhaps not
+        self.env.pass_to(tick if due is None else min(tick, due))
         return self.env.ticks
 
     def look_again(self) -> None:

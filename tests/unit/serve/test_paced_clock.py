@@ -1,6 +1,7 @@
 """The wall clock: events at their place on an absolute schedule, whoever is late."""
 
 import asyncio
+from math import nextafter
 
 import pytest
 from hypothesis import given, settings
@@ -144,3 +145,20 @@ def test_what_an_event_raises_is_told_and_stops_the_clock():
         return told
 
     assert [type(each) for each in run(main())] == [ZeroDivisionError]
+
+
+@given(st.integers(1, 10**15), st.floats(0, 1e6), st.sampled_from([0.7, 1.0, 60.0]))
+@settings(max_examples=100, deadline=None)
+def test_what_arrives_within_a_rounding_of_an_event_comes_before_it_or_after(tick, began, speed):
+    """Seconds of an event loop have fewer digits than ticks."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.now = began
+        env, clock = started(speed=speed)
+        Alarm(env, tick, lambda _: None)
+        arrived = nextafter(began + tick / (1e12 * speed), 0)
+        loop.now = arrived + 0.01
+        return clock.catch_up(arrived)
+
+    assert run(main()) == pytest.approx(tick, rel=1e-9, abs=1e12 * speed * (began + 1) * 1e-14)
