@@ -120,7 +120,7 @@ def main() -> int:
         print(text_of(what, found[-1:]), flush=True)
     if asked.report:
         asked.report.write_text(text_of(what, found), encoding="utf-8")
-        asked.report.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        asked.report.with_suffix(".json").write_text(json.dumps({"runs": found}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
