@@ -39,7 +39,7 @@ class EngineCounts:
     generation_tokens: sampled, and drafted ones that were right
     accepted:          how many drafts had so many right tokens
     ended:             requests by what became of them: stop, length, abort, error
-    throughput:        tokens generated per second, over some tens of steps; hit_rate: of the newest admissions
+    throughput:        tokens generated per second, over some tens of steps
     """
 
     def __init__(self, bounds: Mapping[str, Sequence[float]], splits_gaps: bool = False) -> None:

@@ -104,11 +104,6 @@ class Metrics:
         replicas = [each for pool in self._emulator.cluster.pools for each in pool.replicas]
         return MetricsPage(lambda: self._families(replicas[replica].ranks))
 
-    @property
-    def server_load(self) -> int:
-        """Requests that clients wait for, as vLLM's /load has them."""
-        return self._emulator.num_under_way
-
     def _families(self, engines: Sequence[EngineRank]) -> Iterator[Metric]:
         views = [
             EngineView(number, engine, self._pool_of[engine.index], self._counts[engine.index])

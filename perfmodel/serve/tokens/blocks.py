@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from perfmodel.serve.tokens.vocabulary import TokenIds
 
-_HASH_BYTES = 8  # of what an engine sees, as vLLM's KV events give it
+_HASH_BYTES = 8  # of what an engine sees: as many as KV events of vLLM have
 
 
 def block_hashes(
