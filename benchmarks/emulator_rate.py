@@ -19,9 +19,9 @@ import time
 
 import numpy as np
 
+from perfmodel.listening import Listening
 from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app, serve
-from perfmodel.serve.http.server import Listening
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.warm_up import warm_up
 from perfmodel.sim.clock import TICKS_PER_S

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from perfmodel.errors import MissingExtraError, SpecError
+from perfmodel.listening import Listening
 from perfmodel.serve.emulator import Emulator
-from perfmodel.serve.http import Listening, build_app, serve
+from perfmodel.serve.http import build_app, serve
 from perfmodel.serve.metrics import Metrics
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.warm_up import warm_up

@@ -3,11 +3,11 @@
 __all__ = ["AnswerLength", "InjectedFaults", "ServerSettings"]
 
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.listening import Bounds
 
 AnswerLength = Literal["requested", "drawn"]
 FaultKind = Literal["429", "500", "broken"]
@@ -118,9 +118,6 @@ class ServerSettings:
                 raise SpecError(f"served_names, lora_names: found {name!r} empty or twice; name each differently")
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+    def bounds(self) -> Bounds:
+        """What connections may take."""
+        return Bounds(self.max_header_bytes, self.max_connections, self.arrival_s)

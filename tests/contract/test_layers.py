@@ -7,11 +7,24 @@ import pytest
 
 # Each room may import those before it, but for what stands beside it.
 ORDER = (
-    *("version", "errors", "kv_groups", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"),
+    *(
+        "version",
+        "errors",
+        "listening",
+        "kv_groups",
+        "dates",
+        "printable",
+        "files",
+        "models",
+        "specs",
+        "ops",
+        "cost",
+        "trust",
+    ),
     *("engine", "sim", "planning", "calibrate", "validate", "report", "serve"),
 )
 NOT_FOR = {
-    "engine": {"dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
+    "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
     "calibrate": {"planning"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}
@@ -55,8 +68,8 @@ HOMES = {
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},
     "pandas": set(),
     "ray": {"perfmodel.planning"},
-    "starlette": {"perfmodel.serve"},
-    "uvicorn": {"perfmodel.serve"},
+    "starlette": {"perfmodel.listening", "perfmodel.serve"},
+    "uvicorn": {"perfmodel.listening"},
     "prometheus_client": {"perfmodel.serve"},
     "zmq": {"perfmodel.serve"},
     "msgspec": {"perfmodel.serve"},

@@ -1,6 +1,6 @@
 """HTTP: the routes, bodies and errors of OpenAI's API as vLLM's server has them, in front of an `Emulator`."""
 
-__all__ = ["Listening", "build_app", "serve"]
+__all__ = ["build_app", "serve"]
 
 from perfmodel.serve.http.app import build_app
-from perfmodel.serve.http.server import Listening, serve
+from perfmodel.serve.http.server import serve

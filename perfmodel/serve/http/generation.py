@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from perfmodel.errors import WorkloadError
+from perfmodel.listening import ARRIVED
 from perfmodel.serve.emulator import Emulator, Order
 from perfmodel.serve.http.bodies import ChatBody, CompletionBody
-from perfmodel.serve.http.bounds import ARRIVED
 from perfmodel.serve.http.errors import HttpError, not_a_model
 from perfmodel.serve.http.faults import BreakingOutlet, FaultDraws
 from perfmodel.serve.http.outlet import Outlet

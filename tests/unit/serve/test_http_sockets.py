@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import openai
 import pytest
 
+from perfmodel.listening import Listening
 from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app, serve
-from perfmodel.serve.http.server import Listening
 from perfmodel.serve.settings import InjectedFaults, ServerSettings
 from perfmodel.specs import load_scenario
 
@@ -185,8 +185,9 @@ def test_more_connections_than_allowed_are_refused():
 
 
 @pytest.mark.parametrize("num_signals", [1, 2])
-def test_sigterm_lets_answers_end_and_a_second_one_does_not(num_signals):
-    command = [sys.executable, "-m", "perfmodel", "serve", "llama-3.1-8b-a100", "--port", "0"]
+@pytest.mark.parametrize("flags", [(), ("--ports", "--set", "cluster.replicas=2")])
+def test_sigterm_lets_answers_end_and_a_second_one_does_not(num_signals, flags):
+    command = [sys.executable, "-m", "perfmodel", "serve", "llama-3.1-8b-a100", "--port", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         port = int(process.stderr.readline().split()[2].rpartition(":")[2])
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 100, "stream": True}
@@ -195,7 +196,7 @@ def test_sigterm_lets_answers_end_and_a_second_one_does_not(num_signals):
             found = heard(sock, b'"content":')
             for _ in range(num_signals):
                 process.send_signal(signal.SIGTERM)
-                time.sleep(0.2)
+                time.sleep(0.4)  # a port without requests has ended by then
             with pytest.raises(OSError):
                 socket.create_connection(("127.0.0.1", port), timeout=1)
             found += heard(sock, b"[DONE]")

@@ -4,34 +4,69 @@ uvicorn bounds neither the size of headers, with httptools, nor the time that th
 nothing. This stands before its protocol and hands on what is within the bounds.
 """
 
-__all__ = ["ARRIVED", "BoundedProtocol"]
+__all__ = ["ARRIVED", "BoundedProtocol", "Bounds", "Refusal", "plain_refusal"]
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from perfmodel.serve.http.errors import HttpError, error_body
-from perfmodel.serve.settings import ServerSettings
-
 ARRIVED = "perfmodel_arrived"  # of a scope: when the last bytes of its request came, in seconds of the loop's clock
+Refusal = Callable[[int, str], tuple[str, bytes]]  # a status, and why: the type and the bytes of a body that says so
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What connections may take of a server.
+
+    max_header_bytes: of a request, its path included
+    max_connections:  open at once
+    arrival_s:        seconds for a request's headers to come in
+    """
+
+    max_header_bytes: int = 64 * 2**10
+    max_connections: int = 4096
+    arrival_s: float = 20.0
+
+    def refusal(self, scope: Scope) -> str | None:
+        """Why the request `scope` is too large, with status 431; None: it is not. What comes all at once is known when
+        it is complete."""
+        size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("raw_path") or b"")
+        size += len(scope.get("query_string") or b"")
+        return self.too_large if size > self.max_header_bytes else None
+
+    @property
+    def too_large(self) -> str:
+        """What headers beyond the bound are answered."""
+        return f"the headers have more than {self.max_header_bytes} bytes; send fewer"
+
+
+def plain_refusal(status: int, message: str) -> tuple[str, bytes]:
+    """A body that says `message` and nothing else."""
+    return "text/plain; charset=utf-8", message.encode()
 
 
 class BoundedProtocol(asyncio.Protocol):
-    """One connection within the bounds of `settings`; the other parameters are those of uvicorn's protocols."""
+    """One connection within `bounds`, beyond which it is answered as `refusal` says; the other parameters are those of
+    uvicorn's protocols."""
 
     def __init__(
         self,
-        settings: ServerSettings,
+        bounds: Bounds,
+        refusal: Refusal,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """See `BoundedProtocol`: settings; config, server_state, app_state, _loop."""
-        self._settings, self._connections = settings, server_state.connections
+        """See `BoundedProtocol`: bounds, refusal; config, server_state, app_state, _loop."""
+        self._bounds, self._refusal, self._connections = bounds, refusal, server_state.connections
         self._inner = HttpToolsProtocol(config, server_state, app_state, _loop)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -41,8 +76,8 @@ class BoundedProtocol(asyncio.Protocol):
         """As of a protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._connections) >= self._settings.max_connections:
-            self._refuse(503, f"{self._settings.max_connections} connections are open; try again")
+        if len(self._connections) >= self._bounds.max_connections:
+            self._refuse(503, f"{self._bounds.max_connections} connections are open; try again")
             return
         self._inner.connection_made(transport)
         self._wait_for_headers()
@@ -60,8 +95,8 @@ class BoundedProtocol(asyncio.Protocol):
         if self._inner.cycle is not cycle:
             self._num_bytes = 0
             self._stop_waiting()
-        elif self._num_bytes > self._settings.max_header_bytes:
-            self._refuse(431, f"the headers have more than {self._settings.max_header_bytes} bytes; send fewer")
+        elif self._num_bytes > self._bounds.max_header_bytes:
+            self._refuse(431, self._bounds.too_large)
 
     def eof_received(self) -> None:
         """As of a protocol."""
@@ -83,7 +118,7 @@ class BoundedProtocol(asyncio.Protocol):
 
     def _wait_for_headers(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._settings.arrival_s, self._give_up)
+        self._timer = loop.call_later(self._bounds.arrival_s, self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -92,13 +127,12 @@ class BoundedProtocol(asyncio.Protocol):
 
     def _give_up(self) -> None:
         self._timer = None
-        self._refuse(408, f"the headers took more than {self._settings.arrival_s:g} s to come")
+        self._refuse(408, f"the headers took more than {self._bounds.arrival_s:g} s to come")
 
     def _refuse(self, status: int, message: str) -> None:
-        error = HttpError(status, message)
-        body = error_body(error)
+        media, body = self._refusal(status, message)
         head = (
-            f"HTTP/1.1 {status} {error.kind}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {media}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self._stop_waiting()
