@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.answers.answer import Answer
 from perfmodel.cli.options import JsonFlag, Overrides
 from perfmodel.cli.own_server import DEFAULT_FOLDER, OwnServer, fit_to_load_tests
-from perfmodel.cli.terminal import answer, print_json, progress_bar, say
+from perfmodel.cli.terminal import give, print_json, progress_bar, say
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ def calibrate(
         calibration, path = load_executor().calibrate_cpu(models=model, out=out, progress=progress)
     from perfmodel.report.views.validation import calibration_view
 
-    answer(calibration_view(calibration), {**calibration.model_dump(mode="json"), "path": str(path)}, as_json)
+    fitted = {**calibration.model_dump(mode="json"), "path": str(path)}
+    give(Answer(lambda: fitted, lambda: calibration_view(calibration)), as_json)
     say(f"Written to {path}")
 
 

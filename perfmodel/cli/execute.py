@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonFlag, OutFolder, Overrides, ScenarioName, Seed, load
+from perfmodel.answers.asked import load
+from perfmodel.cli.options import JsonFlag, OutFolder, Overrides, ScenarioName, Seed
 from perfmodel.cli.runs import run_to_folder
 
 Kernels = Annotated[
@@ -35,12 +36,13 @@ def execute(
     time, so queueing replays as if the machine did nothing else.
     """
     loaded = load(scenario, overrides, seed)
+    from perfmodel.answers.run import answer_of_run
     from perfmodel.validate.executed.bridge import load_executor
 
     run_to_folder(
         "executing",
-        lambda progress, folder: load_executor().execute_scenario(
-            loaded, progress=progress, out=folder, kernels=kernels
+        lambda progress, folder: answer_of_run(
+            load_executor().execute_scenario(loaded, progress=progress, out=folder, kernels=kernels)
         ),
         out,
         as_json,

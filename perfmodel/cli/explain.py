@@ -2,19 +2,15 @@
 
 __all__ = ["Batch", "Context", "Prefill", "explain"]
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfmodel.cli.asked import Asked
+from perfmodel.answers.asked import Asked
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import JsonFlag, Overrides, Seed, count
-from perfmodel.cli.terminal import answer, progress_bar
+from perfmodel.cli.terminal import give, progress_bar
 from perfmodel.errors import SpecError
-
-if TYPE_CHECKING:
-    from perfmodel.planning.sweeps.step_report import StepReport
-    from perfmodel.specs.scenario import Scenario
 
 Batch = Annotated[
     int | None,
@@ -67,49 +63,14 @@ def explain(
         raise SpecError("--prefill does not go with --batch and --context: one step prefills or decodes here.")
     if whole_run and (prefill or batch or context):
         raise SpecError("--run explains the whole run; leave --batch, --context and --prefill out.")
-    loaded = asked.load(overrides, seed)
+    from perfmodel.answers.step import answer_occupancy, answer_run_steps, answer_step
+
     if whole_run:
-        _explain_run(loaded, asked.assumed(loaded), as_json)
-        return
-    from dataclasses import replace
-
-    from perfmodel.planning.sweeps.step_report import estimate_choice
-    from perfmodel.report.views.step import step_view
-
-    report = replace(estimate_choice(loaded, batch, context, prefill), assumed=asked.assumed(loaded))
-    if occupancy:
-        _explain_occupancy(report, as_json)
+        with progress_bar("simulating") as progress:
+            found = answer_run_steps(asked, overrides, seed, progress)
     else:
-        answer(step_view(report), report.to_json(), as_json)
-
-
-def _explain_run(scenario: "Scenario", assumed: tuple[str, ...], as_json: bool) -> None:
-    from dataclasses import asdict, replace
-
-    from perfmodel import sim
-    from perfmodel.report.views.step import kinds_of_steps, kinds_view
-
-    with progress_bar("simulating") as progress:
-        result = sim.simulate(scenario, progress=progress)
-    result = replace(result, notes=(*assumed, *result.notes))
-    kinds = kinds_of_steps(result.steps) if result.steps is not None else []
-    shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
-    data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
-    data["notes"], data["provenance"] = list(result.notes), result.provenance("steps of a run")
-    answer(kinds_view(result, kinds), data, as_json)
-
-
-def _explain_occupancy(report: "StepReport", as_json: bool) -> None:
-    from perfmodel.report.views.step import occupancy_view
-    from perfmodel.validate.executed.bridge import explain_occupancy
-
-    with progress_bar("compiling") as progress:
-        rows = explain_occupancy(report.scenario, report.shape, progress)
-    data = {
-        "scenario": report.scenario.name,
-        "step": report.label,
-        "kernels": rows,
-        "notes": list(report.assumed),
-        "provenance": report.provenance("kernels of a step"),
-    }
-    answer(occupancy_view(report, rows), data, as_json)
+        found = answer_step(asked, overrides, batch, context, prefill, seed)
+    if occupancy:
+        with progress_bar("compiling") as progress:
+            found = answer_occupancy(found.result, progress)
+    give(found, as_json)

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from perfmodel.answers.asked import Asked
 from perfmodel.cli import completion
-from perfmodel.cli.asked import Asked
 from perfmodel.cli.options import ScenarioOrFlags
 
 _PANEL = "Without a scenario file"

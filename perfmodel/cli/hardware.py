@@ -2,18 +2,13 @@
 
 __all__ = ["hardware"]
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from perfmodel.cli import completion
 from perfmodel.cli.options import JsonFlag
-from perfmodel.cli.terminal import answer, guarded
-from perfmodel.errors import SpecError
-
-if TYPE_CHECKING:
-    from perfmodel.specs.networks import NetworkFile
+from perfmodel.cli.terminal import give, guarded
 
 hardware = typer.Typer(help="List the known devices, or show one.", no_args_is_help=True)
 
@@ -46,50 +41,18 @@ def list_devices(
 
     Without a filter, siblings are shown as the tables that they are in; with one, each device by itself.
     """
-    from perfmodel import specs
-    from perfmodel.report.views.devices import device_facts, devices_view, siblings_view
+    from perfmodel.answers.hardware import answer_devices
 
-    if kind is None and maker is None and name is None and not as_json:
-        devices = [specs.load_hardware(each) for each in specs.list_names("hardware")]
-        answer(siblings_view(devices, specs.load_tables(), _networks()), [], as_json)
-        return
-    found = [specs.load_hardware(each) for each in specs.list_hardware() if (name or "") in each]
-    chosen = [each for each in found if kind in (None, each.kind) and maker in (None, each.maker)]
-    if not chosen:
-        raise SpecError(_nothing_is(kind, maker, name))
-    answer(devices_view(chosen), [device_facts(each) for each in chosen], as_json)
-
-
-def _networks() -> "list[NetworkFile]":
-    from perfmodel import specs
-
-    return [specs.load_network(name) for name in specs.list_networks()]
-
-
-def _nothing_is(kind: str | None, maker: str | None, name: str | None) -> str:
-    """That no device passes the filters, and what there is."""
-    from perfmodel import specs
-
-    given = {"--kind": kind, "--maker": maker, "--name": name}
-    asked = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
-    devices = [specs.load_hardware(each) for each in specs.list_hardware()]
-    kinds, makers = (sorted({str(getattr(each, field)) for each in devices}) for field in ("kind", "maker"))
-    return f"no device is listed for {asked}; kinds are {', '.join(kinds)}; makers {', '.join(makers)}."
+    give(answer_devices(kind, maker, name), as_json)
 
 
 @hardware.command("show")
 @guarded
 def show_device(name: DeviceName, as_json: JsonFlag = False) -> None:
     """Show everything declared of one device, or of a network between nodes, and where it comes from."""
-    from perfmodel import specs
-    from perfmodel.report.views.devices import device_view, network_view
+    from perfmodel.answers.hardware import answer_device
 
-    if _is_network(name):
-        network = specs.load_network(name)
-        answer(network_view(network), network.model_dump(mode="json"), as_json)
-        return
-    device = specs.load_hardware(name)
-    answer(device_view(device), device.model_dump(mode="json"), as_json)
+    give(answer_device(name), as_json)
 
 
 @hardware.command("new")
@@ -132,12 +95,3 @@ def detect_device(
     typer.echo(summary(machine), nl=False)
     is_processor = cpu or not machine.graphics
     typer.echo(processor_file(machine) if is_processor else graphics_file(machine.graphics[0]), nl=False)
-
-
-def _is_network(name: str) -> bool:
-    """Whether a name, or what a file declares, is a network's; what is neither's is for the device's reader to say."""
-    from perfmodel import specs
-
-    if Path(name).is_file():
-        return "declared" not in specs.load_yaml(name).data
-    return specs.find_network(name) is not None

@@ -2,13 +2,13 @@
 
 __all__ = ["models"]
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from perfmodel.cli import completion
 from perfmodel.cli.options import JsonFlag
-from perfmodel.cli.terminal import answer, guarded
+from perfmodel.cli.terminal import give, guarded
 
 models = typer.Typer(help="List the known models, or show one.", no_args_is_help=True)
 
@@ -27,35 +27,15 @@ ModelName = Annotated[
 @guarded
 def list_cards(as_json: JsonFlag = False) -> None:
     """List the models with their sizes."""
-    from perfmodel import specs
-    from perfmodel.report.views.catalog import model_facts, models_view
+    from perfmodel.answers.models import answer_models
 
-    facts = [model_facts(specs.load_model(name)) for name in specs.list_models()]
-    answer(models_view(facts), facts, as_json)
+    give(answer_models(), as_json)
 
 
 @models.command("show")
 @guarded
 def show_card(name: ModelName, as_json: JsonFlag = False) -> None:
     """Show a model's layers, parameters by component, and bytes."""
-    from dataclasses import asdict
+    from perfmodel.answers.models import answer_model
 
-    from perfmodel import specs
-    from perfmodel.report.views.catalog import model_facts, model_view
-
-    model = specs.load_model(name, ask_hub=True)
-    layers = [{"count": count, **_layer(layer)} for layer, count in model.layers]
-    quantization = asdict(model.quantization)
-    facts = {**model_facts(model), "layers": layers, "quantization": quantization, "source": model.source}
-    answer(model_view(model), facts, as_json)
-
-
-def _layer(layer: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    parts: dict[str, Any] = {}
-    for name, part in (("mixer", layer.mixer), ("ffn", layer.ffn)):
-        parts[name] = None if part is None else {"kind": type(part).__name__, **asdict(part)}
-        if hasattr(part, "rope"):
-            parts[name]["use_rope"] = part.rope is not None
-    return parts
+    give(answer_model(name), as_json)

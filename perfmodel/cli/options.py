@@ -1,8 +1,7 @@
-"""The flags that several commands share, each written once; and a command with its flags as anyone would type it."""
+"""The flags that several commands share, each written once."""
 
 __all__ = [
     "EngineName",
-    "Given",
     "JsonFlag",
     "OutFolder",
     "Overrides",
@@ -10,51 +9,15 @@ __all__ = [
     "ScenarioName",
     "ScenarioOrFlags",
     "Seed",
-    "command_line",
     "count",
-    "load",
 ]
 
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from perfmodel.cli import completion
-
-if TYPE_CHECKING:
-    from perfmodel.specs.scenario import Scenario
-
-Given = str | int | Path | list[str] | None
-
-
-def command_line(name: str, *arguments: str, **flags: Given) -> str:
-    """`perfmodel NAME ARGUMENTS --flag value ...`; flags that were not given (None, False, no values) are left out.
-
-    Of a path elsewhere the last two parts are shown, of a file to be written there its name.
-    """
-    texts = [f"perfmodel {name}", *(shlex.quote(_place(argument)) for argument in arguments)]
-    for flag, value in flags.items():
-        texts += _texts(f"--{flag}", value)
-    return " ".join(texts)
-
-
-def _texts(flag: str, value: Given) -> Iterator[str]:
-    for each in value if isinstance(value, list) else [value]:
-        if each is True:
-            yield flag
-        elif isinstance(each, Path):
-            yield f"{flag} {shlex.quote(each.name if each.is_absolute() else each.as_posix())}"
-        elif each is not None and each is not False:
-            yield f"{flag} {shlex.quote(str(each))}"
-
-
-def _place(argument: str) -> str:
-    is_elsewhere = argument.startswith(("/", "../"))
-    return "/".join(Path(argument).parts[-2:]) if is_elsewhere else argument
-
 
 ScenarioName = Annotated[
     str,
@@ -65,7 +28,7 @@ ScenarioName = Annotated[
         autocompletion=completion.scenarios,
     ),
 ]
-# Of commands that also take what `perfmodel.cli.asked` reads, in place of a file.
+# Of commands that also take what `perfmodel.answers.asked` reads, in place of a file.
 ScenarioOrFlags = Annotated[
     str | None,
     typer.Argument(
@@ -119,14 +82,3 @@ def count(text: str | int) -> int:
     if found < 1:
         raise typer.BadParameter(f"found {text}, allowed a number of at least 1")
     return found
-
-
-def load(scenario: str, overrides: list[str] | None, seed: int | None = None) -> "Scenario":
-    """The scenario, of stdin for `-`, with `--set` and `--seed` applied."""
-    from perfmodel.specs import load_scenario
-    from perfmodel.specs.scenario_source import given_source
-
-    changes = list(overrides or ())
-    if seed is not None:
-        changes.append(f"seed={seed}")
-    return load_scenario(given_source(scenario), changes)

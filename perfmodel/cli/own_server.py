@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.cli.terminal import answer, progress_bar, say
+from perfmodel.answers.answer import Answer
+from perfmodel.cli.terminal import give, progress_bar, say
 from perfmodel.errors import SpecError
 
 DEFAULT_FOLDER = "calibrations"
@@ -51,5 +52,5 @@ def fit_to_load_tests(asked: OwnServer, as_json: bool) -> None:
     file = save_own_server(fit, asked.folder, asked.is_forced)
     from perfmodel.report.views.bench import own_server_view
 
-    answer(own_server_view(fit), {**fit.to_json(), "path": str(file)}, as_json)
+    give(Answer(lambda: {**fit.to_json(), "path": str(file)}, lambda: own_server_view(fit)), as_json)
     say(f"Written to {file}; `engine.profile: {asked.name}` uses it.")

@@ -2,17 +2,17 @@
 
 __all__ = ["plan"]
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.asked import MOST_KINDS, Asked
+from perfmodel.answers.asked import Asked
+from perfmodel.answers.command_lines import Given, command_line
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, command_line, load
-from perfmodel.cli.terminal import EXIT_NO_ANSWER, answer, progress_bar, say
+from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile
+from perfmodel.cli.terminal import EXIT_NO_ANSWER, give, progress_bar, say
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -55,47 +55,33 @@ def plan(
     simulated. Every simulated point is stored: a plan that was stopped resumes where it was. Exit status: 0 with a
     deployment, 1 where none serves what is asked for, 2 for what cannot be read.
     """
-    from perfmodel.planning.deployments.result import PlanResult
-    from perfmodel.planning.search import make_plan
-    from perfmodel.report.views.plan.job import job_json, job_view
-    from perfmodel.report.views.plan.view import plan_json, plan_view
+    from perfmodel.answers.plan import answer_plan
     from perfmodel.report.written import check_report_file
 
     check_report_file(report_file)
-    source = asked.source(MOST_KINDS)
-    assumed = asked.assumed(load(source, overrides))
-    for sentence in assumed:  # before the minutes that it may take
-        say(sentence)
-    tell = partial(_tell, export)
-    result = make_plan(source, overrides or (), store, None, engine, progress_bar, tell)
-    result = replace(result, notes=[*assumed, *result.notes])
     flags: dict[str, Given] = {**asked.given, "set": overrides, "report": report_file}
     command = command_line("plan", *asked.arguments, **flags)
-    if isinstance(result, PlanResult):
-        _export(result, export)
-        answer(plan_view(result, command), plan_json(result), as_json, report_file)
-    else:
-        answer(job_view(result, command), job_json(result), as_json, report_file)
-    if result.winner is None:  # scripts see by the status that nothing serves what was asked for
+    tell = partial(_tell, export)
+    found = answer_plan(asked, overrides, store, None, engine, progress_bar, tell, say, command)
+    if export is not None:
+        _export(found.result, export)
+    give(found, as_json, report_file)
+    if found.result.winner is None:  # scripts see by the status that nothing serves what was asked for
         raise typer.Exit(EXIT_NO_ANSWER)
 
 
 def _tell(export: Path | None, found: "Preliminary | PreliminaryJob") -> None:
     """Say what the screen has found. Raises SpecError for a job that is to be exported."""
+    from perfmodel.answers.plan import told
     from perfmodel.planning.jobs.result import PreliminaryJob
-    from perfmodel.report.views.plan.job import preliminary_job_sentence
-    from perfmodel.report.views.plan.sentences import preliminary_sentence
 
-    if not isinstance(found, PreliminaryJob):
-        say(preliminary_sentence(found))
-        return
-    if export is not None:
+    if export is not None and isinstance(found, PreliminaryJob):
         raise SpecError(f"--export {export}: writes what serves a rate; of a job the answer has the command.")
-    say(preliminary_job_sentence(found))
+    say(told(found))
 
 
-def _export(result: "PlanResult", export: Path | None) -> None:
+def _export(result: "PlanResult", export: Path) -> None:
     from perfmodel.planning.deployments.export import export_plan
 
-    for written in export_plan(result, export) if export is not None else ():
+    for written in export_plan(result, export):
         say(f"Written to {written}")

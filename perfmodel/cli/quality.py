@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, Seed, load
+from perfmodel.answers.asked import load
+from perfmodel.cli.options import JsonFlag, Overrides, ScenarioName, Seed
 from perfmodel.cli.terminal import print_json, progress_bar, show_text
 from perfmodel.errors import SpecError
 

@@ -2,16 +2,17 @@
 
 __all__ = ["roofline"]
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfmodel.cli.asked import Asked
+from perfmodel.answers.asked import Asked
 from perfmodel.cli.explain import Batch, Context, Prefill
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import JsonFlag, Overrides
-from perfmodel.cli.terminal import answer
+from perfmodel.cli.terminal import give
 from perfmodel.errors import SpecError
 
 _OTHER_FORMATS = (".csv", ".htm", ".jpeg", ".jpg", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
@@ -35,20 +36,17 @@ def roofline(
 
     Which step: as for `explain`.
     """
-    loaded = asked.load(overrides)
-    from dataclasses import replace
-
+    from perfmodel.answers.step import answer_roofline
     from perfmodel.files.whole import write_whole
-    from perfmodel.planning.sweeps.step_report import estimate_choice
     from perfmodel.report.render.html import render_page
-    from perfmodel.report.views.step import ridge_points, step_view
 
-    path = _plot_path(out, loaded.name)
-    report = replace(estimate_choice(loaded, batch, context, prefill), assumed=asked.assumed(loaded))
-    document = step_view(report, is_roofline=True)
-    write_whole(path, render_page(document))
-    ridges = ridge_points(loaded.hardware)
-    answer(document, {**report.to_json(), "ridge_flop_per_byte": ridges, "plot": str(path)}, as_json)
+    found = answer_roofline(asked, overrides, batch, context, prefill)
+    path = _plot_path(out, found.result.scenario.name)
+    write_whole(path, render_page(found.document))
+    give(
+        replace(found, make_data=lambda: {**found.data, "plot": str(path)}, make_document=lambda: found.document),
+        as_json,
+    )
     if not as_json:
         print(f"Plot: {path}")
 

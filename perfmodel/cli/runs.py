@@ -1,6 +1,6 @@
 """What `simulate` and `execute` share: the folder for files, the answer on the terminal or as JSON, the reports."""
 
-__all__ = ["Progress", "present", "run_to_folder"]
+__all__ = ["present", "run_to_folder"]
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from perfmodel.cli.terminal import EXIT_INTERRUPTED, print_json, progress_bar, say, show, word_when_long
+from perfmodel.cli.terminal import EXIT_INTERRUPTED, give, progress_bar, say, word_when_long
 from perfmodel.errors import PerfmodelError, SpecError
 
 if TYPE_CHECKING:
+    from perfmodel.answers.answer import Answer, Progress
     from perfmodel.report.run_folder import RunFolder
     from perfmodel.sim.records.result import RunResult
-
-Progress = Callable[[int, int | None], None]
 
 _MOST_BYTES_READ = 100_000_000  # of a steps.csv: about a million records
 
 
 def run_to_folder(
-    what: str, run: Callable[[Progress | None, Path | None], "RunResult"], out: Path | None, as_json: bool
+    what: str, run: "Callable[[Progress | None, Path | None], Answer]", out: Path | None, as_json: bool
 ) -> None:
     """Run with a progress bar, write the files if there is a folder for them, and give the answer.
 
@@ -31,9 +30,9 @@ def run_to_folder(
     folder = _folder(out) if out is not None else None
     try:
         with progress_bar(what) as progress:
-            result = run(word_when_long(progress), folder.work if folder is not None else None)
+            answer = run(word_when_long(progress), folder.work if folder is not None else None)
         if folder is not None:
-            _write_files(result, folder.work)
+            _write_files(answer.result, folder.work)
             folder.finish()
     except KeyboardInterrupt:
         records = f"the finished requests are in {folder.work / 'requests.csv'}" if folder else None
@@ -46,7 +45,7 @@ def run_to_folder(
         if isinstance(error, OSError):  # a disk that is full has no name
             raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
-    present(result, out, as_json)
+    present(answer, out, as_json)
 
 
 def _folder(out: Path) -> "RunFolder":
@@ -55,15 +54,10 @@ def _folder(out: Path) -> "RunFolder":
     return RunFolder(out)
 
 
-def present(result: "RunResult", folder: Path | None, as_json: bool) -> None:
+def present(answer: "Answer", folder: Path | None, as_json: bool) -> None:
     """Print the answer; with a folder, name the files that are in it."""
-    if as_json:
-        print_json(result.to_json())
-        return
-    from perfmodel.report.views.run import run_view
-
-    show(run_view(result))
-    if folder is not None:
+    give(answer, as_json)
+    if folder is not None and not as_json:
         print(f"Report: {folder / 'report.html'}")
         print(f"Timeline for ui.perfetto.dev: {folder / 'timeline.json'}")
         print(f"Records: {folder / 'requests.csv'}, {folder / 'steps.csv'}")

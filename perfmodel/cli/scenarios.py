@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.answers.asked import Asked
 from perfmodel.cli import completion
-from perfmodel.cli.asked import Asked
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import JsonFlag
-from perfmodel.cli.terminal import answer, guarded, print_json
-from perfmodel.errors import SpecError
+from perfmodel.cli.terminal import give, guarded, print_json
 
 scenarios = typer.Typer(help="List the scenarios and traffic that come along, show one, or make one.")
 
@@ -23,11 +22,9 @@ def list_scenarios(
     as_json: JsonFlag = False,
 ) -> None:
     """List the scenarios, and the traffic that `--traffic` names, with what each is."""
-    from perfmodel.report.views.catalog import scenarios_view
-    from perfmodel.specs.examples import scenario_files, traffic_files
+    from perfmodel.answers.scenarios import answer_scenarios
 
-    found, traffic = scenario_files(every), traffic_files()
-    answer(scenarios_view(found, traffic), {"scenarios": found, "traffic": traffic}, as_json)
+    give(answer_scenarios(every), as_json)
 
 
 @scenarios.command("show")
@@ -46,11 +43,11 @@ def show_scenario(
 ) -> None:
     """Print a scenario's file, to be copied and changed; with --json, all its fields as resolved."""
     from perfmodel import specs
-    from perfmodel.cost.calibrations.provenance import resolved
+    from perfmodel.answers.scenarios import resolved_scenario
 
-    scenario = specs.load_scenario(name)
+    fields = resolved_scenario(name)
     if as_json:
-        print_json(resolved(scenario))
+        print_json(fields)
     else:
         typer.echo(specs.find_file("scenarios", name).read_text(encoding="utf-8"), nl=False)
 
@@ -60,8 +57,6 @@ def show_scenario(
 @takes_flags(has_file=False)
 def new_scenario(asked: Asked) -> None:
     """Print the scenario file that these flags stand for in other commands."""
-    from perfmodel.files.yaml_loader import dump_yaml
+    from perfmodel.answers.scenarios import new_scenario_text
 
-    if not {"model", "hardware"} & set(asked.given):
-        raise SpecError("no model: give --model and --hardware, as in --model llama-3.1-8b --hardware h100.")
-    typer.echo(dump_yaml(asked.data()), nl=False)
+    typer.echo(new_scenario_text(asked), nl=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.asked import Asked
+from perfmodel.answers.asked import Asked
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import Overrides, Seed
 from perfmodel.cli.terminal import say

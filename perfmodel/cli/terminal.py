@@ -5,8 +5,8 @@ __all__ = [
     "EXIT_CLOSED_PIPE",
     "EXIT_INTERRUPTED",
     "EXIT_NO_ANSWER",
-    "answer",
     "close_stdout",
+    "give",
     "guarded",
     "print_json",
     "progress_bar",
@@ -32,6 +32,7 @@ import typer
 from perfmodel.errors import PerfmodelError
 
 if TYPE_CHECKING:
+    from perfmodel.answers.answer import Answer
     from perfmodel.report.document import Document
 
 P = ParamSpec("P")
@@ -114,17 +115,17 @@ def show_text(text: str, width: int | None = None) -> None:
         print(line if width is None or len(line) <= width else textwrap.fill(line, width))
 
 
-def answer(document: "Document", data: Any, as_json: bool, report_file: Path | None = None) -> None:
+def give(answer: "Answer", as_json: bool, report_file: Path | None = None) -> None:
     """Give an answer: as files where a report was asked for, then as JSON or on the terminal."""
     if report_file is not None:
         from perfmodel.report.written import write_report
 
-        for written in write_report(document, data, report_file):
+        for written in write_report(answer.document, answer.data, report_file):
             say(f"Written to {written}")
     if as_json:
-        print_json(data)
+        print_json(answer.data)
     else:
-        show(document)
+        show(answer.document)
 
 
 def print_json(document: Any) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from perfmodel.cli.asked import Asked
+from perfmodel.answers.answer import Answer
+from perfmodel.answers.asked import Asked, load
+from perfmodel.answers.command_lines import Given, command_line
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import Given, JsonFlag, Overrides, ReportFile, Seed, command_line, load
-from perfmodel.cli.terminal import answer, progress_bar, say
+from perfmodel.cli.options import JsonFlag, Overrides, ReportFile, Seed
+from perfmodel.cli.terminal import give, progress_bar, say
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ def validate(
     given: dict[str, Given] = {"scenario": deployment, "measured": measured, "set": overrides, "seed": seed}
     flags: dict[str, Given] = {"repeat": again, **asked.given}
     command = command_line("validate", kind.value, *(paths or []), **given, **flags, report=report_file)
-    answer(validation_view(report, command), report.to_json(), as_json, report_file)
+    give(Answer(report.to_json, lambda: validation_view(report, command)), as_json, report_file)
     _journal(report_file).remove()
 
 

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.asked import Asked
+from perfmodel.answers.asked import Asked
+from perfmodel.answers.command_lines import Given, command_line
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import EngineName, Given, JsonFlag, Overrides, ReportFile, command_line
-from perfmodel.cli.terminal import answer, progress_bar
-from perfmodel.errors import SpecError
+from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile
+from perfmodel.cli.terminal import give, progress_bar
 
 Vary = Annotated[
     list[str] | None,
@@ -54,25 +54,10 @@ def whatif(
     points see the same requests. `--set step.batch=64` gives the step of metrics like step_ms, else it is the typical
     one.
     """
-    from dataclasses import replace
-
-    from perfmodel.planning.sensitivity.ask import ask_whatif
-    from perfmodel.report.views.whatif.view import whatif_json, whatif_view
+    from perfmodel.answers.whatif import answer_whatif
     from perfmodel.report.written import check_report_file
 
     check_report_file(report_file)
-    result = ask_whatif(
-        asked.source(),
-        vary or (),
-        overrides or (),
-        metric or (),
-        grid,
-        _overrides(against),
-        None,
-        engine,
-        progress_bar,
-    )
-    result = replace(result, assumed=asked.assumed(result.answers.scenario))
     flags: dict[str, Given] = {
         **asked.given,
         "vary": vary,
@@ -82,14 +67,5 @@ def whatif(
         "set": overrides,
     }
     command = command_line("whatif", *asked.arguments, **flags, report=report_file)
-    answer(whatif_view(result, command), whatif_json(result), as_json, report_file)
-
-
-def _overrides(against: str | None) -> list[str]:
-    """The overrides of an alternative. Raises SpecError for a quote without its end."""
-    import shlex
-
-    try:
-        return shlex.split(against or "")
-    except ValueError as error:
-        raise SpecError(f"--against {against}: {error}; quote it as in --against 'a=1 b=2'.") from None
+    found = answer_whatif(asked, vary, metric, grid, against, overrides, None, engine, progress_bar, command)
+    give(found, as_json, report_file)

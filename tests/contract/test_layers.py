@@ -1,4 +1,4 @@
-"""Imports point one way: files, models, specs, ops, cost; engine alone; sim, planning, validate, report; then cli."""
+"""Imports point one way: files, models, specs, ops, cost; engine alone; sim ... report, answers, serve; then cli."""
 
 import ast
 import sys
@@ -21,7 +21,7 @@ ORDER = (
         "cost",
         "trust",
     ),
-    *("engine", "sim", "planning", "calibrate", "validate", "report", "serve"),
+    *("engine", "sim", "planning", "calibrate", "validate", "report", "answers", "serve"),
 )
 NOT_FOR = {
     "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},

@@ -12,7 +12,7 @@ from perfmodel.serve.emulator import Emulator, Fate, Order
 from perfmodel.serve.http.errors import HttpError, error_body
 from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.shapes import DONE, AnswerShape, TokenCounts
-from perfmodel.serve.tokens import Answer
+from perfmodel.serve.tokens import WrittenAnswer
 from perfmodel.sim.replica.replica import EngineRank
 
 _JSON = [(b"content-type", b"application/json")]
@@ -52,7 +52,7 @@ class AskedAnswer(NamedTuple):
     """One answer that a request asks for: the number of its prompt, and which of the prompt's answers it is."""
 
     order: Order
-    answer: Answer
+    answer: WrittenAnswer
     prompt: int
     choice: int
 

@@ -6,7 +6,7 @@ import json
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
-from perfmodel.serve.tokens import Answer
+from perfmodel.serve.tokens import WrittenAnswer
 
 DONE = b"data: [DONE]\n\n"
 _COMPACT = (",", ":")
@@ -45,14 +45,14 @@ class AnswerShape:
         self._head = {"id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id}"}
         self._tail = {"created": created, "model": model}
 
-    def whole(self, answers: list[Answer], usage: TokenCounts) -> bytes:
+    def whole(self, answers: list[WrittenAnswer], usage: TokenCounts) -> bytes:
         """All `answers` at once."""
         name = "chat.completion" if self.is_chat else "text_completion"
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         said = {**self._head, "object": name, **self._tail, "choices": choices, "usage": usage.as_json()}
         return json.dumps(said, separators=_COMPACT).encode()
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, answer: WrittenAnswer) -> dict[str, Any]:
         text = "".join(answer.pieces)
         content: dict[str, Any] = {"text": text}
         if self.is_chat:
@@ -73,7 +73,7 @@ class AnswerShape:
         before, after = event.split(encode_basestring_ascii(text).encode())
         return before, after
 
-    def last_token(self, index: int, answer: Answer, usage: TokenCounts | None) -> bytes:
+    def last_token(self, index: int, answer: WrittenAnswer, usage: TokenCounts | None) -> bytes:
         """The chunk of the last token of answer `index`, which says why it ends."""
         choice = self._chunk_choice(index, answer.pieces[-1], answer.finish_reason, answer.stop_reason)
         return self._event([choice], usage)

@@ -1,7 +1,6 @@
 """Tokens of text: how long prompts are, which KV blocks they share, and what answers say. No seconds, no HTTP."""
 
 __all__ = [
-    "Answer",
     "AnswerWriter",
     "BoundedTokens",
     "ByteTokens",
@@ -9,11 +8,12 @@ __all__ = [
     "FileTokens",
     "Vocabulary",
     "Wanted",
+    "WrittenAnswer",
     "block_hashes",
     "chat_prompt",
 ]
 
-from perfmodel.serve.tokens.answers import Answer, AnswerWriter, Wanted
+from perfmodel.serve.tokens.answers import AnswerWriter, Wanted, WrittenAnswer
 from perfmodel.serve.tokens.blocks import block_hashes
 from perfmodel.serve.tokens.bounded import BoundedTokens
 from perfmodel.serve.tokens.chat import ChatMessage, chat_prompt

@@ -3,7 +3,7 @@
 All is settled when a request comes: the text depends on seeds alone, so where a stop string would end it is known.
 """
 
-__all__ = ["Answer", "AnswerWriter", "Wanted"]
+__all__ = ["AnswerWriter", "Wanted", "WrittenAnswer"]
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
     is_continued: bool = False
 
 
-class Answer(NamedTuple):
+class WrittenAnswer(NamedTuple):
     """ids, pieces: of its tokens, and the text that each adds; finish_reason, stop_reason: as OpenAI's and vLLM's
     servers give them."""
 
@@ -76,7 +76,7 @@ class AnswerWriter:
         self._lengths = _drawn_lengths(traffic, max_model_len, seed)
         self._num_written = 0
 
-    def write(self, wanted: Wanted, prompt: TokenIds, choice: int = 0) -> Answer:
+    def write(self, wanted: Wanted, prompt: TokenIds, choice: int = 0) -> WrittenAnswer:
         """The answer to `prompt`, of which a request wants several (`choice`).
 
         Raises WorkloadError where no token of it would fit in the context.
@@ -90,7 +90,7 @@ class AnswerWriter:
         ended = _first_end(wanted, ids, pieces)
         if ended is not None:
             return _ended(wanted, ids, pieces, *ended)
-        return Answer(ids, pieces, "length" if is_cut else "stop")
+        return WrittenAnswer(ids, pieces, "length" if is_cut else "stop")
 
     def _number(self, wanted: Wanted, prompt: TokenIds, choice: int) -> int:
         """What all draws of this answer follow from: with a seed, the request; else, which request it is."""
@@ -148,13 +148,13 @@ def _first_end(wanted: Wanted, ids: TokenIds, pieces: Sequence[str]) -> tuple[in
 
 def _ended(
     wanted: Wanted, ids: TokenIds, pieces: list[str], num_tokens: int, num_characters: int, reason: str | int
-) -> Answer:
+) -> WrittenAnswer:
     """The answer up to a stop."""
     shown, left = [], num_characters
     for piece in pieces[:num_tokens]:
         shown.append(piece[:left])
         left = max(left - len(piece), 0)
-    return Answer(ids[:num_tokens], shown, "stop", reason)
+    return WrittenAnswer(ids[:num_tokens], shown, "stop", reason)
 
 
 def _drawn_lengths(traffic: Traffic, max_model_len: int, seed: int) -> Sequence[int]:

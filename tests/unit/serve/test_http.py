@@ -16,7 +16,7 @@ from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
 from perfmodel.serve.http.shapes import AnswerShape
 from perfmodel.serve.settings import InjectedFaults, ServerSettings
-from perfmodel.serve.tokens import Answer
+from perfmodel.serve.tokens import WrittenAnswer
 from perfmodel.specs import load_scenario
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")
@@ -250,7 +250,7 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
     async def send(message):
         sent.append(message["type"])
 
-    answer = Answer(np.arange(3), ["a ", "b ", "c "], "length")
+    answer = WrittenAnswer(np.arange(3), ["a ", "b ", "c "], "length")
     asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
     reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), AnswerShape(True, "x", 0, "m"), asked, is_stream=True)
     reply.submit(None, None)

@@ -1,15 +1,14 @@
-"""A scenario as a command is asked for it: by its name or file, or by flags, `--model llama-3.1-70b --hardware h100`.
+"""A scenario as an answer is asked for it: by its name or file, or by flags, `--model llama-3.1-70b --hardware h100`.
 
 What the flags leave open is assumed, and said in the notes of the answer.
 """
 
-__all__ = ["MOST_KINDS", "TRAFFIC", "Asked"]
+__all__ = ["MOST_KINDS", "TRAFFIC", "Asked", "load"]
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.options import load
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Asked:
         """What stands before the flags on the command line."""
         return [] if self.scenario is None else [self.scenario]
 
-    def load(self, overrides: list[str] | None, seed: int | None = None) -> "Scenario":
+    def load(self, overrides: Sequence[str] | None, seed: int | None = None) -> "Scenario":
         """The scenario, with `--set` and `--seed` applied. Raises SpecError as `source` and `load_scenario` do."""
         return load(self.source(), overrides, seed)
 
@@ -109,3 +108,14 @@ class Asked:
         yield f"{engine.described.label} with its defaults"
         if scenario.plan is None:
             yield f"tensor_parallel_size {engine.tensor_parallel_size}"
+
+
+def load(scenario: str, overrides: Sequence[str] | None, seed: int | None = None) -> "Scenario":
+    """The scenario, of stdin for `-`, with `--set` and `--seed` applied."""
+    from perfmodel.specs import load_scenario
+    from perfmodel.specs.scenario_source import given_source
+
+    changes = list(overrides or ())
+    if seed is not None:
+        changes.append(f"seed={seed}")
+    return load_scenario(given_source(scenario), changes)

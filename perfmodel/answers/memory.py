@@ -1,0 +1,58 @@
+"""What lies in device memory, and how much it can serve: `perfmodel memory`."""
+
+__all__ = ["answer_memory"]
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.answers.answer import Answer
+from perfmodel.answers.asked import Asked
+
+if TYPE_CHECKING:
+    from perfmodel.cost.memory.file_types import TypeFit
+    from perfmodel.cost.memory.plan import MemoryPlan
+    from perfmodel.report.document import Document
+    from perfmodel.specs.scenario import Scenario
+
+
+def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answer:
+    """Weights, KV cache and activations per device, the largest batch and context; `result` is the MemoryPlan.
+
+    Raises SpecError for what cannot be read, DoesNotFitError for a model too large for the devices.
+    """
+    loaded = asked.load(overrides)
+    from perfmodel.cost import plan_memory
+    from perfmodel.cost.memory.file_types import fits_of_types
+    from perfmodel.specs.engine.formats import format_notes
+
+    plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
+    types = fits_of_types(loaded.model, loaded.hardware, loaded.engine)
+    notes = [*asked.assumed(loaded), *format_notes(loaded.model, loaded.engine, loaded.hardware)]
+
+    def document() -> "Document":
+        from perfmodel.report.views.step import memory_view
+
+        return memory_view(plan, notes, types)
+
+    return Answer(lambda: _data(loaded, plan, types, notes), document, plan)
+
+
+def _data(scenario: "Scenario", plan: "MemoryPlan", types: "Sequence[TypeFit]", notes: list[str]) -> dict[str, Any]:
+    from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+
+    planned = asdict(plan)
+    groups = planned.pop("kv_groups")
+    return {
+        "scenario": scenario.name,
+        **planned,
+        **({"kv_groups": groups} if groups else {}),
+        "weight_bytes": plan.weight_bytes,
+        "kv_bytes": plan.kv_bytes,
+        "max_tokens": plan.max_tokens,
+        "max_batch_at_2048_tokens": plan.max_batch(2048),
+        "max_context": plan.max_context(),
+        **({"file_types": [{**asdict(each), "fits": each.fits} for each in types]} if types else {}),
+        "notes": notes,
+        "provenance": provenance_of([scenario]).to_json("memory", {"scenario": resolved(scenario)}),
+    }
