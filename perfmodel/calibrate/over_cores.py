@@ -2,10 +2,11 @@
 
 __all__ = ["over_cores"]
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
+
+from perfmodel.cores import num_processes
 
 RowT = TypeVar("RowT")
 PairT = TypeVar("PairT")
@@ -25,7 +26,7 @@ def over_cores(
     """
     order = sorted(range(len(rows)), key=lambda i: alike(rows[i]))
     found: dict[int, PairT] = {}
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ProcessPoolExecutor(num_processes(len(rows))) as pool:
         chunk = min(_LONGEST_CHUNK, max(len(rows) // 32, 1))
         pairs = pool.map(work, [rows[i] for i in order], chunksize=chunk)
         for done, (i, pair) in enumerate(zip(order, pairs, strict=True), 1):

@@ -10,6 +10,7 @@ __all__ = [
     "guarded",
     "print_json",
     "progress_bar",
+    "replace_unprintable",
     "say",
     "say_refused",
     "show",
@@ -18,6 +19,7 @@ __all__ = [
 ]
 
 import functools
+import io
 import json
 import os
 import sys
@@ -84,6 +86,13 @@ def say_refused(error: OSError) -> int:
     """Say what the operating system did not let us read or write (a full disk, a folder of others); the exit status."""
     say(f"error: {error.filename or 'the answer'} cannot be read or written: {error.strerror or error}.")
     return EXIT_BAD_INPUT
+
+
+def replace_unprintable() -> None:
+    """Print what the console's encoding lacks, as a Windows code page does the minus sign, as `?` instead of ending."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def close_stdout() -> None:

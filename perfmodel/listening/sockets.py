@@ -2,8 +2,8 @@
 
 __all__ = ["allow_files", "bound_socket"]
 
-import resource
 import socket
+import sys
 from contextlib import suppress
 
 from perfmodel.errors import SpecError
@@ -18,7 +18,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "win32":  # where it would let another process take the port as well
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
@@ -30,6 +31,10 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def allow_files(num_connections: int) -> None:
     """Let this process have as many files open as connections, as far as the machine lets it."""
+    if sys.platform == "win32":
+        return  # whose sockets are no files, and unlimited
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

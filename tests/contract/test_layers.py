@@ -13,6 +13,7 @@ ORDER = (
         "listening",
         "kv_groups",
         "dates",
+        "cores",
         "printable",
         "files",
         "models",

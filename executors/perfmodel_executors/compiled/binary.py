@@ -85,7 +85,7 @@ def serialised_products(ptx: str) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
+        path.write_text(ptx, encoding="utf-8")
         said = _tool("ptxas", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin")))
     return len(_SERIALISED.findall(said))
 
@@ -99,7 +99,7 @@ def _tool(name: str, *arguments: str) -> str:
 
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     try:
-        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run([str(path), *arguments], capture_output=True, encoding="utf-8", check=False)
     except OSError as error:
         raise PerfmodelError(f"{path}: {error.strerror}; reinstall triton, whose wheel brings it.") from None
     return done.stdout + done.stderr

@@ -102,7 +102,7 @@ def _nvidia_smi(asked: str) -> str:
         raise FileNotFoundError("there is no nvidia-smi here")
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
     command = [program, f"--query-gpu={asked}", "--format=csv,noheader,nounits", "-i", device]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S).stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=_LIMIT_S).stdout
 
 
 def _number(text: str) -> float | None:

@@ -33,6 +33,7 @@ from perfmodel_executors.gpu_suite.worker import (
 _GRACE_S = 10.0  # after the budget, for the last task
 _START_S = 120.0  # of a measuring process
 _AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the compilation
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 _WRITE_S = 5.0  # between two writings of suite.json
 
 
@@ -192,7 +193,7 @@ def _ended_by_signals() -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    known = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGHUP)}
+    known = {each: signal.signal(each, stop) for each in _ENDING}
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 import os
+import sys
 from dataclasses import replace
 
 import torch
@@ -108,6 +109,8 @@ def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> Non
                 f"num_gpu_blocks_override, or raise tensor_parallel_size."
             )
         return
+    if sys.platform == "win32":
+        return  # which does not say how much memory it has: what does not fit is paged
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > 0.8 * physical:
         raise DoesNotFitError(

@@ -8,16 +8,22 @@ __all__ = ["QUIET_GC", "run_in_processes"]
 import gc
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from perfmodel.errors import PerfmodelError
+
+if sys.platform == "win32":
+    from multiprocessing.connection import PipeConnection as Connection
+else:
+    from multiprocessing.connection import Connection
 
 # Spawned, not forked: the parent may have threads (BLAS, torch) that a fork would leave in the middle of something.
 _CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
@@ -106,8 +112,9 @@ def _mourned(worker: _Worker) -> list[tuple[int, str]]:
     _stop(worker)
     how = f"status {code}"
     if code < 0:
-        how = f"signal {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
+        name = signal.Signals(-code).name
+        how = f"signal {name}"
+        if name == "SIGKILL":
             how += ", as when memory runs out"
     if not worker.is_ready:
         raise PerfmodelError(

@@ -10,11 +10,11 @@ what they add up to stays here, and so do files that are written meanwhile.
 
 __all__ = ["Chain", "Engine", "Progress", "Stepwise", "Tally", "engine_of", "num_workers", "spread"]
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from perfmodel.cores import num_processes
 from perfmodel.errors import SpecError, did_you_mean
 
 Progress = Callable[[int, int | None], None]
@@ -74,7 +74,7 @@ def engine_of(text: str) -> Engine:
 
 def num_workers(num_items: int) -> int:
     """Processes worth starting for so many items."""
-    return min(len(os.sched_getaffinity(0)), num_items) if num_items >= _FEWEST else 1
+    return num_processes(num_items) if num_items >= _FEWEST else 1
 
 
 class Chain(Protocol):

@@ -2,11 +2,12 @@
 
 __all__ = ["copy_bandwidth"]
 
-import os
 import threading
 import time
 
 import numpy as np
+
+from perfmodel.cores import num_cores
 
 _BYTES = 256 * 2**20  # of all arrays together: more than nearly all caches hold
 
@@ -16,7 +17,7 @@ def copy_bandwidth(seconds: float = 2.0, num_threads: int | None = None) -> floa
 
     num_threads: one for each core that this process may run on unless given; numpy copies without Python's lock
     """
-    count = num_threads or _own_cores()
+    count = num_threads or num_cores()
     moved, started = [0] * count, threading.Barrier(count + 1)
 
     def copies(index: int) -> None:
@@ -37,8 +38,3 @@ def copy_bandwidth(seconds: float = 2.0, num_threads: int | None = None) -> floa
     for thread in threads:
         thread.join()
     return sum(moved) / (time.perf_counter() - begun)
-
-
-def _own_cores() -> int:
-    """The cores that this process may run on, or that there are where the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

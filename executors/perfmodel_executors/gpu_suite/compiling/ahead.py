@@ -101,8 +101,9 @@ def prepare(capability: int) -> None:
     """Makes this process compile for a device of `capability`, whatever is here."""
     from triton.runtime import driver
 
-    with suppress(OSError):
-        os.nice(10)
+    if sys.platform != "win32":
+        with suppress(OSError):
+            os.nice(10)
     torch.set_num_threads(1)
     driver.set_active(_Absent(capability))
 
