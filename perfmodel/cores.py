@@ -12,7 +12,8 @@ def num_cores() -> int:
     """The cores that this process may run on, or that there are where the system does not say."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    else:
+        return os.cpu_count() or 1
 
 
 def num_processes(num_items: int) -> int:

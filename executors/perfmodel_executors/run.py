@@ -119,7 +119,7 @@ def execute_scenario(
         if out is not None:
             backend.acceptance.write(out / "acceptance.json")
     if out is not None and choices():
-        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8")
+        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8", newline="\n")
     return replace(result, notes=(*result.notes, *notes))
 
 

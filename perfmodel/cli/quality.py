@@ -126,7 +126,7 @@ def _sensitivity(
     with progress_bar("layers", enabled=not as_json) as progress:
         found = load_executor().measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)
     if out is not None:
-        out.write_text(_fields(scenario, found.rules), encoding="utf-8")
+        out.write_text(_fields(scenario, found.rules), encoding="utf-8", newline="\n")
     if as_json:
         print_json(found.to_json())
         return

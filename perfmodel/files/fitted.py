@@ -40,5 +40,5 @@ def write_fitted(data: Mapping[str, Any], path: Path) -> Path:
     """Write the keys of `data` in their order, as `save_fitted` does those of fits."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=100)
-    path.write_text(HEADER + text, encoding="utf-8")
+    path.write_text(HEADER + text, encoding="utf-8", newline="\n")
     return path

@@ -19,7 +19,7 @@ def write_wholes(texts: Mapping[Path, str]) -> list[Path]:
     try:
         for file, partial in partials.items():
             partial.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(texts[file], encoding="utf-8")
+            partial.write_text(texts[file], encoding="utf-8", newline="\n")
         for file, partial in partials.items():
             partial.replace(file)
     except OSError as error:

@@ -31,13 +31,12 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def allow_files(num_connections: int) -> None:
     """Let this process have as many files open as connections, as far as the machine lets it."""
-    if sys.platform == "win32":
-        return  # whose sockets are no files, and unlimited
-    import resource
+    if sys.platform != "win32":  # whose sockets are no files
+        import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections + _SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = num_connections + _SPARE_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            with suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -82,7 +82,7 @@ def _stored(name: str, config: Path) -> dict[str, Any]:
         if answer is not None:
             with suppress(OSError):
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(json.dumps(answer), encoding="utf-8")
+                kept.write_text(json.dumps(answer), encoding="utf-8", newline="\n")
     return answer if isinstance(answer, dict) else {}
 
 

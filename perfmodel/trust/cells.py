@@ -93,7 +93,9 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
     import gzip  # here and below what only writing needs: every answer imports this module
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.csv").write_text(_table(_CELL_COLUMNS, map(_cell_line, cells_of(rows))), encoding="utf-8")
+    (folder / f"{name}.csv").write_text(
+        _table(_CELL_COLUMNS, map(_cell_line, cells_of(rows))), encoding="utf-8", newline="\n"
+    )
     if lists_rows:
         text = _table(_ROW_COLUMNS, map(_row_line, _by_setup(rows)))
         (folder / f"{name}.rows.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))

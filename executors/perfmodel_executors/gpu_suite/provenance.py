@@ -40,7 +40,9 @@ def _driver() -> str:
 
 def _first_line(command: list[str]) -> str:
     try:
-        found = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=10).stdout.splitlines()
+        found = subprocess.run(
+            command, capture_output=True, encoding="utf-8", check=True, timeout=10
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return ""
     return found[0].strip() if found else ""

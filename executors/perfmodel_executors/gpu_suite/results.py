@@ -43,7 +43,7 @@ class Results:
         path = self.folder / name
         text = json.dumps(data, separators=(",", ":")).replace('},"', '},\n"')
         temporary = path.with_suffix(".part")
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8", newline="\n")
         temporary.replace(path)
 
     def info(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ __all__ = [
     "with_plain_weights",
 ]
 
+import math
 import os
 import sys
 from dataclasses import replace
@@ -109,14 +110,20 @@ def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> Non
                 f"num_gpu_blocks_override, or raise tensor_parallel_size."
             )
         return
-    if sys.platform == "win32":
-        return  # which does not say how much memory it has: what does not fit is paged
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    physical = _physical_bytes()
     if num_bytes > 0.8 * physical:
         raise DoesNotFitError(
             f"{what} of {num_bytes / 1e9:.1f} GB do not fit this machine, which has {physical / 1e9:.1f} GB; execute a "
             f"smaller model, or fewer KV blocks (engine.num_gpu_blocks_override)."
         )
+
+
+def _physical_bytes() -> float:
+    """The size of this machine's memory; infinite where the system does not say it, as on Windows."""
+    if sys.platform != "win32":
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    else:
+        return math.inf
 
 
 def check_executable(model: ModelSpec, attention: str = "flash") -> None:

@@ -100,4 +100,4 @@ class AcceptanceCounts:
         """The counts as JSON, unless nothing was drafted."""
         measured = self.measured()
         if measured is not None:
-            path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")

@@ -234,7 +234,7 @@ def _traced(times: RequestTimes, name: str, folder: Path) -> dict[str, Any]:
         for start, prompt, output in zip(*columns, strict=True)
     )
     path = folder / f"{len(list(folder.iterdir()))}.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(times)}
 
 

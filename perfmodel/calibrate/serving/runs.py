@@ -221,6 +221,7 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> RequestLog
     trace.write_text(
         "\n".join(json.dumps({"arrival_s": t, "input_tokens": p, "output_tokens": o}) for t, p, o in lines),
         encoding="utf-8",
+        newline="\n",
     )
     try:
         scenario = _scenario(folder.name, meta, trace)

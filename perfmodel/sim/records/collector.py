@@ -103,7 +103,7 @@ class _Table:
         self._rows: list[tuple[int, ...]] = []  # that are in no column yet
         self._file: IO[str] | None = None
         if path is not None:
-            self._file = path.open("w", encoding="utf-8")
+            self._file = path.open("w", encoding="utf-8", newline="\n")
             self._file.write(",".join(self._columns) + "\n")
 
     def add(self, row: tuple[int, ...]) -> None:

@@ -65,7 +65,7 @@ def measure_study_quality(file: StudyFile, model: str, progress: Progress | None
         found[key] = entry
     path = file.path.parent / quality.file
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8", newline="\n")
     return path
 
 

@@ -73,7 +73,7 @@ class Journal:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as lines:
+            with self._path.open("a", encoding="utf-8", newline="\n") as lines:
                 lines.write(f"\n{json.dumps(verdict.to_json())}\n")  # after a cut-off line too, one of its own
         except OSError as error:
             raise SpecError(f"{self._path}: cannot be written: {error.strerror}.") from None

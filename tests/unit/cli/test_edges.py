@@ -30,10 +30,16 @@ def _refused(result, wanted: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def _shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def _shell(line: str, tmp_path: Path, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
     command = line.replace("perfmodel", f"{sys.executable} -m perfmodel", 1)
     return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=os.environ, timeout=60, check=False
+        ["bash", "-c", command],
+        capture_output=True,
+        encoding=encoding,
+        cwd=tmp_path,
+        env=os.environ,
+        timeout=60,
+        check=False,
     )
 
 
@@ -44,6 +50,16 @@ def test_a_full_disk_under_the_answer_is_one_sentence(tmp_path, line):
     found = _shell(f"{line} > /dev/full", tmp_path)
     assert found.returncode == 2
     assert found.stderr == "error: the answer cannot be read or written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "cp1252"])
+@pytest.mark.parametrize("command", ["hardware show a100-sxm-80gb", f"explain {SCENARIO}", "-h"])
+def test_a_console_without_a_letter_shows_another(tmp_path, monkeypatch, encoding, command):
+    """Windows gives a pipe its code page, which lacks a minus sign or a micro sign; a traceback is no answer."""
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    found = _shell(f"perfmodel {command} | cat", tmp_path, encoding)
+    assert not found.stderr
+    assert found.stdout
 
 
 @pytest.mark.parametrize("flag", ["", "--json"])
