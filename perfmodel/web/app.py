@@ -1,0 +1,219 @@
+"""`build_app`: the page's server as an ASGI application."""
+
+__all__ = ["build_app"]
+
+import asyncio
+import gzip
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.web.desk import Desk
+from perfmodel.web.drops import MOST_BYTES
+from perfmodel.web.guard import HEADERS, Guard
+from perfmodel.web.lines import read_line, serve_line
+from perfmodel.web.pages import Pages
+from perfmodel.web.state import PageState, read_state
+from perfmodel.web.views import Part, View, find_part, find_view
+
+_log = logging.getLogger("perfmodel.web")
+_PATIENCE_S = 1.5  # with a worker, before the page is told to wait
+_MOST_LINE_BYTES = 200_000
+_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
+_STATIC = ("app.css", "app.js", "plots.js", "icon.svg", "vendor/htmx.min.js")
+
+
+def build_app(host: str, desk: Desk | None = None) -> Starlette:
+    """The application, to be served on `host`.
+
+    desk: who answers; by default one with workers of its own
+    """
+    return _Site(Guard(host), desk or Desk()).app
+
+
+class _Site:
+    def __init__(self, guard: Guard, desk: Desk) -> None:
+        self._guard, self._desk = guard, desk
+        self._pages = Pages(desk, guard.token)
+        routes = [
+            Route("/", self._home),
+            Route("/static/{path:path}", self._static),
+            Route("/part/{view}/{part}", self._part),
+            Route("/ask/{view}/{part}", self._ask, methods=["POST"]),
+            Route("/stop/{view}/{part}", self._stop, methods=["POST"]),
+            Route("/drop", self._drop, methods=["POST"]),
+            Route("/line", self._line, methods=["POST"]),
+            Route("/serve-line", self._serve_line),
+            Route("/data/{view}/{part}", self._data),
+            Route("/{view}", self._view),
+        ]
+        self.app = Starlette(routes=routes, lifespan=self._live, middleware=[Middleware(GZipMiddleware, compresslevel=4)])
+        self.app.middleware("http")(self._guarded)
+
+    @asynccontextmanager
+    async def _live(self, app: Starlette) -> AsyncIterator[None]:
+        await self._desk.start()
+        asyncio.get_running_loop().run_in_executor(None, _plotly)  # compressed while the first page is drawn
+        try:
+            yield
+        finally:
+            await self._desk.close()
+
+    async def _guarded(self, request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        refusal = self._guard.refusal(request)
+        if refusal is not None:
+            response: Response = self._sentence(request, *refusal)
+        else:
+            try:
+                response = await go_on(request)
+            except PerfmodelError as error:
+                response = self._sentence(request, 422, str(error))
+            except Exception:
+                _log.exception("a page could not be drawn: a bug of perfmodel")
+                response = self._sentence(request, 500, "the page could not be drawn: a bug, which the log describes.")
+        response.headers.update({name: value for name, value in HEADERS.items() if name not in response.headers})
+        response.headers.setdefault("cache-control", "no-store")
+        return response
+
+    def _sentence(self, request: Request, status: int, sentence: str) -> Response:
+        if "text/html" in request.headers.get("accept", "") and "hx-request" not in request.headers:
+            return HTMLResponse(self._pages.refused(sentence), status)
+        return JSONResponse({"error": sentence}, status)
+
+    async def _home(self, request: Request) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"/deployment{query}", 307)
+
+    async def _view(self, request: Request) -> Response:
+        view, state = _view_of(request), read_state(request.url.query)
+        if view is None:
+            return self._sentence(request, 404, f"there is no page {request.url.path[:80]!r}.")
+        draw = {"main": self._pages.main, "answers": self._pages.answers}.get(
+            request.headers.get("hx-target", ""), self._pages.whole
+        )
+        return HTMLResponse(await run_in_threadpool(draw, view, state))
+
+    async def _part(self, request: Request) -> Response:
+        return await self._drawn(*_part_of(request))
+
+    async def _ask(self, request: Request) -> Response:
+        view, part, state = _part_of(request)
+        if part.lane is not None:
+            jobs = [self._desk.begin(question, part.lane) for question in part.ask(state)]
+            waits = [asyncio.create_task(job.ended.wait()) for job in jobs if job is not None]
+            if waits:
+                _, late = await asyncio.wait(waits, timeout=_PATIENCE_S)
+                for task in late:
+                    task.cancel()
+        return await self._drawn(view, part, state)
+
+    async def _stop(self, request: Request) -> Response:
+        view, part, state = _part_of(request)
+        for question in part.ask(state):
+            self._desk.stop(question)
+        return await self._drawn(view, part, state)
+
+    async def _drawn(self, view: View, part: Part, state: PageState) -> Response:
+        return HTMLResponse(await run_in_threadpool(self._pages.part, view, part, state))
+
+    async def _data(self, request: Request) -> Response:
+        """The JSON of a part's answers, as their commands print it."""
+        view, part, state = _part_of(request)
+        found = [self._desk.look(question).shown for question in part.ask(state)]
+        shown = [each for each in found if each is not None]
+        if not shown:
+            return JSONResponse({"error": "nothing is known of it yet; open the page first."}, 404)
+        data = shown[0].data if len(found) == 1 else [{"command": each.question.line, **each.data} for each in shown]
+        name = f"perfmodel-{view.name}-{part.name}.json"
+        text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        return Response(text, media_type="application/json", headers=_attached(name))
+
+    async def _drop(self, request: Request) -> Response:
+        name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
+        content = await _body(request, MOST_BYTES)
+        mark = self._desk.drops.take(name, content, int(size) if size.isdigit() else None)
+        return JSONResponse({"mark": mark})
+
+    async def _line(self, request: Request) -> Response:
+        text = (await _body(request, _MOST_LINE_BYTES)).decode("utf-8", "replace")
+        found = await run_in_threadpool(read_line, text, read_state(request.url.query))
+        return JSONResponse({"query": found.state.query, "notes": list(found.notes)})
+
+    async def _serve_line(self, request: Request) -> Response:
+        state = read_state(request.url.query)
+        return JSONResponse({"lines": await run_in_threadpool(serve_line, state, self._desk.drops.folder)})
+
+    async def _static(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        if path == "plotly.min.js":
+            content, tag = await run_in_threadpool(_plotly)
+            headers = {"content-encoding": "gzip"}
+        elif path in _STATIC:
+            content, tag = _packaged(path)
+            headers = {}
+        else:
+            return JSONResponse({"error": "there is no such file."}, 404)
+        headers |= {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=_KINDS[f".{path.rpartition('.')[2]}"], headers=headers)
+
+
+def _view_of(request: Request) -> View | None:
+    return find_view(request.path_params["view"])
+
+
+def _part_of(request: Request) -> tuple[View, Part, PageState]:
+    view = _view_of(request)
+    part = None if view is None else find_part(view, request.path_params["part"])
+    if view is None or part is None:
+        from perfmodel.errors import SpecError
+
+        raise SpecError("there is no such part of the page; load it again.")
+    return view, part, read_state(request.url.query)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """What was sent. Raises SpecError for more than `most` bytes, before they are all there."""
+    from perfmodel.errors import SpecError
+
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > most:
+            raise SpecError(f"more than {most:,} bytes were sent, allowed {most:,}.")
+    return bytes(content)
+
+
+def _attached(name: str) -> dict[str, str]:
+    return {"content-disposition": f'attachment; filename="{name}"'}
+
+
+@cache
+def _packaged(path: str) -> tuple[bytes, str]:
+    content = files("perfmodel.web").joinpath("static", *path.split("/")).read_bytes()
+    return content, _tag(content)
+
+
+@cache
+def _plotly() -> tuple[bytes, str]:
+    """plotly's script as its package carries it, compressed once."""
+    content = gzip.compress(files("plotly").joinpath("package_data", "plotly.min.js").read_bytes(), 6, mtime=0)
+    return content, _tag(content)
+
+
+def _tag(content: bytes) -> str:
+    return f'"{hashlib.sha256(content).hexdigest()[:20]}"'

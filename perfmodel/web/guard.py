@@ -1,0 +1,52 @@
+"""`Guard`: this machine's own pages alone may ask. The Host header, against pages elsewhere that reach this machine under
+a name of their own (DNS rebinding); a token, against pages elsewhere that send forms here; headers that keep the page
+from loading, or being framed by, anything else."""
+
+__all__ = ["HEADERS", "TOKEN_HEADER", "Guard"]
+
+import hmac
+import secrets
+
+from starlette.requests import Request
+
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_MOST_HEADER_BYTES = 65_536
+TOKEN_HEADER = "x-perfmodel-token"
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),  # inline styles: plotly and progress bars set some
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Guard:
+    """token: what a page of this server sends with all that changes state"""
+
+    def __init__(self, host: str) -> None:
+        self._names = {*_LOCAL, host.lower()}
+        self.token = secrets.token_urlsafe(24)
+
+    def refusal(self, request: Request) -> tuple[int, str] | None:
+        """Status and sentence for a request that is not to be answered; else None."""
+        if sum(len(name) + len(value) for name, value in request.headers.raw) > _MOST_HEADER_BYTES:
+            return 431, f"the headers have more than {_MOST_HEADER_BYTES:,} bytes; send fewer."
+        host = request.headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if name not in self._names:
+            return 400, f"Host header: found {name[:80]!r}; this page is at its own address on this machine alone."
+        if request.method in ("GET", "HEAD"):
+            return None
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"{request.url.scheme}://{host}":
+            return 403, "the request came from another page; only this server's own may ask."
+        if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self.token.encode()):
+            return 403, "the page is of a server that has ended; load it again."
+        return None

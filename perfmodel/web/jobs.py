@@ -1,0 +1,242 @@
+"""`Jobs`: questions that take longer than a page should wait, each in a worker process: progress, stop, at most so many.
+
+A worker is a process of this program that waits for questions, so it keeps what it knows of steps between them. It is
+stopped where it reports progress; one that does not within a few seconds is ended and another started.
+"""
+
+__all__ = ["Job", "Jobs", "Lane", "Work"]
+
+import asyncio
+import logging
+import multiprocessing
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.web.known import Known
+from perfmodel.web.questions import Progress, Question, Shown
+
+Lane = Literal["quick", "long"]
+Work = Callable[[Question, Progress], Shown]
+_LANES: tuple[Lane, ...] = ("quick", "long")
+_TELL_S = 0.1  # between two words on progress
+_PATIENCE_S = 3.0  # with a worker that was asked to stop
+_MOST_WAITING, _MOST_KEPT = 20, 100
+_log = logging.getLogger("perfmodel.web")
+
+
+class _StoppedError(Exception):
+    """The page asked for it."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One question under way. state: waiting, running, done, stopped, refused (`said` has the sentence), failed"""
+
+    number: int
+    question: Question
+    lane: Lane
+    state: str = "waiting"
+    what: str = ""
+    done: int = 0
+    total: int | None = None
+    said: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    is_stopping: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.state not in ("waiting", "running")
+
+    def end(self, state: str, said: str = "") -> None:
+        """Say what became of it."""
+        self.state, self.said = state, said
+        self.ended.set()
+
+
+class Jobs:
+    """Works on questions in the background, those of each lane one after another; what comes of them is kept in
+    `known`.
+
+    work: of a question with a progress, what the answer is; a function that can be pickled
+    """
+
+    def __init__(self, known: Known, work: Work) -> None:
+        self._known, self._work_out = known, work
+        self._numbers = count(1)
+        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._queues: dict[Lane, asyncio.Queue[Job]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._workers: dict[Lane, _Worker] = {}
+
+    async def start(self) -> None:
+        """Start the workers."""
+        for lane in _LANES:
+            self._queues[lane] = asyncio.Queue()
+            self._workers[lane] = _Worker(self._work_out)
+            self._tasks.append(asyncio.create_task(self._turn(lane)))
+
+    async def close(self) -> None:
+        """End everything."""
+        for task in self._tasks:
+            task.cancel()
+        for worker in self._workers.values():
+            worker.end()
+
+    def last(self, question: Question) -> Job | None:
+        """What was done last about a question, if it was of late."""
+        return next((job for job in reversed(self._jobs.values()) if job.question == question), None)
+
+    def begin(self, question: Question, lane: Lane) -> Job:
+        """The job of a question: the one that is under way, or a new one. Raises SpecError where too many wait."""
+        found = self.last(question)
+        if found is not None and not found.is_over and not found.is_stopping:
+            return found
+        if self._queues[lane].qsize() >= _MOST_WAITING:
+            raise SpecError(f"{_MOST_WAITING} questions wait already; stop some, or wait for them.")
+        job = Job(next(self._numbers), question, lane)
+        self._jobs[job.number] = job
+        while len(self._jobs) > _MOST_KEPT:
+            self._jobs.popitem(last=False)
+        self._queues[lane].put_nowait(job)
+        return job
+
+    def stop(self, job: Job) -> None:
+        """Stop a job; it ends soon."""
+        job.is_stopping = True
+        if job.state == "waiting":
+            job.end("stopped")
+
+    async def _turn(self, lane: Lane) -> None:
+        while True:
+            job = await self._queues[lane].get()
+            if job.is_over:
+                continue
+            try:
+                await self._work(lane, job)
+            except Exception:
+                _log.exception("a question could not be answered: a bug of perfmodel")
+                job.end("failed", "it could not be answered: a bug, which the log describes.")
+            finally:
+                if not job.is_over:
+                    job.end("stopped")
+
+    async def _work(self, lane: Lane, job: Job) -> None:
+        worker = self._workers[lane]
+        if not worker.is_alive:
+            worker = self._workers[lane] = _Worker(self._work_out)
+        job.state = "running"
+        worker.send(job.question)
+        give_up_at = None
+        while not job.is_over:
+            told = await asyncio.to_thread(worker.receive, 0.05)
+            if told is not None:
+                self._hear(job, *told)
+            elif not worker.is_alive:
+                job.end("failed", "the process that worked on it ended; ask again.")
+            if job.is_stopping and not job.is_over:
+                if give_up_at is None:
+                    worker.send(None)
+                    give_up_at = time.monotonic() + _PATIENCE_S
+                elif time.monotonic() > give_up_at:
+                    worker.end()
+                    job.end("stopped")
+
+    def _hear(self, job: Job, kind: str, told: Any) -> None:
+        match kind:
+            case "progress":
+                job.what, job.done, job.total = told
+            case "done":
+                self._known.keep(job.question, told)
+                job.end("done")
+            case "refused":
+                self._known.keep(job.question, told)
+                job.end("refused", str(told))
+            case "stopped":
+                job.end("stopped")
+            case _:
+                _log.error("a question could not be answered: a bug of perfmodel\n%s", told)
+                job.end("failed", "it could not be answered: a bug, which the log describes.")
+
+
+class _Worker:
+    """A process that answers questions, one at a time."""
+
+    def __init__(self, work: Work) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, work), daemon=True, name="perfmodel-web")
+        self._process.start()
+        theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def send(self, question: Question | None) -> None:
+        with suppress(OSError):
+            self._ours.send(question)
+
+    def receive(self, timeout_s: float) -> tuple[str, Any] | None:
+        """What the worker says next; None where it says nothing in time, or is gone."""
+        try:
+            return self._ours.recv() if self._ours.poll(timeout_s) else None
+        except (EOFError, OSError):
+            self._process.join(1.0)
+            return None
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.join(2.0)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+def _serve(connection: Connection, work: Work) -> None:
+    """A worker's life: questions come, words on progress and answers go; None asks to stop."""
+    import signal
+    import traceback
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server, which ends its workers
+    while True:
+        try:
+            question = connection.recv()
+        except (EOFError, OSError):
+            return
+        if question is None:
+            continue  # of a question that ended meanwhile
+        try:
+            connection.send(("done", work(question, lambda what: _progress(connection, what))))
+        except _StoppedError:
+            connection.send(("stopped", None))
+        except PerfmodelError as error:
+            connection.send(("refused", SpecError(str(error))))
+        except MemoryError:
+            connection.send(("refused", SpecError("there is not enough memory for this; ask for fewer requests.")))
+        except (BrokenPipeError, EOFError):
+            return
+        except Exception:
+            connection.send(("failed", traceback.format_exc()))
+
+
+@contextmanager
+def _progress(connection: Connection, what: str) -> Iterator[Callable[[int, int | None], None]]:
+    last = 0.0
+
+    def tell(done: int, total: int | None) -> None:
+        nonlocal last
+        if connection.poll() and connection.recv() is None:
+            raise _StoppedError
+        if (now := time.monotonic()) - last >= _TELL_S:
+            last = now
+            connection.send(("progress", (what, int(done), total)))
+
+    tell(0, None)
+    yield tell

@@ -1,0 +1,130 @@
+"""Pages and parts of pages: an address as HTML. Knows no HTTP but addresses."""
+
+__all__ = ["Pages"]
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.version import __version__
+from perfmodel.web.desk import Desk, Outcome
+from perfmodel.web.drops import without_marks
+from perfmodel.web.fields import GROUPS, choices_of, default_of
+from perfmodel.web.figures import figure
+from perfmodel.web.pictures import memory_bar
+from perfmodel.web.questions import Question
+from perfmodel.web.state import PageState
+from perfmodel.web.views import VIEWS, Part, View
+
+
+class Pages:
+    """Draws pages from templates.
+
+    token: that the page sends with what changes state
+    """
+
+    def __init__(self, desk: Desk, token: str) -> None:
+        self._desk, self._token = desk, token
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("perfmodel.web"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        self._templates.globals |= {
+            "choices_of": choices_of,
+            "default_of": default_of,
+            "figure": figure,
+            "groups": GROUPS,
+            "memory_bar": memory_bar,
+            "others_of": _others,
+            "resolved_fields": _resolved_fields,
+            "version": __version__,
+            "views": VIEWS,
+        }
+        self._templates.filters |= {"code": _code, "drawn": Markup, "json": _json, "unmarked": without_marks}
+
+    def whole(self, view: View, state: PageState) -> str:
+        """The page of a view, with closed forms answered."""
+        scenario = self._resolved(state)
+        return self._draw("page.html", view, state, token=self._token, scenario=scenario)
+
+    def main(self, view: View, state: PageState) -> str:
+        """What stands beside the form."""
+        return self._draw("main.html", view, state, scenario=self._resolved(state))
+
+    def answers(self, view: View, state: PageState) -> str:
+        """A view without its controls: what changes while one drags."""
+        return self._draw("answers.html", view, state, scenario=self._resolved(state))
+
+    def part(self, view: View, part: Part, state: PageState) -> Markup:
+        """One part as it stands: answered, under way, refused, or not begun."""
+        try:
+            questions = part.ask(state)
+        except PerfmodelError as error:
+            return self._refused(str(error), [])
+        outcomes = [self._outcome(part, question) for question in questions]
+        scene = {"view": view, "part": part, "state": state, "outcomes": outcomes}
+        if all(outcome.shown is not None for outcome in outcomes) or (len(outcomes) > 1 and _is_settled(outcomes)):
+            return self._draw(f"views/{view.name}/{part.name}.html", **scene)
+        refusal = next((outcome.refusal for outcome in outcomes if outcome.refusal), "")
+        if refusal:
+            return self._refused(refusal, questions)
+        return self._draw("waiting.html", **scene, jobs=[each.job for each in outcomes if each.job is not None])
+
+    def refused(self, sentence: str) -> str:
+        """A page for an address that says nothing that can be shown."""
+        return self._draw("refused.html", sentence=sentence)
+
+    def _outcome(self, part: Part, question: Question) -> Outcome:
+        return self._desk.answer(question) if part.lane is None else self._desk.look(question)
+
+    def _resolved(self, state: PageState) -> Any:
+        """The scenario as the memory plan has resolved it: which defaults count. None where nothing could be."""
+        shown = self._desk.answer(Question.of("memory", state)).shown
+        return None if shown is None else shown.data["provenance"]["inputs"]["scenario"]
+
+    def _refused(self, sentence: str, questions: Sequence[Question]) -> Markup:
+        return self._draw("refusal.html", sentence=without_marks(sentence), questions=questions)
+
+    def _draw(self, template: str, view: View | None = None, state: PageState | None = None, **scene: Any) -> Markup:
+        found = self._templates.get_template(template)
+        if view is not None and state is not None:
+            scene |= {"view": view, "state": state, "draw_part": partial(self._part_of, view, state)}
+        return Markup(found.render(**scene))  # noqa: S704  # templates escape
+
+    def _part_of(self, view: View, state: PageState, part: Part) -> Markup:
+        return self.part(view, part, state)
+
+
+def _is_settled(outcomes: Sequence[Outcome]) -> bool:
+    """Whether nothing more will come, and at least one is answered: a comparison shows the others' refusals."""
+    return any(each.shown for each in outcomes) and all(each.shown or each.refusal for each in outcomes)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    """For an attribute, where the template escapes it."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _code(text: str) -> Markup:
+    """Text with what stands in backticks set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704  # escaped first
+
+
+def _others(state: PageState, known: Sequence[str]) -> list[tuple[str, str]]:
+    """Fields of the scenario that the form has no field of its own for."""
+    return [(key, value) for key, value in state.fields if "." in key and key not in known]
+
+
+def _resolved_fields(scenario: Any) -> dict[str, str]:
+    """What counts in each field that is left empty."""
+    fields = (field for group in GROUPS for field in group.fields if field.resolved)
+    return {field.key: default_of(field, scenario) for field in fields}

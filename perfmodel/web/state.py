@@ -1,0 +1,105 @@
+"""`PageState`: all that a page shows, as its address says it. Knows no view, no command and no file.
+
+Keys are those of the command line: flags by their names (`model`, `hardware`, `rate` ...), fields of the scenario by
+their paths (`engine.tensor_parallel_size`), which become `--set`, and what single views ask (`batch`, `context`). Other
+deployments to compare with are states of their own, in the values of `with`.
+"""
+
+__all__ = ["FLAGS", "MOST_DEPLOYMENTS", "PageState", "read_state"]
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
+
+from perfmodel.errors import SpecError, did_you_mean
+
+FLAGS = ("model", "hardware", "rate", "traffic", "ttft", "tpot", "e2e")
+_OF_SCENARIOS = (
+    *("engine", "traffic", "slo", "cluster", "price", "hardware", "model_changes", "sampling", "plan"),
+    *("expert_routing",),
+)
+_OF_VIEWS = ("batch", "context", "prefill", "low", "high", "vary", "metric", "against", "devices", "family")
+_ALONE = ("scenario", "seed")
+_OTHER = "with"
+MOST_DEPLOYMENTS = 4  # side by side
+_LONGEST_QUERY, _LONGEST_VALUE, _MOST_FIELDS = 16_000, 4_000, 120
+_PATH = re.compile(r"[a-z_]+(\.[A-Za-z0-9_-]+)+")
+_START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
+
+
+@dataclass(frozen=True, slots=True)
+class PageState:
+    """fields: key -> value as typed, in the order of the address; others: deployments to compare with"""
+
+    fields: tuple[tuple[str, str], ...] = ()
+    others: tuple["PageState", ...] = ()
+
+    def get(self, key: str, default: str = "") -> str:
+        """The value of a key; `default` where the address does not say it."""
+        return next((value for name, value in self.fields if name == key), default)
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """What flags say of the deployment: without any, and without a scenario, a first deployment to look at."""
+        found = {key: value for key, value in self.fields if key in FLAGS}
+        return found if self.get("scenario") else {**_START, **found}
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Fields of the scenario as `--set` takes them."""
+        paths = [f"{key}={value}" for key, value in self.fields if "." in key]
+        return (*paths, f"seed={seed}") if (seed := self.get("seed")) else tuple(paths)
+
+    @property
+    def query(self) -> str:
+        """The state as an address has it."""
+        pairs = [*self.fields, *((_OTHER, other.query) for other in self.others)]
+        return urlencode(pairs)
+
+    def changed(self, values: Mapping[str, str | None]) -> "PageState":
+        """The state with other values; None takes a key out."""
+        kept = [(key, value) for key, value in self.fields if key not in values]
+        return PageState((*kept, *((key, value) for key, value in values.items() if value is not None)), self.others)
+
+    def alone(self) -> "PageState":
+        """The deployment without those that it is compared with and without what views ask."""
+        return PageState(tuple((key, value) for key, value in self.fields if key not in _OF_VIEWS))
+
+
+def read_state(query: str) -> PageState:
+    """The state that an address's query says; fields that were left empty are not there.
+
+    Raises SpecError for a key that there is none of, for one that comes twice, and for more than a page has room for.
+    """
+    if len(query) > _LONGEST_QUERY:
+        raise SpecError(f"the address has {len(query):,} characters, allowed {_LONGEST_QUERY:,}; change fewer fields.")
+    try:
+        pairs = parse_qsl(query, max_num_fields=_MOST_FIELDS, errors="strict")
+    except ValueError:
+        raise SpecError(f"the address: not a query of at most {_MOST_FIELDS} fields in UTF-8.") from None
+    others = tuple(read_state(value).alone() for key, value in pairs if key == _OTHER)
+    if len(others) > MOST_DEPLOYMENTS - 1:
+        raise SpecError(f"the address: {1 + len(others)} deployments, allowed {MOST_DEPLOYMENTS}; take one out.")
+    return PageState(tuple(_checked((key, value) for key, value in pairs if key != _OTHER)), others)
+
+
+def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    seen = set()
+    for key, value in pairs:
+        if key in seen:
+            raise SpecError(f"the address: {key} comes twice; say it once.")
+        seen.add(key)
+        if not _is_known(key):
+            known = (*FLAGS, *_ALONE, *_OF_VIEWS)
+            raise SpecError(f"the address: unknown key {key[:60]!r}.{did_you_mean(key[:60], known)}")
+        if len(value) > _LONGEST_VALUE or not value.isprintable():
+            raise SpecError(f"{key}: allowed are {_LONGEST_VALUE:,} printable characters.")
+        if value.strip():
+            yield key, value.strip()
+
+
+def _is_known(key: str) -> bool:
+    if key in (*FLAGS, *_ALONE, *_OF_VIEWS):
+        return True
+    return _PATH.fullmatch(key) is not None and key.split(".")[0] in _OF_SCENARIOS

@@ -1,0 +1,338 @@
+// The page's own behaviour: the form is the address, the address is the state; answers come from the server.
+"use strict";
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+const token = $("meta[name=perfmodel-token]").content;
+
+// ---------------------------------------------------------------- the state
+
+function queryOf() {
+  const pairs = new URLSearchParams();
+  for (const element of $$("input[name], select[name]")) {
+    if (element.form?.id !== "state") continue;
+    const value = markOf(element) || element.value.trim();
+    if (value !== "") pairs.append(element.name, value);
+  }
+  return pairs.toString();
+}
+
+// A dropped file shows its name; the address has what stands for it.
+function markOf(element) {
+  const mark = element.dataset.mark;
+  return mark && mark.endsWith("/" + element.value) ? mark : "";
+}
+
+const currentView = () => document.body.dataset.view;
+
+function addressOf(view = currentView()) {
+  const query = queryOf();
+  return "/" + view + (query ? "?" + query : "");
+}
+
+let pending = null;
+
+// While one drags, the address is replaced; a change that stays is a step of the history.
+function show(isStep) {
+  clearTimeout(pending);
+  pending = setTimeout(() => {
+    const address = addressOf();
+    if (address === location.pathname + location.search) return;
+    history[isStep ? "pushState" : "replaceState"]({}, "", address);
+    linkViews();
+    keepOld();
+    htmx.ajax("GET", address, { target: "#answers", swap: "innerHTML", source: "#state" });
+  }, isStep ? 0 : 40);
+}
+
+function linkViews() {
+  const query = location.search;
+  for (const link of $$("nav.views a")) {
+    link.href = "/" + link.dataset.view + query;
+    link.toggleAttribute("aria-current", false);
+    if (link.dataset.view === currentView()) link.setAttribute("aria-current", "page");
+  }
+}
+
+function openView(address) {
+  const view = address.split("?")[0].slice(1) || "deployment";
+  document.body.dataset.view = view;
+  linkViews();
+  return htmx.ajax("GET", address, { target: "#main", swap: "innerHTML", source: "#state" }).then(() => {
+    document.title = ($("#main h1")?.textContent ?? "") + " · perfmodel";
+    ready($("#main"));
+    $("#main").focus({ preventScroll: true });
+  });
+}
+
+// ---------------------------------------------------------------- what is old stays, in grey, until the new is there
+
+const old = new Map();
+
+function keepOld() {
+  old.clear();
+  for (const part of $$("#answers .part")) {
+    const kept = [...part.children].filter((child) => !child.classList.contains("waiting"));
+    if (kept.length && !$(".refusal, .begin", part)) old.set(part.id, kept);
+  }
+}
+
+function showOld(part) {
+  const kept = old.get(part.id), waiting = $(".waiting", part);
+  if (!kept || !waiting || $(".stale", part)) return;
+  const stale = document.createElement("div");
+  stale.className = "stale";
+  stale.setAttribute("aria-hidden", "true");
+  stale.append(...kept);
+  stale.removeAttribute("id");
+  $(".skeleton", waiting)?.remove();
+  part.append(stale);
+}
+
+// ---------------------------------------------------------------- fields
+
+function toSlider(range, value) {
+  const low = Number(range.dataset.low), high = Number(range.dataset.high);
+  const number = Math.min(Math.max(Number(value), low), high);
+  if (!Number.isFinite(number)) return;
+  const share = range.dataset.even ? (number - low) / (high - low) : Math.log(number / low) / Math.log(high / low);
+  range.value = String(Math.round(1000 * share));
+}
+
+function fromSlider(range) {
+  const low = Number(range.dataset.low), high = Number(range.dataset.high), share = range.value / 1000;
+  const value = range.dataset.even ? low + share * (high - low) : low * (high / low) ** share;
+  const step = Number(range.dataset.step);
+  if (step && step < 1) return String(Math.round(value / step) * step).slice(0, 4);
+  if (low >= 1) return String(Math.round(value >= 64 ? Number(value.toPrecision(2)) : value));
+  return String(Number(value.toPrecision(2)));
+}
+
+function setSliders(root) {
+  for (const range of $$("input[type=range]", root)) {
+    const field = document.getElementById(range.dataset.for);
+    toSlider(range, field.value || Number.parseFloat(field.placeholder) || range.dataset.low);
+    range.setAttribute("aria-valuetext", field.value || field.placeholder);
+  }
+}
+
+// What counts where a field is left empty comes with every answer.
+function setDefaults() {
+  const resolved = $("#resolved");
+  if (!resolved) return;
+  for (const [key, value] of Object.entries(JSON.parse(resolved.dataset.values))) {
+    const field = $(`#state [name="${CSS.escape(key)}"]`);
+    if (!field || !value) continue;
+    if (field.tagName === "SELECT") {
+      field.options[0].textContent = { true: "on", false: "off" }[value] ?? value;
+    } else field.placeholder = value;
+  }
+  setSliders(document);
+}
+
+// A refusal that names a field is said where the field stands, too.
+function setRefusals() {
+  for (const field of $$(".field")) {
+    $(".wrong", field)?.setAttribute("hidden", "");
+    $("input:not([type=range]), select", field)?.removeAttribute("aria-invalid");
+  }
+  for (const sentence of $$("#answers .refusal p").map((each) => each.textContent)) {
+    const named = $$(".field[data-key]").filter((field) => {
+      const key = field.dataset.key, last = key.split(".").pop();
+      return sentence.includes(key) || new RegExp(`(--|\\b)${last}\\b`).test(sentence.split(":").slice(0, 3).join(":"));
+    });
+    for (const field of named.slice(0, 1)) {
+      const wrong = $(".wrong", field);
+      if (!wrong) continue;
+      wrong.textContent = sentence;
+      wrong.hidden = false;
+      $("input:not([type=range]), select", field)?.setAttribute("aria-invalid", "true");
+      field.closest("details.group")?.setAttribute("open", "");
+    }
+  }
+}
+
+function ready(root) {
+  Plots.drawAll(root);
+  setSliders(document);
+  setDefaults();
+  setRefusals();
+}
+
+document.addEventListener("input", (event) => {
+  const element = event.target;
+  if (element.matches("input[type=range]")) {
+    const field = document.getElementById(element.dataset.for);
+    field.value = fromSlider(element);
+    element.setAttribute("aria-valuetext", field.value);
+    show(false);
+  }
+});
+
+document.addEventListener("change", (event) => {
+  const element = event.target;
+  if (element.id === "file" && element.files.length) { drop(element.files[0]); element.value = ""; return; }
+  if (element.dataset.add !== undefined) { addField(element); return; }
+  if (element.form?.id !== "state" && !element.matches("input[type=range]")) return;
+  setSliders(document);
+  show(true);
+});
+
+document.addEventListener("submit", (event) => { event.preventDefault(); show(true); });
+
+function addField(element) {
+  const [key, ...rest] = element.value.split("=");
+  if (!key.includes(".") || !rest.length) return;
+  const field = document.createElement("input");
+  field.name = key.trim();
+  field.value = rest.join("=").trim();
+  const frame = document.createElement("div"), label = document.createElement("label"), wrong = document.createElement("p");
+  frame.className = "field";
+  frame.dataset.key = field.name;
+  label.textContent = field.name;
+  field.id = label.htmlFor = "o-" + Math.random().toString(36).slice(2);
+  wrong.className = "wrong";
+  wrong.hidden = true;
+  frame.append(label, field, wrong);
+  $("#others").append(frame);
+  element.value = "";
+  show(true);
+}
+
+// ---------------------------------------------------------------- addresses, history, buttons
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("nav.views a, a[data-open]");
+  if (link && !event.metaKey && !event.ctrlKey && !event.shiftKey && event.button === 0) {
+    event.preventDefault();
+    const address = link.dataset.view ? addressOf(link.dataset.view) : link.getAttribute("href");
+    if (link.dataset.open !== undefined) { location.href = address; return; }
+    history.pushState({}, "", address);
+    openView(address);
+    return;
+  }
+  const copy = event.target.closest("[data-copy], [data-copy-from]");
+  if (copy) {
+    const text = copy.dataset.copy ?? $(copy.dataset.copyFrom).textContent;
+    navigator.clipboard.writeText(text).then(() => say("Copied."), () => say("The browser did not let it be copied."));
+    return;
+  }
+  if (event.target.closest("#theme")) setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  if (event.target.closest("#read-line")) readLine();
+  const set = event.target.closest("[data-set]");
+  if (set) setFields(JSON.parse(set.dataset.set));
+});
+
+// Values that a button sets, as what a gallery or a plan offers: {key: value}; null takes a key out.
+function setFields(values) {
+  const query = new URLSearchParams(location.search);
+  for (const [key, value] of Object.entries(values)) { query.delete(key); if (value !== null) query.append(key, value); }
+  location.href = "/" + currentView() + "?" + query;
+}
+
+window.addEventListener("popstate", () => location.reload());
+
+function say(sentence) {
+  const status = $("#status");
+  status.textContent = sentence;
+  status.classList.add("seen");
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => status.classList.remove("seen"), 4000);
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  try { localStorage.setItem("theme", name); } catch { /* a private window */ }
+  Plots.redraw();
+}
+
+// ---------------------------------------------------------------- files and command lines
+
+const HEADER_BYTES = 48_000_000;  // of a large file its beginning is sent: headers are there
+
+async function drop(file) {
+  const part = file.slice(0, HEADER_BYTES);
+  const address = "/drop?" + new URLSearchParams({ name: file.name, size: String(file.size) });
+  say("Reading " + file.name + " ...");
+  let answer;
+  try {
+    answer = await (await fetch(address, { method: "POST", headers: { "x-perfmodel-token": token }, body: part })).json();
+  } catch { say("The server did not take the file."); return; }
+  if (answer.error) { say(answer.error); return; }
+  const field = $('#state [name="model"]');
+  field.value = file.name.replace(/[^\w.-]+/g, "-");
+  field.value = answer.mark.split("/").pop();
+  field.dataset.mark = answer.mark;
+  say(file.name + " is the model now.");
+  show(true);
+}
+
+for (const name of ["dragover", "dragenter"]) {
+  document.addEventListener(name, (event) => {
+    if (![...event.dataTransfer.types].includes("Files")) return;
+    event.preventDefault();
+    $("#drop")?.classList.add("over");
+  });
+}
+document.addEventListener("dragleave", () => $("#drop")?.classList.remove("over"));
+document.addEventListener("drop", (event) => {
+  $("#drop")?.classList.remove("over");
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault();
+  drop(event.dataTransfer.files[0]);
+});
+
+async function readLine() {
+  const wrong = $("#line-wrong");
+  wrong.hidden = true;
+  const answer = await (await fetch("/line?" + queryOf(),
+    { method: "POST", headers: { "x-perfmodel-token": token }, body: $("#line").value })).json();
+  if (answer.error) { wrong.textContent = answer.error; wrong.hidden = false; return; }
+  sessionStorage.setItem("notes", JSON.stringify(answer.notes));
+  location.href = "/" + currentView() + "?" + answer.query;
+}
+
+// ---------------------------------------------------------------- htmx
+
+document.addEventListener("htmx:configRequest", (event) => {
+  event.detail.headers["x-perfmodel-token"] = token;
+  event.detail.parameters = event.detail.formData ? new FormData() : {};  // addresses say it all
+});
+document.addEventListener("htmx:afterSwap", (event) => {
+  const target = event.detail.target;
+  for (const part of target.matches(".part") ? [target] : $$(".part", target)) showOld(part);
+  ready(target);
+});
+document.addEventListener("htmx:afterRequest", (event) => {
+  if (event.detail.elt.dataset?.line !== undefined && event.detail.successful) {
+    event.detail.elt.textContent = JSON.parse(event.detail.xhr.responseText).lines.join("\n");
+  }
+});
+document.addEventListener("htmx:responseError", (event) => {
+  let sentence = "The server did not answer; is it still running?";
+  try { sentence = JSON.parse(event.detail.xhr.responseText).error; } catch { /* no sentence */ }
+  refuse(sentence);
+});
+document.addEventListener("htmx:sendError", () => refuse("The server does not answer: it may have ended. Start perfmodel web again; this address stays."));
+
+function refuse(sentence) {
+  const box = document.createElement("div"), text = document.createElement("p");
+  box.className = "refusal";
+  box.setAttribute("role", "alert");
+  text.textContent = sentence;
+  box.append(text);
+  $("#answers .refusal.of-page")?.remove();
+  box.classList.add("of-page");
+  $("#answers").prepend(box);
+  setRefusals();
+}
+
+try { const theme = localStorage.getItem("theme"); if (theme) document.documentElement.dataset.theme = theme; } catch { /* a private window */ }
+if (!document.documentElement.dataset.theme) {
+  document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
+if (matchMedia("(max-width: 900px)").matches) $("details.form")?.removeAttribute("open");
+const notes = JSON.parse(sessionStorage.getItem("notes") ?? "[]");
+sessionStorage.removeItem("notes");
+for (const note of notes) $("#line-notes")?.append(Object.assign(document.createElement("li"), { textContent: note }));
+ready(document);

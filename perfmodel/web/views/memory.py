@@ -1,0 +1,13 @@
+"""What lies in device memory."""
+
+__all__ = ["MEMORY"]
+
+from perfmodel.web.questions import Question
+from perfmodel.web.views.view import Part, View
+
+MEMORY = View(
+    "memory",
+    "Memory",
+    "Does it fit, and how many tokens can it keep?",
+    (Part("plan", lambda state: (Question.of("memory", state),)),),
+)

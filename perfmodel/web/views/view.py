@@ -1,0 +1,39 @@
+"""`View` and `Part`: a page is a view; its parts ask questions of the state, and each has a template for the answers."""
+
+__all__ = ["Part", "View"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perfmodel.web.jobs import Lane
+from perfmodel.web.questions import Question
+from perfmodel.web.state import PageState
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a view: `templates/views/<view>/<name>.html` shows its answers.
+
+    ask:     the state's questions, in the order of the template's `outcomes`
+    lane:    who works on them; None: closed forms, answered with the page
+    is_asked_for: whether work begins with a click, not with the page
+    button:  what is clicked, and what it does
+    """
+
+    name: str
+    ask: Callable[[PageState], Sequence[Question]]
+    lane: Lane | None = None
+    is_asked_for: bool = False
+    button: str = "Start"
+    told: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One page. lead: the question that it answers; has_controls: whether `<view>/controls.html` is there"""
+
+    name: str
+    title: str
+    lead: str
+    parts: Sequence[Part]
+    has_controls: bool = False
