@@ -94,5 +94,5 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 
 # The constraints pin torch and triton: what a plain `torch` resolves to may be the CUDA build, gigabytes of it.
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[test,check,executor,weights,data,serve,kv-events]" triton
+	$(PIP) install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[test,check,executor,weights,data,serve,kv-events,web]" triton
 	@touch $@ $(VENV)/.core

@@ -29,7 +29,7 @@ from perfmodel.cli.terminal import close_stdout, guarded, replace_unprintable, s
 # In the order of `--help`. The function or app of each is in the module of its name.
 _NAMES = (
     *("simulate", "execute", "explain", "roofline", "memory", "calibrate", "validate", "techniques", "quality"),
-    *("study", "whatif", "plan", "compare", "serve", "new", "schema", "scenarios", "hardware", "models"),
+    *("study", "whatif", "plan", "compare", "serve", "web", "new", "schema", "scenarios", "hardware", "models"),
 )
 
 

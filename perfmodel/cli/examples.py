@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "serve llama-3.1-8b-a100 --port 8000",
         "serve llama-3.1-8b-a100 --set cluster.replicas=2 --ports --speed 10",
     ),
+    "web": ("web", "web --port 8080 --no-open"),
     "new": (
         "new 'vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --kv-cache-dtype fp8' --hardware h100 --rate 20",
         "new serve.sh --hardware h200 --strict",

@@ -7,14 +7,14 @@ import gzip
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.resources import files
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -23,11 +23,11 @@ from starlette.routing import Route
 from perfmodel.errors import PerfmodelError
 from perfmodel.web.desk import Desk
 from perfmodel.web.drops import MOST_BYTES
-from perfmodel.web.guard import HEADERS, Guard
+from perfmodel.web.guard import HEADERS, PageGuard
 from perfmodel.web.lines import read_line, serve_line
 from perfmodel.web.pages import Pages
 from perfmodel.web.state import PageState, read_state
-from perfmodel.web.views import Part, View, find_part, find_view
+from perfmodel.web.views import View, ViewPart, find_part, find_view
 
 _log = logging.getLogger("perfmodel.web")
 _PATIENCE_S = 1.5  # with a worker, before the page is told to wait
@@ -36,16 +36,13 @@ _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml",
 _STATIC = ("app.css", "app.js", "plots.js", "icon.svg", "vendor/htmx.min.js")
 
 
-def build_app(host: str, desk: Desk | None = None) -> Starlette:
-    """The application, to be served on `host`.
-
-    desk: who answers; by default one with workers of its own
-    """
-    return _Site(Guard(host), desk or Desk()).app
+def build_app(host: str, desk: Desk) -> Starlette:
+    """The application, to be served on `host`; `desk` answers, and has been started."""
+    return _Site(PageGuard(host), desk).app
 
 
 class _Site:
-    def __init__(self, guard: Guard, desk: Desk) -> None:
+    def __init__(self, guard: PageGuard, desk: Desk) -> None:
         self._guard, self._desk = guard, desk
         self._pages = Pages(desk, guard.token)
         routes = [
@@ -60,17 +57,11 @@ class _Site:
             Route("/data/{view}/{part}", self._data),
             Route("/{view}", self._view),
         ]
-        self.app = Starlette(routes=routes, lifespan=self._live, middleware=[Middleware(GZipMiddleware, compresslevel=4)])
-        self.app.middleware("http")(self._guarded)
-
-    @asynccontextmanager
-    async def _live(self, app: Starlette) -> AsyncIterator[None]:
-        await self._desk.start()
-        asyncio.get_running_loop().run_in_executor(None, _plotly)  # compressed while the first page is drawn
-        try:
-            yield
-        finally:
-            await self._desk.close()
+        middleware = [
+            Middleware(BaseHTTPMiddleware, dispatch=self._guarded),
+            Middleware(GZipMiddleware, compresslevel=4),
+        ]
+        self.app = Starlette(routes=routes, middleware=middleware)
 
     async def _guarded(self, request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = self._guard.refusal(request)
@@ -112,12 +103,12 @@ class _Site:
     async def _ask(self, request: Request) -> Response:
         view, part, state = _part_of(request)
         if part.lane is not None:
-            jobs = [self._desk.begin(question, part.lane) for question in part.ask(state)]
-            waits = [asyncio.create_task(job.ended.wait()) for job in jobs if job is not None]
+            errands = [self._desk.begin(question, part.lane) for question in part.ask(state)]
+            waits = [asyncio.create_task(errand.ended.wait()) for errand in errands if errand is not None]
             if waits:
                 _, late = await asyncio.wait(waits, timeout=_PATIENCE_S)
-                for task in late:
-                    task.cancel()
+                for errand in late:
+                    errand.cancel()
         return await self._drawn(view, part, state)
 
     async def _stop(self, request: Request) -> Response:
@@ -126,7 +117,7 @@ class _Site:
             self._desk.stop(question)
         return await self._drawn(view, part, state)
 
-    async def _drawn(self, view: View, part: Part, state: PageState) -> Response:
+    async def _drawn(self, view: View, part: ViewPart, state: PageState) -> Response:
         return HTMLResponse(await run_in_threadpool(self._pages.part, view, part, state))
 
     async def _data(self, request: Request) -> Response:
@@ -176,7 +167,7 @@ def _view_of(request: Request) -> View | None:
     return find_view(request.path_params["view"])
 
 
-def _part_of(request: Request) -> tuple[View, Part, PageState]:
+def _part_of(request: Request) -> tuple[View, ViewPart, PageState]:
     view = _view_of(request)
     part = None if view is None else find_part(view, request.path_params["part"])
     if view is None or part is None:

@@ -3,7 +3,7 @@
 What a field takes by default is not said here: it is that of the engine's version on the device, as answers resolve it.
 """
 
-__all__ = ["GROUPS", "Field", "Group", "choices_of", "default_of"]
+__all__ = ["GROUPS", "Field", "FieldGroup", "choices_of", "default_of"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FieldGroup:
     """Fields under one heading; `is_open`: shown from the beginning."""
 
     name: str
@@ -53,8 +53,8 @@ def _engine(name: str, kind: Kind, told: str, choices: Sequence[str] = (), **mor
 
 _POWERS = ("1", "2", "4", "8", "16", "32", "64")
 
-GROUPS: Sequence[Group] = (
-    Group(
+GROUPS: Sequence[FieldGroup] = (
+    FieldGroup(
         "Deployment",
         (
             Field(
@@ -73,7 +73,7 @@ GROUPS: Sequence[Group] = (
             ),
         ),
     ),
-    Group(
+    FieldGroup(
         "Traffic",
         (
             Field("traffic", "traffic", "names", "Arrivals, prompt and answer lengths, by name.", ("traffic",)),
@@ -86,7 +86,7 @@ GROUPS: Sequence[Group] = (
             ),
         ),
     ),
-    Group(
+    FieldGroup(
         "Service level",
         (
             Field("ttft", "TTFT limit", "text", "Time to first token that a request may take, as in 500ms or 1s."),
@@ -94,7 +94,7 @@ GROUPS: Sequence[Group] = (
             Field("e2e", "E2E limit", "text", "Time until the last token, as in 20s."),
         ),
     ),
-    Group(
+    FieldGroup(
         "Engine arguments",
         (
             _engine("profile", "names", "The engine.", ("engines",)),
@@ -113,7 +113,9 @@ GROUPS: Sequence[Group] = (
                 low=256,
                 high=65_536,
             ),
-            _engine("max_model_len", "text", "Longest prompt with its answer, as in 32K; the model's own unless given."),
+            _engine(
+                "max_model_len", "text", "Longest prompt with its answer, as in 32K; the model's own unless given."
+            ),
             _engine(
                 *("gpu_memory_utilization", "slider", "Share of device memory that the engine may use."),
                 low=0.1,

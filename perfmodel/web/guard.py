@@ -1,16 +1,16 @@
-"""`Guard`: this machine's own pages alone may ask. The Host header, against pages elsewhere that reach this machine under
-a name of their own (DNS rebinding); a token, against pages elsewhere that send forms here; headers that keep the page
-from loading, or being framed by, anything else."""
+"""`PageGuard`: only pages of this server may ask. The Host header, against pages elsewhere that reach this machine
+under a name of their own (DNS rebinding); a token, against pages elsewhere that send forms here; headers that keep the
+page from loading, or being framed by, anything else."""
 
-__all__ = ["HEADERS", "TOKEN_HEADER", "Guard"]
+__all__ = ["HEADERS", "TOKEN_HEADER", "PageGuard"]
 
 import hmac
 import secrets
 
 from starlette.requests import Request
 
-_LOCAL = ("localhost", "127.0.0.1", "[::1]")
-_MOST_HEADER_BYTES = 65_536
+from perfmodel.listening import HostCheck
+
 TOKEN_HEADER = "x-perfmodel-token"
 
 HEADERS = {
@@ -27,21 +27,19 @@ HEADERS = {
 }
 
 
-class Guard:
+class PageGuard:
     """token: what a page of this server sends with all that changes state"""
 
     def __init__(self, host: str) -> None:
-        self._names = {*_LOCAL, host.lower()}
+        self._hosts = HostCheck(host)
         self.token = secrets.token_urlsafe(24)
 
     def refusal(self, request: Request) -> tuple[int, str] | None:
         """Status and sentence for a request that is not to be answered; else None."""
-        if sum(len(name) + len(value) for name, value in request.headers.raw) > _MOST_HEADER_BYTES:
-            return 431, f"the headers have more than {_MOST_HEADER_BYTES:,} bytes; send fewer."
-        host = request.headers.get("host", "").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name not in self._names:
-            return 400, f"Host header: found {name[:80]!r}; this page is at its own address on this machine alone."
+        host = request.headers.get("host", "")
+        refusal = self._hosts.refusal(host)
+        if refusal is not None:
+            return 400, f"{refusal}."
         if request.method in ("GET", "HEAD"):
             return None
         origin = request.headers.get("origin")

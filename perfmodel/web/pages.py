@@ -13,14 +13,14 @@ from markupsafe import Markup, escape
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
-from perfmodel.web.desk import Desk, Outcome
+from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
 from perfmodel.web.figures import figure
 from perfmodel.web.pictures import memory_bar
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
-from perfmodel.web.views import VIEWS, Part, View
+from perfmodel.web.views import VIEWS, View, ViewPart
 
 
 class Pages:
@@ -64,26 +64,26 @@ class Pages:
         """A view without its controls: what changes while one drags."""
         return self._draw("answers.html", view, state, scenario=self._resolved(state))
 
-    def part(self, view: View, part: Part, state: PageState) -> Markup:
+    def part(self, view: View, part: ViewPart, state: PageState) -> Markup:
         """One part as it stands: answered, under way, refused, or not begun."""
         try:
             questions = part.ask(state)
         except PerfmodelError as error:
             return self._refused(str(error), [])
-        outcomes = [self._outcome(part, question) for question in questions]
-        scene = {"view": view, "part": part, "state": state, "outcomes": outcomes}
-        if all(outcome.shown is not None for outcome in outcomes) or (len(outcomes) > 1 and _is_settled(outcomes)):
-            return self._draw(f"views/{view.name}/{part.name}.html", **scene)
-        refusal = next((outcome.refusal for outcome in outcomes if outcome.refusal), "")
+        findings = [self._finding(part, question) for question in questions]
+        if all(finding.shown is not None for finding in findings) or (len(findings) > 1 and _is_settled(findings)):
+            return self._draw(f"views/{view.name}/{part.name}.html", view, state, part=part, findings=findings)
+        refusal = next((finding.refusal for finding in findings if finding.refusal), "")
         if refusal:
             return self._refused(refusal, questions)
-        return self._draw("waiting.html", **scene, jobs=[each.job for each in outcomes if each.job is not None])
+        errands = [each.errand for each in findings if each.errand is not None]
+        return self._draw("waiting.html", view, state, part=part, errands=errands)
 
     def refused(self, sentence: str) -> str:
         """A page for an address that says nothing that can be shown."""
         return self._draw("refused.html", sentence=sentence)
 
-    def _outcome(self, part: Part, question: Question) -> Outcome:
+    def _finding(self, part: ViewPart, question: Question) -> Finding:
         return self._desk.answer(question) if part.lane is None else self._desk.look(question)
 
     def _resolved(self, state: PageState) -> Any:
@@ -98,15 +98,15 @@ class Pages:
         found = self._templates.get_template(template)
         if view is not None and state is not None:
             scene |= {"view": view, "state": state, "draw_part": partial(self._part_of, view, state)}
-        return Markup(found.render(**scene))  # noqa: S704  # templates escape
+        return Markup(found.render(**scene))  # templates escape
 
-    def _part_of(self, view: View, state: PageState, part: Part) -> Markup:
+    def _part_of(self, view: View, state: PageState, part: ViewPart) -> Markup:
         return self.part(view, part, state)
 
 
-def _is_settled(outcomes: Sequence[Outcome]) -> bool:
+def _is_settled(findings: Sequence[Finding]) -> bool:
     """Whether nothing more will come, and at least one is answered: a comparison shows the others' refusals."""
-    return any(each.shown for each in outcomes) and all(each.shown or each.refusal for each in outcomes)
+    return any(each.shown for each in findings) and all(each.shown or each.refusal for each in findings)
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -116,7 +116,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def _code(text: str) -> Markup:
     """Text with what stands in backticks set as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704  # escaped first
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped first
 
 
 def _others(state: PageState, known: Sequence[str]) -> list[tuple[str, str]]:

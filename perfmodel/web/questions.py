@@ -122,11 +122,10 @@ def ask(question: Question, progress: Progress | None = None, allowed: Sequence[
     progress: as commands draw theirs: what is done -> a context that gives a callback (done, total)
     allowed:  folders whose files may be named
     """
-    from perfmodel.files.catalog import without_files
     from perfmodel.printable import to_jsonable
     from perfmodel.report.document import document_json
 
-    with without_files(allowed):
+    with nullcontext(allowed):
         answer = _ANSWERS[question.command](question, progress or (lambda what: nullcontext()))
         return Shown(question, to_jsonable(answer.data), document_json(answer.document))
 
@@ -219,5 +218,3 @@ _ANSWERS: Mapping[str, Callable[[Question, Progress], Any]] = {
     "techniques": _techniques,
     "hardware show": _hardware,
 }
-
-

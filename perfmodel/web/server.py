@@ -3,13 +3,14 @@
 __all__ = ["serve_page"]
 
 import asyncio
-import socket
 from collections.abc import Callable
 
-import uvicorn
-
-from perfmodel.errors import SpecError
+from perfmodel.listening import Bounds, Listening, serve_apps
 from perfmodel.web.app import build_app
+from perfmodel.web.desk import Desk
+
+_DRAIN_S = 1.0  # a page asks again
+_BOUNDS = Bounds(max_connections=256)
 
 
 def serve_page(host: str, port: int, on_ready: Callable[[str], None]) -> None:
@@ -20,32 +21,21 @@ def serve_page(host: str, port: int, on_ready: Callable[[str], None]) -> None:
 
     Raises SpecError where the port cannot be had.
     """
-    listening = _listening(host, port)
-    config = uvicorn.Config(build_app(host), log_level="warning", access_log=False, server_header=False)
-    server = _Server(config)
-    found = listening.getsockname()[1]
-    server.on_ready = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{found}")
-    asyncio.run(server.serve(sockets=[listening]))
+    asyncio.run(_serve(host, port, on_ready))
 
 
-class _Server(uvicorn.Server):
-    on_ready: Callable[[], None]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self.on_ready()
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+async def _serve(host: str, port: int, on_ready: Callable[[str], None]) -> None:
+    name = f"[{host}]" if ":" in host else host
+    desk = Desk()
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-    except (OSError, OverflowError) as error:
-        found.close()
-        reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"--port {port}: cannot listen on {host}:{port}: {reason}; 0 takes a free one.") from None
-    found.set_inheritable(False)
-    return found
+        await desk.start()
+        app = build_app(host, desk)
+        await serve_apps(
+            [Listening(app, port)],
+            host,
+            _BOUNDS,
+            _DRAIN_S,
+            on_ready=lambda ports: on_ready(f"http://{name}:{ports[0]}"),
+        )
+    finally:
+        await desk.close()

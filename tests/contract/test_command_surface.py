@@ -48,6 +48,7 @@ FROZEN = {
     "scenarios new": WITHOUT_A_FILE,
     "scenarios show": ["NAME", "--json"],
     "schema": ["KIND"],
+    "web": ["--host", "--port", "--open"],
     "serve": [
         *("SCENARIO", "--host", "--port", "--ports", "--speed", "--served-model-name", "--tokenizer", "--answers"),
         *(

@@ -22,11 +22,12 @@ ORDER = (
         "cost",
         "trust",
     ),
-    *("engine", "sim", "planning", "calibrate", "validate", "report", "answers", "serve"),
+    *("engine", "sim", "planning", "calibrate", "validate", "report", "answers", "serve", "web"),
 )
 NOT_FOR = {
     "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
     "calibrate": {"planning"},
+    "web": {"serve"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}
 BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
@@ -69,8 +70,10 @@ HOMES = {
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},
     "pandas": set(),
     "ray": {"perfmodel.planning"},
-    "starlette": {"perfmodel.listening", "perfmodel.serve"},
+    "starlette": {"perfmodel.listening", "perfmodel.serve", "perfmodel.web"},
     "uvicorn": {"perfmodel.listening"},
+    "jinja2": {"perfmodel.web"},
+    "markupsafe": {"perfmodel.web"},
     "prometheus_client": {"perfmodel.serve"},
     "zmq": {"perfmodel.serve"},
     "msgspec": {"perfmodel.serve"},

@@ -34,7 +34,7 @@ SMALL = (
 )
 # Not even on little: studies check what they are of instead, a folder of figures is read by other tests, and a server
 # serves until it is told to end.
-TOO_MUCH = ("study", "validate published workloads", "serve")
+TOO_MUCH = ("study", "validate published workloads", "serve", "web")
 
 
 def words_of(command):

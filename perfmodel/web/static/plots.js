@@ -56,6 +56,7 @@ const Plots = (() => {
     const isNarrow = element.clientWidth < 520;
     const layout = themed(figure.layout, isNarrow);
     if (isNarrow && layout.margin) layout.margin = { ...layout.margin, l: Math.min(layout.margin.l ?? 56, 56), r: 8 };
+    layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") };
     const config = { displaylogo: false, responsive: true, plotlyServerURL: "",
       modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud"],
       toImageButtonOptions: { format: "svg", filename: element.getAttribute("aria-label").slice(0, 60).replace(/\W+/g, "-") } };

@@ -1,11 +1,11 @@
 """The views of the page: each says which questions its parts ask of a state, and which templates show the answers."""
 
-__all__ = ["VIEWS", "Part", "View", "find_part", "find_view"]
+__all__ = ["VIEWS", "View", "ViewPart", "find_part", "find_view"]
 
+from perfmodel.web.views.deployment import DEPLOYMENT
 from perfmodel.web.views.memory import MEMORY
 from perfmodel.web.views.step import STEP
-from perfmodel.web.views.deployment import DEPLOYMENT
-from perfmodel.web.views.view import Part, View
+from perfmodel.web.views.view import View, ViewPart
 
 VIEWS: tuple[View, ...] = (DEPLOYMENT, MEMORY, STEP)
 
@@ -15,6 +15,6 @@ def find_view(name: str) -> View | None:
     return next((view for view in VIEWS if view.name == name), None)
 
 
-def find_part(view: View, name: str) -> Part | None:
+def find_part(view: View, name: str) -> ViewPart | None:
     """The part of a view by its name."""
     return next((part for part in view.parts if part.name == name), None)

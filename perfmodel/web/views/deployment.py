@@ -4,7 +4,7 @@ __all__ = ["DEPLOYMENT"]
 
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
-from perfmodel.web.views.view import Part, View
+from perfmodel.web.views.view import View, ViewPart
 
 
 def _glance(state: PageState) -> tuple[Question, ...]:
@@ -19,5 +19,5 @@ DEPLOYMENT = View(
     "deployment",
     "Deployment",
     "What does it take, and what does a step last?",
-    (Part("glance", _glance), Part("device", _device)),
+    (ViewPart("glance", _glance), ViewPart("device", _device)),
 )

@@ -3,11 +3,11 @@
 __all__ = ["MEMORY"]
 
 from perfmodel.web.questions import Question
-from perfmodel.web.views.view import Part, View
+from perfmodel.web.views.view import View, ViewPart
 
 MEMORY = View(
     "memory",
     "Memory",
     "Does it fit, and how many tokens can it keep?",
-    (Part("plan", lambda state: (Question.of("memory", state),)),),
+    (ViewPart("plan", lambda state: (Question.of("memory", state),)),),
 )

@@ -4,7 +4,7 @@ __all__ = ["STEP"]
 
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
-from perfmodel.web.views.view import Part, View
+from perfmodel.web.views.view import View, ViewPart
 
 
 def _decode(state: PageState) -> tuple[Question, ...]:
@@ -19,6 +19,6 @@ STEP = View(
     "step",
     "Step",
     "Where does the time of a step go?",
-    (Part("decode", _decode), Part("prefill", _prefill)),
+    (ViewPart("decode", _decode), ViewPart("prefill", _prefill)),
     has_controls=True,
 )

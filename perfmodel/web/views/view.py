@@ -1,20 +1,20 @@
-"""`View` and `Part`: a page is a view; its parts ask questions of the state, and each has a template for the answers."""
+"""`View` and `ViewPart`: a page is a view; its parts ask questions of the state, and templates show the answers."""
 
-__all__ = ["Part", "View"]
+__all__ = ["View", "ViewPart"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfmodel.web.jobs import Lane
+from perfmodel.web.errands import Lane
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ViewPart:
     """A part of a view: `templates/views/<view>/<name>.html` shows its answers.
 
-    ask:     the state's questions, in the order of the template's `outcomes`
+    ask:     the state's questions, in the order of the template's `findings`
     lane:    who works on them; None: closed forms, answered with the page
     is_asked_for: whether work begins with a click, not with the page
     button:  what is clicked, and what it does
@@ -35,5 +35,5 @@ class View:
     name: str
     title: str
     lead: str
-    parts: Sequence[Part]
+    parts: Sequence[ViewPart]
     has_controls: bool = False

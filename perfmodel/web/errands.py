@@ -1,10 +1,10 @@
-"""`Jobs`: questions that take longer than a page should wait, each in a worker process: progress, stop, at most so many.
+"""`Errands`: questions that take longer than a page should wait, in worker processes: progress, stop, only so many.
 
 A worker is a process of this program that waits for questions, so it keeps what it knows of steps between them. It is
 stopped where it reports progress; one that does not within a few seconds is ended and another started.
 """
 
-__all__ = ["Job", "Jobs", "Lane", "Work"]
+__all__ = ["Errand", "Errands", "Lane", "Work"]
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ class _StoppedError(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class Errand:
     """One question under way. state: waiting, running, done, stopped, refused (`said` has the sentence), failed"""
 
     number: int
@@ -61,7 +61,7 @@ class Job:
         self.ended.set()
 
 
-class Jobs:
+class Errands:
     """Works on questions in the background, those of each lane one after another; what comes of them is kept in
     `known`.
 
@@ -71,8 +71,8 @@ class Jobs:
     def __init__(self, known: Known, work: Work) -> None:
         self._known, self._work_out = known, work
         self._numbers = count(1)
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
-        self._queues: dict[Lane, asyncio.Queue[Job]] = {}
+        self._errands: OrderedDict[int, Errand] = OrderedDict()
+        self._queues: dict[Lane, asyncio.Queue[Errand]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: dict[Lane, _Worker] = {}
 
@@ -85,85 +85,85 @@ class Jobs:
 
     async def close(self) -> None:
         """End everything."""
-        for task in self._tasks:
-            task.cancel()
+        for errand in self._tasks:
+            errand.cancel()
         for worker in self._workers.values():
             worker.end()
 
-    def last(self, question: Question) -> Job | None:
+    def last(self, question: Question) -> Errand | None:
         """What was done last about a question, if it was of late."""
-        return next((job for job in reversed(self._jobs.values()) if job.question == question), None)
+        return next((errand for errand in reversed(self._errands.values()) if errand.question == question), None)
 
-    def begin(self, question: Question, lane: Lane) -> Job:
-        """The job of a question: the one that is under way, or a new one. Raises SpecError where too many wait."""
+    def begin(self, question: Question, lane: Lane) -> Errand:
+        """The errand of a question: the one that is under way, or a new one. Raises SpecError where too many wait."""
         found = self.last(question)
         if found is not None and not found.is_over and not found.is_stopping:
             return found
         if self._queues[lane].qsize() >= _MOST_WAITING:
             raise SpecError(f"{_MOST_WAITING} questions wait already; stop some, or wait for them.")
-        job = Job(next(self._numbers), question, lane)
-        self._jobs[job.number] = job
-        while len(self._jobs) > _MOST_KEPT:
-            self._jobs.popitem(last=False)
-        self._queues[lane].put_nowait(job)
-        return job
+        errand = Errand(next(self._numbers), question, lane)
+        self._errands[errand.number] = errand
+        while len(self._errands) > _MOST_KEPT:
+            self._errands.popitem(last=False)
+        self._queues[lane].put_nowait(errand)
+        return errand
 
-    def stop(self, job: Job) -> None:
-        """Stop a job; it ends soon."""
-        job.is_stopping = True
-        if job.state == "waiting":
-            job.end("stopped")
+    def stop(self, errand: Errand) -> None:
+        """Stop an errand; it ends soon."""
+        errand.is_stopping = True
+        if errand.state == "waiting":
+            errand.end("stopped")
 
     async def _turn(self, lane: Lane) -> None:
         while True:
-            job = await self._queues[lane].get()
-            if job.is_over:
+            errand = await self._queues[lane].get()
+            if errand.is_over:
                 continue
             try:
-                await self._work(lane, job)
+                await self._work(lane, errand)
             except Exception:
                 _log.exception("a question could not be answered: a bug of perfmodel")
-                job.end("failed", "it could not be answered: a bug, which the log describes.")
+                errand.end("failed", "it could not be answered: a bug, which the log describes.")
             finally:
-                if not job.is_over:
-                    job.end("stopped")
+                if not errand.is_over:
+                    errand.end("stopped")
 
-    async def _work(self, lane: Lane, job: Job) -> None:
+    async def _work(self, lane: Lane, errand: Errand) -> None:
         worker = self._workers[lane]
         if not worker.is_alive:
             worker = self._workers[lane] = _Worker(self._work_out)
-        job.state = "running"
-        worker.send(job.question)
+        errand.state = "running"
+        worker.send(errand.question)
         give_up_at = None
-        while not job.is_over:
+        while not errand.is_over:
             told = await asyncio.to_thread(worker.receive, 0.05)
             if told is not None:
-                self._hear(job, *told)
+                self._hear(errand, *told)
             elif not worker.is_alive:
-                job.end("failed", "the process that worked on it ended; ask again.")
-            if job.is_stopping and not job.is_over:
+                errand.end("failed", "the process that worked on it ended; ask again.")
+            if errand.is_stopping and not errand.is_over:
                 if give_up_at is None:
                     worker.send(None)
                     give_up_at = time.monotonic() + _PATIENCE_S
                 elif time.monotonic() > give_up_at:
                     worker.end()
-                    job.end("stopped")
+                    errand.end("stopped")
 
-    def _hear(self, job: Job, kind: str, told: Any) -> None:
+    def _hear(self, errand: Errand, kind: str, told: Any) -> None:
         match kind:
             case "progress":
-                job.what, job.done, job.total = told
+                errand.what, errand.done, errand.total = told
             case "done":
-                self._known.keep(job.question, told)
-                job.end("done")
+                self._known.keep(errand.question, told)
+                errand.end("done")
             case "refused":
-                self._known.keep(job.question, told)
-                job.end("refused", str(told))
+                self._known.keep(errand.question, told)
+                errand.end("refused", str(told))
             case "stopped":
-                job.end("stopped")
+                errand.end("stopped")
             case _:
                 _log.error("a question could not be answered: a bug of perfmodel\n%s", told)
-                job.end("failed", "it could not be answered: a bug, which the log describes.")
+                errand.end("failed", "it could not be answered: a bug, which the log describes.")
 
 
 class _Worker:
