@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import Request
+from perfmodel.sim.fleet import routing
 from perfmodel.sim.fleet.routing import ROUTERS, PowerOfTwo, RandomChoice, SessionAffinity
 
 
@@ -17,6 +18,7 @@ class Server:
     """A target that requests come to and leave."""
 
     index: int
+    block_size: int = 16
     num_outstanding: int = 0
     num_prompt_blocks: int = 0
     num_looks: int = 0
@@ -118,6 +120,31 @@ def test_prompts_that_begin_alike_go_where_the_first_went_until_it_leaves() -> N
     assert router(request(3, prefix=7)) is servers[0]
     router.join(servers[1])
     assert router(request(4, prefix=7)) is servers[0]
+
+
+@pytest.mark.parametrize("name", ["prefix_affinity", "session_affinity"])
+def test_a_block_that_ends_in_the_answer_is_nobodys_beginning(name: str) -> None:
+    """A prompt of less than a block has no block that a router could know; what follows holds its answer."""
+    servers = [Server(i) for i in range(64)]
+    known, unknown = ROUTERS[name](servers, 1), ROUTERS[name](servers, 1)
+    for number in range(50):
+        short = Request(number, 0, 15, 40, (("answered", number), ("more", number)))
+        chosen = known(short)
+        assert chosen is unknown(Request(number, 0, 15, 40))
+        chosen.add(1)
+
+
+def test_a_router_forgets_the_beginnings_that_were_used_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three for each of two servers, seven are too many: the one that was not used again is unknown then."""
+    monkeypatch.setattr(routing, "_MOST_HOMES", 3)
+    servers = [Server(0), Server(1, num_outstanding=1)]
+    router = ROUTERS["prefix_affinity"](servers)
+    assert {router(request(number, prefix=number)).index for number in range(6)} == {0}
+    servers[0].add(9)
+    servers[0].add(9)
+    assert router(request(6, prefix=0)) is servers[0]
+    assert router(request(7, prefix=99)) is servers[1]
+    assert [router(request(8 + prefix, prefix=prefix)).index for prefix in (0, 2, 3, 1)] == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("make", [RandomChoice, SessionAffinity, PowerOfTwo])

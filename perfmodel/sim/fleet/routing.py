@@ -21,6 +21,7 @@ __all__ = [
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
@@ -30,12 +31,16 @@ from perfmodel.sim.fleet.least_loaded import LeastLoaded
 from perfmodel.sim.traffic.hashed import hashed
 
 _POINTS = 128  # per target: shares of the keys then differ by 1 / sqrt(128), 9 %
+# Beginnings of prompts that are remembered per target: as many blocks as the prefix scorer of the Gateway API inference
+# extension remembers of a server unless told otherwise (its lruCapacityPerServer).
+_MOST_HOMES = 31_250
 
 
 class Target(Protocol):
     """What a router looks at."""
 
     index: int
+    block_size: int  # tokens of a KV block
 
     @property
     def num_outstanding(self) -> int:
@@ -53,6 +58,11 @@ class Target(Protocol):
 
 
 T = TypeVar("T", bound=Target)
+
+
+def _beginning(request: Request, block_size: int) -> Hashable | None:
+    """The first block of its prompt, if that fills one: then come those of the answer, which no router has seen."""
+    return request.block_hashes[0] if request.block_hashes and request.num_prompt_tokens >= block_size else None
 
 
 class _HashRing(Generic[T]):
@@ -186,20 +196,28 @@ class LeastKv(_Least[T]):
 
 
 class PrefixAffinity(Router[T]):
-    """Requests whose prompts begin with the same block share a target; others go where the fewest are outstanding."""
+    """Requests whose prompts begin with the same block share a target; others go where the fewest are outstanding.
+
+    The beginnings that were used last are remembered, `_MOST_HOMES` for each target.
+    """
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
-        self._homes: dict[Hashable, T] = {}
+        self._homes: OrderedDict[Hashable, T] = OrderedDict()
         self._fewest: LeastOutstanding[T] = LeastOutstanding()
         super().__init__(targets, seed)
 
     def __call__(self, request: Request) -> T:
-        if not request.block_hashes:
+        beginning = _beginning(request, self.targets[0].block_size)
+        if beginning is None:
             return self._fewest(request)
-        beginning = request.block_hashes[0]
-        home = self._homes.get(beginning)
+        homes = self._homes
+        home = homes.get(beginning)
         if home is None:
-            home = self._homes[beginning] = self._fewest(request)
+            home = homes[beginning] = self._fewest(request)
+            if len(homes) > _MOST_HOMES * len(self.targets):
+                homes.popitem(last=False)
+        else:
+            homes.move_to_end(beginning)
         return home
 
     def _joined(self, target: T) -> None:
@@ -207,7 +225,7 @@ class PrefixAffinity(Router[T]):
 
     def _left(self, target: T) -> None:
         self._fewest.leave(target)
-        self._homes = {beginning: home for beginning, home in self._homes.items() if home is not target}
+        self._homes = OrderedDict((beginning, home) for beginning, home in self._homes.items() if home is not target)
 
 
 class SessionAffinity(Router[T]):
@@ -223,8 +241,9 @@ class SessionAffinity(Router[T]):
     def __call__(self, request: Request) -> T:
         if request.session is not None:
             return self._ring.at(("session", request.session))
-        if request.block_hashes:
-            return self._ring.at(("prefix", request.block_hashes[0]))
+        beginning = _beginning(request, self.targets[0].block_size)
+        if beginning is not None:
+            return self._ring.at(("prefix", beginning))
         return self._ring.at(("request", request.request_id))
 
     def _joined(self, target: T) -> None:

@@ -69,7 +69,7 @@ class EngineRank:
         self.num_prompt_blocks = 0
         self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
-        self._block_size = loop.scheduler.config.block_size
+        self.block_size = loop.scheduler.config.block_size
         self._lockstep = lockstep
         self._front_end = front_end
         self._on_finished = on_finished
@@ -119,13 +119,13 @@ class EngineRank:
     def expect(self, request: Request) -> None:
         """`request` counts here from now on, for routers."""
         self.num_outstanding += 1
-        self.num_prompt_blocks += -(-request.num_prompt_tokens // self._block_size)
+        self.num_prompt_blocks += -(-request.num_prompt_tokens // self.block_size)
 
     def forget(self, requests: Sequence[Request]) -> None:
         """They do not count here any more."""
         self.num_outstanding -= len(requests)
         for request in requests:
-            self.num_prompt_blocks -= -(-request.num_prompt_tokens // self._block_size)
+            self.num_prompt_blocks -= -(-request.num_prompt_tokens // self.block_size)
         self._say_less()
 
     def _say_less(self) -> None:
@@ -191,6 +191,7 @@ class Replica:
 
     def __init__(self, ranks: Sequence[EngineRank]) -> None:
         self.index = ranks[0].index
+        self.block_size = ranks[0].block_size
         self.ranks = tuple(ranks)
 
     @property
