@@ -7,6 +7,9 @@ nothing. This stands before its protocol and hands on what is within the bounds.
 __all__ = ["ARRIVED", "BoundedProtocol", "Bounds", "Refusal", "plain_refusal"]
 
 import asyncio
+import socket
+import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+_AT_ONCE = struct.pack("ii", 1, 0)
 ARRIVED = "perfmodel_arrived"  # of a scope: when the last bytes of its request came, in seconds of the loop's clock
 Refusal = Callable[[int, str], tuple[str, bytes]]  # a status, and why: the type and the bytes of a body that says so
 
@@ -28,11 +32,13 @@ class Bounds:
     max_header_bytes: of a request, its path included
     max_connections:  open at once
     arrival_s:        seconds for a request's headers to come in
+    stalled_s:        seconds that a client may read nothing of what is sent to it before its connection is cut off
     """
 
     max_header_bytes: int = 64 * 2**10
     max_connections: int = 4096
     arrival_s: float = 20.0
+    stalled_s: float = 60.0
 
     def refusal(self, scope: Scope) -> str | None:
         """Why the request `scope` is too large, with status 431; None: it is not. What comes all at once is known when
@@ -53,23 +59,26 @@ def plain_refusal(status: int, message: str) -> tuple[str, bytes]:
 
 
 class BoundedProtocol(asyncio.Protocol):
-    """One connection within `bounds`, beyond which it is answered as `refusal` says; the other parameters are those of
-    uvicorn's protocols."""
+    """One connection within `bounds`, beyond which it is answered as `refusal` says. `on_stalled` is called when it is
+    cut off as its client does not read. The other parameters are those of uvicorn's protocols."""
 
     def __init__(
         self,
         bounds: Bounds,
         refusal: Refusal,
+        on_stalled: Callable[[], None],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """See `BoundedProtocol`: bounds, refusal; config, server_state, app_state, _loop."""
-        self._bounds, self._refusal, self._connections = bounds, refusal, server_state.connections
+        """See `BoundedProtocol`: bounds, refusal, on_stalled; config, server_state, app_state, _loop."""
+        self._bounds, self._refusal, self._on_stalled = bounds, refusal, on_stalled
+        self._connections = server_state.connections
         self._inner = HttpToolsProtocol(config, server_state, app_state, _loop)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.Handle | None = None
         self._num_bytes = 0  # of headers that are not complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -79,6 +88,7 @@ class BoundedProtocol(asyncio.Protocol):
         if len(self._connections) >= self._bounds.max_connections:
             self._refuse(503, f"{self._bounds.max_connections} connections are open; try again")
             return
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` says whenever something is not taken
         self._inner.connection_made(transport)
         self._wait_for_headers()
 
@@ -105,16 +115,37 @@ class BoundedProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """As of a protocol."""
         self._stop_waiting()
+        self._stop_watching()
         if self._inner.transport is not None:
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """As of a protocol."""
+        """As of a protocol. What is left is watched from when the rest of the message is there, too."""
+        self._stalled = asyncio.get_running_loop().call_soon(self._look_again, sys.maxsize)
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """As of a protocol."""
+        self._stop_watching()
         self._inner.resume_writing()
+
+    def _stop_watching(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _look_again(self, before: int) -> None:
+        """Cut it off unless some of the `before` unsent bytes are gone: nothing is added while writing is paused."""
+        assert self._transport is not None
+        now = self._transport.get_write_buffer_size()
+        if now < before:
+            self._stalled = asyncio.get_running_loop().call_later(self._bounds.stalled_s, self._look_again, now)
+        else:
+            self._on_stalled()
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:  # else the kernel would keep what it has not sent
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            self._transport.abort()
 
     def _wait_for_headers(self) -> None:
         loop = asyncio.get_running_loop()

@@ -34,6 +34,7 @@ async def serve_apps(
     drain_s: float = 30.0,
     refusal: Refusal = plain_refusal,
     on_ready: Callable[[list[int]], None] = lambda _: None,
+    on_stalled: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve `apps` until SIGTERM or SIGINT: no connection is taken then, and answers under way have `drain_s` to end.
     Another signal ends at once.
@@ -43,6 +44,7 @@ async def serve_apps(
     drain_s:  seconds, once told to end, for answers under way
     refusal:  how connections beyond the bounds are answered
     on_ready: called with the ports, once all listen
+    on_stalled: called whenever a client was cut off that did not read its answer
 
     Raises SpecError for an address that cannot be had.
     """
@@ -50,7 +52,8 @@ async def serve_apps(
     allow_files(bounds.max_connections * len(apps))
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # that clients leave and answers break is no news
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    servers = [_Server(_config(each.app, bounds, refusal, drain_s)) for each in apps]
+    protocol: Any = partial(BoundedProtocol, bounds, refusal, on_stalled)
+    servers = [_Server(_config(each.app, protocol, drain_s)) for each in apps]
     with _told_to_end(servers):
         running = [
             asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
@@ -103,8 +106,7 @@ async def _abandon(servers: list[_Server]) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def _config(app: ASGIApp, bounds: Bounds, refusal: Refusal, drain_s: float) -> uvicorn.Config:
-    protocol: Any = partial(BoundedProtocol, bounds, refusal)
+def _config(app: ASGIApp, protocol: Any, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=protocol,

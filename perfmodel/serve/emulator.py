@@ -13,10 +13,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
-from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.serve.context import beyond_context
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
 from perfmodel.serve.request_params import RequestParams
-from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, PacedEnvironment
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, PacedEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import remembered_basis
@@ -24,7 +25,7 @@ from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.specs.pools import AutoscalingSpec
 from perfmodel.specs.scenario import Scenario
 
-Fate = Literal["finished", "failed", "timed_out"]
+Fate = Literal["finished", "failed", "rate_limited", "timed_out"]
 
 
 class ReplicaDownError(PerfmodelError):
@@ -211,10 +212,8 @@ class Emulator:
         if replica is not None and not self.is_up(replica):
             raise ReplicaDownError(f"replica {replica} is not up; ask another, or wait until it has started")
         if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len:
-            raise WorkloadError(
-                f"a prompt of {order.num_prompt_tokens} tokens and {order.num_output_tokens} to generate are more than "
-                f"the {self.max_model_len} of engine.max_model_len; shorten the prompt or ask for fewer"
-            )
+            found = f"a prompt of {order.num_prompt_tokens} and {order.num_output_tokens} to generate are more"
+            raise beyond_context(self.max_model_len, found, "shorten the prompt or ask for fewer")
         request = Request(
             next(self._numbers),
             now,
@@ -255,6 +254,12 @@ class Emulator:
         for observer in self.observers:
             observer.on_aborted(stream.request)
         self.clock.look_again()
+
+    @property
+    def rate_limited_for_s(self) -> float:
+        """Seconds of the wall until the gateway's rate limit lets the next request in."""
+        dynamic = self.cluster.dynamic
+        return 0.0 if dynamic is None else dynamic.gateway.rate_limit_wait / TICKS_PER_S / self.clock.speed
 
     @property
     def replicas(self) -> list[Replica]:
@@ -328,15 +333,16 @@ class Emulator:
             stream.end("finished")
 
     def _on_lost(self, lost: LostRequest) -> None:
+        fate: Fate = "rate_limited" if lost.is_over_rate else lost.fate
         if lost.fate == "failed":
             self.num_failed += 1
         else:
             self.num_timed_out += 1
         for observer in self.observers:
-            observer.on_lost(lost.request, lost.fate)
+            observer.on_lost(lost.request, fate)
         stream = self._streams.pop(lost.request.request_id, None)
         if stream is not None:
-            stream.end(lost.fate)
+            stream.end(fate)
 
 
 def _without_entrance(scenario: Scenario) -> Scenario:

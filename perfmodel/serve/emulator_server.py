@@ -109,7 +109,7 @@ class EmulatorServer:
         self.emulator.start()
         if self.kv_events is not None:
             self.kv_events.start()
-        serving = asyncio.ensure_future(serve(apps, self.settings, on_ready))
+        serving = asyncio.ensure_future(serve(apps, self.settings, on_ready, self.metrics.add_stalled))
         try:
             await asyncio.wait((serving, self._error), return_when=asyncio.FIRST_COMPLETED)
             if self._error.done():

@@ -76,6 +76,8 @@ class ServerSettings:
     cold_start_s:    simulated seconds that it answers 503, as if weights were loading
     drain_s:         seconds, once told to end, for answers under way
     arrival_s:       seconds for a request's headers and body to come in
+    stalled_s:       seconds that a client may read nothing of its answer (nginx's send_timeout is as long): then its
+                     connection is cut off, and its request aborted
     max_body_bytes, max_header_bytes: of a request
     max_connections: open at once
     max_answers:     of one request: its prompts times `n`
@@ -94,6 +96,7 @@ class ServerSettings:
     cold_start_s: float = 0.0
     drain_s: float = 30.0
     arrival_s: float = 20.0
+    stalled_s: float = 60.0
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 64 * 2**10
     max_connections: int = 4096
@@ -109,7 +112,7 @@ class ServerSettings:
         for name in ("cold_start_s", "drain_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecError(f"{name}: found {getattr(self, name)}, allowed 0 or more seconds")
-        for name in ("arrival_s", "max_body_bytes", "max_header_bytes", "max_connections", "max_answers"):
+        for name in ("arrival_s", "stalled_s", "max_body_bytes", "max_header_bytes", "max_connections", "max_answers"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise SpecError(f"{name}: found {getattr(self, name)}, allowed more than 0")
         names = (*self.served_names, *self.lora_names)
@@ -120,4 +123,4 @@ class ServerSettings:
     @property
     def bounds(self) -> Bounds:
         """What connections may take."""
-        return Bounds(self.max_header_bytes, self.max_connections, self.arrival_s)
+        return Bounds(self.max_header_bytes, self.max_connections, self.arrival_s, self.stalled_s)

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
+from perfmodel.serve.context import beyond_context
 from perfmodel.serve.emulator import Emulator, Order
 from perfmodel.serve.http.bodies import ChatBody, CompletionBody
 from perfmodel.serve.http.errors import HttpError, not_a_model
@@ -63,11 +64,13 @@ class Generation:
         self.num_open = 0
         self._emulator, self._settings, self._vocabulary, self._replica = emulator, settings, vocabulary, replica
         self._models = Models(emulator, settings)
+        # Of what falls to requests by their number, which are counted port by port.
+        self._stream = settings.seed if replica is None else hashed(settings.seed, replica + 1)
         self._writer = AnswerWriter(
-            vocabulary, emulator.scenario.traffic, emulator.max_model_len, settings.answer_length, settings.seed
+            vocabulary, emulator.scenario.traffic, emulator.max_model_len, settings, self._stream
         )
         self._counts = CachedCounts()
-        self._faults = FaultDraws(settings.faults, settings.seed)
+        self._faults = FaultDraws(settings.faults, self._stream)
         self._num_taken = 0
         emulator.observers.append(self._counts)
 
@@ -86,8 +89,8 @@ class Generation:
         body = await read_json(scope, receive, self._settings, ChatBody)
         self._check_number(body.n)
         if len(body.messages) > self._emulator.max_model_len:
-            most = self._emulator.max_model_len
-            raise WorkloadError(f"This model's maximum context length is {most} tokens, and there are more messages.")
+            found = f"there are {len(body.messages)} messages"
+            raise beyond_context(self._emulator.max_model_len, found, "send fewer")
         prompt = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
         await self._answer(body, [prompt], scope, receive, send)
 
@@ -128,7 +131,7 @@ class Generation:
 
     def _request_id(self, headers: Headers) -> str:
         given = headers.get("x-request-id", "")[:_LONGEST_ID]
-        return given or f"{hashed(self._settings.seed, self._num_taken):016x}"
+        return given or f"{hashed(self._stream, self._num_taken):016x}"
 
     def _asked(
         self, body: ChatBody | CompletionBody, prompts: list[TokenIds], model: str, headers: Headers

@@ -8,12 +8,15 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from perfmodel.listening import HostCheck
+from perfmodel.listening import HostCheck, is_cross_site
 from perfmodel.serve.http.errors import HttpError
 from perfmodel.serve.paced_clock import PacedClock
 from perfmodel.serve.settings import ServerSettings
 
-_KEYED = "/v1"  # vLLM's server asks for its key below this path alone
+# vLLM's server asks for its key below /v1 alone; its /reset_prefix_cache, which is there in development mode only
+# (VLLM_SERVER_DEV_MODE=1), asks nobody.
+_KEYED = ("/v1", "/reset_prefix_cache")
+_CHANGES = ("/reset_prefix_cache",)  # something without a body that no form could have sent
 _ANYTIME = ("/metrics", "/version", "/openapi.json")  # before weights are loaded, too
 
 
@@ -37,6 +40,8 @@ class Guard:
             raise HttpError(400, why)
         if self._key is not None and path.startswith(_KEYED) and scope["method"] != "OPTIONS":
             self._check_key(headers.get("authorization", ""))
+        if path in _CHANGES and is_cross_site(headers):
+            raise HttpError(403, "a form, or a page of another site, asks for it; send it from a program")
         if self._settings.cold_start_s and path not in _ANYTIME:
             self._check_ready()
 

@@ -31,10 +31,11 @@ _STREAMED = {"/v1/completions", "/v1/chat/completions"}
 _ERRORS = {
     "400": "what is wrong with the request",
     "401": "no key, or a wrong one",
+    "403": "a page of another site asks for what changes the server",
     "404": "no such model, or path",
     "408": "the body took too long",
     "413": "the body is too large",
-    "429": "injected with --fail",
+    "429": "more than the gateway's rate limit, or injected with --fail",
     "431": "the headers are too large",
     "500": "injected with --fail",
     "503": "weights are loading, or the deployment has refused or lost the request",

@@ -2,8 +2,9 @@
 
 __all__ = ["AskedAnswer", "CachedCounts", "HttpReply"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii
+from math import ceil
 from typing import NamedTuple
 
 from perfmodel.engine import Request, StepPlan, StepRecord
@@ -21,6 +22,12 @@ _LOST = {
     "failed": HttpError(503, "the deployment has refused or lost the request; try again", "ServiceUnavailableError"),
     "timed_out": HttpError(504, "the deployment had no answer before the request's deadline", "GatewayTimeoutError"),
 }
+
+
+def _over_rate(wait_s: float) -> HttpError:
+    """The gateway takes the next request in so many seconds."""
+    after = {"retry-after": str(max(ceil(wait_s), 1))}
+    return HttpError(429, "more requests than the gateway's rate_limit; try again", "RateLimitError", headers=after)
 
 
 class CachedCounts:
@@ -121,12 +128,13 @@ class HttpReply:
             self.outlet.body(usage + DONE, is_last=True)
         else:
             body = self.shape.whole([choice.asked.answer for choice in self._choices], self._usage())
-            self._send_whole(200, body)
+            self._send_whole(200, body, {})
 
     def lose(self, fate: Fate) -> None:
         """The deployment has lost one of them, and so all."""
-        if not self.is_over:
-            self._fail(_LOST[fate])
+        if self.is_over:
+            return
+        self._fail(_over_rate(self._emulator.rate_limited_for_s) if fate == "rate_limited" else _LOST[fate])
 
     def _fail(self, error: HttpError) -> None:
         self.abort()
@@ -134,10 +142,11 @@ class HttpReply:
         if self._has_begun:
             self.outlet.body(b"data: " + body + b"\n\n" + DONE, is_last=True)
         else:
-            self._send_whole(error.status, body)
+            self._send_whole(error.status, body, error.headers)
 
-    def _send_whole(self, status: int, body: bytes) -> None:
-        self.outlet.start(status, [*_JSON, (b"content-length", str(len(body)).encode())])
+    def _send_whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        more = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.outlet.start(status, [*_JSON, (b"content-length", str(len(body)).encode()), *more])
         self.outlet.body(body, is_last=True)
 
     def _usage(self) -> TokenCounts:

@@ -18,12 +18,11 @@ from perfmodel.serve.http.errors import HttpError
 from perfmodel.serve.http.generation import Generation, Models
 from perfmodel.serve.http.openapi import document
 from perfmodel.serve.http.reading import read_json
+from perfmodel.serve.metrics import content_type, wants_openmetrics
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import Vocabulary, chat_prompt
 from perfmodel.version import __version__
 
-_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-_OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _MOST_STRINGS = 1 << 16  # of tokens, each decoded by itself
 _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment will do
 
@@ -111,10 +110,8 @@ class _Plain:
     async def metrics(self, request: HttpRequest) -> Response:
         if self._metrics is None:
             raise HttpError(404, "Not Found")
-        is_open = "application/openmetrics-text" in request.headers.get("accept", "")
-        return Response(
-            self._metrics.render(openmetrics=is_open), headers={"content-type": _OPEN if is_open else _PLAIN}
-        )
+        is_open = wants_openmetrics(request.headers.get("accept", ""))
+        return Response(self._metrics.render(openmetrics=is_open), headers={"content-type": content_type(is_open)})
 
     async def openapi(self, request: HttpRequest) -> Response:
         return Response(json.dumps(document()), media_type="application/json")

@@ -10,15 +10,19 @@ from perfmodel.serve.settings import ServerSettings
 
 
 async def serve(
-    apps: Sequence[Listening], settings: ServerSettings, on_ready: Callable[[list[int]], None] = lambda _: None
+    apps: Sequence[Listening],
+    settings: ServerSettings,
+    on_ready: Callable[[list[int]], None] = lambda _: None,
+    on_stalled: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve `apps` until SIGTERM or SIGINT, as of `serve_apps`.
 
-    on_ready: called with the ports, once all listen
+    settings: where they listen, what they bound, how long answers have at the end
+    on_ready, on_stalled: as of `serve_apps`
 
     Raises SpecError for an address that cannot be had.
     """
-    await serve_apps(apps, settings.host, settings.bounds, settings.drain_s, _refusal, on_ready)
+    await serve_apps(apps, settings.host, settings.bounds, settings.drain_s, _refusal, on_ready, on_stalled)
 
 
 def _refusal(status: int, message: str) -> tuple[str, bytes]:

@@ -2,4 +2,5 @@
 
 __all__ = ["Metrics", "MetricsPage", "content_type", "wants_openmetrics"]
 
-from perfmodel.serve.metrics.recorder import Metrics, MetricsPage, content_type, wants_openmetrics
+from perfmodel.serve.metrics.formats import content_type, wants_openmetrics
+from perfmodel.serve.metrics.recorder import Metrics, MetricsPage

@@ -17,8 +17,13 @@ _NONE = LabelSet()
 LATE_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
 
 
-def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float) -> Iterator[Metric]:
-    """All of them; lateness: of events of the clock, in seconds; slowed_s: seconds by which it was slowed"""
+def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float, num_stalled: int) -> Iterator[Metric]:
+    """All of them.
+
+    emulator: whose they are
+    lateness: of events of the clock, in seconds; slowed_s: seconds by which it was slowed
+    num_stalled: clients that were cut off as they did not read
+    """
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
     yield family(gauge, "perfmodel_build_info", "The version of perfmodel.", [(_NONE.plus("version", __version__), 1)])
     text = "Simulated seconds per second that were asked for (--speed)."
@@ -40,3 +45,5 @@ def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float) -> It
     yield family(counter, "perfmodel_requests_ended", "Requests by what became of them.", samples)
     text = "Requests that clients wait for."
     yield family(gauge, "perfmodel_requests_under_way", text, [(_NONE, emulator.num_under_way)])
+    text = "Connections that were cut off, as their clients read nothing of an answer for long."
+    yield family(counter, "perfmodel_connections_stalled", text, [(_NONE, num_stalled)])

@@ -1,13 +1,12 @@
 """`Metrics`: watches an emulator's engines, and writes what it has counted as Prometheus and OpenMetrics read it."""
 
-__all__ = ["Metrics", "MetricsPage", "content_type", "wants_openmetrics"]
+__all__ = ["Metrics", "MetricsPage"]
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.serve.emulator import Emulator, Fate
@@ -21,18 +20,6 @@ from perfmodel.serve.metrics.vllm_names import VllmNames
 from perfmodel.serve.request_params import RequestParams
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.replica.replica import EngineRank
-
-_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def content_type(openmetrics: bool) -> str:
-    """The Content-Type of what `render` returns."""
-    return CONTENT_TYPE_LATEST if openmetrics else _PLAIN
-
-
-def wants_openmetrics(accept: str) -> bool:
-    """Whether a request with this Accept header is to be answered in OpenMetrics' format."""
-    return any(part.split(";")[0].strip() == "application/openmetrics-text" for part in accept.split(","))
 
 
 class _Known:
@@ -84,7 +71,7 @@ class Metrics:
         self._shadows = {index for index, pool in self._pool_of.items() if pool.spec.shadow}
         self._silent = self._shadows | {i for i, pool in self._pool_of.items() if pool.spec.role == "prefill"}
         self._lateness = Histogram(LATE_BOUNDS)
-        self._slowed_s = 0.0
+        self._slowed_s, self._num_stalled = 0.0, 0
         self.page = MetricsPage(lambda: self._families(emulator.cluster.engines))
         emulator.observers.append(self)
 
@@ -110,7 +97,7 @@ class Metrics:
             for number, engine in enumerate(engines)
         ]
         yield from self._naming.families(views)
-        yield from own_families(self._emulator, self._lateness, self._slowed_s)
+        yield from own_families(self._emulator, self._lateness, self._slowed_s, self._num_stalled)
 
     def _adapters(self) -> tuple[Sequence[str], Sequence[str]]:
         named = [(each.params.adapter, each.has_token) for each in self._known.values() if each.params.adapter]
@@ -126,6 +113,10 @@ class Metrics:
     def add_slowed(self, seconds: float) -> None:
         """The clock was slowed by so much."""
         self._slowed_s += seconds
+
+    def add_stalled(self) -> None:
+        """A client was cut off that did not read its answer."""
+        self._num_stalled += 1
 
     # ---------------------------------------------------------------- what the emulator says
 

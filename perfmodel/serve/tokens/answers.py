@@ -13,7 +13,8 @@ from zlib import crc32
 import numpy as np
 
 from perfmodel.errors import WorkloadError
-from perfmodel.serve.settings import AnswerLength
+from perfmodel.serve.context import beyond_context
+from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens.vocabulary import TokenIds, Vocabulary
 from perfmodel.sim.traffic.distributions import draw_lengths
 from perfmodel.sim.traffic.hashed import hashed, hashes
@@ -64,16 +65,16 @@ class AnswerWriter:
     """Answers in the words of `vocabulary`, as long as requests want them or as the outputs of `traffic`.
 
     max_model_len: the most tokens of a prompt and its answer
-    length:        what decides where a request gives max_tokens
-    seed:          of everything drawn
+    settings:      what decides where a request gives max_tokens; the seed of everything drawn
+    stream:        the seed of answers to requests without one, which go by their number
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, traffic: Traffic, max_model_len: int, length: AnswerLength, seed: int
+        self, vocabulary: Vocabulary, traffic: Traffic, max_model_len: int, settings: ServerSettings, stream: int
     ) -> None:
-        self._words, self._length, self._seed = vocabulary.words, length, seed
-        self._max_model_len = max_model_len
-        self._lengths = _drawn_lengths(traffic, max_model_len, seed)
+        self._words, self._length, self._seed = vocabulary.words, settings.answer_length, settings.seed
+        self._max_model_len, self._stream = max_model_len, stream
+        self._lengths = _drawn_lengths(traffic, max_model_len, settings.seed)
         self._num_written = 0
 
     def write(self, wanted: Wanted, prompt: TokenIds, choice: int = 0) -> WrittenAnswer:
@@ -96,24 +97,20 @@ class AnswerWriter:
         """What all draws of this answer follow from: with a seed, the request; else, which request it is."""
         self._num_written += 1
         if wanted.seed is None:
-            return hashed(self._seed, self._num_written)
+            return hashed(self._stream, self._num_written)
         return hashed(hashed(self._seed, wanted.seed), (choice << 32) + crc32(prompt.tobytes()))
 
     def _num_tokens(self, wanted: Wanted, num_prompt_tokens: int, number: int) -> tuple[int, bool]:
         """Tokens to generate, and whether the answer would go on."""
         room = self._max_model_len - num_prompt_tokens
         if room < 1:
-            raise WorkloadError(
-                f"This model's maximum context length is {self._max_model_len} tokens, and the prompt has "
-                f"{num_prompt_tokens}, which leaves no room for an answer; shorten the prompt."
-            )
+            found = f"the prompt has {num_prompt_tokens}, which leaves no room for an answer"
+            raise beyond_context(self._max_model_len, found, "shorten the prompt")
         unasked = room if wanted.most_unless_asked is None else min(wanted.most_unless_asked, room)
         limit = unasked if wanted.max_tokens is None else wanted.max_tokens
         if limit > room:
-            raise WorkloadError(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, {limit} were requested "
-                f"for a prompt of {num_prompt_tokens}; shorten the prompt, or ask for at most {room}."
-            )
+            found = f"{limit} were requested for a prompt of {num_prompt_tokens}"
+            raise beyond_context(self._max_model_len, found, f"shorten the prompt, or ask for at most {room}")
         if wanted.min_tokens > limit:
             raise WorkloadError(
                 f"min_tokens: found {wanted.min_tokens}, allowed at most {limit}; lower it, or raise max_tokens."

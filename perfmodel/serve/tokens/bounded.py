@@ -2,7 +2,7 @@
 
 __all__ = ["BoundedTokens"]
 
-from perfmodel.errors import WorkloadError
+from perfmodel.serve.context import beyond_context
 from perfmodel.serve.tokens.vocabulary import TokenIds, Vocabulary
 
 _LONGEST_TOKEN = 128  # characters; the longest runs of spaces that vocabularies have as one token
@@ -18,10 +18,7 @@ class BoundedTokens:
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`. Raises WorkloadError for a text that must have too many."""
         if len(text) > self._max_model_len * _LONGEST_TOKEN:
-            raise WorkloadError(
-                f"This model's maximum context length is {self._max_model_len} tokens, and a text of {len(text)} "
-                f"characters has more; shorten it."
-            )
+            raise beyond_context(self._max_model_len, f"a text of {len(text)} characters has more", "shorten it")
         return self._vocabulary.encode(text)
 
     def decode(self, ids: TokenIds) -> str:

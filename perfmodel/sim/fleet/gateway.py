@@ -37,11 +37,13 @@ class RequestServer(Protocol):
 
 
 class LostRequest(NamedTuple):
-    """A request whose client got no answer; `at`: the tick when that was certain."""
+    """A request whose client got no answer; `at`: the tick when that was certain; `is_over_rate`: refused, at the end,
+    by the rate limit."""
 
     request: Request
     fate: Fate
     at: int
+    is_over_rate: bool = False
 
 
 class _Sent:
@@ -72,6 +74,10 @@ class _TokenBucket:
             return False
         self._due = max(self._due, now) + self._gap
         return True
+
+    def wait(self, now: int) -> int:
+        """Ticks until there is one."""
+        return max(self._due - self._slack - now, 0)
 
 
 class Gateway:
@@ -109,6 +115,11 @@ class Gateway:
         """Whether a client waits for an answer."""
         return bool(self._live)
 
+    @property
+    def rate_limit_wait(self) -> int:
+        """Ticks until the rate limit would let a request in."""
+        return 0 if self._bucket is None else self._bucket.wait(self.env.ticks)
+
     # ---------------------------------------------------------------- in
 
     def add(self, request: Request) -> None:
@@ -124,7 +135,7 @@ class Gateway:
 
     def _try(self, sent: _Sent) -> None:
         if self._bucket is not None and not self._bucket.take(self.env.ticks):
-            self._refuse(sent)
+            self._refuse(sent, is_over_rate=True)
         elif self.num_outstanding < self._most:
             self._pass_on(sent)
         elif self.num_queued < self._spec.max_queue:
@@ -204,16 +215,16 @@ class Gateway:
             sent.server = None
             self.num_outstanding -= 1
 
-    def _refuse(self, sent: _Sent) -> None:
+    def _refuse(self, sent: _Sent, is_over_rate: bool = False) -> None:
         self.num_rejected += 1
-        self._again(sent)
+        self._again(sent, is_over_rate)
 
-    def _again(self, sent: _Sent) -> None:
+    def _again(self, sent: _Sent, is_over_rate: bool = False) -> None:
         """Try once more, if that is allowed."""
         retries = self._spec.retries
         if retries is None or sent.num_tries > retries.max:
             del self._live[sent.request.request_id]
-            self._lose(sent, "failed")
+            self._lose(sent, "failed", is_over_rate)
             return
         number = sent.num_tries
         sent.num_tries += 1
@@ -227,10 +238,10 @@ class Gateway:
             self.num_retries += 1
             self._try(sent)
 
-    def _lose(self, sent: _Sent, fate: Fate) -> None:
+    def _lose(self, sent: _Sent, fate: Fate, is_over_rate: bool = False) -> None:
         """Notify the client, who may send something else at once: not while this one is being dealt with."""
         sent.request.arrival = sent.arrival
-        lost = LostRequest(sent.request, fate, self.env.ticks)
+        lost = LostRequest(sent.request, fate, self.env.ticks, is_over_rate)
         Alarm(self.env, 0, lambda _: self._on_lost(lost), ARRIVAL_PRIORITY)
 
     # ---------------------------------------------------------------- deadlines

@@ -24,12 +24,12 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-def served(conversation, settings=None, changes=()):
-    """What `conversation`, called with a client and the emulator, returns."""
+def served(conversation, settings=None, changes=(), **ways):
+    """What `conversation`, called with a client and the emulator, returns; ways: further options of `build_app`."""
 
     async def whole():
         emulator = Emulator(load_scenario("llama-3.1-8b-a100", changes) if changes else SCENARIO)
-        app = build_app(emulator, settings or ServerSettings())
+        app = build_app(emulator, settings or ServerSettings(), **ways)
         emulator.start()
         result = await conversation(Client(app), emulator)
         assert emulator.num_under_way == 0
@@ -186,6 +186,65 @@ def test_a_key_is_asked_for_below_v1():
     assert served(keys, ServerSettings(api_key="right")) == ([401, 401, 200], 200)
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 200),
+        ([("host", "localhost:8000"), ("origin", "http://localhost:8000"), ("sec-fetch-site", "same-origin")], 200),
+        ([("host", "localhost:8000"), ("origin", "https://evil.example")], 403),
+        ([("host", "localhost:8000"), ("origin", "null")], 403),
+        ([("host", "localhost:8000"), ("origin", "http://localhost:3000")], 403),
+        ([("sec-fetch-site", "cross-site")], 403),
+        ([("content-type", "application/x-www-form-urlencoded")], 403),
+        ([("content-type", "Multipart/form-data; boundary=x")], 403),
+        ([("content-type", "text/plain")], 403),
+    ],
+)
+def test_no_page_of_another_site_empties_a_cache(headers, status):
+    """A form of any page can be posted to this machine, under a name of its own, without being asked."""
+
+    async def reset(client, _):
+        body = {"prompt": "word " * 300, "max_tokens": 1}
+        await client.post(COMPLETIONS, body)
+        answer = await client.post("/reset_prefix_cache", b"", headers=headers)
+        again = (await client.post(COMPLETIONS, body)).json()
+        return answer.status, again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+    assert served(reset) == (status, status == 200)
+
+
+def test_a_key_is_asked_for_before_a_cache_is_emptied():
+    async def reset(client, _):
+        given = ([], [("authorization", "Bearer wrong")], [("authorization", "Bearer right")])
+        return [(await client.post("/reset_prefix_cache", b"", headers=headers)).status for headers in given]
+
+    assert served(reset, ServerSettings(api_key="right")) == [401, 401, 200]
+
+
+class Formats:
+    """A page of metrics that says which format it is in."""
+
+    def render(self, openmetrics=False):
+        return b"open" if openmetrics else b"plain"
+
+
+@pytest.mark.parametrize(
+    ("accept", "said"),
+    [
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", b"open"),
+        ("text/plain", b"plain"),
+        ("application/openmetrics-text-of-another-kind", b"plain"),
+    ],
+)
+def test_a_scraper_gets_the_format_that_it_asks_for(accept, said):
+    def scrape(client, _):
+        return client.get("/metrics", headers=[("accept", accept)])
+
+    found = served(scrape, metrics=Formats())
+    assert found.body == said
+    assert found.headers["content-type"].startswith("application/openmetrics-text" if said == b"open" else "text/plain")
+
+
 def test_it_answers_once_weights_are_loaded():
     async def cold(client, _):
         early = await client.post(CHAT, HELLO)
@@ -212,6 +271,30 @@ def test_faults_are_injected_at_the_rate_and_alike_for_a_seed():
     assert broken.events
     assert b"[DONE]" not in broken.body
     assert not any(response.is_complete for response, fate in zip(first, fates, strict=True) if fate == "broken")
+
+
+def test_each_port_has_draws_of_its_own_and_the_same_ones_again():
+    """Requests without a seed are told apart by their number, which each port counts by itself: what falls to them, be
+    it an id, a text or a fault, must not be the same on all ports. With a seed they are answered alike on each."""
+    two = ["cluster.replicas=2"]
+    faults = ServerSettings(faults=InjectedFaults.parsed("rate=0.3,kinds=429+500"), seed=3)
+
+    async def many(client, _):
+        return [(await client.post(CHAT, {**HELLO, "max_tokens": 4})).status for _ in range(100)]
+
+    fates = [served(many, faults, two, replica=replica) for replica in (0, 1, 0)]
+    assert fates[0] == fates[2] != fates[1]
+    assert all(15 < 100 - each.count(200) < 50 for each in fates)  # 30, give or take 4.4 standard deviations
+
+    async def one(client, _):
+        body = {**HELLO, "max_tokens": 9}
+        answers = [(await client.post(CHAT, {**body, "seed": seed})).json() for seed in (None, 5)]
+        return [(each["id"], each["choices"][0]["message"]["content"]) for each in answers]
+
+    (drawn, seeded), (other, same), again = (served(one, None, two, replica=replica) for replica in (0, 1, 0))
+    assert again == [drawn, seeded]
+    assert (drawn[0] != other[0], drawn[1] != other[1]) == (True, True)
+    assert (seeded[0] != same[0], seeded[1] == same[1]) == (True, True)
 
 
 def test_a_broken_whole_answer_has_less_than_it_announces():
@@ -298,13 +381,34 @@ def test_a_length_that_is_no_number_is_not_read(length, status):
     assert response.status == status
 
 
-def test_a_stream_that_the_gateway_refuses_has_the_status_of_a_refusal():
-    refusing = ["cluster.gateway={rate_limit: {requests_per_s: 0.1, burst: 1}}"]
+@pytest.mark.parametrize(
+    ("is_stream", "retries"),
+    [(True, ""), (False, ""), (False, ", retries: {max: 1, backoff_s: 0.5, jitter: 0}")],  # a stream would have begun
+)
+def test_what_is_beyond_the_gateways_rate_is_told_when_to_try_again(is_stream, retries):
+    """One request every ten seconds: the second comes after the first, and is let in when as much is over as it was
+    told. The gateway's own retry changes how long there is to wait, which is whole seconds, rounded up."""
+    refusing = [f"cluster.gateway={{rate_limit: {{requests_per_s: 0.1, burst: 1}}{retries}}}"]
 
+    async def three(client, emulator):
+        body = {**HELLO, "stream": is_stream, "max_tokens": 2}
+        first, second = await client.post(CHAT, body), await client.post(CHAT, body)
+        now = emulator.clock.elapsed_s
+        await asyncio.sleep(int(second.headers["retry-after"]))
+        return now, first, second, await client.post(CHAT, body)
+
+    now, first, second, third = served(three, changes=refusing)
+    assert [each.status for each in (first, second, third)] == [200, 429, 200]
+    assert second.json()["error"]["type"] == "RateLimitError"
+    assert 0 <= int(second.headers["retry-after"]) - (10 - now) < 1
+
+
+def test_what_finds_no_room_in_the_gateway_is_no_matter_of_rate():
     async def two(client, _):
-        return [(await client.post(CHAT, {**HELLO, "stream": True})).status for _ in range(2)]
+        answers = [asyncio.ensure_future(client.post(CHAT, {**HELLO, "max_tokens": 50})) for _ in range(2)]
+        return sorted([(await each).status for each in answers])
 
-    assert served(two, changes=refusing) == [200, 503]
+    assert served(two, changes=["cluster.gateway={max_outstanding: 1}"]) == [200, 503]
 
 
 def test_more_tokens_at_least_than_an_answer_may_have_are_refused_in_words():

@@ -16,6 +16,7 @@ import pytest
 from perfmodel.listening import Listening
 from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app, serve
+from perfmodel.serve.metrics import Metrics
 from perfmodel.serve.settings import InjectedFaults, ServerSettings
 from perfmodel.specs import load_scenario
 
@@ -37,7 +38,8 @@ def listening(speed=20.0, **settings):
             found["port"] = ports[0]
             ready.set()
 
-        await serve([Listening(build_app(emulator, own), 0)], own, on_ready)
+        metrics = Metrics(emulator, "a")
+        await serve([Listening(build_app(emulator, own, metrics), 0)], own, on_ready, metrics.add_stalled)
 
     def run():
         with pytest.raises(asyncio.CancelledError):
@@ -128,6 +130,49 @@ def test_a_client_that_reads_late_misses_nothing():
         assert found.count(b'"text"') == 1500
         assert found.index(b'"finish_reason":"length"') > found.rindex(b'"finish_reason":null')
         assert len(found) > 6_000_000
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_reads_nothing_is_cut_off(is_stream):
+    """Its connection takes a place, and a stream a slot of the engine, until somebody gives up. The answer is larger
+    than what the kernel keeps of it: by each chunk's name of the model, or by that of a whole answer."""
+    name = "long" * (10_000 if is_stream else 4_000_000)
+    with listening(speed=20.0, served_names=(name,), stalled_s=0.3) as (port, emulator), socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(("127.0.0.1", port))
+        sock.sendall(
+            post("/v1/completions", {"prompt": "a", "max_tokens": 7000 if is_stream else 9, "stream": is_stream})
+        )
+        ended = "num_aborted" if is_stream else "num_finished"
+        for _ in range(500):
+            if getattr(emulator, ended):
+                break
+            time.sleep(0.02)
+        assert (getattr(emulator, ended), emulator.num_under_way) == (1, 0)
+        time.sleep(1)
+        with pytest.raises(ConnectionResetError):
+            heard(sock, b"[DONE]")
+        scrape = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        assert b"\nperfmodel_connections_stalled_total 1.0\n" in exchange(port, scrape, b"stalled_total 1.0\n")
+
+
+def test_a_client_that_reads_slowly_is_not_cut_off():
+    """It takes longer for the whole than a client may be silent, and something of it all the time."""
+    name = "long" * 2_000_000
+    with listening(speed=20.0, served_names=(name,), stalled_s=0.4) as (port, _), socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(("127.0.0.1", port))
+        sock.sendall(post("/v1/completions", {"prompt": "a", "max_tokens": 1}))
+        found = 0
+        for _ in range(20):
+            time.sleep(0.1)
+            left = 400_000
+            while left > 0 and (more := sock.recv(left)):
+                left, found = left - len(more), found + len(more)
+        assert found == 8_000_000
+        assert b"completion_tokens" in heard(sock, b"}}}")
 
 
 def test_a_broken_answer_ends_without_its_last_chunk():

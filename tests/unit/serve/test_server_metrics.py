@@ -294,6 +294,8 @@ def test_openmetrics_is_what_its_own_parser_reads():
     assert wants_openmetrics(prometheus)
     assert not wants_openmetrics("text/plain")
     assert not wants_openmetrics("")
+    assert not wants_openmetrics("application/openmetrics-textual")
+    assert not wants_openmetrics("text/plain, application/openmetrics-text; q=0.0")
 
 
 def test_adapters_that_run_and_wait_are_named():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import (
     AnswerWriter,
     ByteTokens,
@@ -25,10 +26,13 @@ TRAFFIC = {"num_requests": 1, "input_tokens": {"distribution": "fixed", "value":
 TEXT = [text for _, text in sorted(topics.items())][:20]
 
 
-def writer(vocabulary=None, length="requested", seed=0, max_model_len=1000, **output):
+def writer(vocabulary=None, length="requested", seed=0, max_model_len=1000, stream=None, **output):
     lengths = output or {"distribution": "uniform", "low": 50, "high": 150}
     traffic = Traffic.model_validate({**TRAFFIC, "output_tokens": lengths})
-    return AnswerWriter(vocabulary or ByteTokens(), traffic, max_model_len, length, seed)
+    settings = ServerSettings(answer_length=length, seed=seed)
+    return AnswerWriter(
+        vocabulary or ByteTokens(), traffic, max_model_len, settings, seed if stream is None else stream
+    )
 
 
 def trained(kind):
