@@ -70,13 +70,21 @@ GROUPS: Sequence[FieldGroup] = (
                 low=1,
                 high=10_000,
                 step=1,
+                resolved="cluster.replicas",
             ),
         ),
     ),
     FieldGroup(
         "Traffic",
         (
-            Field("traffic", "traffic", "names", "Arrivals, prompt and answer lengths, by name.", ("traffic",)),
+            Field(
+                "traffic",
+                "traffic",
+                "names",
+                "Arrivals, prompt and answer lengths, by name.",
+                ("traffic",),
+                resolved="traffic.name",
+            ),
             Field(
                 *("rate", "request rate", "slider", "Requests that arrive in a second, on average."),
                 low=0.1,

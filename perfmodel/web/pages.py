@@ -17,7 +17,7 @@ from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
 from perfmodel.web.figures import figure
-from perfmodel.web.pictures import memory_bar
+from perfmodel.web.pictures import memory_bar, step_curve
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views import VIEWS, View, ViewPart
@@ -46,6 +46,7 @@ class Pages:
             "memory_bar": memory_bar,
             "others_of": _others,
             "resolved_fields": _resolved_fields,
+            "step_curve": step_curve,
             "version": __version__,
             "views": VIEWS,
         }

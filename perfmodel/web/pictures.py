@@ -1,6 +1,6 @@
 """Pictures of data: a command's JSON as plotly's data and layout. Pure; colours of theme and paper are the page's."""
 
-__all__ = ["memory_bar"]
+__all__ = ["memory_bar", "step_curve"]
 
 from typing import Any
 
@@ -28,6 +28,30 @@ def memory_bar(data: Any) -> dict[str, Any]:
     axis = {"title": {"text": "GB on one device"}, "range": [0, visible / 1e9]}
     layout = {"barmode": "stack", "height": 170, "xaxis": axis, "yaxis": {"visible": False}, "bargap": 0.1}
     return {"data": bars, "layout": {**layout, "legend": {"traceorder": "normal"}}}
+
+
+def step_curve(data: Any, path: str) -> dict[str, Any]:
+    """The time of a step along its batch (`step.batch`) or its context (`step.context`), and where it is now.
+
+    data: what `perfmodel whatif --vary PATH=... --metric step_ms --json` prints
+    """
+    points = [point for point in data["points"] if point["set"].startswith(f"{path}=")]
+    xs, ys = [float(point["set"].partition("=")[2]) for point in points], [_step_ms(point) for point in points]
+    now = data["step"][path.partition(".")[2]]
+    label = {"step.batch": "sequences in the batch", "step.context": "tokens in each one's KV cache"}[path]
+    hover = f"{label}: %{{x:,.0f}}<br>%{{y:,.2f}} ms<extra></extra>"
+    line = {"x": xs, "y": ys, "mode": "lines+markers", "line": {"color": BLUE, "width": 2.5}, "hovertemplate": hover}
+    here = {"x": [now], "y": [_step_ms(data["base"])], "mode": "markers", "hovertemplate": hover}
+    here["marker"] = {"size": 13, "color": ORANGE}
+    axis = {"title": {"text": label}, "type": "log", "dtick": 1}
+    y_axis = {"title": {"text": "step time, ms"}, "rangemode": "tozero"}
+    layout = {"height": 300, "showlegend": False, "xaxis": axis, "yaxis": y_axis}
+    return {"data": [{"type": "scatter", **line}, {"type": "scatter", **here}], "layout": layout}
+
+
+def _step_ms(point: Any) -> float | None:
+    value: float | None = point["values"]["step_ms"]
+    return value
 
 
 def _bar(name: str, size: float, colour: str, visible: float) -> dict[str, Any]:

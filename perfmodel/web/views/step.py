@@ -15,10 +15,21 @@ def _prefill(state: PageState) -> tuple[Question, ...]:
     return (Question.of("explain", state, prefill=state.get("prefill", "2048")),)
 
 
+def _curve(state: PageState) -> tuple[Question, ...]:
+    """How a step grows with the batch and with the context, from the values that are shown."""
+    sets = (f"step.batch={state.get('batch', '32')}", f"step.context={state.get('context', '1024')}")
+    vary = ("step.batch=1..1024:11", "step.context=256..131072:10")
+    return (Question.of("whatif", state, *sets, vary=vary, metric="step_ms"),)
+
+
 STEP = View(
     "step",
     "Step",
     "Where does the time of a step go?",
-    (ViewPart("decode", _decode), ViewPart("prefill", _prefill)),
+    (
+        ViewPart("decode", _decode),
+        ViewPart("curve", _curve, "quick", told="how a step grows with batch and context"),
+        ViewPart("prefill", _prefill),
+    ),
     has_controls=True,
 )
