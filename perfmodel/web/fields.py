@@ -106,7 +106,7 @@ GROUPS: Sequence[FieldGroup] = (
         "Engine arguments",
         (
             _engine("profile", "names", "The engine.", ("engines",)),
-            _engine("version", "text", "Its version, as its --version prints it; the newest described unless given."),
+            _engine("version", "names", "Its version, as its --version prints it.", ("versions",)),
             _engine("pipeline_parallel_size", "choice", "Stages that the layers are split into.", _POWERS),
             _engine("data_parallel_size", "choice", "Ranks that attend to requests of their own.", _POWERS),
             _engine("enable_expert_parallel", "switch", "Whole experts on each rank, rather than slices of all."),
@@ -154,7 +154,11 @@ def choices_of(kind: str) -> tuple[str, ...]:
     from perfmodel.files.catalog import Kind as Catalog
     from perfmodel.files.catalog import list_names
     from perfmodel.files.device_tables import device_names
+    from perfmodel.specs.engine.description import load_engine_description
 
+    if kind == "versions":
+        described = [load_engine_description(name).versions for name in choices_of("engines")]
+        return tuple(dict.fromkeys(version for versions in described for version in reversed(versions)))
     if kind == "hardware":
         return tuple(device_names())
     catalogs: Mapping[str, Catalog] = {"models": "models", "traffic": "traffic", "engines": "engines"}
