@@ -74,7 +74,8 @@ def answer_device(name: str) -> Answer:
 def _is_network(name: str) -> bool:
     """Whether a name, or what a file declares, is a network's; what is neither's is for the device's reader to say."""
     from perfmodel import specs
+    from perfmodel.files.reach import may_touch
 
-    if Path(name).is_file():
+    if may_touch(name) and Path(name).is_file():
         return "declared" not in specs.load_yaml(name).data
     return specs.find_network(name) is not None

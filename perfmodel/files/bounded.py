@@ -1,7 +1,7 @@
 """Files read with a limit, so that a wrong one (a device, a bomb) ends in a sentence and not in the machine's memory.
 
-Every reader of a user's file takes its bytes, lines or JSON from here. What is larger than its limit is an `OSError`
-like a file that cannot be opened, so that whoever says "cannot be read" says why.
+Every reader of a user's file takes its bytes, lines or JSON from here, and none that `reach` refuses. What is larger
+than its limit is an `OSError` like a file that cannot be opened, so that whoever says "cannot be read" says why.
 """
 
 __all__ = [
@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import Any, TextIO
 
+from perfmodel.files.reach import refuse_path
+
 # Parsed JSON takes some twenty times its size: half a gigabyte. The largest index of weights has 9 MB (DeepSeek-V3).
 LARGEST_JSON_BYTES = 32_000_000
 # Recorded measurements, unpacked: the largest published ones have some 20 MB.
@@ -31,7 +33,9 @@ _GZIP = 31  # zlib's code for a gzip header around the deepest window
 
 
 def read_bounded(path: pathlib.Path, most_bytes: int) -> bytes:
-    """The bytes of a file. Raises OSError as opening does, and for more than `most_bytes` of them."""
+    """The bytes of a file. Raises OSError as opening does, and for more than `most_bytes` of them; SpecError for a file
+    that may not be touched."""
+    refuse_path(path)
     with path.open("rb") as file:
         found = file.read(most_bytes + 1)
     if len(found) > most_bytes:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.reach import PACKAGE, is_only_names, may_touch, refuse_path, refused
 
 Kind = Literal[
     "models",
@@ -71,7 +72,7 @@ _SINGULAR: dict[Kind, str] = {
     "reports": "report",
 }
 _YAML = (".yaml", ".yml")
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = PACKAGE
 # `aliases: [a, "b"]` on one or several lines, or a block list, at the top level of a file.
 _ALIASES = re.compile(r"^aliases:[ \t]*(?:\[(?P<flow>[^\]]*)\]|\n(?P<block>(?:[ \t]*-[^\n]*\n?)+))", re.MULTILINE)
 
@@ -102,7 +103,10 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
 
 
 def expanded(path: str | Path) -> Path:
-    """`path` with the folder of a user in place of `~` or `~user`; as it is where there is no such user."""
+    """`path` with the folder of a user in place of `~` or `~user`; as it is where there is no such user, or
+    where files are refused."""
+    if is_only_names():
+        return Path(path)
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -112,12 +116,12 @@ def expanded(path: str | Path) -> Path:
 def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path | None:
     """As `find_file`; None where no file is meant.
 
-    Raises SpecError for what can only be a path, and is not there.
+    Raises SpecError for what can only be a path, and is not there, or may not be touched.
     """
     text = str(name_or_path)
     path = expanded(text)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes
-    if is_path and path.exists():
+    if is_path and may_touch(path) and path.exists():
         return path
     direct = _direct(kind, text, suffixes)
     if direct is not None:
@@ -130,7 +134,9 @@ def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
     if wanted in aliases:
         return aliases[wanted]
     if is_path and not ("/" in text and not text.startswith((".", "/", "~")) and path.suffix not in suffixes):
-        raise SpecError(f"{text}: no such file.")
+        raise SpecError(f"{text}: no such file.") if may_touch(path) else refused(text)
+    if is_path:
+        refuse_path(name_or_path)
     return None
 
 
@@ -189,5 +195,5 @@ def unknown_name(kind: Kind, text: str, suffixes: Sequence[str] = _YAML, more_na
     if not near and names:
         shown = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
         near = f" Known: {shown}."
-    where = f"no file of this name in {_FOLDERS[kind]}, and no such path"
+    where = f"no file of this name in {_FOLDERS[kind]}{'' if is_only_names() else ', and no such path'}"
     return SpecError(f"unknown {_SINGULAR[kind]} {text!r}: {where}.{near}")

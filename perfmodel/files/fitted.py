@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import yaml
 
 from perfmodel.files.base import Spec
+from perfmodel.files.reach import refuse_path
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 
@@ -20,6 +21,7 @@ Fits = TypeVar("Fits", bound=Spec)
 
 def load_fitted(kind: type[Fits], file: Path) -> Fits:
     """What a file holds, as it was last written. Raises SpecError for one that is missing or malformed."""
+    refuse_path(file)
     written_at = file.stat().st_mtime_ns if file.is_file() else 0  # of one that is missing, reading says so
     return cast(Fits, _parsed(kind, file, written_at))
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import aliases_of, expanded, list_names, looked_up, normal_name, unknown_name
+from perfmodel.files.reach import may_touch
 from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
@@ -65,9 +66,9 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
     """
     path = expanded(name_or_path)
-    if path.is_dir() and (path / "config.json").is_file():
+    if may_touch(path) and path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
-    is_file = path.is_file()
+    is_file = may_touch(path) and path.is_file()
     if (is_file and path.suffix in (".gguf", ".safetensors")) or path.name.endswith(".safetensors.index.json"):
         from perfmodel.models.weights.headers import load_header
 

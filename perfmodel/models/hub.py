@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.files.bounded import read_json
-from perfmodel.files.catalog import expanded
+from perfmodel.files.reach import is_only_names, touchable
 from perfmodel.models.hf.config import load_config
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 from perfmodel.models.weights.stored import HF_QUANT_CONFIG, is_format_said, said_fields
@@ -54,6 +54,12 @@ def load_from_hub(name: str) -> ModelSpec:
     Raises SpecError for a repository that cannot be read, in one sentence with the way out, MissingExtraError where
     the Hub's client is not installed.
     """
+    with touchable(_cache()):
+        return _loaded(name)
+
+
+def _loaded(name: str) -> ModelSpec:
+    """See `load_from_hub`."""
     config = _cached(name)
     origin = f"config.json of {name} (local cache of the Hub)"
     if config is None:
@@ -126,13 +132,13 @@ def _asked_for_header(name: str) -> dict[str, Any] | None:
 
 
 def _is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    return is_only_names() or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def _cache() -> Path:
     """Where the Hub's client keeps what it fetched (huggingface_hub.constants)."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return expanded(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"))
 
 
 def _host() -> str:
@@ -153,6 +159,11 @@ def _cached(name: str) -> Path | None:
 
 def _fetched(name: str) -> Path:
     """`config.json` in the cache, and beside it what else there is."""
+    if is_only_names():
+        raise SpecError(
+            f"unknown model {name!r}: no card lists it, the local cache of the Hub does not have it, and nothing is "
+            f"fetched here: drop its config.json on the page, or run `perfmodel models show {name}` once."
+        )
     if _is_offline():
         raise SpecError(
             f"unknown model {name!r}: no card lists it, it is not in {_cache()}, and HF_HUB_OFFLINE is set."

@@ -21,6 +21,7 @@ from pydantic import Field
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
+from perfmodel.files.reach import refuse_path
 from perfmodel.files.units import BytesPerSecond, PositiveInt, Seconds
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
@@ -99,7 +100,8 @@ def load_network(name_or_path: str | Path) -> NetworkFile:
 
 
 def find_network(name: str) -> Link | None:
-    """One port of the network called so, or None."""
+    """One port of the network called so, or None. Raises SpecError for a file that may not be touched."""
+    refuse_path(name)
     try:
         file = find_file("networks", name)
     except SpecError:

@@ -17,6 +17,7 @@ from perfmodel.files.base import default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import expanded, find_file
 from perfmodel.files.device_tables import device_names
+from perfmodel.files.reach import is_only_names, may_touch, refused
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
@@ -222,6 +223,11 @@ def _resolve_paths(traffic: dict[str, Any], folder: pathlib.Path, positions: Pos
         if not isinstance(block, dict) or not isinstance(block.get("path"), str):
             continue
         block["path"] = _file(block["path"], folder, positions, (*prefix, field, "path"))
+    talk = traffic.get("conversations")
+    for field in ("turns", "tool_tokens"):
+        block = talk.get(field) if isinstance(talk, dict) else None
+        if isinstance(block, dict) and isinstance(block.get("path"), str):
+            block["path"] = _file(block["path"], folder, positions, (*prefix, "conversations", field, "path"))
     if isinstance(traffic.get("prompts"), str) and traffic["prompts"] != "pydoc":
         traffic["prompts"] = _file(traffic["prompts"], folder, positions, (*prefix, "prompts"))
 
@@ -229,9 +235,11 @@ def _resolve_paths(traffic: dict[str, Any], folder: pathlib.Path, positions: Pos
 def _file(written: str, folder: pathlib.Path, positions: Positions, place: Path) -> str:
     """The absolute path of a file that must exist, beside the one that names it or from here."""
     path = expanded(written)
-    found = next((p for p in (folder / path, path) if p.is_file()), None)
+    found = next((p for p in (folder / path, path) if may_touch(p) and p.is_file()), None)
     if found is None:
         shown = ".".join(map(str, place))
+        if is_only_names():
+            raise SpecError(f"{positions.where(place)}: {shown}: {refused(written)}")
         raise SpecError(f"{positions.where(place)}: {shown}: no such file: {written!r} (from {folder}).")
     return str(found.resolve())
 
@@ -279,5 +287,7 @@ def _beside(name: str, folder: pathlib.Path) -> str:
     if "/" not in name and "." not in name:
         return name
     beside = folder / expanded(name)
+    if not may_touch(beside):
+        return name
     is_there = beside.exists() if "/" in name else beside.is_file()
     return str(beside) if is_there else name

@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.base import as_file_name
 from perfmodel.files.catalog import find_file
+from perfmodel.files.reach import is_only_names, refused
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml, load_yaml_text
 
 _TEXT = "the scenario"  # how errors name one without a file
@@ -33,10 +34,12 @@ def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> st
 def given_source(source: str) -> str:
     """`source`; for `-` the scenario on stdin, as text that travels, each of whose fields knows its line there.
 
-    Raises SpecError where there is none on stdin, or none that is YAML.
+    Raises SpecError where there is none on stdin, none that is YAML, or where files are refused.
     """
     if source != _STDIN:
         return source
+    if is_only_names():
+        raise refused(source)
     text = read_stdin()
     if not text.strip():
         raise SpecError(

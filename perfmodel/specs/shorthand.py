@@ -10,6 +10,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
 from perfmodel.files.catalog import Kind, expanded, find_file
+from perfmodel.files.reach import may_touch
 from perfmodel.specs.devices.files import find_device
 from perfmodel.specs.scenario_file import load_traffic
 
@@ -69,7 +70,7 @@ class Shorthand:
 def name_of(kind: Kind, given: str) -> str:
     """The name for an alias; the absolute path of a file elsewhere."""
     path = expanded(given)
-    if path.is_file():
+    if may_touch(path) and path.is_file():
         return str(path.resolve())
     try:
         return find_device(given).name if kind == "hardware" else find_file(kind, given).stem

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from perfmodel.errors import SpecError
+from perfmodel.files.reach import refuse_path
 
 # ggml tensor type -> (name, elements per block, bytes per block); gguf 0.19.
 GGML_BLOCKS = MappingProxyType(
@@ -129,6 +130,7 @@ class GgufHeader:
 
 def read_gguf(path: Path) -> GgufHeader:
     """Raises SpecError for a file that is no GGUF, is cut off or has lengths that cannot be."""
+    refuse_path(path)
     try:
         with path.open("rb") as stream:
             return _read(stream, path)

@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import parse_json, read_json
 from perfmodel.files.catalog import expanded
+from perfmodel.files.reach import refuse_path
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import config_from_gguf, read_gguf
@@ -34,6 +35,7 @@ def load_header(path: str | Path) -> ModelSpec:
     Raises SpecError for damaged files, and for architectures that names and shapes leave open.
     """
     path = expanded(path)
+    refuse_path(path)
     if path.suffix == ".gguf":
         header = read_gguf(path)
         name = str(header.metadata.get("general.name") or path.stem).lower().replace(" ", "-")
@@ -103,6 +105,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
     Raises SpecError for a damaged file.
     """
+    refuse_path(path)
     try:
         with path.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))

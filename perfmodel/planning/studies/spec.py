@@ -28,6 +28,7 @@ from pydantic import Field, field_validator, model_validator
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
+from perfmodel.files.reach import may_touch
 from perfmodel.files.units import PositiveInt, common_numbers
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
@@ -332,7 +333,7 @@ def _base(
         return BaseScenario(str(file), place, more)
     beside = file.parent / given
     try:
-        found = beside if beside.is_file() else find_file("scenarios", given)
+        found = beside if may_touch(beside) and beside.is_file() else find_file("scenarios", given)
     except SpecError as error:
         raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
     return BaseScenario(str(found), (), more)

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from perfmodel.cores import num_processes
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.reach import within_reach
 
 Progress = Callable[[int, int | None], None]
 T = TypeVar("T")
@@ -159,6 +160,7 @@ class _Spread(Generic[T, R]):
         self._step: Callable[[Any], Any] = function
         if isinstance(function, Stepwise):
             begin, self._step = function.begin, function.step
+        self._step = within_reach(self._step)
         self._chains = [begin(item) for item in items]
         self._num_answers = [0] * len(items)
         self._results: dict[int, R] = {}

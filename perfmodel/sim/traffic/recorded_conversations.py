@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from perfmodel.errors import WorkloadError
 from perfmodel.files.bounded import LARGEST_TABLE_BYTES, bounded_lines, parse_json, read_bounded_text
+from perfmodel.files.reach import refuse_path
 
 _CHARACTERS_PER_TOKEN = 4
 _MOST_TOKENS = 1_000_000_000
@@ -93,6 +94,7 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
 
 def _values(path: Path, format_: str) -> Iterator[tuple[int, Callable[[], Any]]]:
     """Numbers of lines, or in an array, and what reads the object there."""
+    refuse_path(path)
     with path.open(encoding="utf-8") as file:
         first = file.readline(2).strip()
     if format_ == "sharegpt" and first.startswith("["):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TextIO
 
 from perfmodel.errors import WorkloadError
 from perfmodel.files.bounded import bounded_lines, parse_json
+from perfmodel.files.reach import refuse_path
 
 _LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
 _MOST_TOKENS = 1_000_000_000  # of a prompt, or an answer: far beyond any context
@@ -40,6 +41,7 @@ class _BadLineError(Exception):
 def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
     """Rows of the trace in order of arrival. Raises WorkloadError with file and line for what cannot be read."""
     path = Path(path)
+    refuse_path(path)
     try:
         file = path.open(encoding="utf-8", newline="")
     except OSError as error:

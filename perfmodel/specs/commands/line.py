@@ -13,6 +13,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import expanded
+from perfmodel.files.reach import may_touch, refused
 from perfmodel.files.yaml_loader import load_yaml, load_yaml_text
 from perfmodel.specs.commands.arguments import Arguments, flags_of_mapping, read_arguments
 from perfmodel.specs.commands.engines import complete
@@ -116,6 +117,8 @@ def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScrip
         (script.files[each] for each in (file, f"./{file}", file.removeprefix("./")) if each in script.files), None
     )
     path = asking.folder / expanded(file)
+    if text is None and not may_touch(path):
+        raise SpecError(f"{command.place}: {given.written}: {refused(file)}")
     if text is None and not path.is_file():
         raise SpecError(
             f"{command.place}: {given.written}: no such file beside the line ({path}); put it there, or give its flags "
@@ -208,6 +211,10 @@ def _add_load(base: Reading, loads: Sequence[FoundCommand], script: ShellScript,
         base.notes.append(f"{len(loads)} load tests: the first counts ({command.place})")
 
 
+def _is_here(path: Path) -> bool:
+    return may_touch(path) and path.exists()
+
+
 def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, has_server: bool) -> LineScenario:
     model = asking.model or base.data.get("model")
     said = {**base.said, **asking.said}
@@ -220,7 +227,7 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, h
             f"{commands[0].place}: found {' '.join(words)[:60]!r} where a model's name was expected; words of a "
             f"command stand one by one, or behind sh -c as a script."
         )
-    if asking.model is None and is_path and not expanded(str(model)).exists():
+    if asking.model is None and is_path and not _is_here(expanded(str(model))):
         tail = "/".join(Path(str(model)).parts[-2:]).removeprefix("/")
         raise SpecError(
             f"{commands[0].place}: model {model}: a path of the server's, which is not here; say whose files they are, "

@@ -13,6 +13,7 @@ from pathlib import Path
 from perfmodel.errors import SpecError
 from perfmodel.files.base import as_file_name
 from perfmodel.files.catalog import data_dir, expanded, looked_up
+from perfmodel.files.reach import may_touch
 from perfmodel.files.yaml_loader import load_yaml
 
 _PREFIX = "engine@"
@@ -32,11 +33,11 @@ def own_calibration(name: str, folder: Path) -> OwnCalibration | None:
     folder: of the scenario. Raises SpecError for a file that does not say of which engine it is.
     """
     path = folder / expanded(name)
-    if path.name.startswith(_PREFIX) and path.is_file():
+    if path.name.startswith(_PREFIX) and may_touch(path) and path.is_file():
         return _read(path)
     if "/" in name or "\\" in name or looked_up("engines", name) is not None:
         return None
-    return next((_read(file) for file in _places(name, folder) if file.is_file()), None)
+    return next((_read(file) for file in _places(name, folder) if may_touch(file) and file.is_file()), None)
 
 
 def refuse_shipped_name(name: str) -> None:

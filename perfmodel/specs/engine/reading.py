@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import expanded, find_file
+from perfmodel.files.reach import may_touch, refuse_path
 from perfmodel.files.yaml_loader import Path, Positions
 from perfmodel.models.number_formats import kv_format
 from perfmodel.specs.engine.description import EngineDescription, describe_engine, load_engine_description
@@ -38,6 +39,10 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
             if own is not None:
                 engine |= {"profile": own.engine, "calibration": str(own.file)}
             engine["profile"] = _profile(engine["profile"], folder)
+        for name in ("calibration", "cpu"):  # which are read when something is timed
+            field = (name,)
+            if isinstance(engine.get(name), str):
+                refuse_path(pathlib.Path(engine[name]) if name == "calibration" else engine[name])
         field = ("version",)
         if isinstance(engine.get("version"), str):
             _check_version(engine.get("profile") or EngineSpec.model_fields["profile"].default, engine["version"])
@@ -53,7 +58,7 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
 def _profile(name: str, folder: pathlib.Path) -> str:
     """The engine's name; of a file that is none of ours, its path."""
     beside = folder / expanded(name)
-    file = find_file("engines", beside if beside.is_file() else name)
+    file = find_file("engines", beside if may_touch(beside) and beside.is_file() else name)
     own = load_engine_description(file).name
     try:
         return own if find_file("engines", own).samefile(file) else str(file.resolve())
