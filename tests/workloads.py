@@ -3,6 +3,7 @@
 __all__ = [
     "Case",
     "Served",
+    "cached_in",
     "cases",
     "grouped_cases",
     "judged",
@@ -14,7 +15,7 @@ __all__ = [
 ]
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -40,6 +41,12 @@ BLOCK_SIZE = 4
 MAX_MODEL_LEN = 160
 
 
+def cached_in(blocks: KVBlockManager) -> set[Hashable]:
+    """Contents that the prefix cache holds, with the number of their group where there are several."""
+    blocks.catch_up()
+    return set(blocks._block_of)
+
+
 @dataclass(frozen=True)
 class Case:
     """An engine and the requests it is to serve: (arrival, prompt, output, hashes, priority) each, by arrival."""
@@ -52,9 +59,15 @@ class Case:
     rolling_span: int | None = None
     groups: tuple[KVGroup, ...] = ()
     paces: tuple[int | None, ...] = ()  # of the readers, in turn; tokens are watched where there are any
+    has_turns: bool = False  # answers may begin the next prompt, and their blocks have contents, too
 
     def requests(self) -> list[Request]:
-        return [Request(i, *row) for i, row in enumerate(self.rows)]
+        requests = [Request(i, *row) for i, row in enumerate(self.rows)]
+        for request in requests if self.has_turns else ():
+            num_full = (request.num_prompt_tokens + request.max_output_tokens) // BLOCK_SIZE
+            own = ((100 + request.request_id, k) for k in range(len(request.block_hashes), num_full))
+            request.block_hashes, request.turn = (*request.block_hashes, *own), 0
+        return requests
 
     def loop(self) -> ServeLoop:
         blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache, self.rolling_span)

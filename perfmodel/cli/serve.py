@@ -95,6 +95,9 @@ def serve(
     kv_topic: Annotated[
         str, typer.Option("--kv-topic", metavar="TOPIC", help="Of KV events; {replica} becomes the number.")
     ] = "kv-events",
+    kv_arrays: Annotated[
+        bool, typer.Option("--kv-arrays", help="KV events as arrays, as before vLLM 0.24, for routers of that time.")
+    ] = False,
     cold_start: Annotated[
         bool, typer.Option("--cold-start", help="Answer 503 for as long as weights would load.")
     ] = False,
@@ -134,7 +137,8 @@ def serve(
         faults=InjectedFaults.parsed(fail) if fail else InjectedFaults(),
         drain_s=drain,
     )
-    telemetry = Telemetry(_metric_names(metrics_names), metrics_names == "legacy", kv_events, kv_replay, kv_topic)
+    names, legacy = _metric_names(metrics_names), metrics_names == "legacy"
+    telemetry = Telemetry(names, legacy, kv_events, kv_replay, kv_topic, kv_arrays)
     _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), asked.assumed(loaded))
 
 

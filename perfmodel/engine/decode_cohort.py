@@ -193,10 +193,17 @@ class DecodeCohort:
         if missing > 0:
             self._blocks.hand_out(request, missing)
 
+    def hand_out_blocks_of(self, request: Request) -> int:
+        """Give `request` the blocks set aside for it, if it is a member; the tokens in its KV (`num_computed`)."""
+        num_computed = self.num_computed(request)
+        if request in self._phase:
+            self._hand_out_blocks(request, num_computed)
+        return num_computed
+
     def hand_out_blocks(self) -> None:
         """Give each member the blocks set aside for it, for those who look at block ids before it leaves."""
         for request in self._phase:
-            self._hand_out_blocks(request, self.num_computed(request))
+            self.hand_out_blocks_of(request)
 
     # ---------------------------------------------------------------- steps
 

@@ -214,9 +214,10 @@ class GroupedKVBlocks(KVBlockManager):
             tables.firsts[number] += each
         self.trim(request)
 
-    def publish(self, request: Request) -> None:
-        """Enter the full prompt blocks that are computed, or planned to be, into the prefix cache, group by group."""
-        last = min(request.num_computed_tokens // self.block_size, len(request.block_hashes))
+    def publish(self, request: Request, num_computed: int | None = None) -> None:
+        """Enter the full blocks that are computed, or planned to be, into the prefix cache, group by group."""
+        num_computed = request.num_computed_tokens if num_computed is None else num_computed
+        last = min(num_computed // self.block_size, len(request.block_hashes))
         tables = request.tables
         if not self.enable_prefix_caching or tables is None or last <= request.num_hashed_blocks:
             return

@@ -193,11 +193,12 @@ class KVBlockManager:
         request.block_ids += self._aside[-count:]
         del self._aside[-count:]
 
-    def publish(self, request: Request) -> None:
-        """Enter the full prompt blocks that are computed, or planned to be, into the prefix cache."""
+    def publish(self, request: Request, num_computed: int | None = None) -> None:
+        """Enter the full blocks that are computed, or planned to be, into the prefix cache."""
         if not self.enable_prefix_caching:
             return
-        last = min(request.num_computed_tokens // self.block_size, len(request.block_hashes))
+        num_computed = request.num_computed_tokens if num_computed is None else num_computed
+        last = min(num_computed // self.block_size, len(request.block_hashes))
         if last <= request.num_hashed_blocks:
             return
         self._pop_set_aside()
@@ -318,12 +319,6 @@ class KVBlockManager:
     def catch_up(self) -> None:
         """Blocks that were set aside leave the queue now, as they would have one by one: a listener knows all."""
         self._pop_set_aside()
-
-    @property
-    def cached(self) -> set[Hashable]:
-        """Contents that the prefix cache holds, with the number of their group where there are several."""
-        self._pop_set_aside()
-        return set(self._block_of)
 
     def forget_all(self) -> None:
         """Nothing is in memory any more; no request may hold a block."""

@@ -88,6 +88,14 @@ class RunningRequests:
     def come_back(self, plan: StepPlan) -> None:
         """`plan` has been executed, and its tokens are there."""
 
+    def publish_answers(self) -> None:
+        """Enter blocks that answers have filled by now into the prefix cache, where a prompt may begin with them."""
+        blocks, size = self._blocks, self._blocks.block_size
+        for request in self.requests:
+            num_full = min(self.cohort.num_computed(request) // size, len(request.block_hashes))
+            if num_full > request.num_hashed_blocks and request.turn >= 0:
+                blocks.publish(request, self.cohort.hand_out_blocks_of(request))
+
     # ---------------------------------------------------------------- grants
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:

@@ -210,10 +210,8 @@ class Scheduler:
 
     def _may_join(self, now: int) -> bool:
         discipline = self._discipline
-        if discipline.joins_running:
-            return True
-        if self._running:
-            return False
+        if discipline.joins_running or self._running:
+            return discipline.joins_running
         is_full = len(self._waiting) >= self._max_batch
         return not discipline.waits_to_fill or is_full or now >= self._oldest_arrival() + self.config.batch_timeout
 
@@ -300,10 +298,7 @@ class Scheduler:
         uneven = plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
         plan.num_gaps = plan.num_samples - uneven
         self._running.come_back(plan)
-        if cohort.covers(plan):
-            finished, alone = cohort.apply(plan, now), plan.singles
-        else:
-            finished, alone = [], plan.decodes
+        finished, alone = (cohort.apply(plan, now), plan.singles) if cohort.covers(plan) else ([], plan.decodes)
         for sampled in (alone, plan.samples):
             for request in sampled:
                 request.num_output_tokens = count = request.num_output_tokens + 1
@@ -345,6 +340,10 @@ class Scheduler:
                     self.blocks.publish(request)
                 self.blocks.free(request)
         self._may_admit = True
+
+    def publish_answers(self) -> None:
+        """Enter blocks that answers have filled into the prefix cache now, not when they end: vLLM does so."""
+        self._running.publish_answers()
 
     # ---------------------------------------------------------------- many equal steps at once
 

@@ -32,6 +32,7 @@ class Telemetry:
     metrics: whose names /metrics has; None: those of the scenario's engine profile
     legacy:  with the names that vLLM has given up and autoscalers still read
     kv_events, kv_replay, kv_topic: endpoints of ZeroMQ, and the topic, as of `KvEvents`; None: it is not there
+    kv_arrays: events are arrays, as before vLLM 0.24
     """
 
     metrics: MetricNames | None = None
@@ -39,10 +40,13 @@ class Telemetry:
     kv_events: str | None = None
     kv_replay: str | None = None
     kv_topic: str = "kv-events"
+    kv_arrays: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_replay is not None and self.kv_events is None:
             raise SpecError(f"kv_replay: found {self.kv_replay} without kv_events; there is nothing to replay")
+        if self.kv_arrays and self.kv_events is None:
+            raise SpecError("kv_arrays: found without kv_events, of which there are none; say where to publish them")
 
 
 class Ended(NamedTuple):
@@ -166,7 +170,7 @@ def _kv_events(emulator: Emulator, telemetry: Telemetry) -> "KvEvents | None":
         raise MissingExtraError(
             f"KV events need {error.name}, which is not installed: pip install 'perfmodel[kv-events]'."
         ) from None
-    return KvEvents(emulator, telemetry.kv_events, telemetry.kv_replay, telemetry.kv_topic)
+    return KvEvents(emulator, telemetry.kv_events, telemetry.kv_replay, telemetry.kv_topic, telemetry.kv_arrays)
 
 
 class _Slowed:

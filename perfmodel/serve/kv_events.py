@@ -76,7 +76,7 @@ class _Rank:
     def __init__(
         self, engine: EngineRank, number: int, topic: str, buffer_steps: int, tokens_of: Callable[[Hashable], Any]
     ) -> None:
-        self.blocks = engine.loop.scheduler.blocks
+        self.scheduler, self.blocks = engine.loop.scheduler, engine.loop.scheduler.blocks
         self.number, self.tokens_of = number, tokens_of
         self.topic = topic.encode()
         self.events: list[Any] = []
@@ -125,6 +125,7 @@ class _Rank:
 
     def flush(self) -> None:
         """Send what has happened since the last time, if anything has."""
+        self.scheduler.publish_answers()
         self.blocks.catch_up()
         if not self.events or self.socket is None:
             return

@@ -57,7 +57,7 @@ FROZEN = {
             "--lora",
             "--metrics-names",
             "--kv-events",
-            *("--kv-replay", "--kv-topic"),
+            *("--kv-replay", "--kv-topic", "--kv-arrays"),
             "--cold-start",
             "--fail",
             "--drain",

@@ -78,6 +78,7 @@ def test_replicas_have_ports_of_their_own_and_are_down_when_they_failed():
         (("--speed", "0"), "--speed 0"),
         (("--metrics-names", "tgi"), "--metrics-names tgi"),
         (("--fail", "rate=2"), "rate 2"),
+        (("--kv-arrays",), "kv_arrays"),
         (("--port", "65535", "--ports", "--set", "cluster.replicas=2"), "65535"),
         (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
         (("--set", "prompt_compression={ratio: 0.5}"), "prompt_compression"),

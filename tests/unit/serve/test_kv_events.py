@@ -11,10 +11,13 @@ from virtual_time import run
 
 from perfmodel.errors import SpecError
 from perfmodel.serve import Emulator, Order
+from perfmodel.serve.emulator_server import EmulatorServer, Telemetry
 from perfmodel.serve.kv_events import KvEvents, external_hash
 from perfmodel.serve.request_params import RequestParams
+from perfmodel.serve.settings import ServerSettings
 from perfmodel.sim import Workload
 from perfmodel.specs import load_scenario
+from workloads import cached_in
 
 HERE = "@tcp://127.0.0.1:*"
 CHATS = (
@@ -88,7 +91,7 @@ class Watch:
         blocks, subscriber = engine.loop.scheduler.blocks, self.subscribers[engine.index]
         try:
             subscriber.take(blocks.listener.sequence)
-            assert subscriber.held == {external_hash(content) for content in blocks.cached}
+            assert subscriber.held == {external_hash(content) for content in cached_in(blocks)}
         except AssertionError as wrong:  # an event loop would write it down and go on
             self.wrong = self.wrong or wrong
         self.num_looks += bool(subscriber.held)
@@ -180,6 +183,20 @@ def test_an_event_is_what_vllm_publishes():
     assert (events, rank, others) == ([PUBLISHED], 0, [])
 
 
+def test_blocks_of_an_answer_are_published_as_it_fills_them():
+    """A prompt of 17 tokens fills one block of 16, and its answer of 64 four more, one after the other."""
+    contents = (11, 12, 13, 14, 15)
+    params = RequestParams(token_ids=np.arange(81))
+    batches, _ = run(told([Order(17, 64, contents, params=params)]))
+    events = [event for _, each, _ in batches for event in each]
+    assert [event["block_hashes"] for event in events] == [[content] for content in contents]
+    assert [event["parent_block_hash"] for event in events] == [None, *contents[:-1]]
+    assert [event["token_ids"][0] for event in events] == [0, 16, 32, 48, 64]
+    times = [at for at, _, _ in batches]
+    assert times == sorted(times)
+    assert len(times) == 5
+
+
 def test_tokens_that_nobody_has_told_of_are_left_out():
     batches, _ = run(told([Order(33, 2, (1, 2))], [(1, list(range(16)))]))
     assert [event["token_ids"] for event in batches[0][1]] == [[]]
@@ -196,8 +213,9 @@ def test_before_0_24_events_were_arrays():
     decoder reads them."""
 
     async def main():
-        emulator = Emulator(load_scenario("llama-3.1-8b-a100"))
-        events = KvEvents(emulator, "inproc://arrays", are_arrays=True)
+        telemetry = Telemetry(kv_events="inproc://arrays", kv_arrays=True)
+        server = EmulatorServer(load_scenario("llama-3.1-8b-a100"), ServerSettings(), telemetry)
+        emulator, events = server.emulator, server.kv_events
         events.start()
         socket = zmq.Context.instance().socket(zmq.SUB)
         socket.subscribe("")
