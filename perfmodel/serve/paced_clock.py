@@ -95,7 +95,7 @@ class PacedClock:
         if self._loop is None:
             raise ClockStoppedError("the clock stands still: the server ends; ask another")
         tick = int(((self._loop.time() if at is None else at) - self._origin) * self._ticks_per_s)
-        due = self.env.next_tick  # in fractions of seconds after `at`, and in ticks perhaps not
+        due = self.env.next_tick  # perhaps since a moment ago, when it was looked at what is
         self.env.pass_to(tick if due is None else min(tick, due))
         return self.env.ticks
 

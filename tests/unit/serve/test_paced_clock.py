@@ -1,7 +1,6 @@
 """The wall clock: events at their place on an absolute schedule, whoever is late."""
 
 import asyncio
-from math import nextafter
 
 import pytest
 from hypothesis import given, settings
@@ -147,18 +146,27 @@ def test_what_an_event_raises_is_told_and_stops_the_clock():
     assert [type(each) for each in run(main())] == [ZeroDivisionError]
 
 
-@given(st.integers(1, 10**15), st.floats(0, 1e6), st.sampled_from([0.7, 1.0, 60.0]))
-@settings(max_examples=100, deadline=None)
-def test_what_arrives_within_a_rounding_of_an_event_comes_before_it_or_after(tick, began, speed):
-    """Seconds of an event loop have fewer digits than ticks."""
+@pytest.mark.parametrize("num_looks", range(8))
+def test_an_event_that_becomes_due_between_two_looks_at_the_clock_is_not_passed(num_looks):
+    """What is due is let happen, and then it is asked what time it is: time goes on between. Here each look takes a
+    tenth of a millisecond, and the event is due within one of the first eight: the tick is then the event's, which
+    still has to happen."""
 
     async def main():
         loop = asyncio.get_running_loop()
-        loop.now = began
-        env, clock = started(speed=speed)
-        Alarm(env, tick, lambda _: None)
-        arrived = nextafter(began + tick / (1e12 * speed), 0)
-        loop.now = arrived + 0.01
-        return clock.catch_up(arrived)
+        env, clock = started()
+        happened = []
+        at(env, 1.0, happened)
+        seconds = [1 + (each - num_looks + 0.5) / 1e4 for each in range(1000)]
+        loop.time = iter(seconds).__next__
+        tick, early = clock.catch_up(), list(happened)
+        del loop.time
+        loop.now = 1.1
+        clock.look_again()
+        await asyncio.sleep(1)
+        return tick, early, happened
 
-    assert run(main()) == pytest.approx(tick, rel=1e-9, abs=2 + 1e-2 * speed * (began + 1))
+    tick, early, happened = run(main())
+    assert [each for each, _ in happened] == [1.0]
+    assert tick == 1e12 or (tick > 1e12) == bool(early)
+    assert tick == pytest.approx(1e12, abs=1e9)
