@@ -67,6 +67,7 @@ def whatif(
     against: Overrides | str = (),
     workers: int | None = None,
     engine: str = "local",
+    intervals: bool = False,
 ) -> WhatIfResult:
     """Vary a scenario one value at a time: as `perfmodel whatif`.
 
@@ -76,6 +77,7 @@ def whatif(
     grid:    two varied values in all their combinations
     against: overrides of an alternative: where along each axis does it begin to pay?
     workers: processes; in a script, start them below `if __name__ == "__main__":`
+    intervals: also the 80 % intervals of means, for which each point is simulated several times
     """
     if isinstance(vary, Mapping):
         vary = [f"{path}={_range(values)}" for path, values in vary.items()]
@@ -88,6 +90,7 @@ def whatif(
         _texts(against.split() if isinstance(against, str) else against),
         workers,
         engine,
+        intervals=intervals,
     )
 
 

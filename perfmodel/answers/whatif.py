@@ -22,6 +22,7 @@ def answer_whatif(
     engine: str = "local",
     progress: Watch = unwatched,
     command: str = "",
+    intervals: bool = False,
 ) -> Answer:
     """A scenario varied one value at a time; `result` is the WhatIfResult.
 
@@ -34,6 +35,7 @@ def answer_whatif(
     workers, engine: as of `perfmodel.planning.sweeps.sweep`
     progress:  a stage's name -> what shows how far it is
     command:   that the document says to give the answer again
+    intervals: also the 80 % intervals of means, for which each point is simulated several times
 
     Raises SpecError for what cannot be read.
     """
@@ -50,6 +52,7 @@ def answer_whatif(
         workers,
         engine,
         progress,
+        intervals,
     )
     result = replace(result, assumed=asked.assumed(result.answers.scenario))
     return Answer(lambda: whatif_json(result), lambda: whatif_view(result, command), result)

@@ -35,6 +35,10 @@ Against = Annotated[
     ),
 ]
 
+Intervals = Annotated[
+    bool, typer.Option("--intervals", help="Also the 80 % intervals of means; each point is simulated several times.")
+]
+
 
 @takes_flags()
 def whatif(
@@ -43,6 +47,7 @@ def whatif(
     metric: Metric = None,
     grid: Grid = False,
     against: Against = None,
+    intervals: Intervals = False,
     overrides: Overrides = None,
     as_json: JsonFlag = False,
     report_file: ReportFile = None,
@@ -64,8 +69,9 @@ def whatif(
         "metric": metric,
         "grid": grid,
         "against": against,
+        "intervals": intervals,
         "set": overrides,
     }
     command = command_line("whatif", *asked.arguments, **flags, report=report_file)
-    found = answer_whatif(asked, vary, metric, grid, against, overrides, None, engine, progress_bar, command)
+    found = answer_whatif(asked, vary, metric, grid, against, overrides, None, engine, progress_bar, command, intervals)
     give(found, as_json, report_file)

@@ -77,6 +77,7 @@ FROZEN = {
         "--metric",
         "--grid",
         "--against",
+        "--intervals",
         "--set",
         "--json",
         "--report",

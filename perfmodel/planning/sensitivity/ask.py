@@ -34,6 +34,7 @@ def ask_whatif(
     workers: int | None = None,
     engine: str = "local",
     watch: Watch = lambda what: nullcontext(None),
+    intervals: bool = False,
 ) -> WhatIfResult:
     """Vary a scenario, by its name or path, one value at a time.
 
@@ -44,6 +45,7 @@ def ask_whatif(
     against:   overrides of an alternative: where along each axis does it begin to pay?
     workers, engine: as for `perfmodel.planning.sweeps.sweep`
     watch:     a stage's name -> what shows its progress
+    intervals: also the 80 % intervals of means, for which each point is simulated several times
 
     Raises SpecError for what cannot be read.
     """
@@ -54,7 +56,7 @@ def ask_whatif(
     step, label = (given, "The step that was given") if given is not None else _typical(loaded)
     axes = tuple(axis_of(text, loaded, step) for text in vary or suspects(loaded))
     asked = base.metrics or default_metrics(loaded, any(axis.is_device for axis in axes))
-    base = replace(base, metrics=asked, step=step, overrides=_without_step(overrides))
+    base = replace(base, metrics=asked, step=step, overrides=_without_step(overrides), intervals=intervals)
     question = WhatIf(base, axes, grid, tuple(against))
     if against:
         load_point(question.point(alternative=True))

@@ -191,7 +191,7 @@ def _gain(asked: _Crossing, x: float) -> float | None:
     text = (asked.axis.override(x), f"seed={asked.seed}")
     values = []
     for alternative in (False, True):
-        point = replace(asked.question.point(*text, alternative=alternative), metrics=(asked.metric,))
+        point = replace(asked.question.point(*text, alternative=alternative), metrics=(asked.metric,), intervals=False)
         values.append(evaluate(point).values.get(asked.metric))
     base, other = values
     if base is None or other is None:

@@ -117,4 +117,8 @@ def _points(axes: Sequence[Axis], records: Mapping[str, Sequence[Record]]) -> li
 
 
 def _record(record: Record) -> dict[str, Any]:
-    return {"values": dict(record.values), **({"problem": record.problem} if record.problem else {})}
+    return {
+        "values": dict(record.values),
+        **({"interval": {name: list(ends) for name, ends in record.intervals.items()}} if record.intervals else {}),
+        **({"problem": record.problem} if record.problem else {}),
+    }

@@ -6,7 +6,7 @@ All points see the same requests (equal seeds), so that differences are the chan
 __all__ = ["NEAR", "Sensitivity", "WhatIf", "WhatIfAnswers", "answer", "default_metrics"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import log
 
@@ -38,8 +38,7 @@ class WhatIf:
     def point(self, *overrides: str, alternative: bool = False) -> Point:
         """The base with more overrides; those of an axis come on top of the alternative's."""
         more = (*(self.against if alternative else ()), *overrides)
-        base = self.base
-        return Point(base.scenario, base.metrics, (*base.overrides, *more), base.inside, base.step)
+        return replace(self.base, overrides=(*self.base.overrides, *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ def _points(question: WhatIf) -> dict[tuple[str, ...], Point]:
             if question.against:
                 points["against " + axis.path, text] = question.point(text, alternative=True)
         for text, _ in axis.nearby(NEAR) or ():
-            points[axis.path, text] = question.point(text)
+            points[axis.path, text] = replace(question.point(text), intervals=False)
     if question.is_grid:
         first, second = question.axes
         for one, other in product(first.overrides, second.overrides):

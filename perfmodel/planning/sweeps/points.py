@@ -7,7 +7,7 @@ of what asks for it.
 __all__ = ["Point", "Record", "Run", "evaluate", "evaluate_timed", "load_point"]
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,6 +34,7 @@ class Point:
     overrides:  as `--set` takes them; `step.batch=8` changes `step`
     metrics:    names of perfmodel.planning.metrics, of runs, steps and memory
     step:       the step that metrics of steps and of memory are of
+    intervals:  also the 80 % intervals of a run's means, for which it is simulated several times
     """
 
     scenario: str
@@ -41,6 +42,7 @@ class Point:
     overrides: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     step: StepSpec | None = None
+    intervals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Record:
     values:  metric -> value in its own unit; None where the run has none
     problem: why there are no values: a model that does not fit, traffic that cannot be served
     origin:  of the times: datasheet, calibrated, measured
+    intervals: metric -> the ends of its 80 % interval, where the point asked for them and the run has them
     """
 
     values: Mapping[str, float | None] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class Record:
     clock: str = "simulated"
     origin: str = ""
     notes: tuple[str, ...] = ()
+    intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
@@ -77,7 +81,7 @@ def evaluate(point: Point, run: Run | None = None) -> Record:
         scenario, step = load_point(point)
     except UnsupportedError as error:
         return Record(problem=f"{error.sentence}.")
-    return _evaluate_scenario(scenario, step, point.metrics, run)
+    return _evaluate_scenario(scenario, step, point, run)
 
 
 def evaluate_timed(point: Point) -> tuple[Record, float]:
@@ -86,13 +90,11 @@ def evaluate_timed(point: Point) -> tuple[Record, float]:
     return evaluate(point), time.perf_counter() - began
 
 
-def _evaluate_scenario(
-    scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...], run: Run | None = None
-) -> Record:
+def _evaluate_scenario(scenario: Scenario, step: StepSpec | None, point: Point, run: Run | None = None) -> Record:
     """See `evaluate`."""
-    serve = run or partial(sim.simulate, keep_steps="mean_batch" in metrics)
+    serve = run or partial(sim.simulate, keep_steps="mean_batch" in point.metrics, intervals=point.intervals)
     try:
-        return _measured(scenario, step, metrics, serve)
+        return _measured(scenario, step, point.metrics, serve)
     except SpecError:
         raise
     except PerfmodelError as error:
@@ -104,6 +106,7 @@ def _measured(scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...
     values: dict[str, float | None] = {}
     clock, origin = "simulated", ""
     notes: tuple[str, ...] = ()
+    intervals: dict[str, Sequence[float]] = {}
     if "max_request_rate" in bases:
         values["max_request_rate"] = max_request_rate(scenario)
     of_run = [name for name, basis in bases.items() if basis == "run" and name not in values]
@@ -111,10 +114,12 @@ def _measured(scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...
         result = serve(scenario)
         values |= {name: run_metric(result, name) for name in of_run}
         clock, origin, notes = result.clock, str(result.summary.get("origin") or ""), result.notes
+        found: Mapping[str, Sequence[float]] = result.summary.get("interval") or {}
+        intervals = {name: found[name] for name in of_run if name in found}
     if "step" in bases.values():
         values |= _of_step(scenario, step, [name for name, basis in bases.items() if basis == "step"])
     values |= {name: memory_metric(scenario, name, step)[0] for name, basis in bases.items() if basis == "memory"}
-    return Record({name: values[name] for name in metrics}, "", clock, origin, notes)
+    return Record({name: values[name] for name in metrics}, "", clock, origin, notes, intervals)
 
 
 def _of_step(scenario: Scenario, step: StepSpec | None, names: list[str]) -> dict[str, float]:

@@ -62,7 +62,7 @@ class Store:
         """Keep the record of a point that took so long; one that is there already stays, and counts as evaluated again
         (two plans at once may do so)."""
         fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-        text = json.dumps(fields | {"values": dict(record.values)})
+        text = json.dumps(fields | {"values": dict(record.values), "intervals": dict(record.intervals)})
         self._connection.execute(_PUT, (key, text, seconds))
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ def key_of(scenario: Scenario, point: Point) -> str:
         name: _plain(getattr(scenario, name)) for name in Scenario.model_fields if name not in _SPEAKS_OF_NOTHING
     }
     fits = [_plain(scenario_fits(scenario.of_pool(pool))) for pool in scenario.pools]
-    whole = [content, fits, point.metrics, _plain(point.step), program_version()]
+    whole = [content, fits, point.metrics, _plain(point.step), point.intervals, program_version()]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
@@ -142,4 +142,4 @@ def _plain(value: Any) -> Any:
 
 
 def _record(data: dict[str, Any]) -> Record:
-    return Record(data["values"], data["problem"], data["clock"], data["origin"], tuple(data["notes"]))
+    return Record(**{**data, "notes": tuple(data["notes"])})

@@ -116,6 +116,21 @@ def test_what_does_not_fit_is_told_and_the_rest_answered():
     assert each.high is not None
 
 
+def test_intervals_are_those_of_a_run_and_leave_the_values_as_they_are():
+    """A point is a simulation: its interval is that of `perfmodel simulate` of the same scenario, about its mean."""
+    few = ["--set", "traffic.num_requests=40"]
+    asked = ["whatif", "llama-3.1-8b-a100", *few, "--vary", "traffic.arrivals.rate=1,4", "--json"]
+    asked += ["--metric", "mean_ttft_ms", "--metric", "p99_ttft_ms"]
+    plain, found = (json.loads(CliRunner().invoke(app, [*asked, *more]).stdout) for more in ((), ("--intervals",)))
+    assert "interval" not in plain["base"]
+    assert [each["values"] for each in plain["points"]] == [each["values"] for each in found["points"]]
+    for point in found["points"]:
+        run = CliRunner().invoke(app, ["simulate", "llama-3.1-8b-a100", *few, "--set", point["set"], "--json"])
+        assert point["interval"] == {"mean_ttft_ms": json.loads(run.stdout)["interval"]["mean_ttft_ms"]}
+        low, high = point["interval"]["mean_ttft_ms"]
+        assert low < point["values"]["mean_ttft_ms"] < high
+
+
 def test_the_command_writes_one_document_and_a_report(tmp_path):
     arguments = ["whatif", NAME, "--set", FEW[0], "--vary", "hardware.hbm.bandwidth=0.5x..2x:3"]
     arguments += ["--vary", "engine.quantization=fp8,awq", "--metric", "mean_tpot_ms", "--json"]
