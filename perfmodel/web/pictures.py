@@ -40,8 +40,14 @@ def step_curve(data: Any, path: str) -> dict[str, Any]:
     now = data["step"][path.partition(".")[2]]
     label = {"step.batch": "sequences in the batch", "step.context": "tokens in each one's KV cache"}[path]
     hover = f"{label}: %{{x:,.0f}}<br>%{{y:,.2f}} ms<extra></extra>"
-    line = {"x": xs, "y": ys, "mode": "lines+markers", "line": {"color": BLUE, "width": 2.5}, "hovertemplate": hover}
-    here = {"x": [now], "y": [_step_ms(data["base"])], "mode": "markers", "hovertemplate": hover}
+    line: dict[str, Any] = {
+        "x": xs,
+        "y": ys,
+        "mode": "lines+markers",
+        "line": {"color": BLUE, "width": 2.5},
+        "hovertemplate": hover,
+    }
+    here: dict[str, Any] = {"x": [now], "y": [_step_ms(data["base"])], "mode": "markers", "hovertemplate": hover}
     here["marker"] = {"size": 13, "color": ORANGE}
     axis = {"title": {"text": label}, "type": "log", "dtick": 1}
     y_axis = {"title": {"text": "step time, ms"}, "rangemode": "tozero"}

@@ -68,10 +68,13 @@ def weight_files(path: Path) -> list[Path]:
     if path.name.endswith(".index.json"):
         try:
             weight_map = read_json(path)["weight_map"]
-            names = sorted(set(weight_map.values()))
+            names = sorted(set(weight_map.values()), key=str)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise SpecError(f"{path}: is not a safetensors index (a JSON object with weight_map).") from None
-        return [path.with_name(str(name)) for name in names]
+        for name in names:
+            if not isinstance(name, str) or name in ("", "..") or name != Path(name).name:
+                raise SpecError(f"{path}: weight_map: found {str(name)[:80]!r}, allowed the name of a file beside it.")
+        return [path.with_name(name) for name in names]
     shards = re.sub(r"-\d+-of-(\d+)\.safetensors$", r"-*-of-\1.safetensors", path.name)
     return sorted(path.parent.glob(shards)) or [path]
 

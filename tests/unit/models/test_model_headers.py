@@ -193,6 +193,14 @@ def test_an_index_gathers_its_shards(tmp_path: Path) -> None:
     assert load_model(tmp_path / "model-00001-of-00002.safetensors").layers == load_model(index).layers
 
 
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", 3, None])
+def test_an_index_names_files_beside_it_alone(tmp_path: Path, name: Any) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(SpecError, match=r"weight_map: found .* allowed the name of a file beside it"):
+        load_model(index)
+
+
 def test_a_config_beside_the_file_has_the_say(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(safetensors(llama_tensors()))
     config = {
