@@ -9,6 +9,7 @@ from dataclasses import replace
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.planning.sensitivity.crossovers import BoundChange, Payoff, bound_changes, payoffs
+from perfmodel.planning.sensitivity.load import load_of
 from perfmodel.planning.sensitivity.result import WhatIfResult
 from perfmodel.planning.sensitivity.vary import axis_of, suspects
 from perfmodel.planning.sensitivity.whatif import WhatIf, answer, default_metrics
@@ -70,7 +71,10 @@ def ask_whatif(
     estimate = step_costs(taker).estimate(batch_shape(step, taker))
     named = {"step", *(row.name for row in estimate.rows if row.duration_s >= _TELLING * estimate.duration_s)}
     bounds = tuple(change for change in _bounds(question, loaded) if change.what in named)
-    return WhatIfResult(answers, step, label, estimate.bound, bounds, tuple(turns), *_largest_batch(taker, step))
+    largest = _largest_batch(taker, step)
+    return WhatIfResult(
+        answers, step, label, estimate.bound, bounds, tuple(turns), *largest, load=load_of(answers)
+    )
 
 
 def _without_step(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.sensitivity.crossovers import BoundChange, Payoff
+from perfmodel.planning.sensitivity.load import Load
 from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
 from perfmodel.planning.sweeps.points import Record
@@ -27,6 +28,7 @@ class WhatIfResult(Printable):
     bounds: along the varied values, and along the batch
     largest_batch: of such sequences that an engine can have, and what limits it; 0 where they do not decode
     assumed: sentences on what nobody said of the scenario
+    load:    of an axis of arrival rates
     """
 
     answers: WhatIfAnswers
@@ -38,6 +40,7 @@ class WhatIfResult(Printable):
     largest_batch: int = 0
     largest_by: str = ""
     assumed: tuple[str, ...] = ()
+    load: Load | None = None
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Sensitivities as arrays, a row for each path and metric; nan where there is no number."""
@@ -93,6 +96,7 @@ class WhatIfResult(Printable):
             },
             "bound_changes": [asdict(change) for change in self.bounds],
             "crossovers": [asdict(each) for each in self.payoffs],
+            **({} if self.load is None else {"load": self.load.to_json()}),
             "trust": trust_of(self.answers.scenario).to_json(),
             "provenance": self._provenance(),
         }

@@ -4,11 +4,13 @@ And the highest arrival rate at which most requests still meet the SLO, as paper
 """
 
 __all__ = [
+    "at_rate",
     "batch_shape",
     "device_shares",
     "highest",
     "max_request_rate",
     "mean_batch",
+    "meets_slo",
     "memory_metric",
     "roofline_s",
     "run_metric",
@@ -58,12 +60,7 @@ def max_request_rate(scenario: Scenario) -> float:
         )
 
     def is_served(rate: float) -> bool:
-        traffic = scenario.traffic.model_copy(update={"arrivals": arrivals.model_copy(update={"rate": rate})})
-        summary = sim.simulate(scenario.model_copy(update={"traffic": traffic}), keep_steps=False).summary
-        if not all(summary.get("slo_percentiles_met", {}).values()):
-            return False
-        good = float(summary["request_goodput"]) >= _GOOD * float(summary["request_throughput"])
-        return good or not slo.is_of_requests
+        return meets_slo(scenario, sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
 
     found = highest(is_served, arrivals.rate)
     if found is None:
@@ -75,6 +72,20 @@ def max_request_rate(scenario: Scenario) -> float:
             f"{arrivals.rate * 2**_MOST_DOUBLINGS:,.0f} requests/s, which is all at once; raise traffic.num_requests."
         )
     return found
+
+
+def at_rate(scenario: Scenario, rate: float) -> Scenario:
+    """The scenario with another arrival rate, in requests per second."""
+    arrivals = scenario.traffic.arrivals.model_copy(update={"rate": rate})
+    return scenario.model_copy(update={"traffic": scenario.traffic.model_copy(update={"arrivals": arrivals})})
+
+
+def meets_slo(scenario: Scenario, summary: Mapping[str, Any]) -> bool:
+    """Whether 90 % of a run's requests meet the scenario's `slo`, and its percentiles are within their limits."""
+    if not all(summary.get("slo_percentiles_met", {}).values()):
+        return False
+    good = float(summary["request_goodput"]) >= _GOOD * float(summary["request_throughput"])
+    return good or not scenario.slo.is_of_requests
 
 
 def highest(passes: Callable[[float], bool], start: float) -> float | None:

@@ -63,7 +63,7 @@ def place_label(path: str, x: float, unit: str) -> str:
 def whatif_sentences(result: WhatIfResult) -> list[str]:
     """Sentences, the largest effect first."""
     metrics = result.answers.question.base.metrics
-    lines = list(_choices(result))
+    lines = [*_choices(result), *_load(result)]
     lines += [line for metric in metrics for line in _counts(result, metric)]
     lines += _bounds(result)
     lines += [_payoff(each, " ".join(result.answers.question.against)) for each in result.payoffs]
@@ -87,6 +87,22 @@ def _choices(result: WhatIfResult) -> Iterator[str]:
         for text, each in records.items():
             if each.problem:
                 yield f"No answer for {text}: {each.problem}"
+
+
+def _load(result: WhatIfResult) -> Iterator[str]:
+    """How much may arrive, where rates are varied."""
+    load = result.load
+    if load is None:
+        return
+    if (kept := load.within_slo) is not None:
+        if kept.rate is None:
+            yield f"The SLO is missed even at {format_short(min(load.rates))} req/s."
+        elif kept.users is not None:
+            more = ", the largest that was tried" if kept.is_all else ""
+            pause = f"who pause {format_short(load.think_time_s)} s after an answer" if load.think_time_s else "at once"
+            yield f"Within the SLO up to {format_short(kept.rate)} req/s{more}: {kept.users:,.0f} users {pause}."
+    if load.knee is not None:
+        yield f"The knee, where throughput over latency is largest, is at {format_short(load.knee)} req/s."
 
 
 def _counts(result: WhatIfResult, metric: str) -> Iterator[str]:

@@ -1,0 +1,144 @@
+"""`Load`: what an axis of arrival rates says of a deployment: its knee, the largest rate within the SLO, its users.
+
+The knee is where power is largest, throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb"):
+below it more load costs little latency, above it more load brings little but latency. Users follow from the law of the
+interactive response time, Little's law about a user's whole cycle: N = rate x (pause + latency).
+"""
+
+__all__ = ["RATE", "KeptLoad", "Load", "load_of"]
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import exp, log
+from typing import Any
+
+from perfmodel import sim
+from perfmodel.errors import PerfmodelError
+from perfmodel.planning.sensitivity.vary import Axis
+from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
+from perfmodel.planning.sweeps.metrics import at_rate, meets_slo
+from perfmodel.planning.sweeps.points import Record
+from perfmodel.specs.scenario import Scenario
+
+RATE = "traffic.arrivals.rate"
+_PRECISION = 0.02  # of the largest rate, as of `max_request_rate`
+_LATENCIES = ("ttft", "tpot", "e2el")
+_GOODPUT = ("request_goodput", "request_throughput")  # all that limits on single requests ask
+_GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes whose rate is what arrives
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLoad:
+    """The largest rate of the axis within the SLO. None of `rate`: not even the lowest; is_all: all of the axis is
+
+    users: as of `Load`; requests_per_user_per_minute: what each of them asks; mean latencies are of that rate
+    """
+
+    rate: float | None
+    is_all: bool = False
+    users: float | None = None
+    requests_per_user_per_minute: float | None = None
+    mean_ttft_ms: float | None = None
+    mean_e2el_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """rate: of the scenario; rates: of the axis, in requests/s
+
+    users:        at each of them, where their latency is known; each pauses `think_time_s` after an answer
+    limits_ms:    of the SLO for single requests, by latency
+    knee:         a rate; None where it is not within the axis
+    within_slo:   None without an SLO
+    """
+
+    rate: float | None
+    rates: tuple[float, ...]
+    think_time_s: float
+    users: tuple[float | None, ...]
+    limits_ms: Mapping[str, float]
+    knee: float | None
+    within_slo: KeptLoad | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_of(answers: WhatIfAnswers) -> Load | None:
+    """What the axis of rates says; None where there is none, or arrivals do not follow it."""
+    arrivals = answers.scenario.traffic.arrivals
+    axis = next((each for each in answers.question.axes if each.path == RATE and each.xs), None)
+    if axis is None or arrivals.process not in _GROWING or arrivals.stages:
+        return None
+    rates = _rates(axis)
+    records = answers.by_axis[RATE]
+    pause = arrivals.think_time_s
+    users = tuple(_users(rate, pause, r.values.get("mean_e2el_ms")) for rate, r in zip(rates, records, strict=True))
+    kept = _kept(answers.scenario, rates, records) if answers.scenario.slo.is_given else None
+    limits = {name: limit for name in _LATENCIES if (limit := answers.scenario.slo.limit_ms(name)) is not None}
+    return Load(arrivals.rate, rates, pause, users, limits, _knee(rates, records), kept)
+
+
+def _rates(axis: Axis) -> tuple[float, ...]:
+    scale = axis.present if axis.is_multiple and axis.present else 1.0
+    return tuple(x * scale for x in axis.xs)
+
+
+def _users(rate: float, pause_s: float, mean_e2el_ms: float | None) -> float | None:
+    return None if mean_e2el_ms is None else rate * (pause_s + mean_e2el_ms / 1e3)
+
+
+def _knee(rates: Sequence[float], records: Sequence[Record]) -> float | None:
+    """Where throughput over latency is largest: of a parabola through the logarithms of the largest and of its
+    neighbours. None at either end."""
+    found = []
+    for rate, record in sorted(zip(rates, records, strict=True), key=lambda each: each[0]):
+        served, latency = (record.values.get(name) for name in ("request_throughput", "mean_e2el_ms"))
+        if served and latency:
+            found.append((log(rate), log(served / latency)))
+    best = max(range(len(found)), key=lambda number: found[number][1], default=0)
+    if not 0 < best < len(found) - 1:
+        return None
+    (x0, y0), (x1, y1), (x2, y2) = found[best - 1 : best + 2]
+    below, above = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
+    return exp((x0 + x1) / 2 + (x2 - x0) / 2 * below / (below - above)) if below > above else exp(x1)
+
+
+def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record]) -> KeptLoad:
+    """By bisection, first among the rates of the axis: what is kept at one rate is taken to be kept at all lower."""
+    told = dict(zip(rates, records, strict=True))
+    ordered = sorted(told)
+
+    @cache
+    def summary(rate: float) -> dict[str, Any] | None:
+        try:
+            return dict(sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
+        except PerfmodelError:  # the points say so
+            return None
+
+    def is_kept(rate: float) -> bool:
+        values = told[rate].values if rate in told and not scenario.slo.percentiles else {}
+        known = all(values.get(name) is not None for name in _GOODPUT)
+        found = values if known else summary(rate)
+        return found is not None and meets_slo(scenario, found)
+
+    low, high = _between(ordered, is_kept)
+    if low is None:
+        return KeptLoad(None)
+    while high is not None and high > low * (1 + _PRECISION):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if is_kept(middle) else (low, middle)
+    found = summary(low) or {}
+    pause, latency = scenario.traffic.arrivals.think_time_s, found.get("mean_e2el_ms")
+    users = _users(low, pause, latency)
+    return KeptLoad(low, high is None, users, 60 * low / users if users else None, found.get("mean_ttft_ms"), latency)
+
+
+def _between(ordered: Sequence[float], is_kept: Callable[[float], bool]) -> tuple[float | None, float | None]:
+    """Neighbouring rates: the largest that is kept, None if none is; the smallest that is not, None if all are."""
+    first, last = -1, len(ordered)
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (middle, last) if is_kept(ordered[middle]) else (first, middle)
+    return (ordered[first] if first >= 0 else None), (ordered[last] if last < len(ordered) else None)
