@@ -17,10 +17,12 @@ from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
 from perfmodel.web.figures import figure
+from perfmodel.web.load_pictures import goodput_curve, latency_curve, prompt_curve
 from perfmodel.web.pictures import memory_bar, step_curve
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views import VIEWS, View, ViewPart
+from perfmodel.web.views.traffic import asked_rate
 
 
 class Pages:
@@ -39,12 +41,16 @@ class Pages:
             undefined=jinja2.StrictUndefined,
         )
         self._templates.globals |= {
+            "asked_rate": asked_rate,
             "choices_of": choices_of,
             "default_of": default_of,
             "figure": figure,
+            "goodput_curve": goodput_curve,
             "groups": GROUPS,
+            "latency_curve": latency_curve,
             "memory_bar": memory_bar,
             "others_of": _others,
+            "prompt_curve": prompt_curve,
             "resolved_fields": _resolved_fields,
             "step_curve": step_curve,
             "version": __version__,

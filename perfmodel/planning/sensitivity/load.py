@@ -1,11 +1,11 @@
-"""`Load`: what an axis of arrival rates says of a deployment: its knee, the largest rate within the SLO, its users.
+"""`OfferedLoad`: what an axis of arrival rates says: the knee, the largest rate within the SLO, how many users that is.
 
 The knee is where power is largest, throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb"):
 below it more load costs little latency, above it more load brings little but latency. Users follow from the law of the
 interactive response time, Little's law about a user's whole cycle: N = rate x (pause + latency).
 """
 
-__all__ = ["RATE", "KeptLoad", "Load", "load_of"]
+__all__ = ["RATE", "KeptLoad", "OfferedLoad", "knee_of", "load_of"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ _GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes 
 class KeptLoad:
     """The largest rate of the axis within the SLO. None of `rate`: not even the lowest; is_all: all of the axis is
 
-    users: as of `Load`; requests_per_user_per_minute: what each of them asks; mean latencies are of that rate
+    users: as of `OfferedLoad`; requests_per_user_per_minute: what each of them asks; mean latencies are of that rate
     """
 
     rate: float | None
@@ -44,7 +44,7 @@ class KeptLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """rate: of the scenario; rates: of the axis, in requests/s
 
     users:        at each of them, where their latency is known; each pauses `think_time_s` after an answer
@@ -65,7 +65,7 @@ class Load:
         return asdict(self)
 
 
-def load_of(answers: WhatIfAnswers) -> Load | None:
+def load_of(answers: WhatIfAnswers) -> OfferedLoad | None:
     """What the axis of rates says; None where there is none, or arrivals do not follow it."""
     arrivals = answers.scenario.traffic.arrivals
     axis = next((each for each in answers.question.axes if each.path == RATE and each.xs), None)
@@ -76,8 +76,10 @@ def load_of(answers: WhatIfAnswers) -> Load | None:
     pause = arrivals.think_time_s
     users = tuple(_users(rate, pause, r.values.get("mean_e2el_ms")) for rate, r in zip(rates, records, strict=True))
     kept = _kept(answers.scenario, rates, records) if answers.scenario.slo.is_given else None
+    served, latencies = ([r.values.get(name) for r in records] for name in ("request_throughput", "mean_e2el_ms"))
+    knee = knee_of(rates, served, latencies)
     limits = {name: limit for name in _LATENCIES if (limit := answers.scenario.slo.limit_ms(name)) is not None}
-    return Load(arrivals.rate, rates, pause, users, limits, _knee(rates, records), kept)
+    return OfferedLoad(arrivals.rate, rates, pause, users, limits, knee, kept)
 
 
 def _rates(axis: Axis) -> tuple[float, ...]:
@@ -89,14 +91,13 @@ def _users(rate: float, pause_s: float, mean_e2el_ms: float | None) -> float | N
     return None if mean_e2el_ms is None else rate * (pause_s + mean_e2el_ms / 1e3)
 
 
-def _knee(rates: Sequence[float], records: Sequence[Record]) -> float | None:
-    """Where throughput over latency is largest: of a parabola through the logarithms of the largest and of its
-    neighbours. None at either end."""
-    found = []
-    for rate, record in sorted(zip(rates, records, strict=True), key=lambda each: each[0]):
-        served, latency = (record.values.get(name) for name in ("request_throughput", "mean_e2el_ms"))
-        if served and latency:
-            found.append((log(rate), log(served / latency)))
+def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: Sequence[float | None]) -> float | None:
+    """The rate at which what is served over its latency is largest: of a parabola through the logarithms of the largest
+    of those given and of its neighbours. None at either end."""
+    rows = zip(rates, served, latencies, strict=True)
+    found = sorted(
+        (log(rate), log(throughput / latency)) for rate, throughput, latency in rows if throughput and latency
+    )
     best = max(range(len(found)), key=lambda number: found[number][1], default=0)
     if not 0 < best < len(found) - 1:
         return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.sensitivity.crossovers import BoundChange, Payoff
-from perfmodel.planning.sensitivity.load import Load
+from perfmodel.planning.sensitivity.load import OfferedLoad
 from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
 from perfmodel.planning.sweeps.points import Record
@@ -40,7 +40,7 @@ class WhatIfResult(Printable):
     largest_batch: int = 0
     largest_by: str = ""
     assumed: tuple[str, ...] = ()
-    load: Load | None = None
+    load: OfferedLoad | None = None
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Sensitivities as arrays, a row for each path and metric; nan where there is no number."""

@@ -113,6 +113,7 @@ function setSliders(root) {
     const field = document.getElementById(range.dataset.for);
     toSlider(range, field.value || Number.parseFloat(field.placeholder) || range.dataset.low);
     range.setAttribute("aria-valuetext", field.value || field.placeholder);
+    if (range.nextElementSibling?.matches("output")) range.nextElementSibling.textContent = field.value || field.placeholder;
   }
 }
 

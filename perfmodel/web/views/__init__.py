@@ -5,9 +5,10 @@ __all__ = ["VIEWS", "View", "ViewPart", "find_part", "find_view"]
 from perfmodel.web.views.deployment import DEPLOYMENT
 from perfmodel.web.views.memory import MEMORY
 from perfmodel.web.views.step import STEP
+from perfmodel.web.views.traffic import TRAFFIC
 from perfmodel.web.views.view import View, ViewPart
 
-VIEWS: tuple[View, ...] = (DEPLOYMENT, MEMORY, STEP)
+VIEWS: tuple[View, ...] = (DEPLOYMENT, MEMORY, STEP, TRAFFIC)
 
 
 def find_view(name: str) -> View | None:

@@ -1,0 +1,102 @@
+"""What traffic does to latencies: against its rate, with the knee and the largest rate within the SLO; at the rate that
+is asked for; against the length of prompts.
+
+Runs are short (`_QUICK` requests), so that an answer is there while one drags; the templates say so. The rate that is
+asked for is no part of the curve's question: within a range of rates only its mark moves.
+"""
+
+__all__ = ["PAUSE_S", "TRAFFIC", "asked_rate"]
+
+from math import floor, log10
+
+from perfmodel.files.units import parse_quantity
+from perfmodel.web.questions import Question
+from perfmodel.web.state import PageState
+from perfmodel.web.views.view import View, ViewPart
+
+PAUSE_S = "30"  # of a user between an answer and the next question, unless the address says it
+_RATE, _PAUSE, _COUNT = "traffic.arrivals.rate", "traffic.arrivals.think_time_s", "traffic.num_requests"
+_QUICK, _POINTS = 400, 9
+_LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
+_LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
+_BELOW, _ABOVE = 5, 4  # how far the rates reach from the one that is asked for
+_IDLE_RATE, _IDLE_COUNT, _LENGTHS = "0.02", 6, "256..32768:8"
+
+
+def asked_rate(state: PageState) -> float | None:
+    """The rate that the address says, in requests/s; None where it says none, or no rate."""
+    text = state.get("rate") or state.get(_RATE)
+    try:
+        rate = float(parse_quantity(text, "requests/s")) if text else 0.0
+    except (TypeError, ValueError):
+        return None
+    return rate if 0 < rate < 1e9 else None
+
+
+def _curve(state: PageState) -> tuple[Question, ...]:
+    pause = () if state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
+    vary = f"{_RATE}={_range(state)}:{_POINTS}"
+    fixed = state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
+    return (Question.of("whatif", fixed, *_short(state), *pause, vary=vary, metric=(*_LATENCIES, *_LOADS)),)
+
+
+def _range(state: PageState) -> str:
+    """Rates from low to high: as the address says, else about the rate in steps of 1, 2, 5, so that they stay while one
+    drags; else multiples of the traffic's own rate."""
+    low, high, rate = state.get("low"), state.get("high"), asked_rate(state)
+    if not (low or high or rate):
+        return f"{1 / _BELOW:g}x..{_ABOVE}x"
+    ends = [_number(low), _number(high)]
+    if rate is None:
+        rate = ends[0] * _BELOW if ends[0] else (ends[1] or 1.0) / _ABOVE
+    return f"{low or f'{_rounded(rate / _BELOW):g}'}..{high or f'{_rounded(rate * _ABOVE):g}'}"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _rounded(rate: float) -> float:
+    """The largest of 1, 2, 5, 10 ... that is not above."""
+    scale = 10.0 ** floor(log10(rate) + 1e-9)
+    return max(step for step in (1, 2, 5) if step * scale <= rate * (1 + 1e-9)) * scale
+
+
+def _short(state: PageState) -> tuple[str, ...]:
+    """So few requests that the answer is there at once, unless the address says how many."""
+    return () if state.get(_COUNT) or state.get("traffic.duration_s") else (f"{_COUNT}={_QUICK}",)
+
+
+def _now(state: PageState) -> tuple[Question, ...]:
+    return (Question.of("simulate", state, *_short(state)),)
+
+
+def _prompts(state: PageState) -> tuple[Question, ...]:
+    """Time to first token of an idle server by the length of the prompt."""
+    idle = state.changed({"rate": None, _RATE: None, _COUNT: None})
+    sets = (
+        f"{_RATE}={_IDLE_RATE}",
+        f"{_COUNT}={_IDLE_COUNT}",
+        "traffic.arrivals.process=constant",
+        "traffic.input_tokens.distribution=fixed",
+        "traffic.input_tokens.value=1024",
+        "traffic.input_tokens.max=32768",
+    )
+    vary = f"traffic.input_tokens.value={_LENGTHS}"
+    return (Question.of("whatif", idle, *sets, vary=vary, metric="mean_ttft_ms"),)
+
+
+TRAFFIC = View(
+    "traffic",
+    "Traffic",
+    "How much traffic does it carry, and how long do people wait?",
+    (
+        ViewPart("curve", _curve, "quick", told="latencies against the rate of requests"),
+        ViewPart("now", _now, "quick", told="the traffic as it is"),
+        ViewPart("prompts", _prompts, "quick", told="time to first token against the length of prompts"),
+    ),
+    has_controls=True,
+)
