@@ -72,7 +72,9 @@ def ask_whatif(
     named = {"step", *(row.name for row in estimate.rows if row.duration_s >= _TELLING * estimate.duration_s)}
     bounds = tuple(change for change in _bounds(question, loaded) if change.what in named)
     largest = _largest_batch(taker, step)
-    return WhatIfResult(answers, step, label, estimate.bound, bounds, tuple(turns), *largest, load=load_of(answers))
+    return WhatIfResult(
+        answers, step, label, estimate.bound, bounds, tuple(turns), *largest, load=load_of(answers) if vary else None
+    )
 
 
 def _without_step(overrides: Sequence[str]) -> tuple[str, ...]:
