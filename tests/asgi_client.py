@@ -34,6 +34,7 @@ class Client:
     async def call(self, method, path, body=b"", headers=(), leaves_at=None):
         """The answer; leaves_at: seconds of the event loop when the client goes away."""
         sent, response, gone = [], Response(), asyncio.Event()
+        path, _, query = path.partition("?")
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             headers = [("content-type", "application/json"), *headers]
@@ -64,7 +65,8 @@ class Client:
         if leaves_at is not None:
             loop.call_at(leaves_at, gone.set)
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
+        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode()}
+        scope["query_string"] = query.encode()
         await self.app({**scope, "root_path": "", "headers": raw, "http_version": "1.1"}, receive, send)
         return response
 

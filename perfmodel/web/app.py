@@ -7,9 +7,10 @@ import gzip
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,16 +23,18 @@ from starlette.routing import Route
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.web.desk import Desk
-from perfmodel.web.drops import MOST_BYTES
+from perfmodel.web.drops import MOST_BYTES, without_marks
 from perfmodel.web.guard import HEADERS, PageGuard
 from perfmodel.web.lines import read_line, serve_line
 from perfmodel.web.pages import Pages
+from perfmodel.web.questions import Shown
 from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views import View, ViewPart, find_part, find_view
 
 _log = logging.getLogger("perfmodel.web")
 _PATIENCE_S = 1.5  # with a worker, before the page is told to wait
 _MOST_LINE_BYTES = 200_000
+_PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
 _STATIC = ("app.css", "app.js", "plots.js", "icon.svg", "vendor/htmx.min.js")
 
@@ -61,7 +64,9 @@ class _Site:
             Middleware(BaseHTTPMiddleware, dispatch=self._guarded),
             Middleware(GZipMiddleware, compresslevel=4),
         ]
-        self.app = Starlette(routes=routes, middleware=middleware)
+        self.app = Starlette(
+            routes=routes, middleware=middleware, exception_handlers={404: self._no_page, 405: self._no_page}
+        )
 
     async def _guarded(self, request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = self._guard.refusal(request)
@@ -79,6 +84,10 @@ class _Site:
         response.headers.setdefault("cache-control", "no-store")
         return response
 
+    async def _no_page(self, request: Request, error: Exception) -> Response:
+        status = 405 if getattr(error, "status_code", 404) == 405 else 404
+        return self._sentence(request, status, f"there is no page {request.scope['path'][:80]!r} to {request.method}.")
+
     def _sentence(self, request: Request, status: int, sentence: str) -> Response:
         if "text/html" in request.headers.get("accept", "") and "hx-request" not in request.headers:
             return HTMLResponse(self._pages.refused(sentence), status)
@@ -91,7 +100,7 @@ class _Site:
     async def _view(self, request: Request) -> Response:
         view, state = _view_of(request), read_state(request.url.query)
         if view is None:
-            return self._sentence(request, 404, f"there is no page {request.url.path[:80]!r}.")
+            return self._sentence(request, 404, f"there is no page {request.scope['path'][:80]!r}.")
         draw = {"main": self._pages.main, "answers": self._pages.answers}.get(
             request.headers.get("hx-target", ""), self._pages.whole
         )
@@ -103,12 +112,14 @@ class _Site:
     async def _ask(self, request: Request) -> Response:
         view, part, state = _part_of(request)
         if part.lane is not None:
-            errands = [self._desk.begin(question, part.lane) for question in part.ask(state)]
-            waits = [asyncio.create_task(errand.ended.wait()) for errand in errands if errand is not None]
+            page = request.headers.get(_PAGE_HEADER, "")[:_LONGEST_PAGE]
+            reader = f"{page}/{view.name}/{part.name}" if page else ""
+            errands = self._desk.begin(part.ask(state), part.lane, reader)
+            waits = [asyncio.create_task(errand.ended.wait()) for errand in errands]
             if waits:
                 _, late = await asyncio.wait(waits, timeout=_PATIENCE_S)
-                for errand in late:
-                    errand.cancel()
+                for wait in late:
+                    wait.cancel()
         return await self._drawn(view, part, state)
 
     async def _stop(self, request: Request) -> Response:
@@ -127,7 +138,7 @@ class _Site:
         shown = [each for each in found if each is not None]
         if not shown:
             return JSONResponse({"error": "nothing is known of it yet; open the page first."}, 404)
-        data = shown[0].data if len(found) == 1 else [{"command": each.question.line, **each.data} for each in shown]
+        data = shown[0].data if len(found) == 1 else [_with_command(each) for each in shown]
         name = f"perfmodel-{view.name}-{part.name}.json"
         text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         return Response(text, media_type="application/json", headers=_attached(name))
@@ -135,7 +146,7 @@ class _Site:
     async def _drop(self, request: Request) -> Response:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
         content = await _body(request, MOST_BYTES)
-        mark = self._desk.drops.take(name, content, int(size) if size.isdigit() else None)
+        mark = self._desk.take(name, content, int(size) if size.isdigit() else None)
         return JSONResponse({"mark": mark})
 
     async def _line(self, request: Request) -> Response:
@@ -177,11 +188,18 @@ def _part_of(request: Request) -> tuple[View, ViewPart, PageState]:
     return view, part, read_state(request.url.query)
 
 
+def _with_command(shown: Shown) -> dict[str, Any]:
+    said = {"command": without_marks(shown.question.line)}
+    return said | (dict(shown.data) if isinstance(shown.data, Mapping) else {"answer": shown.data})
+
+
 async def _body(request: Request, most: int) -> bytes:
     """What was sent. Raises SpecError for more than `most` bytes, before they are all there."""
     from perfmodel.errors import SpecError
 
-    content = bytearray()
+    told, content = request.headers.get("content-length", ""), bytearray()
+    if told.isdigit() and int(told[:18]) > most:
+        raise SpecError(f"{int(told[:18]):,} bytes are sent, allowed {most:,}.")
     async for chunk in request.stream():
         content += chunk
         if len(content) > most:

@@ -3,11 +3,13 @@ take the place of what stands for them, and their paths leave with no answer."""
 
 __all__ = ["Desk", "Finding"]
 
-import json
+import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.web.drops import Drops, with_files
@@ -44,6 +46,12 @@ class Desk:
         await self._errands.close()
         self.drops.close()
 
+    def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
+        """Keep a file that was dropped; see `Drops.take`."""
+        mark = self.drops.take(name, content, full_size)
+        self._known.forget_refusals()  # of questions that missed it
+        return mark
+
     def answer(self, question: Question) -> Finding:
         """The answer to a closed form, at once; called in a thread."""
         try:
@@ -59,14 +67,18 @@ class Desk:
             return Finding(question, refusal=str(error))
         return Finding(question, shown, errand=None if shown else self._errands.last(question))
 
-    def begin(self, question: Question, lane: Lane) -> Errand | None:
-        """Let a worker answer a question; None where its answer is known. Raises SpecError where too many wait."""
-        try:
-            return None if self._known.find(question) else self._errands.begin(question, lane)
-        except SpecError:
-            if self._errands.last(question) is None:
-                raise
-            return None  # refused: `look` says why
+    def begin(self, questions: Sequence[Question], lane: Lane, reader: str = "") -> list[Errand]:
+        """Let a worker answer what is not known of some questions. Raises SpecError where too many wait.
+
+        reader: the part of a page that asks; what it asked before is stopped, unless somebody else waits for it
+        """
+        if reader:
+            self._errands.leave(reader, questions)
+        return [self._errands.begin(each, lane, reader) for each in questions if not self._is_settled(each)]
+
+    def _is_settled(self, question: Question) -> bool:
+        finding = self.look(question)
+        return finding.shown is not None or bool(finding.refusal)
 
     def stop(self, question: Question) -> None:
         """Stop the work on a question."""
@@ -84,10 +96,19 @@ def _answer(folder: Path, question: Question, progress: Progress | None) -> Show
         raise SpecError(_hidden(str(error), folder)) from None
     if found == question:
         return shown
-    data, document = json.loads(_hidden(json.dumps([shown.data, shown.document]), folder))
-    return Shown(question, data, document)
+    return Shown(question, _all_hidden(shown.data, folder), _all_hidden(shown.document, folder))
 
 
 def _hidden(text: str, folder: Path) -> str:
     """`text` with names of dropped files in place of their paths."""
-    return re.sub(re.escape(f"{folder}/") + r"[0-9a-f]{16}/", "", text).replace(str(folder), "")
+    separator = re.escape(os.sep)
+    return re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
+
+
+def _all_hidden(value: Any, folder: Path) -> Any:
+    """`_hidden` of each text in plain data."""
+    if isinstance(value, str):
+        return _hidden(value, folder)
+    if isinstance(value, Mapping):
+        return {_all_hidden(key, folder): _all_hidden(each, folder) for key, each in value.items()}
+    return [_all_hidden(each, folder) for each in value] if isinstance(value, list | tuple) else value

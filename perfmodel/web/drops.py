@@ -8,6 +8,7 @@ forgotten it.
 __all__ = ["MOST_BYTES", "Drops", "resolved", "with_files", "without_marks"]
 
 import re
+import shutil
 import tempfile
 from collections import OrderedDict
 from dataclasses import replace
@@ -18,9 +19,11 @@ from perfmodel.errors import SpecError
 from perfmodel.web.questions import Question
 
 MOST_BYTES = 64_000_000  # of one file, or of the header at its beginning
-_MOST_FILES = 20
-_SUFFIXES = (".json", ".gguf", ".safetensors", ".yaml", ".yml", ".csv", ".jsonl", ".txt")
-_MARK = re.compile(r"drop:([0-9a-f]{16})/([\w.-]{1,100})")
+_MOST_FILES, _MOST_TOGETHER = 20, 320_000_000
+_HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
+_SUFFIXES = (".json", *_HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
+_LARGEST = 10**13  # of a file of which the beginning is here
+_MARK = re.compile(r"drop:([0-9a-f]{16})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})")
 
 
 class Drops:
@@ -28,12 +31,12 @@ class Drops:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="perfmodel-web-")
-        self._files: OrderedDict[str, Path] = OrderedDict()
+        self._files: OrderedDict[str, tuple[Path, int]] = OrderedDict()  # digest -> where, and what it takes
 
     @property
     def folder(self) -> Path:
         """Where they are."""
-        return Path(self._folder.name)
+        return Path(self._folder.name).resolve()  # as messages name it where the system's own is a link
 
     def close(self) -> None:
         """Take them all away."""
@@ -46,29 +49,36 @@ class Drops:
 
         Raises SpecError for a name or a size that no such file has.
         """
-        name = re.sub(r"[^\w.-]+", "-", name.replace("\\", "/").rpartition("/")[2])[-100:].lstrip(".-")
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.replace("\\", "/").rpartition("/")[2])[-100:].lstrip(".-")
         suffix = Path(name).suffix.lower()
         if suffix not in _SUFFIXES:
             raise SpecError(f"{name or 'the file'}: found {suffix or 'no suffix'}, allowed {', '.join(_SUFFIXES)}.")
-        if len(content) > MOST_BYTES:
-            raise SpecError(f"{name}: {len(content):,} bytes, allowed {MOST_BYTES:,}.")
-        digest = sha256(content + str(full_size).encode()).hexdigest()[:16]
+        size = max(full_size or 0, len(content))
+        most = _LARGEST if suffix in _HEADED else MOST_BYTES
+        if size > most or len(content) > MOST_BYTES:
+            raise SpecError(f"{name}: {size:,} bytes, allowed {most:,}.")
+        if size > len(content) and suffix not in _HEADED:
+            raise SpecError(f"{name}: {len(content):,} of its {size:,} bytes came; drop it again.")
+        digest = sha256(b"%d " % size + content).hexdigest()[:16]
         if digest not in self._files:
-            folder = self.folder / digest
-            folder.mkdir()
-            (folder / name).write_bytes(content)
-            if full_size is not None and len(content) < full_size < 10**13:
-                with (folder / name).open("r+b") as file:
-                    file.truncate(full_size)  # a hole, which takes no room
-            self._files[digest] = folder / name
-            self._leave_out()
-        return f"drop:{digest}/{self._files[digest].name}"
+            self._keep(digest, name, content, size)
+        self._files.move_to_end(digest)
+        return f"drop:{digest}/{self._files[digest][0].name}"
 
-    def _leave_out(self) -> None:
-        while len(self._files) > _MOST_FILES:
-            _, path = self._files.popitem(last=False)
-            path.unlink(missing_ok=True)
-            path.parent.rmdir()
+    def _keep(self, digest: str, name: str, content: bytes, size: int) -> None:
+        folder = self.folder / digest
+        try:
+            folder.mkdir()
+            with (folder / name).open("wb") as file:
+                file.write(content)
+                file.truncate(size)  # what follows a header is a hole, which takes no room
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise SpecError(f"{name}: cannot be kept ({error.strerror}); make room for it.") from None
+        self._files[digest] = folder / name, len(content)
+        while len(self._files) > _MOST_FILES or sum(size for _, size in self._files.values()) > _MOST_TOGETHER:
+            _, (path, _) = self._files.popitem(last=False)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def resolved(text: str, folder: Path) -> str:

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,7 +37,11 @@ class _StoppedError(Exception):
 
 @dataclass(eq=False)
 class Errand:
-    """One question under way. state: waiting, running, done, stopped, refused (`said` has the sentence), failed"""
+    """One question under way.
+
+    state:   waiting, running, done, stopped, refused (`said` has the sentence), failed
+    readers: parts of pages that wait for it, if they said so
+    """
 
     number: int
     question: Question
@@ -47,8 +51,10 @@ class Errand:
     done: int = 0
     total: int | None = None
     said: str = ""
+    readers: set[str] = field(default_factory=set)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopping: bool = False
+    is_left: bool = False  # nobody waits for it any more
 
     @property
     def is_over(self) -> bool:
@@ -85,28 +91,48 @@ class Errands:
 
     async def close(self) -> None:
         """End everything."""
-        for errand in self._tasks:
-            errand.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in self._workers.values():
             worker.end()
 
     def last(self, question: Question) -> Errand | None:
         """What was done last about a question, if it was of late."""
-        return next((errand for errand in reversed(self._errands.values()) if errand.question == question), None)
+        found = reversed(self._errands.values())
+        return next((each for each in found if each.question == question and not each.is_left), None)
 
-    def begin(self, question: Question, lane: Lane) -> Errand:
-        """The errand of a question: the one that is under way, or a new one. Raises SpecError where too many wait."""
+    def begin(self, question: Question, lane: Lane, reader: str = "") -> Errand:
+        """The errand of a question: the one that is under way, or a new one. Raises SpecError where too many wait.
+
+        reader: that waits for it; "": nobody is named
+        """
         found = self.last(question)
-        if found is not None and not found.is_over and not found.is_stopping:
-            return found
-        if self._queues[lane].qsize() >= _MOST_WAITING:
-            raise SpecError(f"{_MOST_WAITING} questions wait already; stop some, or wait for them.")
-        errand = Errand(next(self._numbers), question, lane)
-        self._errands[errand.number] = errand
-        while len(self._errands) > _MOST_KEPT:
-            self._errands.popitem(last=False)
-        self._queues[lane].put_nowait(errand)
-        return errand
+        if found is None or found.is_over or found.is_stopping:
+            if sum(each.state == "waiting" and each.lane == lane for each in self._errands.values()) >= _MOST_WAITING:
+                raise SpecError(f"{_MOST_WAITING} questions wait already; stop some, or wait for them.")
+            found = Errand(next(self._numbers), question, lane)
+            self._errands[found.number] = found
+            self._forget()
+            self._queues[lane].put_nowait(found)
+        if reader:
+            found.readers.add(reader)
+        return found
+
+    def leave(self, reader: str, questions: Collection[Question]) -> None:
+        """`reader` asks these questions now, and waits for no others: what nobody else waits for is stopped, as when a
+        slider has moved on."""
+        for errand in list(self._errands.values()):
+            if reader in errand.readers and errand.question not in questions and not errand.is_over:
+                errand.readers.discard(reader)
+                if not errand.readers:
+                    errand.is_left = True
+                    self.stop(errand)
+
+    def _forget(self) -> None:
+        over = [number for number, errand in self._errands.items() if errand.is_over]
+        for number in over[: max(len(self._errands) - _MOST_KEPT, 0)]:
+            del self._errands[number]
 
     def stop(self, errand: Errand) -> None:
         """Stop an errand; it ends soon."""
@@ -146,7 +172,7 @@ class Errands:
                     worker.send(None)
                     give_up_at = time.monotonic() + _PATIENCE_S
                 elif time.monotonic() > give_up_at:
-                    worker.end()
+                    await asyncio.to_thread(worker.end)
                     errand.end("stopped")
 
     def _hear(self, errand: Errand, kind: str, told: Any) -> None:

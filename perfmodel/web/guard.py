@@ -5,6 +5,7 @@ page from loading, or being framed by, anything else."""
 __all__ = ["HEADERS", "TOKEN_HEADER", "PageGuard"]
 
 import hmac
+import re
 import secrets
 
 from starlette.requests import Request
@@ -26,6 +27,8 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 
+_HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+
 
 class PageGuard:
     """token: what a page of this server sends with all that changes state"""
@@ -36,10 +39,10 @@ class PageGuard:
 
     def refusal(self, request: Request) -> tuple[int, str] | None:
         """Status and sentence for a request that is not to be answered; else None."""
-        host = request.headers.get("host", "")
+        host = ", ".join(request.headers.getlist("host"))
         refusal = self._hosts.refusal(host)
-        if refusal is not None:
-            return 400, f"{refusal}."
+        if refusal is not None or not _HOST.fullmatch(host):
+            return 400, f"the request is for {host[:80]!r}; open the page by the address that perfmodel web says."
         if request.method in ("GET", "HEAD"):
             return None
         origin = request.headers.get("origin")

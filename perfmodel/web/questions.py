@@ -37,7 +37,7 @@ class Question:
 
     command:  memory, explain, simulate, whatif, plan, techniques, hardware
     scenario: a name of the catalog, or none
-    flags:    (flag, value) that stand for a scenario, or for what else the command asks
+    flags:    (flag, value) that stand for a scenario, or for what else the command asks; "": it takes none
     sets:     the values of `--set`
     """
 
@@ -67,7 +67,7 @@ class Question:
         """What follows `perfmodel` on the command line."""
         words = [*self.command.split(), *([self.scenario] if self.scenario else [])]
         for name, value in self.flags:
-            words += [f"--{name}", value] if value != "yes" else [f"--{name}"]
+            words += [f"--{name}", value] if value else [f"--{name}"]
         for text in self.sets:
             words += ["--set", text]
         return words
@@ -91,7 +91,7 @@ def _flat(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, value in options.items():
         for each in value if isinstance(value, tuple) else (value,):
             if each not in (None, "", False):
-                flat.append((name, "yes" if each is True else str(each)))
+                flat.append((name, "" if each is True else str(each)))
     return flat
 
 

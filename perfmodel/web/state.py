@@ -24,6 +24,7 @@ _ALONE = ("scenario", "seed")
 _OTHER = "with"
 MOST_DEPLOYMENTS = 4  # side by side
 _LONGEST_QUERY, _LONGEST_VALUE, _MOST_FIELDS = 16_000, 4_000, 120
+_SCENARIO = re.compile(r"(drop:[0-9a-f]{16}/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PATH = re.compile(r"[a-z_]+(\.[A-Za-z0-9_-]+)+")
 _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
 
@@ -75,7 +76,7 @@ def read_state(query: str) -> PageState:
     if len(query) > _LONGEST_QUERY:
         raise SpecError(f"the address has {len(query):,} characters, allowed {_LONGEST_QUERY:,}; change fewer fields.")
     try:
-        pairs = parse_qsl(query, max_num_fields=_MOST_FIELDS, errors="strict")
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError:
         raise SpecError(f"the address: not a query of at most {_MOST_FIELDS} fields in UTF-8.") from None
     others = tuple(read_state(value).alone() for key, value in pairs if key == _OTHER)
@@ -96,7 +97,16 @@ def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
         if len(value) > _LONGEST_VALUE or not value.isprintable():
             raise SpecError(f"{key}: allowed are {_LONGEST_VALUE:,} printable characters.")
         if value.strip():
-            yield key, value.strip()
+            yield key, _said(key, value.strip())
+
+
+def _said(key: str, value: str) -> str:
+    """`value`, unless the command line would take it for something else: another option, or a scenario on stdin."""
+    if key == _ALONE[0] and _SCENARIO.fullmatch(value) is None:
+        raise SpecError(f"scenario: found {value[:60]!r}, allowed a name of `perfmodel scenarios list`.")
+    if key in (*FLAGS, *_OF_VIEWS) and value.startswith("-"):
+        raise SpecError(f"{key}: found {value[:60]!r}, which begins with a minus; no such value does.")
+    return value
 
 
 def _is_known(key: str) -> bool:

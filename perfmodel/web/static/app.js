@@ -3,7 +3,8 @@
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
-const token = $("meta[name=perfmodel-token]").content;
+let token = $("meta[name=perfmodel-token]").content;
+const pageName = Math.random().toString(36).slice(2);  // of this tab: what it asked before is stopped when it asks anew
 
 // ---------------------------------------------------------------- the state
 
@@ -83,6 +84,7 @@ function showOld(part) {
   const stale = document.createElement("div");
   stale.className = "stale";
   stale.setAttribute("aria-hidden", "true");
+  stale.inert = true;
   stale.append(...kept);
   stale.removeAttribute("id");
   $(".skeleton", waiting)?.remove();
@@ -139,7 +141,7 @@ function setRefusals() {
   }
   for (const sentence of $$("#answers .refusal p").map((each) => each.textContent)) {
     const named = $$(".field[data-key]").filter((field) => {
-      const key = field.dataset.key, last = key.split(".").pop();
+      const key = field.dataset.key, last = key.split(".").pop().replaceAll(/\W/g, "\\$&");
       return sentence.includes(key) || new RegExp(`(--|\\b)${last}\\b`).test(sentence.split(":").slice(0, 3).join(":"));
     });
     for (const field of named.slice(0, 1)) {
@@ -250,18 +252,32 @@ function setTheme(name) {
 // ---------------------------------------------------------------- files and command lines
 
 const HEADER_BYTES = 48_000_000;  // of a large file its beginning is sent: headers are there
+const MOST_BYTES = 64_000_000;    // of other files; of what is larger the size is sent alone, and the server says why not
+
+async function post(address, body, isAgain = false) {
+  try {
+    const answer = await fetch(address, { method: "POST", headers: { "x-perfmodel-token": token }, body });
+    if (answer.status === 403 && !isAgain && await renewToken()) return post(address, body, true);
+    return await answer.json();
+  } catch { return { error: "The server does not answer: is it still running?" }; }
+}
+
+// A server that was started again has another token; this page's own address says it.
+async function renewToken() {
+  const page = new DOMParser().parseFromString(await (await fetch(location.href, { headers: { accept: "text/html" } })).text(), "text/html");
+  const found = $("meta[name=perfmodel-token]", page)?.content;
+  if (!found || found === token) return false;
+  token = found;
+  return true;
+}
 
 async function drop(file) {
-  const part = file.slice(0, HEADER_BYTES);
-  const address = "/drop?" + new URLSearchParams({ name: file.name, size: String(file.size) });
+  const isHeaded = /\.(gguf|safetensors)$/i.test(file.name);
+  const part = file.slice(0, isHeaded ? HEADER_BYTES : file.size > MOST_BYTES ? 0 : file.size);
   say("Reading " + file.name + " ...");
-  let answer;
-  try {
-    answer = await (await fetch(address, { method: "POST", headers: { "x-perfmodel-token": token }, body: part })).json();
-  } catch { say("The server did not take the file."); return; }
+  const answer = await post("/drop?" + new URLSearchParams({ name: file.name, size: String(file.size) }), part);
   if (answer.error) { say(answer.error); return; }
   const field = $('#state [name="model"]');
-  field.value = file.name.replace(/[^\w.-]+/g, "-");
   field.value = answer.mark.split("/").pop();
   field.dataset.mark = answer.mark;
   say(file.name + " is the model now.");
@@ -286,8 +302,7 @@ document.addEventListener("drop", (event) => {
 async function readLine() {
   const wrong = $("#line-wrong");
   wrong.hidden = true;
-  const answer = await (await fetch("/line?" + queryOf(),
-    { method: "POST", headers: { "x-perfmodel-token": token }, body: $("#line").value })).json();
+  const answer = await post("/line?" + queryOf(), $("#line").value);
   if (answer.error) { wrong.textContent = answer.error; wrong.hidden = false; return; }
   sessionStorage.setItem("notes", JSON.stringify(answer.notes));
   location.href = "/" + currentView() + "?" + answer.query;
@@ -297,6 +312,7 @@ async function readLine() {
 
 document.addEventListener("htmx:configRequest", (event) => {
   event.detail.headers["x-perfmodel-token"] = token;
+  event.detail.headers["x-perfmodel-page"] = pageName;
   event.detail.parameters = event.detail.formData ? new FormData() : {};  // addresses say it all
 });
 document.addEventListener("htmx:afterSwap", (event) => {
@@ -309,12 +325,27 @@ document.addEventListener("htmx:afterRequest", (event) => {
     event.detail.elt.textContent = JSON.parse(event.detail.xhr.responseText).lines.join("\n");
   }
 });
-document.addEventListener("htmx:responseError", (event) => {
+document.addEventListener("htmx:responseError", async (event) => {
+  if (event.detail.xhr.status === 403 && await renewToken()) { askAgain(); return; }
   let sentence = "The server did not answer; is it still running?";
   try { sentence = JSON.parse(event.detail.xhr.responseText).error; } catch { /* no sentence */ }
   refuse(sentence);
 });
-document.addEventListener("htmx:sendError", () => refuse("The server does not answer: it may have ended. Start perfmodel web again; this address stays."));
+document.addEventListener("htmx:sendError", () => {
+  refuse("The server does not answer: it may have ended. Start perfmodel web again at the same port, and this page goes on.");
+  clearInterval(waitForServer.timer);
+  waitForServer.timer = setInterval(waitForServer, 1500);
+});
+
+async function waitForServer() {
+  try { await fetch("/static/icon.svg"); } catch { return; }
+  clearInterval(waitForServer.timer);
+  askAgain();
+}
+
+function askAgain() {
+  return htmx.ajax("GET", addressOf(), { target: "#answers", swap: "innerHTML", source: "#state" });
+}
 
 function refuse(sentence) {
   const box = document.createElement("div"), text = document.createElement("p");

@@ -1,0 +1,104 @@
+"""What an address may say, and that it says the same again."""
+
+import shlex
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
+
+from perfmodel.errors import SpecError
+from perfmodel.web.questions import Question
+from perfmodel.web.state import FLAGS, MOST_DEPLOYMENTS, PageState, read_state
+
+KEYS = (*FLAGS, "seed", "batch", "context", "engine.max_num_seqs", "traffic.arrivals.rate", "slo.ttft_ms", "price.usd")
+VALUES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=40).filter(
+    lambda text: text.isprintable() and not text.startswith("-")
+)
+FIELDS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8).map(lambda found: tuple(found.items()))
+STATES = st.builds(PageState, FIELDS, st.lists(st.builds(PageState, FIELDS), max_size=MOST_DEPLOYMENTS - 1).map(tuple))
+
+
+def plain(state):
+    return PageState(state.fields, tuple(other.alone() for other in state.others))
+
+
+@given(STATES)
+def test_an_address_says_the_state_that_it_was_made_of(state):
+    assert read_state(state.query) == plain(state)
+    assert read_state(read_state(state.query).query) == read_state(state.query)
+
+
+@given(STATES, st.sampled_from(["memory", "explain", "simulate", "whatif", "plan"]))
+def test_the_line_of_a_question_is_its_arguments(state, command):
+    question = Question.of(command, state, "engine.block_size=16", batch=state.get("batch"), grid=True, vary=("a", "b"))
+    assert shlex.split(question.line) == ["perfmodel", *question.arguments]
+    assert all(isinstance(word, str) and word for word in question.arguments)
+
+
+@given(st.text(max_size=300))
+def test_any_query_is_a_state_or_a_refusal(query):
+    try:
+        state = read_state(query)
+    except SpecError as error:
+        assert str(error).isprintable()
+        assert len(str(error)) < 600
+    else:
+        assert read_state(state.query) == state
+
+
+def test_an_empty_field_is_no_field():
+    assert read_state("rate=&engine.version=%20&batch=8") == PageState((("batch", "8"),))
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("x=1", "unknown key 'x'"),
+        ("__class__.x=1", "unknown key"),
+        ("engine.__class__.x[0]=1", "unknown key"),
+        ("Engine.x=1", "unknown key"),
+        ("rate=1&rate=2", "twice"),
+        ("token=1", "unknown key"),
+        ("model=%00", "printable"),
+        ("model=a%0Ab", "printable"),
+        ("model=%FF", "UTF-8"),
+        ("model=" + "a" * 5000, "4,000"),
+        ("model=" + "a" * 20_000, "16,000"),
+        ("&".join(f"engine.a{n}=1" for n in range(200)), "120"),
+        ("&".join("with=" for _ in range(4)), "deployments"),
+        ("with=x%3D1", "unknown key 'x'"),
+        ("scenario=-", "scenario"),
+        ("scenario=/etc/passwd", "scenario"),
+        ("scenario=../x", "scenario"),
+        ("scenario=%7B%22name%22%3A1%7D", "scenario"),
+        ("model=--help", "minus"),
+        ("hardware=-x", "minus"),
+    ],
+)
+def test_what_is_no_state_is_refused_in_words(query, said):
+    with pytest.raises(SpecError, match="(?i)" + said):
+        read_state(query)
+
+
+def test_deployments_within_deployments_are_left_out_and_cannot_go_deep():
+    query = "batch=1"
+    for _ in range(30):
+        query = "with=" + quote(query)
+    try:
+        state = read_state(query)
+    except SpecError:
+        return
+    assert all(not other.others for other in state.others)
+
+
+def test_a_scenario_takes_flags_as_overrides():
+    question = Question.of("simulate", read_state("scenario=llama-3.1-8b-a100&rate=3&ttft=1s&engine.max_num_seqs=8"))
+    assert question.arguments[:2] == ["simulate", "llama-3.1-8b-a100"]
+    assert set(question.sets) == {"traffic.arrivals.rate=3", "slo.ttft_ms=1s", "engine.max_num_seqs=8"}
+
+
+def test_a_value_that_reads_like_a_switch_stays_a_value():
+    assert Question.of("memory", read_state("model=yes")).arguments[:3] == ["memory", "--model", "yes"]

@@ -1,0 +1,27 @@
+"""Work for errands' processes: what a question's first value says happens."""
+
+import os
+import time
+
+from perfmodel.errors import SpecError
+from perfmodel.web.questions import Shown
+
+
+def work(question, progress):
+    """Counts, hangs, refuses, breaks or ends its process."""
+    kind, *more = question.scenario.split(":")
+    match kind:
+        case "steps":
+            with progress("counting") as tell:
+                for done in range(int(more[0])):
+                    tell(done, int(more[0]))
+                    time.sleep(0.01)
+        case "hang":
+            time.sleep(60)
+        case "refuse":
+            raise SpecError("refuse: found 1, allowed 2.")
+        case "break":
+            raise ValueError("secret")
+        case "end":
+            os._exit(3)
+    return Shown(question, {"name": question.scenario, "process": os.getpid()}, {"blocks": []})
