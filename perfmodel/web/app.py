@@ -151,7 +151,7 @@ class _Site:
 
     async def _line(self, request: Request) -> Response:
         text = (await _body(request, _MOST_LINE_BYTES)).decode("utf-8", "replace")
-        found = await run_in_threadpool(read_line, text, read_state(request.url.query))
+        found = await run_in_threadpool(read_line, text, read_state(request.url.query), self._desk.drops.folder)
         return JSONResponse({"query": found.state.query, "notes": list(found.notes)})
 
     async def _serve_line(self, request: Request) -> Response:

@@ -3,8 +3,6 @@ take the place of what stands for them, and their paths leave with no answer."""
 
 __all__ = ["Desk", "Finding"]
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.web.drops import Drops, with_files
+from perfmodel.web.drops import Drops, hidden, with_files
 from perfmodel.web.errands import Errand, Errands, Lane
 from perfmodel.web.known import Known
 from perfmodel.web.questions import Progress, Question, Shown, ask
@@ -93,22 +91,16 @@ def _answer(folder: Path, question: Question, progress: Progress | None) -> Show
     try:
         shown = ask(found, progress, (folder,))
     except PerfmodelError as error:
-        raise SpecError(_hidden(str(error), folder)) from None
+        raise SpecError(hidden(str(error), folder)) from None
     if found == question:
         return shown
     return Shown(question, _all_hidden(shown.data, folder), _all_hidden(shown.document, folder))
 
 
-def _hidden(text: str, folder: Path) -> str:
-    """`text` with names of dropped files in place of their paths."""
-    separator = re.escape(os.sep)
-    return re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
-
-
 def _all_hidden(value: Any, folder: Path) -> Any:
-    """`_hidden` of each text in plain data."""
+    """`hidden` of each text in plain data."""
     if isinstance(value, str):
-        return _hidden(value, folder)
+        return hidden(value, folder)
     if isinstance(value, Mapping):
         return {_all_hidden(key, folder): _all_hidden(each, folder) for key, each in value.items()}
     return [_all_hidden(each, folder) for each in value] if isinstance(value, list | tuple) else value

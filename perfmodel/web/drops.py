@@ -5,8 +5,9 @@ with the server, and stands in an address as `drop:DIGEST/name`; the page sends 
 forgotten it.
 """
 
-__all__ = ["MOST_BYTES", "Drops", "resolved", "with_files", "without_marks"]
+__all__ = ["MOST_BYTES", "Drops", "hidden", "resolved", "with_files", "without_marks"]
 
+import os
 import re
 import shutil
 import tempfile
@@ -100,6 +101,12 @@ def with_files(question: Question, folder: Path) -> Question:
     """`question` with paths of dropped files; see `resolved`."""
     flags = tuple((name, resolved(value, folder)) for name, value in question.flags)
     return replace(question, flags=flags, sets=tuple(resolved(text, folder) for text in question.sets))
+
+
+def hidden(text: str, folder: Path) -> str:
+    """`text` with names of dropped files in place of their paths in `folder`."""
+    separator = re.escape(os.sep)
+    return re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
 
 
 def without_marks(text: str) -> str:

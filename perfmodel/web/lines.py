@@ -4,16 +4,18 @@ __all__ = ["ReadLine", "read_line", "serve_line"]
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.web.drops import with_files, without_marks
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.web.drops import hidden, resolved, with_files, without_marks
 from perfmodel.web.questions import Question, asked_of
 from perfmodel.web.state import PageState
 
-_AS_FLAGS = {"model": "model", "hardware": "hardware"}
+_FLAGS = ("model", "hardware", "rate", "traffic", "ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,35 +26,38 @@ class ReadLine:
     notes: tuple[str, ...]
 
 
-def read_line(text: str, state: PageState) -> ReadLine:
+def read_line(text: str, state: PageState, folder: Path) -> ReadLine:
     """The state of a server's command line, with its load test if it has one, on the device that the page shows.
 
-    Raises SpecError as `perfmodel new` does.
+    Files that it names are not read, but for those that were dropped in `folder`. Raises SpecError as `perfmodel new`.
     """
     from perfmodel.answers.asked import Asked
     from perfmodel.answers.line import answer_line
 
-    flags: dict[str, str | None] = dict.fromkeys(("model", "hardware", "rate", "traffic", "ttft", "tpot", "e2e"))
-    flags["hardware"] = state.flags.get("hardware")
-    if True:
-        found = answer_line(text, Asked(None, flags))
-    fields = {key: str(found.data[key]) for key in _AS_FLAGS if key in found.data}
-    fields |= {path: _text(value) for path, value in _paths(found.data, ("engine", "cluster", "slo"))}
-    traffic = found.data.get("traffic")
-    if isinstance(traffic, str):
-        fields["traffic"] = traffic
-    else:
-        fields |= {path: _text(value) for path, value in _paths(found.data, ("traffic",))}
-    return ReadLine(PageState(tuple(fields.items())), found.warnings)
-
-
-def _paths(data: Mapping[str, Any], blocks: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """`engine.max_num_seqs` and its like: each field of the blocks."""
-    return [(f"{block}.{key}", value) for block in blocks for key, value in (data.get(block) or {}).items()]
+    flags: dict[str, str | None] = dict.fromkeys(_FLAGS)
+    device = state.flags.get("hardware")
+    flags["hardware"] = None if device is None else resolved(device, folder)
+    with _only_dropped(folder):
+        found = answer_line(text, Asked(None, flags), folder=folder)
+    fields = {
+        key: _text(value) for key, value in found.data.items() if key != "name" and not isinstance(value, Mapping)
+    }
+    for block, value in found.data.items():
+        if isinstance(value, Mapping):
+            fields |= {f"{block}.{key}": _text(each) for key, each in value.items()}
+    return ReadLine(PageState(tuple({**fields, "hardware": device or fields["hardware"]}.items())), found.warnings)
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """`value` as `--set` reads it back."""
+    from perfmodel.files.yaml_loader import parse_value
+
+    if not isinstance(value, str):
+        return json.dumps(value)
+    try:
+        return value if parse_value(value, "line") == value else json.dumps(value)
+    except SpecError:
+        return json.dumps(value)
 
 
 def serve_line(state: PageState, folder: Path) -> list[str]:
@@ -60,9 +65,21 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
     from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
 
     question = with_files(Question.of("simulate", state), folder)
-    if True:
+    with _only_dropped(folder):
         scenario = asked_of(question).load(question.sets)
     unsaid = left_out_fields(scenario.engine)
-    name = without_marks(scenario.model.hf_id or scenario.model.name)
+    name = without_marks(hidden(scenario.model.hf_id or scenario.model.name, folder))
     lines = [f"# no argument says: {', '.join(f'engine.{each}' for each in unsaid)}"] if unsaid else []
     return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine)])]
+
+
+@contextmanager
+def _only_dropped(folder: Path) -> Iterator[None]:
+    """Files are those that were dropped, and errors do not say where they lie."""
+    from perfmodel.files.reach import without_files
+
+    try:
+        with without_files((folder,)):
+            yield
+    except PerfmodelError as error:
+        raise SpecError(hidden(str(error), folder)) from None

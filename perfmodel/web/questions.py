@@ -122,10 +122,11 @@ def ask(question: Question, progress: Progress | None = None, allowed: Sequence[
     progress: as commands draw theirs: what is done -> a context that gives a callback (done, total)
     allowed:  folders whose files may be named
     """
+    from perfmodel.files.reach import without_files
     from perfmodel.printable import to_jsonable
     from perfmodel.report.document import document_json
 
-    with nullcontext(allowed):
+    with without_files(allowed):
         answer = _ANSWERS[question.command](question, progress or (lambda what: nullcontext()))
         return Shown(question, to_jsonable(answer.data), document_json(answer.document))
 

@@ -1,0 +1,166 @@
+"""Files that were dropped: their names, their sizes, where they lie, and that their place is not told."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
+
+from perfmodel.errors import SpecError
+from perfmodel.web import drops as drops_module
+from perfmodel.web.desk import Desk
+from perfmodel.web.drops import Drops, hidden, resolved, with_files, without_marks
+from perfmodel.web.questions import Question
+from perfmodel.web.state import read_state
+
+CONFIG = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture
+def drops():
+    found = Drops()
+    yield found
+    found.close()
+
+
+def kept(drops):
+    return [path for path in drops.folder.rglob("*") if path.is_file()]
+
+
+@given(st.text(max_size=300), st.sampled_from([".json", ".gguf", ".YAML", "", ".exe", ".json/..", "\\..\\x.json"]))
+def test_whatever_a_file_is_called_it_lies_in_its_folder(name, suffix):
+    drops = Drops()
+    try:
+        try:
+            mark = drops.take(name + suffix, b"{}")
+        except SpecError as error:
+            assert "allowed" in str(error)
+            assert not kept(drops)
+            return
+        (path,) = kept(drops)
+        assert resolved(mark, drops.folder) == str(path)
+        assert path.resolve().is_relative_to(drops.folder)
+        assert len(path.relative_to(drops.folder).parts) == 2
+        assert without_marks(f"model {mark}.") == f"model {path.name}." or path.name.endswith(".")
+        assert read_state(f"model={mark}").get("model") == mark
+        assert hidden(f"in {path}: no", drops.folder) == f"in {path.name}: no"
+    finally:
+        drops.close()
+
+
+def test_the_same_file_has_the_same_mark_and_another_has_another(drops):
+    first = drops.take("a/config.json", b"{}")
+    assert drops.take("config.json", b"{}") == first
+    assert drops.take("config.json", b"{ }") != first
+    assert len(kept(drops)) == 2
+
+
+def test_of_a_header_the_file_has_its_full_size_as_a_hole(drops):
+    mark = drops.take("m.gguf", b"GGUF" * 100, full_size=40_000_000_000)
+    path = Path(resolved(mark, drops.folder))
+    assert path.stat().st_size == 40_000_000_000
+    assert path.stat().st_blocks * 512 < 1_000_000
+    assert drops.take("m.gguf", b"GGUF" * 100) != mark
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "size", "said"),
+    [
+        ("virus.exe", b"MZ", None, "found .exe, allowed .json"),
+        ("", b"", None, "no suffix"),
+        ("..", b"", None, "no suffix"),
+        (".json", b"", None, "no suffix"),
+        ("config.json", b"{}", 100_000_000, "100,000,000 bytes, allowed 64,000,000"),
+        ("config.json", b"{}", 10**15, "allowed 64,000,000"),
+        ("config.json", b"{}", 1000, "2 of its 1,000 bytes came"),
+        ("m.gguf", b"", 10**16, "allowed 10,000,000,000,000"),
+    ],
+)
+def test_what_is_no_such_file_is_refused_and_leaves_nothing(drops, name, content, size, said):
+    with pytest.raises(SpecError, match=said):
+        drops.take(name, content, size)
+    assert not kept(drops)
+
+
+def test_what_was_sent_is_bounded_for_headers_too(drops, monkeypatch):
+    monkeypatch.setattr(drops_module, "MOST_BYTES", 10)
+    with pytest.raises(SpecError, match="11 bytes"):
+        drops.take("m.gguf", bytes(11))
+
+
+def test_a_full_disk_is_answered_in_words(drops, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(SpecError, match="No space left on device"):
+        drops.take("config.json", b"{}")
+    assert not list(drops.folder.iterdir())
+
+
+def test_old_files_go_by_number_and_by_bytes(drops, monkeypatch):
+    monkeypatch.setattr(drops_module, "_MOST_FILES", 3)
+    monkeypatch.setattr(drops_module, "_MOST_TOGETHER", 1000)
+    marks = [drops.take("a.json", b"%d" % n) for n in range(3)]
+    drops.take("a.json", b"0")  # again: it is the newest now
+    marks.append(drops.take("a.json", b"9"))
+    assert [(drops.folder / mark[5:21]).exists() for mark in marks] == [True, False, True, True]
+    drops.take("a.json", b" " * 999)
+    assert len(kept(drops)) == 2
+    with pytest.raises(SpecError, match="drop the file on the page again"):
+        with_files(Question("memory", flags=(("model", marks[1]),)), drops.folder)
+
+
+def test_marks_lead_nowhere_else(drops):
+    for text in ("drop:../x", "drop:0123456789abcdef/../x", "drop:0123456789abcdef/..", "drop:0123456789ABCDEF/x.json"):
+        assert resolved(text, drops.folder) == text  # stands for nothing; names that are paths are refused later
+    with pytest.raises(SpecError):
+        resolved("drop:0123456789abcdef/x.json", drops.folder)
+
+
+def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
+    desk = Desk()
+    try:
+        content = (CONFIG / "qwen3-config.json").read_bytes() if (CONFIG / "qwen3-config.json").exists() else _config()
+        mark = desk.take("config.json", content)
+        question = Question.of("memory", read_state(f"model={mark}&hardware=h100"))
+        shown = desk.answer(question).shown
+        assert shown is not None, desk.answer(question).refusal
+        assert str(desk.drops.folder) not in str(shown)
+        assert shown.question == question
+        (file,) = kept(desk.drops)
+        os.remove(file)
+        other = Question.of("memory", read_state(f"model={mark}&hardware=a100"))
+        assert "drop the file on the page again" in desk.answer(other).refusal
+        file.write_bytes(content)
+        desk.take("config.json", content)
+        assert desk.answer(other).shown is not None
+        broken = desk.take("config.json", b"{]")
+        refusal = desk.answer(Question.of("memory", read_state(f"model={broken}"))).refusal
+        assert "config.json" in refusal
+        assert str(desk.drops.folder) not in refusal
+        assert broken[5:21] not in refusal
+    finally:
+        desk.drops.close()
+
+
+def _config():
+    import json
+
+    return json.dumps(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "max_position_embeddings": 131072,
+            "torch_dtype": "bfloat16",
+        }
+    ).encode()
