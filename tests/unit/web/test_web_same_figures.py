@@ -1,0 +1,136 @@
+"""Every figure of the page is one of the JSON that the card's command prints: fifty states, drawn and then fixed."""
+
+import json
+import random
+
+import pytest
+
+pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
+
+from typer.testing import CliRunner
+from web_site import Page
+
+from perfmodel.cli import app
+from perfmodel.web.desk import Desk
+from perfmodel.web.figures import FORMS, figure, value_at
+from perfmodel.web.pages import Pages
+from perfmodel.web.questions import Question
+from perfmodel.web.state import read_state
+from perfmodel.web.views import VIEWS
+
+MODELS = ["llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b", "qwen3-0.6b"]
+DEVICES = ["h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm", "b200-sxm", "mi300x", "l40s", "rtx-4090"]
+FIELDS = {
+    "engine.tensor_parallel_size": ["1", "2", "4", "8"],
+    "engine.kv_cache_dtype": ["fp8", "auto"],
+    "engine.max_num_seqs": ["8", "200", "1024"],
+    "engine.max_num_batched_tokens": ["2048", "8K"],
+    "engine.gpu_memory_utilization": ["0.7", "0.92"],
+    "engine.max_model_len": ["4K", "16384"],
+    "engine.enforce_eager": ["true", "false"],
+    "engine.quantization": ["fp8", "w4a16"],
+    "cluster.replicas": ["2"],
+    "rate": ["0.5", "3"],
+    "traffic": ["chat", "sharegpt", "azure-code"],
+    "ttft": ["500ms"],
+    "batch": ["1", "64", "300"],
+    "context": ["512", "8K"],
+    "prefill": ["100", "4K"],
+}
+NUM_STATES = 50
+
+
+def drawn_states():
+    """Any, whether their models fit or not."""
+    draw = random.Random(20261123)
+    while True:
+        fields = {"model": draw.choice(MODELS[:4] if draw.random() < 0.6 else MODELS), "hardware": draw.choice(DEVICES)}
+        for key in draw.sample(sorted(FIELDS), draw.randint(0, 5)):
+            fields[key] = draw.choice(FIELDS[key])
+        yield read_state("&".join(f"{key}={value}" for key, value in fields.items()))
+
+
+SIMULATED = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=2&ttft=1s"
+
+
+@pytest.fixture(scope="module")
+def answered():
+    """arguments -> what the command prints, by the command line."""
+    known = {}
+
+    def answer(arguments):
+        key = tuple(arguments)
+        if key not in known:
+            result = CliRunner().invoke(app, [*arguments, "--json"])
+            assert result.exit_code == 0, (arguments, result.output)
+            known[key] = json.loads(result.stdout)
+        return known[key]
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def pages():
+    desk = Desk()
+    yield Pages(desk, "token"), desk
+    desk.drops.close()
+
+
+@pytest.fixture(scope="module")
+def states(pages):
+    """Fifty that have an answer, and those among them that have none."""
+    fit, others = [], []
+    for state in drawn_states():
+        (others if pages[1].answer(Question.of("memory", state)).refusal else fit).append(state)
+        if len(fit) == NUM_STATES:
+            return fit, others
+    raise AssertionError
+
+
+def compare(page, answered):
+    """Each figure of each card with its command's; how many there are."""
+    assert not page.figures  # a figure without a command
+    number = 0
+    for arguments, figures in page.cards:
+        data = answered(arguments)
+        for path, form, value, text in figures:
+            number += 1
+            found = value_at(data, path)
+            what = (" ".join(arguments), path)
+            assert value == ("" if found is None else repr(found) if isinstance(found, float) else str(found)), what
+            assert text == (FORMS[form](found) if form else Page(str(figure(data, path))).texts[0]), what
+    return number
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+def test_every_figure_of_closed_forms_is_the_command_s(view, pages, states, answered):
+    closed = [part for part in view.parts if part.lane is None]
+    for state in states[0]:
+        assert sum(_number(part, state, pages, answered) for part in closed) or not closed
+
+
+def _number(part, state, pages, answered):
+    """How many figures a part shows, each of them compared."""
+    (view,) = (view for view in VIEWS if part in view.parts)
+    page = Page(pages[0].part(view, part, state))
+    assert page.cards or page.refusals or not part.ask(state)
+    return compare(page, answered)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+def test_figures_of_simulations_are_the_command_s(view, pages, answered):
+    state = read_state(SIMULATED)
+    for part in (part for part in view.parts if part.lane == "quick" and not part.is_asked_for):
+        for question in part.ask(state):
+            pages[1].answer(question)
+        page = Page(pages[0].part(view, part, state))
+        assert compare(page, answered) or page.refusals or page.plots, (view.name, part.name)
+
+
+def test_what_is_refused_is_refused_in_the_command_s_words(pages, states):
+    assert states[1]
+    for state in states[1][:5]:
+        question = Question.of("memory", state)
+        result = CliRunner().invoke(app, [*question.arguments, "--json"])
+        assert result.exit_code == 2
+        assert "".join(pages[1].answer(question).refusal.split()) in "".join(result.output.split())
