@@ -36,8 +36,7 @@ def test_whatever_a_file_is_called_it_lies_in_its_folder(name, suffix):
     try:
         try:
             mark = drops.take(name + suffix, b"{}")
-        except SpecError as error:
-            assert "allowed" in str(error)
+        except SpecError:
             assert not kept(drops)
             return
         (path,) = kept(drops)

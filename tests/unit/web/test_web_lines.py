@@ -86,9 +86,10 @@ def test_a_line_that_cannot_be_is_answered_in_one_sentence(line, said, tmp_path,
     try:
         read_line(line, PageState(), tmp_path)
     except SpecError as error:
-        assert said in str(error)
-        assert "\n" not in str(error)
-        assert "root:" not in str(error)
+        answer = str(error)
     else:
-        assert not said
+        answer = ""
+    assert said in answer
+    assert "\n" not in answer
+    assert "root:" not in answer
     assert not [path for path in opened if path.startswith("/etc")]
