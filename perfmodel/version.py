@@ -1,5 +1,25 @@
-"""The version of perfmodel, which results, stores and reports carry."""
+"""The version of perfmodel: the release that results, stores and reports carry, and which build of it this is.
 
-__all__ = ["__version__"]
+A checkout is the release stated here, whatever its commit, so that commits which change no prediction change no result.
+A wheel is what it was built as, which pip has written beside the package: the version of a tag, or, of a commit that has
+none, that of the release to come with `.devN+gCOMMIT` behind (`hatch_version.py`).
+"""
 
-__version__ = "0.1.0"
+__all__ = ["RELEASE", "__version__"]
+
+from pathlib import Path
+
+_STATED = "0.1.0"  # the release that this tree is or will be; what is built without tags and without .git is called so
+
+
+def _built() -> str:
+    """The version in the name of the one `perfmodel-VERSION.dist-info` beside the package; else the stated one.
+
+    Read from the name, since `importlib.metadata` would take longer than all else that `perfmodel --version` loads.
+    """
+    beside = [path.name for path in Path(__file__).resolve().parents[1].glob("perfmodel-*.dist-info")]
+    return beside[0].removeprefix("perfmodel-").removesuffix(".dist-info") if len(beside) == 1 else _STATED
+
+
+__version__ = _built()
+RELEASE = __version__.partition("+")[0].partition(".dev")[0]

@@ -23,7 +23,7 @@ from perfmodel.specs import list_hardware, load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.version import __version__
+from perfmodel.version import RELEASE
 
 _DIGITS = 16  # of a hash: enough to distinguish files
 Fit = Calibration | EngineProfile | GenerationFit | BackendFits
@@ -92,7 +92,7 @@ class Provenance:
         """Versions, hashes and `inputs`: what was asked, as resolved. kind: of the result, as in run or plan"""
         return {
             "kind": kind,
-            "perfmodel": __version__,
+            "perfmodel": RELEASE,
             "engines": [vars(engine) for engine in self.engines],
             "calibrations": {each.key: each.digest for each in self.fitted},
             "inputs": dict(inputs),

@@ -25,7 +25,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.files.catalog import Kind, data_dir
 from perfmodel.planning.sweeps.points import Point, Record, load_point
 from perfmodel.specs.scenario import Scenario
-from perfmodel.version import __version__
+from perfmodel.version import RELEASE
 
 _PATIENCE_S = 60.0  # for another process's commit
 _SPEAKS_OF_NOTHING = {"name", "plan", "published", "technique"}  # fields that no answer depends on
@@ -109,7 +109,7 @@ def program_version() -> str:
     files = [file for room in rooms for file in ([room] if room.suffix else sorted(room.rglob("*.py")))]
     for kind in _NAMED:
         files += sorted(data_dir(kind).glob("*.yaml"))
-    return f"{__version__}+{_hash_of(files)}"
+    return f"{RELEASE}+{_hash_of(files)}"
 
 
 @lru_cache(maxsize=1)
