@@ -10,6 +10,9 @@
 #   make compiled-36     the tests of kernels' binaries under Triton 3.6, which GPU machines have, beside this one's
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is
 #   make test-compiled   all tests on a compiled copy of the checkout
+#   make dist    wheel and source distribution in dist/, as tags say which, checked as an index would check them
+#   make sbom    dist/sbom/: the libraries that the package and each extra run with, as CycloneDX
+#   make portable    mypy as on Windows and macOS, and as on each Python that is supported
 #
 # PYTHON picks the interpreter, PIP_ARGS is passed to pip (another index, a local folder of wheels).
 
@@ -25,7 +28,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-deep check validate bench compiled compiled-36 test-compiled clean
+.PHONY: demo test test-deep check validate bench compiled compiled-36 test-compiled dist sbom portable clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
@@ -69,6 +72,21 @@ compiled: $(VENV)/.test
 	$(PIP) install --quiet $(PIP_ARGS) hatch-mypyc "mypy[mypyc]" setuptools
 	cd $(COMPILED) && HATCH_BUILD_HOOKS_ENABLE=1 $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
 
+# Built without isolation, by the hatchling that the environment has. The wheel is that of the source distribution.
+dist: $(VENV)/.publish
+	rm -rf dist/*.whl dist/*.tar.gz
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/check-wheel-contents dist/*.whl
+
+sbom: $(VENV)/.publish
+	$(BIN)/python release/sbom.py dist/sbom
+
+portable: $(VENV)/.test
+	$(BIN)/mypy --platform win32 --package perfmodel
+	$(BIN)/mypy --platform darwin
+	for python in 3.12 3.13 3.14; do $(BIN)/mypy --python-version $$python || exit 1; done
+
 # A folder before the environment's own packages, so that torch is not installed twice; Triton 3.6 wants NumPy < 2.4.
 TRITON_36 := build/triton-3.6
 $(TRITON_36)/.installed: | $(VENV)/.test
@@ -96,3 +114,7 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[test,check,executor,weights,data,serve,kv-events,web]" triton
 	@touch $@ $(VENV)/.core
+
+$(VENV)/.publish: pyproject.toml | $(VENV)/.test
+	$(PIP) install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[publish]"
+	@touch $@

@@ -1,1 +1,1 @@
-"""Matrix multiplication by a weight with two of each four inputs kept."""
+"""Matrix multiplication by a weight of signs: ternary or binary, activations in INT8."""
