@@ -1,4 +1,4 @@
-"""The version of what is built: hatchling evaluates `VERSION` (`pyproject.toml`), setuptools-scm reads tags and commits.
+"""The version of what is built: hatchling evaluates `VERSION` (`pyproject.toml`), setuptools-scm reads the history.
 
     a commit tagged v0.2.0                            0.2.0
     any other, where perfmodel/version.py says 0.2.0  0.2.0.dev7+g1a2b3c4, 7 commits after the last tag

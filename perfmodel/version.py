@@ -1,8 +1,8 @@
 """The version of perfmodel: the release that results, stores and reports carry, and which build of it this is.
 
-A checkout is the release stated here, whatever its commit, so that commits which change no prediction change no result.
-A wheel is what it was built as, which pip has written beside the package: the version of a tag, or, of a commit that has
-none, that of the release to come with `.devN+gCOMMIT` behind (`hatch_version.py`).
+A checkout is the release stated here, whatever its commit, so that commits which change no prediction change no
+result. A wheel is what it was built as, which pip has written beside the package: the version of a tag, or, of a commit
+that has none, that of the release to come with `.devN+gCOMMIT` behind (`hatch_version.py`).
 """
 
 __all__ = ["RELEASE", "__version__"]

@@ -2,10 +2,10 @@
 
     .venv/bin/python release/sbom.py dist/sbom
 
-One file per extra, and `perfmodel.cdx.json` of the package without any: the requirement, what it requires in turn, each
-with version, licence and package URL, as installed in the environment that runs this. cyclonedx-py describes that
-environment; here it is cut to each extra's share, which its schema (bundled with the library, nothing is fetched) checks.
-An extra of which something is not installed is named and left out.
+One file per extra, and `perfmodel.cdx.json` of the package without any: what is required, and what that requires in
+turn, each with version, licence and package URL, as installed in the environment that runs this. cyclonedx-py describes
+that environment; here it is cut to each extra's share, and held against CycloneDX's schema, which the library brings
+along: nothing is fetched. An extra of which something is not installed is named and left out.
 """
 
 __all__: list[str] = []

@@ -1,5 +1,6 @@
 """The wheel, alone: built, installed into a clean environment outside the checkout, and run there."""
 
+import email
 import json
 import os
 import subprocess
@@ -30,12 +31,21 @@ def call(*args, cwd):
     return done.stdout
 
 
+def built(kind, source, folder):
+    """What the tree `source` is built to; kind: wheel or sdist."""
+    call(sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", folder, source, cwd=folder)
+    (found,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return found
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
-    (built,) = folder.glob("*.whl")
-    return built
+    return built("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    return built("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +79,62 @@ def test_data_files_are_in_the_wheel(wheel):
     assert not [name for name in names if name.startswith(outside)]
 
 
-def test_measurements_are_in_no_distribution(tmp_path):
+def test_measurements_are_in_no_distribution(sdist):
     """Megabytes of other people's figures, under their licences, that no prediction reads."""
-    call(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT, cwd=tmp_path)
-    (built,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(built) as archive:
+    with tarfile.open(sdist) as archive:
         parts = [Path(name).parts for name in archive.getnames()]
     assert ("perfmodel", "__init__.py") in [names[1:] for names in parts]
     assert not [names for names in parts if names[1:2] == ("measurements",)]
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel, sdist, tmp_path):
+    """To the last byte, version included, although it has neither tags nor .git."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    assert not (source / ".git").exists()
+    (tmp_path / "again").mkdir()
+    again = built("wheel", source, tmp_path / "again")
+    assert again.name == wheel.name
+    assert contents(again) == contents(wheel)
+
+
+def test_metadata_is_complete_and_invents_nothing(wheel):
+    files = contents(wheel)
+    (folder,) = {name.split("/")[0] for name in files if ".dist-info/" in name}
+    said = email.message_from_bytes(files[f"{folder}/METADATA"])
+    assert folder == f"perfmodel-{said['Version']}.dist-info"
+    assert {"Name", "Summary", "Author", "Keywords", "License-Expression", "Requires-Python"} <= set(said.keys())
+    assert said["Description-Content-Type"] == "text/markdown"
+    supported = {f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)}
+    assert supported | {"Typing :: Typed", "Operating System :: OS Independent"} <= set(said.get_all("Classifier"))
+    assert not [each for each in said.get_all("Classifier") if each.startswith("License ::")]  # PEP 639: an expression
+    # Nobody has said yet where the repository will be.
+    assert not {"Project-URL", "Home-page", "Author-email"} & set(said.keys())
+    for name in said.get_all("License-File"):
+        assert files[f"{folder}/licenses/{name}"] == (ROOT / name).read_bytes()
+    assert {"LICENSE", "LICENSES/MIT.txt", "LICENSES/0BSD.txt", "THIRD_PARTY.md"} <= set(said.get_all("License-File"))
+
+
+def test_an_index_would_take_it(wheel, sdist):
+    """As `make dist` checks it."""
+    pytest.importorskip("twine", reason="the extra `publish` is not installed: `make dist` installs it")
+    pytest.importorskip("check_wheel_contents", reason="the extra `publish` is not installed: `make dist` installs it")
+    call(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist, cwd=ROOT)
+    call(sys.executable, "-m", "check_wheel_contents", wheel, cwd=ROOT)
+
+
+def test_the_command_says_what_was_built(python, wheel, tmp_path):
+    version = call(python, "-c", "import perfmodel; print(perfmodel.__version__)", cwd=tmp_path).strip()
+    assert wheel.name == f"perfmodel-{version}-py3-none-any.whl"
+    assert call(python.parent / "perfmodel", "--version", cwd=tmp_path).strip() == f"perfmodel {version}"
+    release = call(python, "-c", "from perfmodel.version import RELEASE as r; print(r)", cwd=tmp_path).strip()
+    assert (version == release) or version.startswith(f"{release}.dev")
 
 
 def test_demo_runs_from_the_wheel_alone(python, tmp_path):
