@@ -70,7 +70,9 @@ compiled: $(VENV)/.test
 	mkdir -p $(COMPILED)
 	git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C $(COMPILED)
 	$(PIP) install --quiet $(PIP_ARGS) hatch-mypyc "mypy[mypyc]" setuptools
-	cd $(COMPILED) && HATCH_BUILD_HOOKS_ENABLE=1 $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
+	version=$$($(BIN)/python -m hatchling version) && cd $(COMPILED) && \
+		HATCH_BUILD_HOOKS_ENABLE=1 SETUPTOOLS_SCM_PRETEND_VERSION=$$version \
+		$(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
 
 # Built without isolation, by the hatchling that the environment has. The wheel is that of the source distribution.
 dist: $(VENV)/.publish
