@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 ExportFolder = Annotated[
     Path | None,
     typer.Option(
-        "--export", metavar="DIR", help="Write the choice as serve.sh (vLLM) and as a scenario.", show_default=False
+        "--export",
+        metavar="DIR",
+        help="Write the choice: serve.sh (vLLM), a scenario, Kubernetes objects.",
+        show_default=False,
     ),
 ]
 StoreFile = Annotated[

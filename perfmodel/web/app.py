@@ -36,7 +36,7 @@ _PATIENCE_S = 1.5  # with a worker, before the page is told to wait
 _MOST_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
-_STATIC = ("app.css", "app.js", "plots.js", "icon.svg", "vendor/htmx.min.js")
+_STATIC = ("app.css", "app.js", "choices.css", "choices.js", "plots.js", "icon.svg", "vendor/htmx.min.js")
 
 
 def build_app(host: str, desk: Desk) -> Starlette:
@@ -58,6 +58,7 @@ class _Site:
             Route("/line", self._line, methods=["POST"]),
             Route("/serve-line", self._serve_line),
             Route("/data/{view}/{part}", self._data),
+            Route("/file/{view}/{part}/{name}", self._file),
             Route("/{view}", self._view),
         ]
         middleware = [
@@ -142,6 +143,18 @@ class _Site:
         name = f"perfmodel-{view.name}-{part.name}.json"
         text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         return Response(text, media_type="application/json", headers=_attached(name))
+
+    async def _file(self, request: Request) -> Response:
+        """A file that a part's answers can be taken along as; nothing is worked out for it."""
+        _, part, state = _part_of(request)
+        name = request.path_params["name"]
+        found = [self._desk.look(question).shown for question in part.ask(state)]
+        texts = [each.files[name] for each in found if each is not None and name in each.files]
+        if not texts:
+            return self._sentence(
+                request, 404, f"there is no {name[:80]!r} yet: it comes with the answer; start it first."
+            )
+        return Response(texts[0], media_type="application/octet-stream", headers=_attached(name))
 
     async def _drop(self, request: Request) -> Response:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")

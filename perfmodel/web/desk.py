@@ -94,7 +94,8 @@ def _answer(folder: Path, question: Question, progress: Progress | None) -> Show
         raise SpecError(hidden(str(error), folder)) from None
     if found == question:
         return shown
-    return Shown(question, _all_hidden(shown.data, folder), _all_hidden(shown.document, folder))
+    plain = (shown.data, shown.document, shown.files)
+    return Shown(question, *(_all_hidden(each, folder) for each in plain))
 
 
 def _all_hidden(value: Any, folder: Path) -> Any:

@@ -87,6 +87,7 @@ FORMS: Mapping[str, Callable[[Any], str]] = {
     "rate": _in("req/s", 1, 2),
     "req_s": lambda value: f"{format_short(value)} req/s" if is_number(value) else MISSING,
     "watts": _in("W", 1, 0),
+    "joules": _in("J", 1, 2),
     "factor": lambda value: f"{value:.2f}x" if is_number(value) else MISSING,
     "text": lambda value: MISSING if value is None else str(value),
 }

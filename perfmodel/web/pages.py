@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
+from perfmodel.web.choices import CHOICES, FILTERS
 from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
@@ -55,8 +56,9 @@ class Pages:
             "step_curve": step_curve,
             "version": __version__,
             "views": VIEWS,
+            **CHOICES,
         }
-        self._templates.filters |= {"code": _code, "drawn": Markup, "json": _json, "unmarked": without_marks}
+        self._templates.filters |= {"code": _code, "drawn": Markup, "json": _json, "unmarked": without_marks, **FILTERS}
 
     def whole(self, view: View, state: PageState) -> str:
         """The page of a view, with closed forms answered."""

@@ -8,7 +8,7 @@ __all__ = ["Progress", "Question", "Shown", "ask", "asked_of"]
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,11 +102,13 @@ class Shown:
     question: that was answered
     data:     what its command prints with `--json`
     document: its blocks (`perfmodel.report.document.document_json`)
+    files:    name -> text, of what the answer can be taken along as
     """
 
     question: Question
     data: Any
     document: Mapping[str, Any]
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def blocks(self, *kinds: str) -> list[Mapping[str, Any]]:
         """The blocks of some kinds, or all; those of details in their place."""
@@ -125,10 +127,12 @@ def ask(question: Question, progress: Progress | None = None, allowed: Sequence[
     from perfmodel.files.reach import without_files
     from perfmodel.printable import to_jsonable
     from perfmodel.report.document import document_json
+    from perfmodel.web.exports import files_of
 
     with without_files(allowed):
         answer = _ANSWERS[question.command](question, progress or (lambda what: nullcontext()))
-        return Shown(question, to_jsonable(answer.data), document_json(answer.document))
+        files = files_of(question.command, answer)
+        return Shown(question, to_jsonable(answer.data), document_json(answer.document), files)
 
 
 def asked_of(question: Question) -> "Asked":

@@ -17,9 +17,21 @@ from perfmodel.errors import SpecError, did_you_mean
 FLAGS = ("model", "hardware", "rate", "traffic", "ttft", "tpot", "e2e")
 _OF_SCENARIOS = (
     *("engine", "traffic", "slo", "cluster", "price", "hardware", "model_changes", "sampling", "plan"),
-    *("expert_routing",),
+    *("expert_routing", "routing", "prompt_compression"),
 )
-_OF_VIEWS = ("batch", "context", "prefill", "low", "high", "vary", "metric", "against", "devices", "family")
+_OF_VIEWS = (
+    "batch",
+    "context",
+    "prefill",
+    "low",
+    "high",
+    "vary",
+    "metric",
+    "against",
+    "devices",
+    "family",
+    "technique",
+)
 _ALONE = ("scenario", "seed")
 _OTHER = "with"
 MOST_DEPLOYMENTS = 4  # side by side

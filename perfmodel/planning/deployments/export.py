@@ -1,9 +1,8 @@
-"""A deployment as something to start: `vllm serve` command lines and a scenario file."""
+"""A deployment as something to start: `vllm serve` command lines, a scenario file and Kubernetes objects."""
 
-__all__ = ["export_plan", "serve_commands"]
+__all__ = ["export_plan", "plan_files", "serve_commands"]
 
 import shlex
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,16 @@ from perfmodel.errors import SpecError
 from perfmodel.files.whole import write_wholes
 from perfmodel.files.yaml_loader import Positions, dump_yaml
 from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.kubernetes import kubernetes_manifest
 from perfmodel.planning.deployments.resilience import carried_cluster, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult
+from perfmodel.planning.deployments.servers import nodes_of, server_arguments
 from perfmodel.planning.screening.demand import at_rate
-from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
+from perfmodel.specs.commands.serving import left_out_fields
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
 from perfmodel.specs.scenario_source import is_text, read_scenario
-
-_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
@@ -29,12 +28,8 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
     lines = []
     for pool in scenario.pools:
         hardware = (pool.hardware or scenario.hardware).name
-        command = ["vllm", "serve", scenario.model.hf_id or scenario.model.name, *engine_arguments(pool.engine)]
-        num_nodes = ceil(pool.engine.num_devices / (pool.hardware or scenario.hardware).devices_per_node)
-        command += _across_nodes(pool.engine) if num_nodes > 1 else []
-        if pool.role in _KV_ROLES:
-            config = f'{{"kv_connector": "NixlConnector", "kv_role": "{_KV_ROLES[pool.role]}"}}'
-            command += ["--kv-transfer-config", config]
+        command = ["vllm", "serve", *server_arguments(scenario, pool)]
+        num_nodes = nodes_of(scenario, pool)
         what = f"{pool.replicas} x {pool.role} on {pool.engine.num_devices} x {hardware}"
         what += f", {num_nodes} nodes that a Ray cluster joins" if num_nodes > 1 else ""
         lines += [f"# {what}", *_unsaid(pool.engine), shlex.join(command)]
@@ -45,13 +40,6 @@ def _unsaid(engine: EngineSpec) -> list[str]:
     """A comment on what the plan has and no argument of the command says."""
     names = [f"engine.{name}" for name in left_out_fields(engine)]
     return [f"# no argument says: {', '.join(names)}"] if names else []
-
-
-def _across_nodes(engine: EngineSpec) -> list[str]:
-    """What starts ranks on other nodes. Source: vLLM's documentation, "Parallelism and Scaling", "Data Parallel
-    Deployment"."""
-    arguments = ["--distributed-executor-backend", "ray"]
-    return [*arguments, "--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else arguments
 
 
 def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
@@ -122,20 +110,30 @@ def _device_file(hardware: HardwareSpec) -> str:
     return f"{hardware.name}-changed.yaml"
 
 
+def plan_files(result: PlanResult) -> dict[str, str]:
+    """File name -> text, of all that starts the winner; nothing without one: `serve.sh`, the scenario, its device where
+    that was changed, and `kubernetes.yaml`."""
+    winner = result.winner
+    if winner is None:
+        return {}
+    asides = _not_here(result, winner)
+    script = ["#!/bin/sh", *(f"# {line}" for line in asides), *serve_commands(result, winner), ""]
+    scenario = result.base.load(as_overrides(_choices(result, winner)))
+    heading = [f"{winner.label}, chosen by `perfmodel plan`.", *asides]
+    return {
+        "serve.sh": "\n".join(script),
+        f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),
+        "kubernetes.yaml": kubernetes_manifest(scenario, heading),
+        **_device_files(result, winner),
+    }
+
+
 def export_plan(result: PlanResult, folder: Path) -> list[Path]:
-    """Write `serve.sh` and `<scenario>-planned.yaml` of the winner to `folder`, and its device where it was changed;
-    returns the files.
+    """Write `plan_files` to `folder`; returns the files.
 
     Raises SpecError where there is no winner, or the folder cannot be written.
     """
-    winner = result.winner
-    if winner is None:
+    texts = plan_files(result)
+    if not texts:
         raise SpecError(f"--export {folder}: nothing serves the rate, so there is nothing to write; see the answer.")
-    texts = {
-        folder / "serve.sh": "\n".join(
-            ["#!/bin/sh", *(f"# {line}" for line in _not_here(result, winner)), *serve_commands(result, winner), ""]
-        ),
-        folder / f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),
-        **{folder / name: text for name, text in _device_files(result, winner).items()},
-    }
-    return write_wholes(texts)
+    return write_wholes({folder / name: text for name, text in texts.items()})

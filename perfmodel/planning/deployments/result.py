@@ -290,6 +290,7 @@ class PlanResult(Printable):
             "serves_the_rate_in_share_of_draws": self.sufficient(finalist),
             "winner_better_in_share_of_draws": better,
             "attained": finalist.attained,
+            "tightness": self.tightness(finalist),
             "latencies_ms": {f"{quantile}_{name}": finalist.mean(f"{quantile}_{name}_ms") for name in names},
             "latency_intervals_ms": {f"{quantile}_{name}": finalist.latency_interval(quantile, name) for name in names},
             "binds": screened.binds,

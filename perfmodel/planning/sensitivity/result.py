@@ -83,6 +83,7 @@ class WhatIfResult(Printable):
             "against": {
                 "set": list(question.against),
                 "base": _record(answers.other) if answers.other is not None else None,
+                "ratio": _ratios(answers.base, answers.other),
                 "points": _points(question.axes, answers.others),
             }
             if question.against
@@ -118,6 +119,13 @@ def _points(axes: Sequence[Axis], records: Mapping[str, Sequence[Record]]) -> li
         for axis in axes
         for text, record in zip(axis.overrides, records.get(axis.path, ()), strict=False)
     ]
+
+
+def _ratios(base: Record, other: Record | None) -> dict[str, float]:
+    """What the alternative makes of each metric, as a multiple."""
+    found = {} if other is None else other.values
+    pairs = {name: (value, base.values.get(name)) for name, value in found.items()}
+    return {name: one / before for name, (one, before) in pairs.items() if one is not None and before}
 
 
 def _record(record: Record) -> dict[str, Any]:

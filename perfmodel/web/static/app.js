@@ -8,11 +8,13 @@ const pageName = Math.random().toString(36).slice(2);  // of this tab: what it a
 
 // ---------------------------------------------------------------- the state
 
+// What the address says and no field of the page shows (another view's) stays.
 function queryOf() {
-  const pairs = new URLSearchParams();
+  const pairs = new URLSearchParams(location.search);
   for (const element of $$("input[name], select[name]")) {
     if (element.form?.id !== "state") continue;
     const value = markOf(element) || element.value.trim();
+    pairs.delete(element.name);
     if (value !== "") pairs.append(element.name, value);
   }
   return pairs.toString();
@@ -156,6 +158,7 @@ function setRefusals() {
 }
 
 function ready(root) {
+  for (const each of $$("#controls [name]")) $(`#others .field[data-key="${CSS.escape(each.name)}"]`)?.remove();
   Plots.drawAll(root);
   setSliders(document);
   setDefaults();
@@ -223,14 +226,32 @@ document.addEventListener("click", (event) => {
   if (event.target.closest("#theme")) setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
   if (event.target.closest("#read-line")) readLine();
   const set = event.target.closest("[data-set]");
-  if (set) setFields(JSON.parse(set.dataset.set));
+  if (set) {
+    const to = set.dataset.to;
+    setFields(JSON.parse(set.dataset.set)).then(() => to && $(to)?.scrollIntoView({ block: "start" }));
+  }
 });
 
 // Values that a button sets, as what a gallery or a plan offers: {key: value}; null takes a key out.
 function setFields(values) {
-  const query = new URLSearchParams(location.search);
-  for (const [key, value] of Object.entries(values)) { query.delete(key); if (value !== null) query.append(key, value); }
-  location.href = "/" + currentView() + "?" + query;
+  const query = new URLSearchParams(queryOf());
+  for (const [key, value] of Object.entries(values)) {
+    query.delete(key);
+    if (value !== null) query.append(key, value);
+    for (const element of $$(`[name="${CSS.escape(key)}"]`)) setField(element, value ?? "");
+  }
+  const address = "/" + currentView() + (query.size ? "?" + query : "");
+  if (address === location.pathname + location.search) return Promise.resolve();
+  history.pushState({}, "", address);
+  keepOld();
+  return openView(address);
+}
+
+function setField(element, value) {
+  if (element.tagName === "SELECT" && value && ![...element.options].some((option) => option.value === value)) {
+    element.append(new Option(value, value));
+  }
+  element.value = value;
 }
 
 window.addEventListener("popstate", () => location.reload());

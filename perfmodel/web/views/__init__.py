@@ -4,11 +4,18 @@ __all__ = ["VIEWS", "View", "ViewPart", "find_part", "find_view"]
 
 from perfmodel.web.views.deployment import DEPLOYMENT
 from perfmodel.web.views.memory import MEMORY
+from perfmodel.web.views.plan import PLAN
 from perfmodel.web.views.step import STEP
+from perfmodel.web.views.techniques import TECHNIQUES
 from perfmodel.web.views.traffic import TRAFFIC
 from perfmodel.web.views.view import View, ViewPart
+from perfmodel.web.views.whatif import WHATIF
 
-VIEWS: tuple[View, ...] = (DEPLOYMENT, MEMORY, STEP, TRAFFIC)
+VIEWS: tuple[View, ...] = (
+    *(DEPLOYMENT, MEMORY, STEP),
+    *(TRAFFIC,),
+    *(WHATIF, PLAN, TECHNIQUES),
+)
 
 
 def find_view(name: str) -> View | None:

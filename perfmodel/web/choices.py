@@ -1,0 +1,43 @@
+"""What templates of the views that help to choose (what if, plan, techniques) take beside their answers."""
+
+__all__ = ["CHOICES", "FILTERS"]
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.planning.metrics import study_metric
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.web.plan_pictures import devices_bars, front_plot
+from perfmodel.web.state import PageState
+from perfmodel.web.views.plan import SERVICE_LEVELS, opened, priced_devices
+from perfmodel.web.views.techniques import fields_of
+from perfmodel.web.views.whatif import ALONG, ALTERNATIVES, WHATIF_METRICS
+from perfmodel.web.whatif_pictures import against_lines, bounds_plot, tornado
+
+CHOICES: Mapping[str, Any] = {
+    "against_lines": against_lines,
+    "alternatives": ALTERNATIVES,
+    "along": ALONG,
+    "bounds_plot": bounds_plot,
+    "devices_bars": devices_bars,
+    "fields_of": fields_of,
+    "front_plot": front_plot,
+    "metric_of": study_metric,
+    "opened": opened,
+    "plan_defaults": PlanSpec(),
+    "priced_devices": priced_devices,
+    "service_levels": SERVICE_LEVELS,
+    "tornado": tornado,
+    "whatif_metrics": WHATIF_METRICS,
+}
+
+
+def _used_in(fields: Mapping[str, str], state: PageState) -> bool:
+    return bool(fields) and all(state.get(key) == value for key, value in fields.items())
+
+
+def _cleared(fields: Mapping[str, str]) -> dict[str, None]:
+    return dict.fromkeys(fields)
+
+
+FILTERS: Mapping[str, Any] = {"cleared": _cleared, "used_in": _used_in}
