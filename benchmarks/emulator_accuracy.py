@@ -1,14 +1,18 @@
 """What clients measure against `perfmodel serve`, beside what `perfmodel simulate` says of the same arrivals.
 
-    python benchmarks/emulator_accuracy.py [--rates 2,8,20] [--seconds 60] [--scenario NAME] [--set KEY=VALUE]
+    python benchmarks/emulator_accuracy.py [--rates 2,8,20] [--requests 1600] [--scenario NAME] [--set KEY=VALUE]
 
-The server is a process of its own, beside the lean client of this one. Speed is 1. What is printed is measured, and
-depends on the machine and on what else it does.
+The server is a process of its own, beside the lean client of this one. Speed is 1. The same arrivals are those that the
+client has sent, when it sent them: it wakes up to a millisecond after it wanted to, and where a request so misses the
+beginning of a step, it would on a real server, too. What is printed is measured, and depends on the machine and on what
+else it does.
 """
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +43,25 @@ def latencies_of(answers: list[Answer]) -> Latencies:
     return Latencies(first, ((whole - first)[longer] / (count[longer] - 1)), whole)
 
 
+def as_sent(scenario: Any, answers: list[Answer], path: Path) -> Any:
+    """`scenario` with the requests of these answers, at the moments when they were sent; `path`: of a trace of them."""
+    sent = sorted(answers, key=lambda each: each.sent)
+    rows = [
+        {
+            "arrival_s": each.sent - sent[0].sent,
+            "input_tokens": each.request.num_prompt_tokens,
+            "output_tokens": each.request.max_output_tokens,
+        }
+        for each in sent
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    traffic = {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(rows)}
+    return scenario.model_copy(update={"traffic": type(scenario.traffic).model_validate(traffic)})
+
+
 def simulated(scenario: Any) -> Latencies:
     found = simulate(scenario).requests
+    assert found is not None
     first, whole = found.first_token_s - found.arrival_s, found.finished_s - found.arrival_s
     longer = found.num_output_tokens > 1
     return Latencies(first, (whole - first)[longer] / (found.num_output_tokens[longer] - 1), whole)
@@ -60,9 +81,9 @@ def row(name: str, statistic: str, measured_s: float, simulated_s: float) -> dic
     }
 
 
-def one_rate(name: str, sets: list[str], rate: float, seconds: float) -> dict[str, Any]:
+def one_rate(name: str, sets: list[str], rate: float, num_requests: int) -> dict[str, Any]:
     """Serve and simulate the traffic at one rate."""
-    changes = [*sets, f"traffic.arrivals.rate={rate}", f"traffic.num_requests={max(int(rate * seconds), 1)}"]
+    changes = [*sets, f"traffic.arrivals.rate={rate}", f"traffic.num_requests={num_requests}"]
     scenario = load_scenario(name, changes)
     requests = list(Workload(scenario).requests())
     words = [word for each in sets for word in ("--set", each)]
@@ -70,7 +91,9 @@ def one_rate(name: str, sets: list[str], rate: float, seconds: float) -> dict[st
         answers = list(answers_of(port, iter(requests), scenario.model.name))
     for each in answers:
         assert each.num_tokens == each.request.max_output_tokens, (each.status, each.num_tokens, each.request)
-    seen, expected = latencies_of(answers), simulated(scenario)
+    with tempfile.TemporaryDirectory() as folder:
+        seen, expected = latencies_of(answers), simulated(as_sent(scenario, answers, Path(folder) / "sent.jsonl"))
+    late = np.array([each.sent for each in answers]) - np.array([each.request.arrival / 1e12 for each in answers])
     rows = []
     for latency in LATENCIES:
         ours, theirs = getattr(seen, latency), getattr(expected, latency)
@@ -78,7 +101,15 @@ def one_rate(name: str, sets: list[str], rate: float, seconds: float) -> dict[st
         rows.append(row(latency, "p99", float(np.percentile(ours, 99)), float(np.percentile(theirs, 99))))
     tokens = sum(each.num_tokens for each in answers)
     span = max(each.last for each in answers) - min(each.sent for each in answers)
-    return {"rate": rate, "requests": len(answers), "tokens_per_s": tokens / span, "rows": rows, "said": " ".join(said)}
+    return {
+        "rate": rate,
+        "requests": len(answers),
+        "tokens_per_s": tokens / span,
+        "sent_late_ms": float((late - late.min()).mean() * 1e3),
+        "load": os.getloadavg()[0],
+        "rows": rows,
+        "said": " ".join(said),
+    }
 
 
 def text_of(what: str, found: list[dict[str, Any]]) -> str:
@@ -102,7 +133,8 @@ def text_of(what: str, found: list[dict[str, Any]]) -> str:
             f"{r['apart']:+.2%} | {'yes' if r['is_within'] else '**no**'} |"
             for r in each["rows"]
         ]
-        lines += ["", each["said"]]
+        about = f"Sent {each['sent_late_ms']:.2f} ms late on average. The machine's load, these two included: "
+        lines += ["", f"{each['said']} {about}{each['load']:.1f}."]
     return "\n".join(lines) + "\n"
 
 
@@ -110,13 +142,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--scenario", default="llama-3.1-8b-h100-2048-256")
     parser.add_argument("--rates", default="2,10,20")
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--requests", type=int, default=1600, help="at each rate: of 400, a p99 is that of four")
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()
     found, what = [], " ".join([asked.scenario, *asked.sets])
     for rate in asked.rates.split(","):
-        found.append(one_rate(asked.scenario, asked.sets, float(rate), asked.seconds))
+        found.append(one_rate(asked.scenario, asked.sets, float(rate), asked.requests))
         print(text_of(what, found[-1:]), flush=True)
     if asked.report:
         asked.report.write_text(text_of(what, found), encoding="utf-8")
