@@ -40,6 +40,7 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
 
 def _data(scenario: "Scenario", plan: "MemoryPlan", types: "Sequence[TypeFit]", notes: list[str]) -> dict[str, Any]:
     from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+    from perfmodel.trust import trust_of
 
     planned = asdict(plan)
     groups = planned.pop("kv_groups")
@@ -54,5 +55,6 @@ def _data(scenario: "Scenario", plan: "MemoryPlan", types: "Sequence[TypeFit]", 
         "max_context": plan.max_context(),
         **({"file_types": [{**asdict(each), "fits": each.fits} for each in types]} if types else {}),
         "notes": notes,
+        "trust": trust_of(scenario).to_json(),
         "provenance": provenance_of([scenario]).to_json("memory", {"scenario": resolved(scenario)}),
     }

@@ -126,7 +126,7 @@ def _band(data: Any, metric: str, colour: str) -> list[dict[str, Any]]:
 def _marks(data: Any, now: float | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rate that is asked for, the knee, the largest rate within the SLO: upright lines with words above them."""
     load = data["load"]
-    kept = (load["within_slo"] or {}).get("rate")
+    kept = (load["within_slo"] or {}).get("max_rate")
     found = [
         (now or load["rate"], "now", ORANGE, "solid"),
         (load["knee"], "knee", GREY, "dot"),

@@ -14,6 +14,8 @@ from markupsafe import Markup, escape
 from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
 from perfmodel.web.choices import CHOICES, FILTERS
+from perfmodel.web.column_pictures import column_bars, measured_dots
+from perfmodel.web.columns import OF_DEPLOYMENTS, OF_TRAFFIC, compared
 from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
@@ -23,6 +25,7 @@ from perfmodel.web.pictures import memory_bar, step_curve
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views import VIEWS, View, ViewPart
+from perfmodel.web.views.compare import columns_of, deployment_of, main_of
 from perfmodel.web.views.traffic import asked_rate
 
 
@@ -44,12 +47,20 @@ class Pages:
         self._templates.globals |= {
             "asked_rate": asked_rate,
             "choices_of": choices_of,
+            "column_bars": column_bars,
+            "columns_of": columns_of,
+            "compared": compared,
             "default_of": default_of,
+            "deployment_of": deployment_of,
             "figure": figure,
             "goodput_curve": goodput_curve,
             "groups": GROUPS,
             "latency_curve": latency_curve,
+            "main_of": main_of,
+            "measured_dots": measured_dots,
             "memory_bar": memory_bar,
+            "of_deployments": OF_DEPLOYMENTS,
+            "of_traffic": OF_TRAFFIC,
             "others_of": _others,
             "prompt_curve": prompt_curve,
             "resolved_fields": _resolved_fields,
@@ -80,10 +91,12 @@ class Pages:
         except PerfmodelError as error:
             return self._refused(str(error), [])
         findings = [self._finding(part, question) for question in questions]
-        if all(finding.shown is not None for finding in findings) or (len(findings) > 1 and _is_settled(findings)):
+        settled = [finding for finding in findings if finding.shown or finding.refusal]
+        can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or any(each.shown for each in findings))
+        if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
             return self._draw(f"views/{view.name}/{part.name}.html", view, state, part=part, findings=findings)
         refusal = next((finding.refusal for finding in findings if finding.refusal), "")
-        if refusal:
+        if refusal and not part.shows_refusals:
             return self._refused(refusal, questions)
         errands = [each.errand for each in findings if each.errand is not None]
         return self._draw("waiting.html", view, state, part=part, errands=errands)
@@ -111,11 +124,6 @@ class Pages:
 
     def _part_of(self, view: View, state: PageState, part: ViewPart) -> Markup:
         return self.part(view, part, state)
-
-
-def _is_settled(findings: Sequence[Finding]) -> bool:
-    """Whether nothing more will come, and at least one is answered: a comparison shows the others' refusals."""
-    return any(each.shown for each in findings) and all(each.shown or each.refusal for each in findings)
 
 
 def _json(value: Mapping[str, Any]) -> str:

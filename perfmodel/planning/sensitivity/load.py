@@ -30,12 +30,12 @@ _GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes 
 
 @dataclass(frozen=True, slots=True)
 class KeptLoad:
-    """The largest rate of the axis within the SLO. None of `rate`: not even the lowest; is_all: all of the axis is
+    """The largest rate of the axis within the SLO. None of `max_rate`: not even the lowest; is_all: all of the axis is
 
     users: as of `OfferedLoad`; requests_per_user_per_minute: what each of them asks; mean latencies are of that rate
     """
 
-    rate: float | None
+    max_rate: float | None
     is_all: bool = False
     users: float | None = None
     requests_per_user_per_minute: float | None = None

@@ -44,6 +44,7 @@ function show(isStep) {
     history[isStep ? "pushState" : "replaceState"]({}, "", address);
     linkViews();
     keepOld();
+    keepFocus();
     htmx.ajax("GET", address, { target: "#answers", swap: "innerHTML", source: "#state" });
   }, isStep ? 0 : 40);
 }
@@ -78,6 +79,17 @@ function keepOld() {
     const kept = [...part.children].filter((child) => !child.classList.contains("waiting"));
     if (kept.length && !$(".refusal, .begin", part)) old.set(part.id, kept);
   }
+}
+
+// What had the focus has it again, where it is there again.
+let focused = "";
+
+function keepFocus() { if ($("#answers")?.contains(document.activeElement)) focused = document.activeElement.id; }
+
+function showFocus() {
+  const element = focused && document.getElementById(focused);
+  if (element && document.activeElement === document.body) element.focus({ preventScroll: true });
+  focused = "";
 }
 
 function showOld(part) {
@@ -141,7 +153,7 @@ function setRefusals() {
     $(".wrong", field)?.setAttribute("hidden", "");
     $("input:not([type=range]), select", field)?.removeAttribute("aria-invalid");
   }
-  for (const sentence of $$("#answers .refusal p").map((each) => each.textContent)) {
+  for (const sentence of $$("#answers .refusal:not(.of-column) p").map((each) => each.textContent)) {
     const named = $$(".field[data-key]").filter((field) => {
       const key = field.dataset.key, last = key.split(".").pop().replaceAll(/\W/g, "\\$&");
       return sentence.includes(key) || new RegExp(`(--|\\b)${last}\\b`).test(sentence.split(":").slice(0, 3).join(":"));
@@ -270,6 +282,39 @@ function setTheme(name) {
   Plots.redraw();
 }
 
+// ---------------------------------------------------------------- deployments beside this one
+
+// Each is a hidden field of the form, whose value is the query of its own.
+function setColumn(number, key, value) {
+  const field = $$('#state input[name="with"]')[number - 1], own = new URLSearchParams(field.value);
+  own.delete(key);
+  if (value) own.append(key, value);
+  field.value = own.toString();
+  show(true);
+}
+
+document.addEventListener("change", (event) => {
+  const element = event.target;
+  if (element.dataset.column) setColumn(Number(element.dataset.column), element.dataset.of, element.value.trim());
+});
+
+document.addEventListener("click", (event) => {
+  const more = event.target.closest("[data-duplicate]"), less = event.target.closest("[data-remove]");
+  if (more) {
+    const field = document.createElement("input");
+    field.type = "hidden";
+    field.name = "with";
+    field.value = more.dataset.duplicate;
+    const last = $$('#state input[name="with"]').pop();
+    if (last) last.after(field); else $("#state").prepend(field);
+    show(true);
+  }
+  if (less) {
+    $$('#state input[name="with"]')[Number(less.dataset.remove) - 1].remove();
+    show(true);
+  }
+});
+
 // ---------------------------------------------------------------- files and command lines
 
 const HEADER_BYTES = 48_000_000;  // of a large file its beginning is sent: headers are there
@@ -340,6 +385,7 @@ document.addEventListener("htmx:afterSwap", (event) => {
   const target = event.detail.target;
   for (const part of target.matches(".part") ? [target] : $$(".part", target)) showOld(part);
   ready(target);
+  if (target.id === "answers") showFocus();
 });
 document.addEventListener("htmx:afterRequest", (event) => {
   if (event.detail.elt.dataset?.line !== undefined && event.detail.successful) {

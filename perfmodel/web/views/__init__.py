@@ -2,6 +2,7 @@
 
 __all__ = ["VIEWS", "View", "ViewPart", "find_part", "find_view"]
 
+from perfmodel.web.views.compare import COMPARE
 from perfmodel.web.views.deployment import DEPLOYMENT
 from perfmodel.web.views.memory import MEMORY
 from perfmodel.web.views.plan import PLAN
@@ -13,7 +14,7 @@ from perfmodel.web.views.whatif import WHATIF
 
 VIEWS: tuple[View, ...] = (
     *(DEPLOYMENT, MEMORY, STEP),
-    *(TRAFFIC,),
+    *(TRAFFIC, COMPARE),
     *(WHATIF, PLAN, TECHNIQUES),
 )
 

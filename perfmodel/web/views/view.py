@@ -18,6 +18,7 @@ class ViewPart:
     lane:    who works on them; None: closed forms, answered with the page
     is_asked_for: whether work begins with a click, not with the page
     button:  what is clicked, and what it does
+    shows_refusals: whether the template shows what was refused, too
     """
 
     name: str
@@ -26,6 +27,7 @@ class ViewPart:
     is_asked_for: bool = False
     button: str = "Start"
     told: str = ""
+    shows_refusals: bool = False
 
 
 @dataclass(frozen=True, slots=True)

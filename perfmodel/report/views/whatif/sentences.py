@@ -95,12 +95,12 @@ def _load(result: WhatIfResult) -> Iterator[str]:
     if load is None:
         return
     if (kept := load.within_slo) is not None:
-        if kept.rate is None:
+        if kept.max_rate is None:
             yield f"The SLO is missed even at {format_short(min(load.rates))} req/s."
         elif kept.users is not None:
             more = ", the largest that was tried" if kept.is_all else ""
             pause = f"who pause {format_short(load.think_time_s)} s after an answer" if load.think_time_s else "at once"
-            yield f"Within the SLO up to {format_short(kept.rate)} req/s{more}: {kept.users:,.0f} users {pause}."
+            yield f"Within the SLO up to {format_short(kept.max_rate)} req/s{more}: {kept.users:,.0f} users {pause}."
     if load.knee is not None:
         yield f"The knee, where throughput over latency is largest, is at {format_short(load.knee)} req/s."
 

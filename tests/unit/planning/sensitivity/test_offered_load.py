@@ -41,14 +41,14 @@ def test_users_are_those_of_the_interactive_response_time_law(load):
         assert users == pytest.approx(rate * (20 + record.values["mean_e2el_ms"] / 1e3))
     kept = load.load.within_slo
     cycle_s = 20 + kept.mean_e2el_ms / 1e3
-    assert kept.users == pytest.approx(kept.rate * cycle_s)
+    assert kept.users == pytest.approx(kept.max_rate * cycle_s)
     assert kept.requests_per_user_per_minute == pytest.approx(60 / cycle_s)
 
 
 def test_the_largest_rate_is_that_of_the_metric_of_the_same_name(load):
     """Both look for the last rate that is kept, within 2 %, one among the axis' rates and one by doubling."""
     scenario, _ = load_point(Point(_SCENARIO, (), _SETS))
-    assert load.load.within_slo.rate == pytest.approx(max_request_rate(scenario), rel=0.05)
+    assert load.load.within_slo.max_rate == pytest.approx(max_request_rate(scenario), rel=0.05)
     assert not load.load.within_slo.is_all
 
 
@@ -71,8 +71,8 @@ def test_a_limit_that_no_rate_keeps_has_no_rate_and_one_that_all_keep_says_so():
         ).load.within_slo
         for limit in (0.1, 1e6)
     )
-    assert (strict.rate, strict.users, strict.is_all) == (None, None, False)
-    assert (loose.rate, loose.is_all) == (2, True)
+    assert (strict.max_rate, strict.users, strict.is_all) == (None, None, False)
+    assert (loose.max_rate, loose.is_all) == (2, True)
 
 
 def test_arrivals_that_follow_no_rate_have_none():

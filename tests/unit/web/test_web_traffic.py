@@ -1,0 +1,175 @@
+"""The view of traffic: what it asks, and its pictures as pure functions of a command's JSON."""
+
+import math
+
+import pytest
+
+from perfmodel.web.load_pictures import goodput_curve, latency_curve, prompt_curve
+from perfmodel.web.state import read_state
+from perfmodel.web.views.traffic import TRAFFIC, asked_rate
+
+CURVE, NOW, PROMPTS = (part for part in TRAFFIC.parts)
+RATES = [1.0, 2.0, 4.0, 8.0]
+
+
+def asked(part, query):
+    (question, *_) = part.ask(read_state(query))
+    return question
+
+
+def varied(query):
+    return asked(CURVE, query).option("vary")
+
+
+def told(limits=None, kept=None, knee=4.0, intervals=True):
+    """What `whatif --vary traffic.arrivals.rate` prints, as far as pictures read it."""
+    names = [f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99")]
+    points = []
+    for rate in RATES:
+        values = {name: 10 * rate * (3 if name.startswith("p99") else 1) for name in names}
+        values |= {"request_throughput": rate, "request_goodput": rate / 2 if limits else None}
+        point = {"set": f"traffic.arrivals.rate={rate:g}", "values": values}
+        if intervals:
+            point["interval"] = {name: [values[name] * 0.8, values[name] * 1.3] for name in names if "mean" in name}
+        points.append(point)
+    load = {"rate": 2.0, "rates": RATES, "limits_ms": limits or {}, "knee": knee, "within_slo": kept}
+    return {"points": points, "load": load}
+
+
+def named(picture):
+    return {trace["name"]: trace for trace in picture["data"]}
+
+
+def test_the_curve_asks_one_what_if_of_few_requests():
+    question = asked(CURVE, "rate=8&ttft=500ms")
+    assert question.command == "whatif"
+    assert question.option("ttft") == "500ms"
+    assert "mean_ttft_ms" in question.options("metric")
+    assert "traffic.num_requests=400" in question.sets
+
+
+def test_the_range_stays_while_the_rate_is_dragged_a_little():
+    """So the curve that is known stays, and only the mark of the rate moves."""
+    assert asked(CURVE, "rate=8") == asked(CURVE, "rate=9.9") == asked(CURVE, "traffic.arrivals.rate=8")
+    assert asked(CURVE, "rate=8") != asked(CURVE, "rate=80")
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 1, 2.4, 7.7, 64, 999])
+def test_the_range_holds_the_rate(rate):
+    low, high = varied(f"rate={rate}").partition("=")[2].split(":")[0].split("..")
+    assert float(low) < rate < float(high)
+
+
+def test_the_range_is_that_of_the_address_where_it_says_one():
+    assert varied("rate=8&low=3&high=30").endswith("=3..30:9")
+    assert varied("low=3").endswith("=3..50:9")
+    assert varied("high=30").endswith("..30:9")
+
+
+def test_without_a_rate_multiples_of_the_traffic_s_own_are_asked():
+    assert varied("model=llama-3.1-8b").endswith("=0.2x..4x:9")
+
+
+def test_rates_are_read_as_the_command_reads_them():
+    assert asked_rate(read_state("rate=300/min")) == pytest.approx(5)
+    assert asked_rate(read_state("rate=nonsense")) is None
+    assert asked_rate(read_state("")) is None
+    assert asked(CURVE, "rate=nonsense").option("rate") == "nonsense"  # for the command to refuse
+
+
+def test_what_the_address_says_of_requests_and_pauses_stays():
+    question = asked(CURVE, "traffic.num_requests=1000&traffic.arrivals.think_time_s=5")
+    assert question.sets.count("traffic.num_requests=1000") == 1
+    assert not any(text.startswith("traffic.num_requests=4") for text in question.sets)
+    assert [text for text in question.sets if "think_time_s" in text] == ["traffic.arrivals.think_time_s=5"]
+
+
+def test_scenarios_are_asked_with_their_rate_as_a_field():
+    question = asked(NOW, "scenario=llama-3.1-8b-a100&rate=3")
+    assert question.scenario == "llama-3.1-8b-a100"
+    assert "traffic.arrivals.rate=3" in question.sets
+    assert not any("rate=3" in text for text in asked(CURVE, "scenario=llama-3.1-8b-a100&rate=3").sets)
+
+
+def test_prompts_come_alone_and_have_one_length():
+    question = asked(PROMPTS, "rate=50&model=llama-3.1-8b")
+    assert question.option("rate") is None
+    assert "traffic.input_tokens.distribution=fixed" in question.sets
+    assert question.option("vary").startswith("traffic.input_tokens.value=")
+
+
+@pytest.mark.parametrize("name", ["ttft", "tpot", "e2el"])
+def test_latencies_are_those_of_the_json_with_units(name):
+    data = told()
+    lines = named(latency_curve(data, name))
+    label = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}[name]
+    assert lines[f"mean {label}"]["y"] == [point["values"][f"mean_{name}_ms"] for point in data["points"]]
+    assert lines[f"p99 {label}"]["y"] == [point["values"][f"p99_{name}_ms"] for point in data["points"]]
+    assert lines[f"p99 {label}"]["line"]["dash"] == "dash"
+    assert lines[f"mean {label}"]["x"] == RATES
+    layout = latency_curve(data, name)["layout"]
+    assert layout["xaxis"]["title"]["text"] == "arriving, requests/s"
+    assert layout["yaxis"]["title"]["text"] == f"{label}, ms"
+
+
+def test_the_fan_has_the_ends_of_the_intervals_and_is_left_out_without_them():
+    data = told()
+    band = named(latency_curve(data, "ttft"))["80 % band of the mean"]
+    ends = {(x, y) for x, y in zip(band["x"], band["y"], strict=True)}
+    for rate, point in zip(RATES, data["points"], strict=True):
+        low, high = point["interval"]["mean_ttft_ms"]
+        assert {(rate, low), (rate, high)} <= ends
+    assert "80 % band of the mean" not in named(latency_curve(told(intervals=False), "ttft"))
+
+
+def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
+    picture = latency_curve(told({"ttft": 60.0}, {"max_rate": 5.0}), "ttft", now=3.0)
+    upright = {shape["x0"] for shape in picture["layout"]["shapes"] if shape.get("yref") == "paper"}
+    assert upright == {3.0, 4.0, 5.0}
+    across = [shape["y0"] for shape in picture["layout"]["shapes"] if shape.get("xref") == "paper"]
+    assert across == [60.0]
+    words = " ".join(note["text"] for note in picture["layout"]["annotations"])
+    assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO kept"))
+    bare = latency_curve(told(knee=None), "ttft")
+    assert [shape["x0"] for shape in bare["layout"]["shapes"]] == [2.0]  # the traffic's own rate
+
+
+def test_every_value_lies_on_the_axes_and_they_stay_while_values_move_a_little():
+    picture = latency_curve(told({"ttft": 1000.0}), "ttft", now=0.7)
+    for axis, key in (("xaxis", "x"), ("yaxis", "y")):
+        low, high = picture["layout"][axis]["range"]
+        values = [math.log10(value) for trace in picture["data"] for value in trace[key]]
+        assert low <= min(values) <= max(values) <= high
+        assert len(picture["layout"][axis]["tickvals"]) == len(picture["layout"][axis]["ticktext"]) >= 2
+    assert picture["layout"]["xaxis"]["range"][0] <= math.log10(0.7)
+    moved = told({"ttft": 1000.0})
+    for point in moved["points"]:
+        point["values"] = {name: value and value * 1.02 for name, value in point["values"].items()}
+    assert latency_curve(moved, "ttft", now=0.7)["layout"]["yaxis"] == picture["layout"]["yaxis"]
+
+
+def test_points_without_an_answer_leave_a_gap():
+    data = told()
+    data["points"][1] = {"set": "traffic.arrivals.rate=2", "values": {}, "problem": "does not fit"}
+    assert named(latency_curve(data, "ttft"))["mean TTFT"]["y"][1] is None
+    assert named(goodput_curve(data))["answered"]["y"][1] is None
+
+
+def test_goodput_is_shown_where_there_is_an_slo():
+    assert named(goodput_curve(told({"ttft": 60.0})))["within the SLO"]["y"] == [rate / 2 for rate in RATES]
+    assert "within the SLO" not in named(goodput_curve(told()))
+    assert "requests/s" in goodput_curve(told())["layout"]["yaxis"]["title"]["text"]
+
+
+def test_prompts_are_told_by_their_tokens():
+    data = {
+        "points": [
+            {"set": "traffic.input_tokens.value=256", "values": {"mean_ttft_ms": 20.0}},
+            {"set": "traffic.input_tokens.value=4096", "values": {}, "problem": "longer than the model's context"},
+            {"set": "traffic.input_tokens.value=1024", "values": {"mean_ttft_ms": 60.0}},
+        ]
+    }
+    picture = prompt_curve(data)
+    assert (picture["data"][0]["x"], picture["data"][0]["y"]) == ([256, 1024], [20.0, 60.0])
+    assert picture["layout"]["xaxis"]["title"]["text"] == "tokens of the prompt"
+    assert picture["layout"]["yaxis"]["title"]["text"] == "TTFT, ms"
