@@ -50,7 +50,7 @@ def drawn_states():
         yield read_state("&".join(f"{key}={value}" for key, value in fields.items()))
 
 
-SIMULATED = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=2&ttft=1s"
+SIMULATED = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=2&ttft=1s&against=engine.quantization%3Dfp8&technique=FP8+KV"
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_figures_of_simulations_are_the_command_s(view, pages, answered):
         for question in part.ask(state):
             pages[1].answer(question)
         page = Page(pages[0].part(view, part, state))
-        assert compare(page, answered) or page.refusals or page.plots, (view.name, part.name)
+        assert compare(page, answered) or page.refusals or page.plots or not part.ask(state), (view.name, part.name)
 
 
 def test_what_is_refused_is_refused_in_the_command_s_words(pages, states):
