@@ -3,7 +3,7 @@
 What the flags leave open is assumed, and said in the notes of the answer.
 """
 
-__all__ = ["MOST_KINDS", "TRAFFIC", "Asked", "load"]
+__all__ = ["FLAG_FIELDS", "MEMORY_FLAGS", "MOST_KINDS", "RUN_FLAGS", "STEP_FLAGS", "TRAFFIC", "Asked", "load"]
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,16 @@ if TYPE_CHECKING:
 
 TRAFFIC = "chat"  # where nothing else is asked for
 MOST_KINDS = 20  # of devices
-_FIELDS = {"model": "model", "hardware": "hardware", "rate": "traffic.arrivals.rate", "traffic": "traffic"}
 _LIMITS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2el_ms"}
+# Each flag, and the field of a scenario that it says.
+FLAG_FIELDS: Mapping[str, str] = {
+    **{"model": "model", "hardware": "hardware", "rate": "traffic.arrivals.rate", "traffic": "traffic"},
+    **{flag: f"slo.{field}" for flag, field in _LIMITS.items()},
+}
+# Those that count for what lies in memory, for a step, and for a run.
+MEMORY_FLAGS = ("model", "hardware")
+STEP_FLAGS = (*MEMORY_FLAGS, "rate", "traffic")
+RUN_FLAGS = (*MEMORY_FLAGS, "rate", *_LIMITS, "traffic")
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,7 @@ class Asked:
 
     def _places(self) -> dict[str, str]:
         """Field -> the flag that said it, for errors to name."""
-        fields = _FIELDS | {flag: f"slo.{field}" for flag, field in _LIMITS.items()}
-        return {fields[name]: f"--{name} {value}" for name, value in self.given.items()}
+        return {FLAG_FIELDS[name]: f"--{name} {value}" for name, value in self.given.items()}
 
     def assumed(self, scenario: "Scenario") -> tuple[str, ...]:
         """A note on what the flags have left open; none where a file says it all."""

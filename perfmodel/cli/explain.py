@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.answers.asked import Asked
+from perfmodel.answers.asked import STEP_FLAGS, Asked
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import JsonFlag, Overrides, Seed, count
 from perfmodel.cli.terminal import give, progress_bar
@@ -39,7 +39,7 @@ Occupancy = Annotated[
 ]
 
 
-@takes_flags("model", "hardware", "rate", "traffic")
+@takes_flags(*STEP_FLAGS)
 def explain(
     asked: Asked,
     overrides: Overrides = None,

@@ -2,13 +2,13 @@
 
 __all__ = ["memory"]
 
-from perfmodel.answers.asked import Asked
+from perfmodel.answers.asked import MEMORY_FLAGS, Asked
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import JsonFlag, Overrides
 from perfmodel.cli.terminal import give
 
 
-@takes_flags("model", "hardware")
+@takes_flags(*MEMORY_FLAGS)
 def memory(asked: Asked, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
     """Show weights, KV cache and activations per device, and the largest batch and context that fit.
 

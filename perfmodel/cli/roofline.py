@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.answers.asked import Asked
+from perfmodel.answers.asked import STEP_FLAGS, Asked
 from perfmodel.cli.explain import Batch, Context, Prefill
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import JsonFlag, Overrides
@@ -22,7 +22,7 @@ PlotPath = Annotated[
 ]
 
 
-@takes_flags("model", "hardware", "rate", "traffic")
+@takes_flags(*STEP_FLAGS)
 def roofline(
     asked: Asked,
     overrides: Overrides = None,

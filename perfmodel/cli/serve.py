@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.answers.asked import Asked
+from perfmodel.answers.asked import MEMORY_FLAGS, Asked
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import Overrides, Seed
 from perfmodel.cli.terminal import say
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _KEY = "PERFMODEL_API_KEY"
 
 
-@takes_flags("model", "hardware")
+@takes_flags(*MEMORY_FLAGS)
 def serve(
     asked: Asked,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",

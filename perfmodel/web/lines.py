@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfmodel.answers.asked import RUN_FLAGS, Asked
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.web.drops import hidden, resolved, with_files, without_marks
 from perfmodel.web.questions import Question, asked_of
 from perfmodel.web.state import PageState
-
-_FLAGS = ("model", "hardware", "rate", "traffic", "ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,9 @@ def read_line(text: str, state: PageState, folder: Path) -> ReadLine:
 
     Files that it names are not read, but for those that were dropped in `folder`. Raises SpecError as `perfmodel new`.
     """
-    from perfmodel.answers.asked import Asked
     from perfmodel.answers.line import answer_line
 
-    flags: dict[str, str | None] = dict.fromkeys(_FLAGS)
+    flags: dict[str, str | None] = dict.fromkeys(RUN_FLAGS)
     device = state.flags.get("hardware")
     flags["hardware"] = None if device is None else resolved(device, folder)
     with _only_dropped(folder):

@@ -10,25 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from perfmodel.answers.asked import FLAG_FIELDS, MEMORY_FLAGS, RUN_FLAGS, STEP_FLAGS, Asked
 from perfmodel.web.state import PageState
-
-if TYPE_CHECKING:
-    from perfmodel.answers.asked import Asked
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None] | None]]  # as `answers` take it
 
-# command -> the flags of a deployment that it takes
 _FLAGS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("model", "hardware"),
-    "explain": ("model", "hardware", "rate", "traffic"),
-    "simulate": ("model", "hardware", "rate", "ttft", "tpot", "e2e", "traffic"),
-    "whatif": ("model", "hardware", "rate", "ttft", "tpot", "e2e", "traffic"),
-    "plan": ("model", "hardware", "rate", "ttft", "tpot", "e2e", "traffic"),
+    "memory": MEMORY_FLAGS,
+    "explain": STEP_FLAGS,
+    **dict.fromkeys(("simulate", "whatif", "plan"), RUN_FLAGS),
 }
-_FIELDS = {"model": "model", "hardware": "hardware", "rate": "traffic.arrivals.rate", "traffic": "traffic"}
-_LIMITS = {"ttft": "slo.ttft_ms", "tpot": "slo.tpot_ms", "e2e": "slo.e2el_ms"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +50,7 @@ class Question:
         given = {key: value for key, value in state.flags.items() if key in _FLAGS[command]}
         named: tuple[str, ...] = ()
         if scenario:
-            fields = _FIELDS | _LIMITS
-            named, given = tuple(f"{fields[key]}={value}" for key, value in given.items()), {}
+            named, given = tuple(f"{FLAG_FIELDS[key]}={value}" for key, value in given.items()), {}
         flags = [*given.items(), *_flat(options)]
         return cls(command, scenario, tuple(flags), (*named, *state.overrides, *sets))
 
@@ -135,10 +127,8 @@ def ask(question: Question, progress: Progress | None = None, allowed: Sequence[
         return Shown(question, to_jsonable(answer.data), document_json(answer.document), files)
 
 
-def asked_of(question: Question) -> "Asked":
+def asked_of(question: Question) -> Asked:
     """The scenario that a question is asked of, as commands take it."""
-    from perfmodel.answers.asked import Asked
-
     flags = {name: question.option(name) for name in _FLAGS[question.command]}
     return Asked(question.scenario or None, flags)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
+from perfmodel.answers.asked import RUN_FLAGS as FLAGS
 from perfmodel.errors import SpecError, did_you_mean
 
-FLAGS = ("model", "hardware", "rate", "traffic", "ttft", "tpot", "e2e")
 _OF_SCENARIOS = (
     *("engine", "traffic", "slo", "cluster", "price", "hardware", "model_changes", "sampling", "plan"),
     *("expert_routing", "routing", "prompt_compression"),
