@@ -45,7 +45,7 @@ def _is_shared(key: str) -> bool:
 
 
 def _deployments(state: PageState) -> tuple[Question, ...]:
-    """Of each: its memory, and one step that is the same for all."""
+    """Memory of each, and one step that is the same for all."""
     batch, context = state.get("batch", _BATCH), state.get("context", _CONTEXT)
     return tuple(
         question
@@ -55,7 +55,7 @@ def _deployments(state: PageState) -> tuple[Question, ...]:
 
 
 def _served(state: PageState) -> tuple[Question, ...]:
-    """Of each: the traffic as it is, and how much more it could be."""
+    """What each does under the traffic as it is, and how much more that could be."""
     return tuple(
         question
         for column in columns_of(state)
