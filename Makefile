@@ -6,6 +6,8 @@
 #   make check   ruff, its formatter, mypy --strict on both packages
 #   make validate    the accuracy table of README.md, from measurements/ (some ten minutes); WRITE=1 writes it there,
 #                    CITED=FOLDER has the files that are cited and not committed
+#   make docs    the documentation as a site in build/site, which works without a network and from the file system;
+#                fails where a link or an anchor leads nowhere
 #   make bench   how fast the simulator is
 #   make compiled-36     the tests of kernels' binaries under Triton 3.6, which GPU machines have, beside this one's
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is
@@ -28,7 +30,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-deep check validate bench compiled compiled-36 test-compiled dist sbom portable clean
+.PHONY: demo test test-deep check validate docs bench compiled compiled-36 test-compiled dist sbom portable clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
@@ -48,6 +50,11 @@ check: $(VENV)/.test
 
 validate: $(VENV)/.core
 	$(BIN)/python benchmarks/accuracy_table.py $(if $(CITED),--cited $(CITED)) $(if $(WRITE),--write)
+
+# What is run, notebooks and commands of the reference, is run from this checkout.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open the site: $(CURDIR)/build/site/index.html"
 
 # Five minutes. Not run here: quoted_figures.py (all commands that docs/ quote, half an hour; worked_examples.py has the
 # figures that no command prints), page_commands.py (all commands of the pages as they stand there, an hour),
@@ -110,6 +117,10 @@ $(BIN)/python:
 # Editable, so that the environment follows the checkout; pyproject.toml says what else is needed.
 $(VENV)/.core: pyproject.toml | $(BIN)/python
 	$(PIP) install --quiet $(PIP_ARGS) --editable .
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.core
+	$(PIP) install --quiet $(PIP_ARGS) --editable ".[docs]"
 	@touch $@
 
 # The constraints pin torch and triton: what a plain `torch` resolves to may be the CUDA build, gigabytes of it.

@@ -14,6 +14,7 @@ __all__ = [
     "basis_by_name",
     "metric_named",
     "metric_of",
+    "metrics_by_basis",
     "needs_no_run",
     "study_metric",
 ]
@@ -256,6 +257,15 @@ def metric_of(key: str) -> Metric:
     name, _, statistic = key.rpartition("_")
     found = _EVERYTHING.get(key) or _COMPARED.get(key) or _EVERYTHING.get(f"{statistic}_{name}_ms")
     return found or Metric(key, key.replace("_", " "), "", False, is_neutral=True)
+
+
+def metrics_by_basis() -> Mapping[str, tuple[Metric, ...]]:
+    """All metrics of answers, in the order of tables, by what they are of: a basis, else `summary` or `plan`.
+
+    Those of `summary` and `plan` stand in answers and cannot be asked for by name.
+    """
+    tables = (*_METRICS.items(), ("summary", _SUMMARY), ("plan", _PLAN))
+    return {basis: tuple(table.values()) for basis, table in tables}
 
 
 def needs_no_run(metric: str) -> bool:

@@ -58,7 +58,11 @@ def show_document(document: Document, console: Console) -> None:
 def render_text(document: Document) -> str:
     """What `show_document` prints, without colours or an empty line at the end."""
     written = io.StringIO()
-    show_document(document, Console(file=written, width=_WIDTH, soft_wrap=True, no_color=True, force_terminal=False))
+    # In a notebook rich would show what is written instead of writing it, and the text would stay empty.
+    console = Console(
+        file=written, width=_WIDTH, soft_wrap=True, no_color=True, force_terminal=False, force_jupyter=False
+    )
+    show_document(document, console)
     return "\n".join(line.rstrip() for line in written.getvalue().strip("\n").splitlines())
 
 

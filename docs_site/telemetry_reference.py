@@ -1,0 +1,54 @@
+"""The page of what the emulator publishes at /metrics, read off its own pages."""
+
+__all__ = ["published_families", "telemetry_page"]
+
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+
+from docs_site.tables import as_code, in_cell, table
+from perfmodel.serve.emulator import Emulator
+from perfmodel.serve.metrics import Metrics
+from perfmodel.specs import load_scenario
+
+_INTRO = """# Metrics of the emulator
+
+What `perfmodel serve` publishes at `/metrics`, read off its own page for a deployment with drafts, adapters and a
+second tier of KV blocks. Counters end in `_total`. What each number is made of, labels of fleets and seconds of which
+clock: [what the emulator tells](../emulator-metrics.md).
+
+"""
+_ALL = [
+    "engine.speculative_config={method: ngram, num_speculative_tokens: 2, acceptance: {rate: 0.5}}",
+    "engine.kv_offload={capacity_bytes: 16 GB, bandwidth_bytes_per_s: 20 GB/s}",
+    "cluster.replicas=2",
+]
+_TITLES = {"vllm": "vLLM's names", "sglang": "SGLang's names"}
+_OWN = "perfmodel_"
+
+
+def telemetry_page() -> str:
+    """The page's Markdown."""
+    text, own = _INTRO, dict[str, Metric]()
+    for names, title in _TITLES.items():
+        found = published_families(names)
+        own |= {each.name: each for each in found if each.name.startswith(_OWN)}
+        text += f"## {title}\n\n{_table(each for each in found if not each.name.startswith(_OWN))}\n"
+    return text + f"## The emulator's own\n\n{_table(own.values())}"
+
+
+def published_families(names: str) -> list[Metric]:
+    """All families of the page under these names, those that vLLM has given up among them."""
+    emulator = Emulator(load_scenario("llama-3.1-8b-a100", _ALL))
+    page = Metrics(emulator, "a-model", names, legacy=names == "vllm", loras=("adapter",)).page  # type: ignore[arg-type]
+    return list(page.collect())
+
+
+def _table(families: Iterable[Metric]) -> str:
+    rows = [(as_code(each.name), each.type, _labels(each), in_cell(each.documentation)) for each in families]
+    return table(("metric", "type", "labels", "what it is"), rows)
+
+
+def _labels(family: Metric) -> str:
+    names = {name: None for sample in family.samples for name in sample.labels if name != "le"}
+    return " ".join(as_code(name) for name in names)
