@@ -11,17 +11,6 @@ from docs_site.places import ROOT
 from docs_site.tables import in_cell, table
 from perfmodel.planning.metrics import metric_of
 
-_INTRO = """# How right is it?
-
-Every figure below is read from the repository's reports when this site is built; none is typed. Errors are
-|predicted / measured - 1|. What was left out of which fit, what was aimed at and missed, and why:
-[accuracy](accuracy.md).
-
-Every answer says by itself how near it is to what was measured: its `trust` is *validated*, *calibrated*, *transferred*
-or *datasheet* ([levels](accuracy.md#where-step-times-come-from)). Your own server is one command away:
-[your server](your-server.md).
-
-"""
 _MOST_ROWS = 5  # of each metric
 
 
@@ -48,8 +37,8 @@ REPORTS = (
 
 
 def accuracy_page() -> str:
-    """The page's Markdown."""
-    text = _INTRO + "## In short\n\n" + _of_readme() + "\n"
+    """What the page has below its introduction."""
+    text = "## In short\n\n" + _of_readme() + "\n"
     text += "## By device, and where it is worst\n\n"
     return text + "".join(_section(report) for report in REPORTS) + _of_single_machines()
 

@@ -12,18 +12,12 @@ import typer
 from docs_site.tables import as_code, in_cell, table
 from perfmodel.cli import app
 
-_INTRO = """# Commands
-
-Every command with its flags, generated from the program. `perfmodel COMMAND --help` prints the same.
-The [tour](../tour.md) says which command answers what.
-
-"""
 _HEADER = ("flag", "value", "default", "meaning")
 
 
 def cli_page() -> str:
-    """The page's Markdown."""
-    return _INTRO + "\n".join(_section(name, command) for name, command in commands())
+    """What the page has below its introduction."""
+    return "\n".join(_section(name, command) for name, command in commands())
 
 
 def commands() -> Iterator[tuple[str, Any]]:

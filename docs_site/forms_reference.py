@@ -15,19 +15,6 @@ from docs_site.tables import as_code, in_cell, table
 from perfmodel.cost.forms.registry import FORMS, Form
 from perfmodel.files.yaml_loader import load_yaml
 
-_INTRO = """# Physics of the forms
-
-How long a kernel or a message takes: every form that the cost model knows, generated from its source, with its formula,
-its parameters with their plausible ranges, and what the [calibrations](../../hardware_specs/calibrations/README.md)
-hold for it. A form is a formula; a fit is its parameters on one device under one engine. A device without a fit of its
-own takes its nearest relative's, whose fractions stay and whose seconds follow the clock.
-
-The last three columns compare single measurements with the fitted formula, as measured time over predicted: one in ten
-is below the first, half are below the second, one in ten is above the third. How kernels add up to steps and runs:
-[architecture](../architecture.md#from-a-batch-to-its-time); how right whole runs are:
-[how right is it?](../how-right.md)
-
-"""
 _FOLDER = ROOT / "hardware_specs" / "calibrations"
 _FIT_HEADER = ("device and engine", "family", "measurements", "10th percentile", "median", "90th percentile")
 # What parameters of several forms mean alike; of the others the formula above them tells.
@@ -76,10 +63,10 @@ class Fitted(NamedTuple):
 
 
 def forms_page() -> str:
-    """The page's Markdown."""
+    """What the page has below its introduction."""
     fits = fits_by_form()
     rows = [(f"[{name}](#{name})", str(len(fits[name])), in_cell(_title(form))) for name, form in FORMS.items()]
-    text = _INTRO + table(("form", "fits", "what"), rows) + "\n"
+    text = table(("form", "fits", "what"), rows) + "\n"
     return text + "".join(_section(name, form, fits[name]) for name, form in FORMS.items())
 
 

@@ -1,6 +1,11 @@
-"""All pages that are written at build time, by where they stand; and what the first page has beside README."""
+"""What is written at build time: into which pages of docs/, and beside README on the first page.
 
-__all__ = ["pages", "with_questions"]
+A page says where by `<!-- generated: docs_site/... -->`; what stands there until `<!-- end -->` is for code hosts.
+"""
+
+__all__ = ["filled", "pages", "with_questions"]
+
+import re
 
 from docs_site.accuracy_page import accuracy_page
 from docs_site.cli_reference import cli_page
@@ -28,8 +33,16 @@ _QUESTIONS = """
 _BEFORE = "## Two commands\n"
 
 
+_PLACE = re.compile(r"<!-- generated: .*?<!-- end -->\n", re.DOTALL)
+
+
+def filled(page: str, body: str) -> str:
+    """A page with what is generated for it in its place."""
+    return _PLACE.sub(lambda _: body, page, count=1)
+
+
 def pages() -> dict[str, str]:
-    """Markdown by its place below docs/."""
+    """What is generated, by the page below docs/."""
     return {
         "how-right.md": accuracy_page(),
         "reference/cli.md": cli_page(),

@@ -60,8 +60,12 @@ def _is_written(entry: Any) -> bool:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Generated pages, notebooks, and whatever pages link to outside docs/."""
     _origins.clear()
+    bodies = generated.pages()
+    for file in files.documentation_pages():
+        if file.src_uri in bodies:
+            file.content_string = generated.filled(file.content_string, bodies[file.src_uri])
     texts = {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages()}
-    for uri, text in {**generated.pages(), **_notebook_pages()}.items():
+    for uri, text in _notebook_pages().items():
         texts[f"docs/{uri}"] = text
         files.append(File.generated(config, uri, content=text))
     _origins.update({origin.removeprefix("docs/"): origin for origin in texts})

@@ -5,13 +5,6 @@ __all__ = ["metrics_page"]
 from docs_site.tables import as_code, in_cell, table
 from perfmodel.planning import metrics
 
-_INTRO = """# Metrics
-
-Every number that an answer can have, generated from its registry (`perfmodel/planning/metrics.py`). The key is its name
-in JSON, in `whatif --metric` and in studies; keys of runs are those of vLLM's `bench serve`. What the terms mean is in
-the [vocabulary](../vocabulary.md).
-
-"""
 _BASES = {
     "run": "Of a run: `simulate`, `execute`, `plan`.",
     "step": "Of one step: `explain`, `roofline`; `step.batch` and `step.context` say which.",
@@ -25,8 +18,8 @@ _HEADER = ("key", "name", "unit", "better", "digits")
 
 
 def metrics_page() -> str:
-    """The page's Markdown."""
-    text = _INTRO
+    """What the page has below its introduction."""
+    text = ""
     for basis, listed in metrics.metrics_by_basis().items():
         rows = [_row(each) for each in listed]
         text += f"## {basis.capitalize()}\n\n{_BASES[basis]}\n\n{table(_HEADER, rows)}\n"

@@ -10,19 +10,13 @@ from typing import Any
 import perfmodel
 from docs_site.tables import as_code, in_cell, table
 
-_INTRO = """# Python
-
-Every public name of `perfmodel`, generated from signatures and docstrings; `import perfmodel as pm`. How they are used,
-with examples: [from Python](../python.md), and the [notebooks](../notebooks/simulate.md).
-
-"""
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*): +(.*)$")
 
 
 def python_page() -> str:
-    """The page's Markdown."""
+    """What the page has below its introduction."""
     groups = {"Functions": inspect.isfunction, "Classes": _is_result, "Errors": _is_error}
-    text, names = _INTRO, public_names()
+    text, names = "", public_names()
     for title, belongs in groups.items():
         found = [name for name in names if belongs(getattr(perfmodel, name))]
         text += f"## {title}\n\n" + "".join(_section(name, getattr(perfmodel, name)) for name in found)

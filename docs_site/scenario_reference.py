@@ -15,14 +15,6 @@ from perfmodel import specs
 from perfmodel.files.base import Spec
 from perfmodel.files.yaml_loader import load_yaml
 
-_INTRO = """# Fields of a scenario
-
-Every field that a scenario file may have, generated from its JSON Schema (`perfmodel schema scenario`) and from what
-the specs say of their fields. `--set` takes the same names with dots between them. Quantities may be written with
-their unit (`80 GiB`, `1.5 ms`, `240 req/min`), counts with vLLM's suffixes (`8k`, `8K`); plain numbers are in the unit
-that the table gives.
-
-"""
 _UNITS = (
     ("requests_per_s", "requests/s"),
     ("_bytes_per_s", "B/s"),
@@ -50,9 +42,9 @@ _TOP = "Scenario"
 
 
 def scenario_page() -> str:
-    """The page's Markdown."""
+    """What the page has below its introduction."""
     schema = specs.schema("scenario")
-    return _INTRO + "".join(_section(name, body) for name, body in sections(schema))
+    return "".join(_section(name, body) for name, body in sections(schema))
 
 
 def sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -11,13 +11,6 @@ from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.metrics import Metrics
 from perfmodel.specs import load_scenario
 
-_INTRO = """# Metrics of the emulator
-
-What `perfmodel serve` publishes at `/metrics`, read off its own page for a deployment with drafts, adapters and a
-second tier of KV blocks. Counters end in `_total`. What each number is made of, labels of fleets and seconds of which
-clock: [what the emulator tells](../emulator-metrics.md).
-
-"""
 _ALL = [
     "engine.speculative_config={method: ngram, num_speculative_tokens: 2, acceptance: {rate: 0.5}}",
     "engine.kv_offload={capacity_bytes: 16 GB, bandwidth_bytes_per_s: 20 GB/s}",
@@ -28,8 +21,8 @@ _OWN = "perfmodel_"
 
 
 def telemetry_page() -> str:
-    """The page's Markdown."""
-    text, own = _INTRO, dict[str, Metric]()
+    """What the page has below its introduction."""
+    text, own = "", dict[str, Metric]()
     for names, title in _TITLES.items():
         found = published_families(names)
         own |= {each.name: each for each in found if each.name.startswith(_OWN)}

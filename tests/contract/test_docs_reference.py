@@ -24,7 +24,7 @@ from perfmodel.specs import schema
 
 def rows_of(page, section):
     """The tables' rows below a heading, as cells."""
-    text = re.split(r"^#{2,3} ", page.split(f"\n## {section}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    text = re.split(r"^#{2,3} ", f"\n{page}".split(f"\n## {section}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in row] for row in found]
 
