@@ -50,7 +50,9 @@ def executed(path: Path, scratch: Path) -> dict[str, Any]:
 def as_page(notebook: dict[str, Any], name: str) -> str:
     """The Markdown of a notebook with the outputs that it has; `name`: of its file, for who wants to run it."""
     parts = [_cell(cell) for cell in notebook["cells"]]
-    parts.insert(1, f"A notebook: `docs/notebooks/{name}`. Its outputs are those of this site's build.\n")
+    parts.insert(
+        1, f'A notebook: <a href="{name}" download>docs/notebooks/{name}</a>. Its outputs are those of this build.\n'
+    )
     return "\n".join(parts)
 
 

@@ -95,6 +95,7 @@ def _refs(node: Any) -> Iterator[str]:
 def _section(name: str, body: dict[str, Any]) -> str:
     cls = every_spec().get(name)
     told = summary_of(cls) if cls is not None else body.get("description", "")
+    told = "" if name == _TOP else told  # of the object that a file becomes, not of the file
     notes = (field_notes(cls) if cls is not None else {}) | _meanings().get(name, {})
     required = set(body.get("required", ())) | ({"model", "hardware", "traffic"} if name == _TOP else set())
     rows = [
@@ -126,7 +127,7 @@ def _default(field: str, node: dict[str, Any], required: set[str]) -> str:
         return "required"
     value = node.get("default")
     if isinstance(value, dict):
-        return "its own"
+        return "see there"
     return "" if value in (None, []) else as_code(_shortened(json.dumps(value, ensure_ascii=False)))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import pytest
 import typer
@@ -20,6 +21,11 @@ from perfmodel.cost.forms.registry import FORMS
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.planning import metrics
 from perfmodel.specs import schema
+
+
+@cache
+def scenario_text():
+    return scenario_page()
 
 
 def rows_of(page, section):
@@ -47,7 +53,7 @@ def test_every_command_and_flag_is_there_with_its_meaning():
 
 def test_every_field_of_a_scenario_is_there_with_a_type_and_a_meaning():
     """Of the objects that the JSON Schema reaches, each field."""
-    page, found = scenario_page(), schema("scenario")
+    page, found = scenario_text(), schema("scenario")
     listed = {"Scenario": found, **{k: v for k, v in found["$defs"].items() if "properties" in v}}
     for name, body in listed.items():
         rows = {row[0].strip("`"): row for row in rows_of(page, name)}
@@ -56,11 +62,11 @@ def test_every_field_of_a_scenario_is_there_with_a_type_and_a_meaning():
 
 
 def test_defaults_and_units_are_those_of_the_schema():
-    rows = {row[0].strip("`"): row for row in rows_of(scenario_page(), "PoolSpec")}
+    rows = {row[0].strip("`"): row for row in rows_of(scenario_text(), "PoolSpec")}
     assert rows["replicas"][3] == "`1`"
-    slo = {row[0].strip("`"): row for row in rows_of(scenario_page(), "SLO")}
+    slo = {row[0].strip("`"): row for row in rows_of(scenario_text(), "SLO")}
     assert slo["ttft_ms"][2] == "ms"
-    arrivals = {row[0].strip("`"): row for row in rows_of(scenario_page(), "Arrivals")}
+    arrivals = {row[0].strip("`"): row for row in rows_of(scenario_text(), "Arrivals")}
     assert arrivals["rate"][2] == "requests/s"
     assert arrivals["think_time_s"][2] == "s"
 

@@ -1,10 +1,14 @@
-"""The documentation's site: it builds strictly, no link in it is dead, and no page loads anything from elsewhere."""
+"""The documentation's site: it builds strictly, no link in it is dead, nothing comes from elsewhere, and search works."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -14,6 +18,7 @@ from docs_site import generated
 from docs_site.site_checks import findings, read_page
 
 ROOT = Path(__file__).parents[2]
+WIDE_PAGES = ("index", "how-right", "reference/scenario", "reference/forms", "techniques/index", "notebooks/simulate")
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +84,54 @@ def test_what_is_wrong_with_a_site_is_found(tmp_path):
         "b.html loads https://elsewhere.example/x.js",
         "s.css loads //elsewhere.example/f.css",
     ]
+
+
+@pytest.fixture(scope="module")
+def served(site):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="browsers are driven by playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.xdist_group("docs site")
+@pytest.mark.parametrize("way", ["server", "file system"])
+def test_search_works_and_nothing_is_asked_of_anyone_else(browser, site, served, way):
+    page, errors, asked = browser.new_page(), [], []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    start = served if way == "server" else site.as_uri()
+    page.goto(f"{start}/index.html")
+    page.click(".md-search__input")
+    page.keyboard.type("goodput")
+    page.wait_for_selector(".md-search-result__item")
+    assert not errors
+    assert not [url for url in asked if not url.startswith((start, "data:", "blob:"))]
+    page.close()
+
+
+@pytest.mark.xdist_group("docs site")
+def test_no_page_is_wider_than_a_telephone(browser, served):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    for name in WIDE_PAGES:
+        page.goto(f"{served}/{name}.html")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+    page.close()
