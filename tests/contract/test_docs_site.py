@@ -1,4 +1,4 @@
-"""The documentation's site: it builds strictly, no link in it is dead, nothing comes from elsewhere, and search works."""
+"""The documentation's site: it builds strictly, no link is dead, nothing comes from elsewhere, and its search works."""
 
 import os
 import re
