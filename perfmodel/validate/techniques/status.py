@@ -61,6 +61,7 @@ class TechniqueEntry(Spec):
     pairs:     files of workloads/scenarios/techniques in which it is executed, against the same without it
     executed_not: why there are none
     published: ids of figures in workloads/scenarios/published
+    quality:   what answers lose, as measured on its page of docs/techniques
     """
 
     name: str
@@ -74,6 +75,7 @@ class TechniqueEntry(Spec):
     pairs: tuple[str, ...] = ()
     executed_not: str | None = None
     published: tuple[str, ...] = ()
+    quality: str | None = None
 
     @model_validator(mode="after")
     def _says_all_or_why_not(self) -> "TechniqueEntry":
@@ -187,6 +189,7 @@ class TechniqueStatus:
             "validated": self.validated,
             "predicted_over_published": self.ratio,
             "figures": dict(self.ratios),
+            "quality": self.entry.quality,
         }
 
     @property
