@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from perfmodel.planning.metrics import metric_of
-from perfmodel.report.numbers import MISSING, format_number, format_short, format_si, is_number
+from perfmodel.report.numbers import MISSING, format_metric, format_number, format_short, format_si, is_number
 
 _KEPT = 10  # steps of the last digit in an interval, at least
 
@@ -63,7 +63,9 @@ def _metric(data: Any, path: str, value: Any) -> str:
     metric, interval = metric_of(key), value_at(data, f"interval.{key}")
     if not is_number(value):
         return MISSING
-    scaled = None if interval is None else [each * metric.scale for each in interval]
+    if interval is None:
+        return f"{format_metric(metric, value)} {metric.unit}".strip()
+    scaled = [each * metric.scale for each in interval]
     return f"{shown_number(value * metric.scale, scaled, metric.digits)} {metric.unit}".strip()
 
 

@@ -12,6 +12,7 @@ from perfmodel.report.views.whatif.sentences import path_label
 _ROW, _TOP = 44, 120  # pixels
 _BOUNDS = {"memory": GREEN, "compute": BLUE, "communication": ORANGE, "overhead": GREY}
 _LARGEST_BATCH = 8192
+_LONGEST_NAME = 36  # of an alternative, in characters
 
 
 def tornado(data: Any, metric: str) -> dict[str, Any] | None:
@@ -120,7 +121,9 @@ def against_lines(data: Any, metric: str) -> dict[str, Any] | None:
     """
     known, other = study_metric(metric), data["against"]
     path = data["points"][0]["set"].partition("=")[0]
-    sides = [("as it is", data["points"], GREY), (" ".join(other["set"]), other["points"], BLUE)]
+    name = " ".join(other["set"])
+    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    sides = [("as it is", data["points"], GREY), (name, other["points"], BLUE)]
     lines = [_line(name, points, known, colour) for name, points, colour in sides]
     if not any(line["x"] for line in lines):
         return None
@@ -129,7 +132,7 @@ def against_lines(data: Any, metric: str) -> dict[str, Any] | None:
     title = f"{path_label(path)}, multiples of the present one" if is_multiple else path_label(path)
     layout = {
         "height": 340,
-        "xaxis": {"title": {"text": title}, "type": "log"},
+        "xaxis": {"title": {"text": title}, "type": "log", **_ticks(data["points"])},
         "yaxis": {"title": {"text": f"{known.label} ({known.unit})"}, "rangemode": "tozero"},
         "shapes": [shape for each in turns for shape in _turn(each)],
     }
@@ -149,6 +152,13 @@ def _line(name: str, points: Sequence[Any], metric: Metric, colour: str) -> dict
         "marker": {"size": 8},
         "hovertemplate": f"%{{x}}: %{{y:.4g}} {metric.unit}<extra></extra>",
     }
+
+
+def _ticks(points: Sequence[Any]) -> dict[str, Any]:
+    """Ticks where values are, as they were written."""
+    texts = [each["set"].partition("=")[2] for each in points]
+    known = [(x, text) for each, text in zip(points, texts, strict=True) if (x := _number(each["set"])) is not None]
+    return {"tickmode": "array", "tickvals": [x for x, _ in known], "ticktext": [text for _, text in known]}
 
 
 def _number(text: str) -> float | None:

@@ -50,7 +50,9 @@ def drawn_states():
         yield read_state("&".join(f"{key}={value}" for key, value in fields.items()))
 
 
-SIMULATED = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=2&ttft=1s&against=engine.quantization%3Dfp8&technique=FP8+KV"
+SIMULATED = (
+    "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=2&ttft=1s&against=engine.quantization%3Dfp8&technique=FP8+KV"
+)
 
 
 @pytest.fixture(scope="module")
