@@ -1,6 +1,7 @@
-"""Command lines in and out: a `vllm serve` line as a state of the page, and a state as the line that starts it."""
+"""A state in other words: a `vllm serve` line as a state, a state as the line that starts it, and as all the fields of its
+scenario."""
 
-__all__ = ["ReadLine", "read_line", "serve_line"]
+__all__ = ["ReadLine", "read_line", "resolved_fields", "serve_line"]
 
 import json
 import shlex
@@ -56,6 +57,19 @@ def _text(value: Any) -> str:
         return value if parse_value(value, "line") == value else json.dumps(value)
     except SpecError:
         return json.dumps(value)
+
+
+def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
+    """All fields of the scenario that a state says. Raises SpecError for one that cannot be.
+
+    folder: of dropped files
+    """
+    from perfmodel.cost.calibrations.provenance import resolved as fields_of
+
+    question = with_files(Question.of("simulate", state), folder)
+    with _only_dropped(folder):
+        found: dict[str, Any] = fields_of(asked_of(question).load(question.sets))
+    return found
 
 
 def serve_line(state: PageState, folder: Path) -> list[str]:

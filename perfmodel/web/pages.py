@@ -20,6 +20,7 @@ from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
 from perfmodel.web.figures import figure
+from perfmodel.web.lines import resolved_fields
 from perfmodel.web.load_pictures import goodput_curve, latency_curve, prompt_curve
 from perfmodel.web.pictures import memory_bar, step_curve
 from perfmodel.web.questions import Question
@@ -109,9 +110,12 @@ class Pages:
         return self._desk.answer(question) if part.lane is None else self._desk.look(question)
 
     def _resolved(self, state: PageState) -> Any:
-        """The scenario as the memory plan has resolved it: which defaults count. None where nothing could be."""
-        shown = self._desk.answer(Question.of("memory", state)).shown
-        return None if shown is None else shown.data["provenance"]["inputs"]["scenario"]
+        """All fields of the scenario: which defaults count, also where the model does not fit. None for one that cannot
+        be."""
+        try:
+            return resolved_fields(state, self._desk.drops.folder)
+        except PerfmodelError:
+            return None
 
     def _refused(self, sentence: str, questions: Sequence[Question]) -> Markup:
         return self._draw("refusal.html", sentence=without_marks(sentence), questions=questions)
