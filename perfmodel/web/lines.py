@@ -1,4 +1,4 @@
-"""A state in other words: a `vllm serve` line as a state, a state as the line that starts it, and as all the fields of its
+"""A state in other words: a `vllm serve` line as a state, a state as the line that starts it, and as all fields of its
 scenario."""
 
 __all__ = ["ReadLine", "read_line", "resolved_fields", "serve_line"]
