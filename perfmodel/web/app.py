@@ -53,6 +53,7 @@ class _Site:
             Route("/static/{path:path}", self._static),
             Route("/part/{view}/{part}", self._part),
             Route("/ask/{view}/{part}", self._ask, methods=["POST"]),
+            Route("/later/{view}/{part}", self._later, methods=["GET", "POST"]),
             Route("/stop/{view}/{part}", self._stop, methods=["POST"]),
             Route("/drop", self._drop, methods=["POST"]),
             Route("/line", self._line, methods=["POST"]),
@@ -123,9 +124,22 @@ class _Site:
                     wait.cancel()
         return await self._drawn(view, part, state)
 
+    async def _later(self, request: Request) -> Response:
+        """How far what a part does not wait for is; once all is there, the part with it. A POST begins it."""
+        view, part, state = _part_of(request)
+        if request.method == "POST" and part.later is not None:
+            page = request.headers.get(_PAGE_HEADER, "")[:_LONGEST_PAGE]
+            self._desk.begin(part.later(state), "long", f"{page}/{view.name}/{part.name}/later" if page else "")
+        waiting = await run_in_threadpool(self._pages.later, view, part, state)
+        if waiting is not None:
+            return HTMLResponse(waiting)
+        response = await self._drawn(view, part, state)
+        response.headers.update({"hx-retarget": f"#part-{part.name}", "hx-reswap": "innerHTML"})
+        return response
+
     async def _stop(self, request: Request) -> Response:
         view, part, state = _part_of(request)
-        for question in part.ask(state):
+        for question in (*part.ask(state), *(part.later(state) if part.later else ())):
             self._desk.stop(question)
         return await self._drawn(view, part, state)
 

@@ -4,7 +4,6 @@ prints with `--json`; colours of theme and paper are the page's."""
 __all__ = ["goodput_curve", "latency_curve", "prompt_curve"]
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from math import floor, log10
 from typing import Any
 
@@ -14,28 +13,30 @@ _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _RATE = "requests/s"
 _FULL_LABELS = 3  # decades of an axis up to which 1, 2 and 5 of each are written
 _HEIGHT = 300
+_ROOM = 1.2  # above a limit, for its words
 
 
-def latency_curve(data: Any, name: str, now: float | None = None) -> dict[str, Any]:
+def latency_curve(data: Any, name: str, now: float | None = None, bands: Any = None) -> dict[str, Any]:
     """A latency against the rate: its mean with the 80 % band of the mean, its 99th percentile, the limit on it.
 
-    name: ttft, tpot or e2el
-    now:  the rate that is asked for
+    name:  ttft, tpot or e2el
+    now:   the rate that is asked for
+    bands: the same at some of the rates with intervals; None: those of `data`, if it has any
     """
     colour, label = METRIC_COLOURS[name], _NAMES[name]
     rates = data["load"]["rates"]
     means, tails = (_values(data, f"{statistic}_{name}_ms") for statistic in ("mean", "p99"))
     limit = data["load"]["limits_ms"].get(name)
     traces = [
-        *_band(data, f"mean_{name}_ms", colour),
-        _line(f"mean {label}", rates, means, colour, "ms"),
-        _line(f"p99 {label}", rates, tails, colour, "ms", dash="dash"),
+        *_band(bands or data, f"mean_{name}_ms", colour),
+        _line("mean", rates, means, colour, "ms"),
+        _line("p99", rates, tails, colour, "ms", dash="dash"),
     ]
     shapes, notes = _marks(data, now)
     if limit is not None:
         shapes.append(_across(limit))
         notes.append(_note(f"limit {limit:,g} ms", x=0, y=log10(limit), xref="paper", xanchor="left", yanchor="bottom"))
-    ends = [value for trace in traces for value in trace["y"] if value] + ([limit] if limit else [])
+    ends = [value for trace in traces for value in trace["y"] if value] + ([limit * _ROOM] if limit else [])
     return _picture(traces, shapes, notes, f"{label}, ms", _rates_axis(rates, now), _log_axis(ends))
 
 
@@ -120,7 +121,7 @@ def _band(data: Any, metric: str, colour: str) -> list[dict[str, Any]]:
     ys = [high for _, _, high in known] + [low for _, low, _ in reversed(known)]
     fill = f"rgba({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))}, 0.16)"
     band = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": fill}
-    return [{**band, "name": "80 % band of the mean", "x": xs + xs[::-1], "y": ys, "hoverinfo": "skip"}]
+    return [{**band, "name": "80 % band", "x": xs + xs[::-1], "y": ys, "hoverinfo": "skip"}]
 
 
 def _marks(data: Any, now: float | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -151,11 +152,8 @@ def _marks(data: Any, now: float | None) -> tuple[list[dict[str, Any]], list[dic
 
 
 def _words(marks: Iterable[tuple[float, str, str, str]], late: float) -> Iterable[dict[str, Any]]:
-    """The words of upright lines, one below another where they would meet; beyond `late` on their left."""
-    row, last = 0, 0.0
-    for rate, word, colour, _ in sorted(marks):
-        row = (row + 1) % 3 if last and rate < 1.5 * last else 0
-        last = rate
+    """The words of upright lines, one below another; beyond `late` on their left."""
+    for row, (rate, word, colour, _) in enumerate(sorted(marks)):
         anchor = "right" if rate > late else "left"
         text = f'<b><span style="color:{colour}">|</span></b>'
         text = f"{word} {text}" if anchor == "right" else f"{text} {word}"
@@ -187,10 +185,9 @@ def _log_axis(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _step(value: float, way: int) -> float:
-    """The next of 1, 2, 5, 10 ... below (way -1) or above (1)."""
+    """The next of 1, 2, 5, 10 ... that is not above (way -1) or not below (1)."""
     scale = 10.0 ** floor(log10(value))
     steps = [step * scale for step in (1, 2, 5, 10)]
-    for low, high in pairwise(steps):
-        if low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9):
-            return low if way < 0 else high
-    return value
+    if way < 0:
+        return max(step for step in steps if step <= value * (1 + 1e-9))
+    return min(step for step in steps if step >= value * (1 - 1e-9))

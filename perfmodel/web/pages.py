@@ -95,12 +95,24 @@ class Pages:
         settled = [finding for finding in findings if finding.shown or finding.refusal]
         can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or any(each.shown for each in findings))
         if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
-            return self._draw(f"views/{view.name}/{part.name}.html", view, state, part=part, findings=findings)
+            later = self._later_findings(part, state)
+            scene = {"part": part, "findings": findings, "later": later}
+            return self._draw(f"views/{view.name}/{part.name}.html", view, state, **scene)
         refusal = next((finding.refusal for finding in findings if finding.refusal), "")
         if refusal and not part.shows_refusals:
             return self._refused(refusal, questions)
         errands = [each.errand for each in findings if each.errand is not None]
         return self._draw("waiting.html", view, state, part=part, errands=errands)
+
+    def later(self, view: View, part: ViewPart, state: PageState) -> Markup | None:
+        """How far the work is that a part does not wait for; None where nothing more will come."""
+        later = self._later_findings(part, state)
+        if all(finding.shown or finding.refusal for finding in later):
+            return None
+        return self._draw("later.html", view, state, part=part, later=later)
+
+    def _later_findings(self, part: ViewPart, state: PageState) -> list[Finding]:
+        return [] if part.later is None else [self._desk.look(question) for question in part.later(state)]
 
     def refused(self, sentence: str) -> str:
         """A page for an address that says nothing that can be shown."""

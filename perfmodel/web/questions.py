@@ -183,6 +183,7 @@ def _whatif(question: Question, progress: Progress) -> Any:
         workers=1,
         progress=progress,
         command=question.line,
+        intervals=question.option("intervals") is not None,
     )
 
 

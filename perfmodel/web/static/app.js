@@ -381,6 +381,10 @@ document.addEventListener("htmx:configRequest", (event) => {
   event.detail.headers["x-perfmodel-page"] = pageName;
   event.detail.parameters = event.detail.formData ? new FormData() : {};  // addresses say it all
 });
+// An answer to a part that has been replaced meanwhile is nobody's.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (!event.detail.requestConfig.elt.isConnected) event.detail.shouldSwap = false;
+});
 document.addEventListener("htmx:afterSwap", (event) => {
   const target = event.detail.target;
   for (const part of target.matches(".part") ? [target] : $$(".part", target)) showOld(part);

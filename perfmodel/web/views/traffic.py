@@ -16,9 +16,10 @@ from perfmodel.web.views.view import View, ViewPart
 
 PAUSE_S = "30"  # of a user between an answer and the next question, unless the address says it
 _RATE, _PAUSE, _COUNT = "traffic.arrivals.rate", "traffic.arrivals.think_time_s", "traffic.num_requests"
-_QUICK, _POINTS = 400, 9
+_QUICK, _POINTS = 400, 7
 _LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 _LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
+_LIMITS = ("ttft", "tpot", "e2e")
 _BELOW, _ABOVE = 5, 4  # how far the rates reach from the one that is asked for
 _IDLE_RATE, _IDLE_COUNT, _LENGTHS = "0.02", 6, "256..32768:8"
 
@@ -36,8 +37,18 @@ def asked_rate(state: PageState) -> float | None:
 def _curve(state: PageState) -> tuple[Question, ...]:
     pause = () if state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
     vary = f"{_RATE}={_range(state)}:{_POINTS}"
-    fixed = state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
-    return (Question.of("whatif", fixed, *_short(state), *pause, vary=vary, metric=(*_LATENCIES, *_LOADS)),)
+    return (Question.of("whatif", _unrated(state), *_short(state), *pause, vary=vary, metric=(*_LATENCIES, *_LOADS)),)
+
+
+def _bands(state: PageState) -> tuple[Question, ...]:
+    """The 80 % intervals at every second rate of the curve: each takes as long as some ten points."""
+    fixed = _unrated(state).changed(dict.fromkeys((*_LIMITS, _PAUSE)))
+    vary, means = f"{_RATE}={_range(state)}:{_POINTS // 2 + 1}", _LATENCIES[::2]
+    return (Question.of("whatif", fixed, *_short(state), vary=vary, metric=means, intervals=True),)
+
+
+def _unrated(state: PageState) -> PageState:
+    return state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
 
 
 def _range(state: PageState) -> str:
@@ -94,7 +105,7 @@ TRAFFIC = View(
     "Traffic",
     "How much traffic does it carry, and how long do people wait?",
     (
-        ViewPart("curve", _curve, "quick", told="latencies against the rate of requests"),
+        ViewPart("curve", _curve, "quick", told="latencies against the rate of requests", later=_bands),
         ViewPart("now", _now, "quick", told="the traffic as it is"),
         ViewPart("prompts", _prompts, "quick", told="time to first token against the length of prompts"),
     ),

@@ -19,6 +19,8 @@ class ViewPart:
     is_asked_for: whether work begins with a click, not with the page
     button:  what is clicked, and what it does
     shows_refusals: whether the template shows what was refused, too
+    later:   questions that the part does not wait for: begun once it is there, and drawn into it as the `later` of its
+             template, in the long lane, where nobody waits for them
     """
 
     name: str
@@ -28,6 +30,7 @@ class ViewPart:
     button: str = "Start"
     told: str = ""
     shows_refusals: bool = False
+    later: Callable[[PageState], Sequence[Question]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,24 @@ import math
 
 import pytest
 
+pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
+
+from web_site import Site
+
 from perfmodel.web.load_pictures import goodput_curve, latency_curve, prompt_curve
 from perfmodel.web.state import read_state
 from perfmodel.web.views.traffic import TRAFFIC, asked_rate
 
 CURVE, NOW, PROMPTS = (part for part in TRAFFIC.parts)
+QUICK = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=3&ttft=1s&traffic.num_requests=30"
 RATES = [1.0, 2.0, 4.0, 8.0]
+
+
+@pytest.fixture(scope="module")
+def site():
+    found = Site()
+    yield found
+    found.close()
 
 
 def asked(part, query):
@@ -61,13 +73,13 @@ def test_the_range_holds_the_rate(rate):
 
 
 def test_the_range_is_that_of_the_address_where_it_says_one():
-    assert varied("rate=8&low=3&high=30").endswith("=3..30:9")
-    assert varied("low=3").endswith("=3..50:9")
-    assert varied("high=30").endswith("..30:9")
+    assert varied("rate=8&low=3&high=30").endswith("=3..30:7")
+    assert varied("low=3").endswith("=3..50:7")
+    assert varied("high=30").endswith("..30:7")
 
 
 def test_without_a_rate_multiples_of_the_traffic_s_own_are_asked():
-    assert varied("model=llama-3.1-8b").endswith("=0.2x..4x:9")
+    assert varied("model=llama-3.1-8b").endswith("=0.2x..4x:7")
 
 
 def test_rates_are_read_as_the_command_reads_them():
@@ -103,10 +115,10 @@ def test_latencies_are_those_of_the_json_with_units(name):
     data = told()
     lines = named(latency_curve(data, name))
     label = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}[name]
-    assert lines[f"mean {label}"]["y"] == [point["values"][f"mean_{name}_ms"] for point in data["points"]]
-    assert lines[f"p99 {label}"]["y"] == [point["values"][f"p99_{name}_ms"] for point in data["points"]]
-    assert lines[f"p99 {label}"]["line"]["dash"] == "dash"
-    assert lines[f"mean {label}"]["x"] == RATES
+    assert lines["mean"]["y"] == [point["values"][f"mean_{name}_ms"] for point in data["points"]]
+    assert lines["p99"]["y"] == [point["values"][f"p99_{name}_ms"] for point in data["points"]]
+    assert lines["p99"]["line"]["dash"] == "dash"
+    assert lines["mean"]["x"] == RATES
     layout = latency_curve(data, name)["layout"]
     assert layout["xaxis"]["title"]["text"] == "arriving, requests/s"
     assert layout["yaxis"]["title"]["text"] == f"{label}, ms"
@@ -114,12 +126,52 @@ def test_latencies_are_those_of_the_json_with_units(name):
 
 def test_the_fan_has_the_ends_of_the_intervals_and_is_left_out_without_them():
     data = told()
-    band = named(latency_curve(data, "ttft"))["80 % band of the mean"]
+    band = named(latency_curve(data, "ttft"))["80 % band"]
     ends = {(x, y) for x, y in zip(band["x"], band["y"], strict=True)}
     for rate, point in zip(RATES, data["points"], strict=True):
         low, high = point["interval"]["mean_ttft_ms"]
         assert {(rate, low), (rate, high)} <= ends
-    assert "80 % band of the mean" not in named(latency_curve(told(intervals=False), "ttft"))
+    assert "80 % band" not in named(latency_curve(told(intervals=False), "ttft"))
+
+
+def test_bands_that_come_later_are_of_the_rates_that_they_are_known_at():
+    bands = {"load": {"rates": [1.0, 4.0]}, "points": told()["points"][::2]}
+    picture = named(latency_curve(told(intervals=False), "ttft", bands=bands))
+    assert set(picture["80 % band"]["x"]) == {1.0, 4.0}
+    assert picture["mean"]["x"] == RATES
+
+
+def test_bands_are_asked_for_at_rates_of_the_curve_and_without_limits():
+    state = read_state("rate=8&ttft=500ms&traffic.arrivals.think_time_s=5")
+    (bands,), (curve,) = CURVE.later(state), CURVE.ask(state)
+    assert bands.option("intervals") is not None
+    assert curve.option("intervals") is None
+    assert bands.option("ttft") is None
+    assert bands.option("vary").split(":")[0] == curve.option("vary").split(":")[0]
+    assert set(bands.options("metric")) < set(curve.options("metric"))
+    assert CURVE.later(read_state("rate=8"))[0] == CURVE.later(read_state("rate=9&ttft=1s"))[0]
+
+
+def test_a_get_begins_no_bands_and_the_part_stands_without_them(site):
+    address = f"traffic/curve?{QUICK}"
+    (question,) = CURVE.ask(read_state(QUICK))
+    site.desk.answer(question)
+    page = site.get(f"/part/{address}").body.decode()
+    assert "80 % bands follow" in page
+    assert f"/later/{address.split('?')[0]}" in page
+    assert "80 % bands follow" in site.get(f"/later/{address}").body.decode()
+    assert site.desk.look(CURVE.later(read_state(QUICK))[0]).errand is None
+
+
+def test_with_the_bands_the_part_is_drawn_anew(site):
+    address = f"traffic/curve?{QUICK}"
+    for question in (*CURVE.ask(read_state(QUICK)), *CURVE.later(read_state(QUICK))):
+        site.desk.answer(question)
+    answer = site.get(f"/later/{address}")
+    assert dict(answer.headers)["hx-retarget"] == "#part-curve"
+    page = answer.body.decode()
+    assert "80 % bands follow" not in page
+    assert "80 % band" in page
 
 
 def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
@@ -151,7 +203,7 @@ def test_every_value_lies_on_the_axes_and_they_stay_while_values_move_a_little()
 def test_points_without_an_answer_leave_a_gap():
     data = told()
     data["points"][1] = {"set": "traffic.arrivals.rate=2", "values": {}, "problem": "does not fit"}
-    assert named(latency_curve(data, "ttft"))["mean TTFT"]["y"][1] is None
+    assert named(latency_curve(data, "ttft"))["mean"]["y"][1] is None
     assert named(goodput_curve(data))["answered"]["y"][1] is None
 
 
