@@ -59,17 +59,17 @@ def _section(report: Report) -> str:
     content = _content(report.file)
     found = content if report.part is None else content[report.part]
     text = f"### {report.title}\n\n{found['covered']:,} rows ([the report](../reports/{report.file}.md)).\n\n"
-    text += table(_HEADER, _summary_rows({"all": found["metrics"]})) + "\n"
+    text += table(_HEADER[1:], (row[1:] for row in _summary_rows({"": found["metrics"]}))) + "\n"
     if (ROOT / "reports" / f"{report.file}.errors.svg").is_file():
         text += f"![Errors, {report.title}](../reports/{report.file}.errors.svg)\n\n"
     devices = {name.removeprefix("device "): of for name, of in found["by"].items() if _is_device(name)}
     if len(devices) > 1:
-        text += "By device:\n\n" + table(("device", *_HEADER[1:]), _summary_rows(devices)) + "\n"
+        text += "By device:\n\n" + table(_HEADER, _summary_rows(devices)) + "\n"
     text += "The worst rows:\n\n" + table(_WORST_HEADER, _worst_rows(found["worst"])) + "\n"
     return text
 
 
-_HEADER = ("rows of", "metric", "rows", "median error", "nine in ten below", "80 % intervals cover")
+_HEADER = ("device", "metric", "rows", "median error", "nine in ten below", "80 % intervals cover")
 _WORST_HEADER = ("metric", "row", "predicted", "measured", "predicted / measured", "why")
 
 

@@ -41,7 +41,8 @@ def executed(path: Path, scratch: Path) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100", "NO_COLOR": "1"}
     environment |= {"IPYTHONDIR": str(scratch), "XDG_CACHE_HOME": str(scratch)}
     kernel = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    client = NotebookClient(notebook, km=kernel, timeout=_MOST_SECONDS)
+    quiet = ["--IPKernelApp.log_level=40"]  # it warns of other users of the loopback each time
+    client = NotebookClient(notebook, km=kernel, timeout=_MOST_SECONDS, extra_arguments=quiet)
     client.execute(cwd=str(path.parent), env=environment)
     found: dict[str, Any] = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
     return found
