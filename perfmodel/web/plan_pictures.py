@@ -33,7 +33,7 @@ def devices_bars(data: Any) -> dict[str, Any] | None:
         "customdata": [[each["label"], each["max_rate"]] for each in able],
         "hovertemplate": f"%{{customdata[0]}}: %{{x:.4g}} {unit}, up to %{{customdata[1]:.3g}} req/s<extra></extra>",
     }
-    axis = {"title": {"text": f"{unit} of the best deployment on each device"}, "rangemode": "tozero"}
+    axis = {"title": {"text": f"{unit}, of each one's best deployment"}, "rangemode": "tozero"}
     layout = {"height": _TOP + _ROW * len(able), "xaxis": axis, "yaxis": {"automargin": True, "ticks": ""}}
     return {"data": [bar], "layout": {**layout, "showlegend": False}}
 

@@ -256,7 +256,11 @@ function setFields(values) {
   if (address === location.pathname + location.search) return Promise.resolve();
   history.pushState({}, "", address);
   keepOld();
-  return openView(address);
+  const had = document.activeElement, set = had?.dataset?.set, card = had?.closest?.("[data-text]")?.dataset.text;
+  const again = () => (had?.id ? document.getElementById(had.id) : null)
+    ?? (set ? $(`[data-set="${CSS.escape(set)}"]`) : null)
+    ?? (card ? $(`[data-text="${CSS.escape(card)}"] [data-set]:last-of-type`) : null);
+  return openView(address).then(() => again()?.focus({ preventScroll: true }));
 }
 
 function setField(element, value) {

@@ -17,10 +17,10 @@ document.addEventListener("change", (event) => {
 
 // ---------------------------------------------------------------- the gallery
 
-let family = "";
+let family = "", search = "";  // these stay while answers change
 
 function filterGallery() {
-  const words = ($("[data-filter]")?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const cards = $$(".technique");
   let found = 0;
   for (const card of cards) {
@@ -47,7 +47,11 @@ function listFamilies() {
   }
 }
 
-document.addEventListener("input", (event) => { if (event.target.dataset.filter) filterGallery(); });
+document.addEventListener("input", (event) => {
+  if (!event.target.dataset.filter) return;
+  search = event.target.value;
+  filterGallery();
+});
 document.addEventListener("click", (event) => {
   const chip = event.target.closest("[data-family-of]");
   if (!chip) return;
@@ -56,6 +60,11 @@ document.addEventListener("click", (event) => {
   filterGallery();
 });
 
-function readyGallery() { listFamilies(); filterGallery(); }
+function readyGallery() {
+  const box = $("[data-filter]");
+  if (box && !box.value) box.value = search;
+  listFamilies();
+  filterGallery();
+}
 document.addEventListener("htmx:afterSwap", readyGallery);
 readyGallery();

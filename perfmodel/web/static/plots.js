@@ -61,6 +61,7 @@ const Plots = (() => {
       modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud"],
       toImageButtonOptions: { format: "svg", filename: element.getAttribute("aria-label").slice(0, 60).replace(/\W+/g, "-") } };
     await plotly.react(element, inked(figure.data), layout, config);
+    element.setAttribute("role", "group");  // its buttons are no part of an image
     element.classList.add("drawn");
   }
 
