@@ -119,7 +119,7 @@ def _band(data: Any, metric: str, colour: str) -> list[dict[str, Any]]:
         return []
     xs = [rate for rate, _, _ in known]
     ys = [high for _, _, high in known] + [low for _, low, _ in reversed(known)]
-    fill = f"rgba({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))}, 0.16)"
+    fill = f"rgba({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))}, 0.24)"
     band = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": fill}
     return [{**band, "name": "80 % band", "x": xs + xs[::-1], "y": ys, "hoverinfo": "skip"}]
 

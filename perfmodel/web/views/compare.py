@@ -14,7 +14,7 @@ _BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
 _SHARED = ("rate", "traffic", "ttft", "tpot", "e2e", "seed")
 _OF_TRAFFIC = ("traffic.", "slo.")
 _RATE, _COUNT, _QUICK = "traffic.arrivals.rate", "traffic.num_requests", "400"
-_BELOW, _ABOVE, _POINTS = 20, 50, 4  # of the rates among which the largest within the SLO is looked for
+_BELOW, _ABOVE, _POINTS = 8, 32, 3  # of the rates among which the largest within the SLO is looked for
 
 
 def columns_of(state: PageState) -> tuple[PageState, ...]:

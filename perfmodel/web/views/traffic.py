@@ -20,7 +20,7 @@ _QUICK, _POINTS = 400, 7
 _LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 _LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
 _LIMITS = ("ttft", "tpot", "e2e")
-_BELOW, _ABOVE = 5, 4  # how far the rates reach from the one that is asked for
+_BELOW, _ABOVE = 4, 4  # how far the rates reach from the one that is asked for
 _IDLE_RATE, _IDLE_COUNT, _LENGTHS = "0.02", 6, "256..32768:8"
 
 

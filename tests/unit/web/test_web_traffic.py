@@ -74,12 +74,12 @@ def test_the_range_holds_the_rate(rate):
 
 def test_the_range_is_that_of_the_address_where_it_says_one():
     assert varied("rate=8&low=3&high=30").endswith("=3..30:7")
-    assert varied("low=3").endswith("=3..50:7")
+    assert varied("low=3").endswith("=3..20:7")
     assert varied("high=30").endswith("..30:7")
 
 
 def test_without_a_rate_multiples_of_the_traffic_s_own_are_asked():
-    assert varied("model=llama-3.1-8b").endswith("=0.2x..4x:7")
+    assert varied("model=llama-3.1-8b").endswith("=0.25x..4x:7")
 
 
 def test_rates_are_read_as_the_command_reads_them():
