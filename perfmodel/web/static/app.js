@@ -34,6 +34,7 @@ function addressOf(view = currentView()) {
 }
 
 let pending = null;
+let shown = location.pathname + location.search;
 
 // While one drags, the address is replaced; a change that stays is a step of the history.
 function show(isStep) {
@@ -42,11 +43,17 @@ function show(isStep) {
     const address = addressOf();
     if (address === location.pathname + location.search) return;
     history[isStep ? "pushState" : "replaceState"]({}, "", address);
+    shown = address;
     linkViews();
     keepOld();
     keepFocus();
-    htmx.ajax("GET", address, { target: "#answers", swap: "innerHTML", source: "#state" });
+    fetchInto("#answers", address);
   }, isStep ? 0 : 40);
+}
+
+// What goes wrong is said where htmx's own events are heard.
+function fetchInto(target, address) {
+  return htmx.ajax("GET", address, { target, swap: "innerHTML", source: "#state" }).catch(() => {});
 }
 
 function linkViews() {
@@ -60,9 +67,10 @@ function linkViews() {
 
 function openView(address) {
   const view = address.split("?")[0].slice(1) || "deployment";
+  shown = address;
   document.body.dataset.view = view;
   linkViews();
-  return htmx.ajax("GET", address, { target: "#main", swap: "innerHTML", source: "#state" }).then(() => {
+  return fetchInto("#main", address).then(() => {
     document.title = ($("#main h1")?.textContent ?? "") + " · perfmodel";
     ready($("#main"));
     $("#main").focus({ preventScroll: true });
@@ -153,10 +161,10 @@ function setRefusals() {
     $(".wrong", field)?.setAttribute("hidden", "");
     $("input:not([type=range]), select", field)?.removeAttribute("aria-invalid");
   }
-  for (const sentence of $$("#answers .refusal:not(.of-column) p").map((each) => each.textContent)) {
+  for (const sentence of $$("#answers .refusal:not(.of-column, .of-page) p").map((each) => each.textContent)) {
     const named = $$(".field[data-key]").filter((field) => {
-      const key = field.dataset.key, last = key.split(".").pop().replaceAll(/\W/g, "\\$&");
-      return sentence.includes(key) || new RegExp(`(--|\\b)${last}\\b`).test(sentence.split(":").slice(0, 3).join(":"));
+      const key = field.dataset.key.replaceAll(/\W/g, "\\$&"), last = key.split(".").pop();
+      return new RegExp(`\\b${key}\\b`).test(sentence) || new RegExp(`(--|\\b)${last}\\b`).test(sentence.split(":").slice(0, 3).join(":"));
     });
     for (const field of named.slice(0, 1)) {
       const wrong = $(".wrong", field);
@@ -270,7 +278,8 @@ function setField(element, value) {
   element.value = value;
 }
 
-window.addEventListener("popstate", () => location.reload());
+// A step to a place within the page, as the skip link's, is none to another address.
+window.addEventListener("popstate", () => { if (location.pathname + location.search !== shown) location.reload(); });
 
 function say(sentence) {
   const status = $("#status");
@@ -419,7 +428,7 @@ async function waitForServer() {
 }
 
 function askAgain() {
-  return htmx.ajax("GET", addressOf(), { target: "#answers", swap: "innerHTML", source: "#state" });
+  return fetchInto("#answers", addressOf());
 }
 
 function refuse(sentence) {
