@@ -1,9 +1,9 @@
 """A browser for the page: Chromium as the system has it, driven by Playwright, and one server for all tests.
 
-What is missing is said by who skips. All of these tests run in one worker, one after another, with one browser.
+What is missing is said by who skips. All of these tests run in one worker, one after another; a browser lives as long
+as a module's tests, since no loop of asyncio runs beside its driver's.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -57,7 +57,7 @@ class WebServer:
         self._process.stdout.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server():
     pytest.importorskip("starlette", reason="the page needs starlette, of the extra web")
     found = WebServer()
@@ -65,7 +65,7 @@ def server():
     found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     reason = "tests of the page need playwright, of the extra test"
     driver = pytest.importorskip("playwright.sync_api", reason=reason)
@@ -167,6 +167,3 @@ def axe():
     if not path.is_file():
         pytest.skip("what a screen reader meets is checked by axe-core: .ci/browser fetches it into build/axe")
     return path.read_text(encoding="utf-8")
-
-
-os.environ.setdefault("PYTHONUNBUFFERED", "1")
