@@ -50,8 +50,9 @@ def drawn_states():
         yield read_state("&".join(f"{key}={value}" for key, value in fields.items()))
 
 
+# Few requests; the gain of a technique is a `whatif --against` like that of an alternative, which is here.
 SIMULATED = (
-    "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=2&ttft=1s&against=engine.quantization%3Dfp8&technique=FP8+KV"
+    "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=2&ttft=1s&traffic.num_requests=12&against=engine.quantization%3Dfp8"
 )
 
 
