@@ -13,6 +13,7 @@ from docs_site.forms_reference import forms_page
 from docs_site.metrics_reference import metrics_page
 from docs_site.python_reference import python_page
 from docs_site.scenario_reference import scenario_page
+from docs_site.techniques_gallery import techniques_table
 from docs_site.telemetry_reference import telemetry_page
 
 _QUESTIONS = """
@@ -45,6 +46,7 @@ def pages() -> dict[str, str]:
     """What is generated, by the page below docs/."""
     return {
         "how-right.md": accuracy_page(),
+        "techniques/README.md": techniques_table(),
         "reference/cli.md": cli_page(),
         "reference/scenario.md": scenario_page(),
         "reference/metrics.md": metrics_page(),

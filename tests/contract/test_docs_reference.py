@@ -16,11 +16,14 @@ from docs_site.metrics_reference import metrics_page
 from docs_site.places import ROOT
 from docs_site.python_reference import python_page
 from docs_site.scenario_reference import scenario_page
+from docs_site.tables import in_cell
+from docs_site.techniques_gallery import techniques_table
 from perfmodel.cli import app
 from perfmodel.cost.forms.registry import FORMS
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.planning import metrics
 from perfmodel.specs import schema
+from perfmodel.validate.techniques.status import read_status
 
 
 @cache
@@ -125,6 +128,12 @@ def test_every_fit_of_the_calibrations_is_counted():
     named = sum(len(re.findall(r"^    form: ", path.read_text(), re.MULTILINE)) for path in folder.glob("*@*.yaml"))
     of_devices = [fit for each in fits_by_form().values() for fit in each if "/" in fit.family or "@" in fit.place]
     assert len([fit for fit in of_devices if not fit.family.startswith("backend ")]) >= named > 100
+
+
+def test_every_technique_is_in_the_gallery():
+    page = techniques_table()
+    for row in read_status():
+        assert in_cell(row.to_json()["technique"]) in page
 
 
 def test_the_page_on_accuracy_has_every_report_with_its_worst_row():

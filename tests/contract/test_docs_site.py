@@ -58,7 +58,8 @@ def test_search_finds_words_of_every_kind_of_page_without_a_server(site):
     index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
     assert index.startswith("var __index = ")
     for uri in generated.pages():
-        assert f'"{uri.replace(".md", ".html")}' in index, uri
+        page = uri.replace("README.md", "index.md").replace(".md", ".html")
+        assert f'"{page}' in index, uri
     assert any("iframe-worker" in address for address in read_page(site / "index.html").loaded)
 
 
