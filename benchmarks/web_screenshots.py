@@ -6,15 +6,12 @@ Needs playwright and a Chromium. What takes work is waited for; a plan is begun.
 """
 
 import argparse
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
+from web_page import FLAGS, served
 
 from perfmodel.web.views import VIEWS
 
@@ -30,21 +27,7 @@ QUERIES = {
         {"model": "llama-3.1-70b", "hardware": "h100-sxm-80gb", **ASKED, "devices": "h100-sxm-80gb,h200-sxm"}
     ),
 }
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 LONGEST_MS = 300_000
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """The address of a page of this checkout."""
-    command = [sys.executable, "-m", "perfmodel", "web", "--no-open"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        yield next(line.split()[-1] for line in process.stderr if line.startswith("listening on"))
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 def settle(page: Any) -> None:

@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from perfmodel.errors import SpecError
+from perfmodel.files.reach import PACKAGE
 from perfmodel.web.questions import Question
 
 MOST_BYTES = 64_000_000  # of one file, or of the header at its beginning
@@ -104,9 +105,11 @@ def with_files(question: Question, folder: Path) -> Question:
 
 
 def hidden(text: str, folder: Path) -> str:
-    """`text` with names of dropped files in place of their paths in `folder`."""
+    """`text` with names of dropped files in place of their paths in `folder`, and the catalogue's without the folder that
+    it lies in."""
     separator = re.escape(os.sep)
-    return re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
+    text = re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
+    return text.replace(f"{PACKAGE / '_data'}{os.sep}", "").replace(f"{PACKAGE.parent}{os.sep}", "")
 
 
 def without_marks(text: str) -> str:

@@ -195,6 +195,22 @@ document.addEventListener("input", (event) => {
   }
 });
 
+// A list of names shows what begins with what is there: for a mouse the field is emptied, so that all can be chosen from.
+document.addEventListener("pointerdown", (event) => {
+  const field = event.target;
+  if (!field.matches("#state input[list]") || field === document.activeElement || !field.value) return;
+  Object.assign(field.dataset, { kept: field.value, hint: field.placeholder });
+  field.placeholder = field.value;
+  field.value = "";
+});
+document.addEventListener("focusout", (event) => {
+  const field = event.target;
+  if (field.dataset?.kept === undefined) return;
+  if (field.value === "") field.value = field.dataset.kept;
+  field.placeholder = field.dataset.hint;
+  delete field.dataset.kept;
+});
+
 document.addEventListener("change", (event) => {
   const element = event.target;
   if (element.id === "file" && element.files.length) { drop(element.files[0]); element.value = ""; return; }

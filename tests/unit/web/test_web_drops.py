@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import find_file
 from perfmodel.web import drops as drops_module
 from perfmodel.web.desk import Desk
 from perfmodel.web.drops import Drops, hidden, resolved, with_files, without_marks
@@ -163,3 +164,10 @@ def _config():
             "torch_dtype": "bfloat16",
         }
     ).encode()
+
+
+def test_a_file_of_the_catalogue_is_said_without_its_place(tmp_path):
+    path = find_file("traffic", "azure-conversation")
+    assert hidden(f"{path}:8: input_tokens: fixed needs `value`.", tmp_path).startswith(
+        "workloads/traffic/azure-conversation.yaml:8: "
+    )
