@@ -1,6 +1,6 @@
 """How quick the page is in a browser: first paint, its weight, a slider's round trip, a simulated curve.
 
-    python benchmarks/web_page.py [--moves 100] [--report reports/web_page_202611]
+    python benchmarks/web_page.py [--moves 100] [--report FILE]
 
 Needs playwright and a Chromium; nothing is asked of anybody else. What is printed is measured here, and depends on the
 machine and on what else it does. --report writes it as .md and .json.

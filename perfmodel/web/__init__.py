@@ -1,16 +1,13 @@
-"""`perfmodel web`: the planner in a browser, on this machine, offline.
+"""`perfmodel web`: the planner in a browser, on this machine, offline. What a change of a slider passes:
 
 state.py      what an address says: a deployment, its traffic, and what is asked of a view
-questions.py  a state as a question that a command answers, and the command's line
-known.py      answers that are known already
-errands.py       questions that take longer, in a process of their own: progress, stop
-drops.py      files that were dropped on the page
-figures.py    numbers as they are shown, each with its place in the command's JSON
-fields.py     the fields of the form: vLLM's names, what they mean, which values they take
-views         one file per view: which questions it asks
-pages.py      addresses, pages and parts of pages
-guard.py      who may ask: this machine's own pages
-server.py     puts them together and listens
+views         which questions a view's parts ask of a state
+questions.py  a question is a command line; what it answers is that command's JSON and document
+desk.py       where questions are brought: known.py has answers that are there already, errands.py lets workers find
+              the others; drops.py keeps files that were dropped on the page
+figures.py    numbers as they are shown, each with its place in that JSON; pictures: the same as plots
+pages.py      parts and pages of templates; fields.py: those of the form; lines.py: a state in other words
+app.py        addresses; guard.py: who may ask; server.py listens
 """
 
 __all__: list[str] = []

@@ -105,8 +105,8 @@ def with_files(question: Question, folder: Path) -> Question:
 
 
 def hidden(text: str, folder: Path) -> str:
-    """`text` with names of dropped files in place of their paths in `folder`, and the catalogue's without the folder that
-    it lies in."""
+    """`text` with names of dropped files in place of their paths in `folder`, and the catalogue's without the folder
+    that it lies in."""
     separator = re.escape(os.sep)
     text = re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
     return text.replace(f"{PACKAGE / '_data'}{os.sep}", "").replace(f"{PACKAGE.parent}{os.sep}", "")

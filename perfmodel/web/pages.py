@@ -13,19 +13,19 @@ from markupsafe import Markup, escape
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
-from perfmodel.web.choices import CHOICES, FILTERS
-from perfmodel.web.column_pictures import column_bars, measured_dots
-from perfmodel.web.columns import OF_DEPLOYMENTS, OF_TRAFFIC, compared
 from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
 from perfmodel.web.figures import figure
 from perfmodel.web.lines import resolved_fields
-from perfmodel.web.load_pictures import goodput_curve, latency_curve, prompt_curve
-from perfmodel.web.pictures import memory_bar, step_curve
+from perfmodel.web.pictures.columns import column_bars, measured_dots
+from perfmodel.web.pictures.deployment import memory_bar, step_curve
+from perfmodel.web.pictures.traffic import goodput_curve, latency_curve, prompt_curve
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views import VIEWS, View, ViewPart
+from perfmodel.web.views.choices import CHOICES, FILTERS
+from perfmodel.web.views.columns import OF_DEPLOYMENTS, OF_TRAFFIC, compared
 from perfmodel.web.views.compare import columns_of, deployment_of, main_of
 from perfmodel.web.views.traffic import asked_rate
 

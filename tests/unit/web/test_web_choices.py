@@ -18,13 +18,13 @@ from perfmodel.specs.overrides import parse_override
 from perfmodel.web.app import build_app
 from perfmodel.web.desk import Desk
 from perfmodel.web.exports import REPORT
-from perfmodel.web.plan_pictures import devices_bars, front_plot
+from perfmodel.web.pictures.plan import devices_bars, front_plot
+from perfmodel.web.pictures.whatif import against_lines, bounds_plot, tornado
 from perfmodel.web.questions import Question, Shown, ask
 from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views import VIEWS, find_view
 from perfmodel.web.views.plan import opened
 from perfmodel.web.views.techniques import fields_of
-from perfmodel.web.whatif_pictures import against_lines, bounds_plot, tornado
 
 SPACE = (
     "plan={finalists: 2, seeds: 1, num_requests: 60, max_gpus: 4, space: {hardware: [a100-sxm-80gb, h100-sxm-80gb], "

@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.web.column_pictures import column_bars, measured_dots
-from perfmodel.web.columns import OF_DEPLOYMENTS, compared
 from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.pages import Pages
+from perfmodel.web.pictures.columns import column_bars, measured_dots
 from perfmodel.web.questions import Question, Shown
 from perfmodel.web.state import PageState, read_state
+from perfmodel.web.views.columns import OF_DEPLOYMENTS, compared
 from perfmodel.web.views.compare import COMPARE, columns_of, deployment_of, main_of
 
 DEPLOYMENTS, SERVED = COMPARE.parts

@@ -8,7 +8,7 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from web_site import Site
 
-from perfmodel.web.load_pictures import goodput_curve, latency_curve, prompt_curve
+from perfmodel.web.pictures.traffic import goodput_curve, latency_curve, prompt_curve
 from perfmodel.web.state import read_state
 from perfmodel.web.views.traffic import TRAFFIC, asked_rate
 

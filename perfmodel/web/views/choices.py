@@ -7,12 +7,12 @@ from typing import Any
 
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.web.plan_pictures import devices_bars, front_plot
+from perfmodel.web.pictures.plan import devices_bars, front_plot
+from perfmodel.web.pictures.whatif import against_lines, bounds_plot, tornado
 from perfmodel.web.state import PageState
 from perfmodel.web.views.plan import SERVICE_LEVELS, opened, priced_devices
 from perfmodel.web.views.techniques import fields_of
 from perfmodel.web.views.whatif import ALONG, ALTERNATIVES, WHATIF_METRICS
-from perfmodel.web.whatif_pictures import against_lines, bounds_plot, tornado
 
 CHOICES: Mapping[str, Any] = {
     "against_lines": against_lines,
