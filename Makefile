@@ -9,7 +9,8 @@
 #   make docs    the documentation as a site in build/site, which works without a network and from the file system;
 #                fails where a link or an anchor leads nowhere
 #   make bench   how fast the simulator is
-#   make compiled-36     the tests of kernels' binaries under Triton 3.6, which GPU machines have, beside this one's
+#   make compiled-36     the tests of kernels' binaries, all of them, under Triton 3.6, which GPU machines have
+#   make compiled-37     the same under this machine's Triton, of which `make test` has a third
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is
 #   make test-compiled   all tests on a compiled copy of the checkout
 #   make dist    wheel and source distribution in dist/, as tags say which, checked as an index would check them
@@ -30,7 +31,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-deep check validate docs bench compiled compiled-36 test-compiled dist sbom portable clean
+.PHONY: demo test test-deep check validate docs bench compiled compiled-36 compiled-37 test-compiled dist sbom portable clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
@@ -104,7 +105,10 @@ $(TRITON_36)/.installed: | $(VENV)/.test
 	@touch $@
 
 compiled-36: $(VENV)/.test $(TRITON_36)/.installed
-	PYTHONPATH=$(TRITON_36) $(BIN)/python -m pytest -n $(WORKERS) tests/compiled
+	ALL_BINARIES=1 PYTHONPATH=$(TRITON_36) $(BIN)/python -m pytest -n $(WORKERS) tests/compiled
+
+compiled-37: $(VENV)/.test
+	ALL_BINARIES=1 $(BIN)/python -m pytest -n $(WORKERS) tests/compiled
 
 test-compiled: compiled
 	cd $(COMPILED) && PYTHONPATH=.:executors $(CURDIR)/$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

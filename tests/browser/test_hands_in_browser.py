@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from browser_tab import Tab
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
@@ -33,8 +34,6 @@ def test_two_hundred_moves_end_at_the_answer_of_the_last(tab):
 
 
 def test_two_tabs_have_a_state_each(tab, browser):
-    from conftest import Tab
-
     other = Tab(tab.page.context, tab.server)
     tab.open("/memory?model=llama-3.1-8b")
     other.open("/memory?model=llama-3.1-70b&engine.tensor_parallel_size=4")

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from browser_tab import Tab, WebServer
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
@@ -116,8 +117,6 @@ def test_a_name_that_was_bound_to_this_machine_is_not_the_page_s(tab):
 
 
 def test_a_server_that_ends_and_starts_again(tab, browser):
-    from conftest import Tab, WebServer
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -29,7 +29,7 @@ BY_PAGE = {
 }
 FEW = ("--set", "traffic.num_requests=8")
 SMALL = (
-    *("--set", "plan.seeds=1", "--set", "plan.num_requests=60", "--set", "plan.finalists=1"),
+    *("--set", "plan.seeds=1", "--set", "plan.num_requests=30", "--set", "plan.finalists=1"),
     *("--set", "plan.space.max_num_seqs=[64]", "--set", "plan.space.max_num_batched_tokens=[8192]"),
 )
 # Not even on little: studies check what they are of instead, a folder of figures is read by other tests, and a server

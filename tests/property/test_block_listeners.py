@@ -71,13 +71,13 @@ def followed(case: Case, has_answers: bool = False) -> set[object]:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_events_add_up_to_what_is_cached(case: Case) -> None:
     followed(case)
 
 
 @given(grouped_cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_events_of_groups_add_up_to_what_is_cached(case: Case) -> None:
     followed(case)
 
@@ -89,13 +89,13 @@ def test_events_under_speculation_add_up_to_what_is_cached(case: Case) -> None:
 
 
 @given(st.one_of(cases(), grouped_cases(), speculating_cases(), pipelined_cases()))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_events_of_growing_answers_add_up_to_what_is_cached(case: Case) -> None:
     followed(replace(case, has_turns=True), has_answers=True)
 
 
 @given(st.one_of(cases(), speculating_cases(), pipelined_cases()))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_in_the_end_as_much_is_cached_as_if_answers_had_been_told_of_then(case: Case) -> None:
     """Where blocks suffice for all there ever was: nothing is lost between."""
     ample = replace(case, has_turns=True, num_blocks=10_000, config=replace(case.config, batching="continuous"))
