@@ -51,14 +51,14 @@ def served():
 
 def measured(page, root, moves):
     """Seconds and bytes, by what they are of."""
-    page.goto(f"{root}/deployment{QUERY}")  # the server's first answer loads what it knows of models
     paints, weights = [], {}
+    page.goto(f"{root}/deployment{QUERY}")  # the server's first answer loads what it knows of models
+    page.wait_for_selector(".main-svg")
+    weights |= dict(page.evaluate(WEIGHT))
     for _ in range(5):
         page.goto(f"{root}/deployment{QUERY}")
         page.wait_for_selector(".main-svg")
         paints.append(page.evaluate(PAINT) / 1000)
-        for path, size in page.evaluate(WEIGHT):
-            weights[path] = max(weights.get(path, 0), size)
     page.goto(f"{root}/step{QUERY}")
     took = [page.evaluate(MOVE, 350 + (-1) ** number * (30 + 3 * number)) for number in range(moves)]
     trips = [each / 1000 for each in took if each is not None]

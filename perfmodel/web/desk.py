@@ -15,6 +15,10 @@ from perfmodel.web.errands import Errand, Errands, Lane
 from perfmodel.web.known import Known
 from perfmodel.web.questions import Progress, Question, Shown, ask
 
+_WARM_UP = Question(
+    "simulate", flags=(("model", "llama-3.1-8b"), ("hardware", "h100-sxm-80gb")), sets=("traffic.num_requests=8",)
+)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -36,8 +40,9 @@ class Desk:
         self._errands = Errands(self._known, work)
 
     async def start(self) -> None:
-        """Start the workers."""
+        """Start the workers; the quick one learns what all questions ask before somebody waits for it."""
         await self._errands.start()
+        self._errands.begin(_WARM_UP, "quick")
 
     async def close(self) -> None:
         """End the workers, and take dropped files away."""

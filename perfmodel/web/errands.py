@@ -7,6 +7,7 @@ stopped where it reports progress; one that does not within a few seconds is end
 __all__ = ["Errand", "Errands", "Lane", "Work"]
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import time
@@ -230,6 +231,8 @@ def _serve(connection: Connection, work: Work) -> None:
     import signal
     import traceback
 
+    # A simulation makes many long-lived objects and hardly a cycle: as for the command line (`perfmodel.cli.main`).
+    gc.set_threshold(100_000, 20, 20)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server, which ends its workers
     while True:
         try:

@@ -48,7 +48,7 @@ function show(isStep) {
     keepOld();
     keepFocus();
     fetchInto("#answers", address);
-  }, isStep ? 0 : 40);
+  }, isStep ? 0 : 15);
 }
 
 // What goes wrong is said where htmx's own events are heard.
