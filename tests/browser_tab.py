@@ -1,8 +1,10 @@
 """A tab of a browser on `perfmodel web`, and its server, for tests of the page."""
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 
 
 class WebServer:
@@ -10,11 +12,15 @@ class WebServer:
 
     def __init__(self, port=0):
         self.address, self._process = "", None
+        self._cache = tempfile.TemporaryDirectory()
         self.start(port)
 
     def start(self, port=0):
         command = [sys.executable, "-m", "perfmodel", "web", "--port", str(port), "--no-open"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        environment = {**os.environ, "XDG_CACHE_HOME": self._cache.name}  # plans are kept there
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
         line = self._process.stdout.readline()
         found = re.search(r"http://[\d.]+:(\d+)", line)
         assert found, line + self._process.stdout.read()
