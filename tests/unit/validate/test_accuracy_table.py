@@ -27,7 +27,7 @@ QUICK = [
 SLOW = [each for each in COMMITTED if each.is_slow]
 EVERY = {
     "servers at a fixed concurrency": 120,
-    "separate prefill and decode workers": 80,
+    "separate prefill and decode workers": 40,
     "TensorRT-LLM offline": 80,
     "MLPerf Inference, by device": 25,
     "servers on other devices, by device": 30,
