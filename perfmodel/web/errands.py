@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.planning.sweeps.processes import QUIET_GC
 from perfmodel.web.known import Known
 from perfmodel.web.questions import Progress, Question, Shown
 
@@ -231,8 +232,7 @@ def _serve(connection: Connection, work: Work) -> None:
     import signal
     import traceback
 
-    # A simulation makes many long-lived objects and hardly a cycle: as for the command line (`perfmodel.cli.main`).
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(*QUIET_GC)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server, which ends its workers
     while True:
         try:

@@ -17,12 +17,11 @@ from perfmodel import sim
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
-from perfmodel.planning.sweeps.metrics import at_rate, meets_slo
+from perfmodel.planning.sweeps.metrics import at_rate, meets_slo, narrowed
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs.scenario import Scenario
 
 RATE = "traffic.arrivals.rate"
-_PRECISION = 0.02  # of the largest rate, as of `max_request_rate`
 _LATENCIES = ("ttft", "tpot", "e2el")
 _GOODPUT = ("request_goodput", "request_throughput")  # all that limits on single requests ask
 _GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes whose rate is what arrives
@@ -127,9 +126,8 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
     low, high = _between(ordered, is_kept)
     if low is None:
         return KeptLoad(None)
-    while high is not None and high > low * (1 + _PRECISION):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if is_kept(middle) else (low, middle)
+    if high is not None:
+        low = narrowed(is_kept, low, high)
     found = summary(low) or {}
     pause, latency = scenario.traffic.arrivals.think_time_s, found.get("mean_e2el_ms")
     users = _users(low, pause, latency)

@@ -12,6 +12,7 @@ __all__ = [
     "mean_batch",
     "meets_slo",
     "memory_metric",
+    "narrowed",
     "roofline_s",
     "run_metric",
     "shares_text",
@@ -107,6 +108,11 @@ def highest(passes: Callable[[float], bool], start: float) -> float | None:
                 break
     else:
         return inf if is_fine else None
+    return narrowed(passes, low, high)
+
+
+def narrowed(passes: Callable[[float], bool], low: float, high: float) -> float:
+    """The largest value that `passes`, within 2 %, by bisection: `low` does, `high` does not."""
     while high > low * (1 + _PRECISION):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if passes(middle) else (low, middle)
