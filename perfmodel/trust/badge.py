@@ -95,7 +95,8 @@ def trust_of(scenario: Scenario) -> Trust:
 def nearest_rows(trust: Trust) -> list[MeasuredRow]:
     """Single measurements near the answer's setup, nearest first: those of validations whose rows may be copied."""
     setup = trust.setup
-    rows = [(_distance(setup, row.setup, row.setup), row) for row in measured_rows()]
+    same = (row for row in measured_rows() if row.setup.device == setup.device)  # the others are too far away
+    rows = [(_distance(setup, row.setup, row.setup), row) for row in same]
     near = [each for each in rows if each[0] < _OTHER_DEVICE]
     return [row for _, row in sorted(near, key=lambda each: each[0])[:_NUM_ROWS]]
 

@@ -52,6 +52,7 @@ class _Site:
             Route("/", self._home),
             Route("/static/{path:path}", self._static),
             Route("/part/{view}/{part}", self._part),
+            Route("/rest/{view}/{part}", self._rest),
             Route("/ask/{view}/{part}", self._ask, methods=["POST"]),
             Route("/later/{view}/{part}", self._later, methods=["GET", "POST"]),
             Route("/stop/{view}/{part}", self._stop, methods=["POST"]),
@@ -110,6 +111,9 @@ class _Site:
 
     async def _part(self, request: Request) -> Response:
         return await self._drawn(*_part_of(request))
+
+    async def _rest(self, request: Request) -> Response:
+        return HTMLResponse(await run_in_threadpool(self._pages.rest, *_part_of(request)))
 
     async def _ask(self, request: Request) -> Response:
         view, part, state = _part_of(request)

@@ -4,6 +4,7 @@ __all__ = ["Pages"]
 
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.version import __version__
 from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.drops import without_marks
@@ -28,6 +29,8 @@ from perfmodel.web.views.choices import CHOICES, FILTERS
 from perfmodel.web.views.columns import OF_DEPLOYMENTS, OF_TRAFFIC, compared
 from perfmodel.web.views.compare import columns_of, deployment_of, main_of
 from perfmodel.web.views.traffic import asked_rate
+
+_PAUSE_MS = 150  # without another move, until a hand rests
 
 
 class Pages:
@@ -82,11 +85,16 @@ class Pages:
         return self._draw("main.html", view, state, scenario=self._resolved(state))
 
     def answers(self, view: View, state: PageState) -> str:
-        """A view without its controls: what changes while one drags."""
-        return self._draw("answers.html", view, state, scenario=self._resolved(state))
+        """A view without its controls: what changes while one drags. Simulations begin once the hand rests."""
+        return self._draw("answers.html", view, state, _PAUSE_MS, scenario=self._resolved(state))
 
-    def part(self, view: View, part: ViewPart, state: PageState) -> Markup:
-        """One part as it stands: answered, under way, refused, or not begun."""
+    def part(self, view: View, part: ViewPart, state: PageState, pause_ms: int = 0) -> Markup:
+        """One part as it stands: answered, under way, refused, or not begun.
+
+        view, part: of `VIEWS`
+        state:      what the address says
+        pause_ms:   before the page asks for what is not begun
+        """
         try:
             questions = part.ask(state)
         except PerfmodelError as error:
@@ -96,13 +104,26 @@ class Pages:
         can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or any(each.shown for each in findings))
         if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
             later = self._later_findings(part, state)
-            scene = {"part": part, "findings": findings, "later": later}
-            return self._draw(f"views/{view.name}/{part.name}.html", view, state, **scene)
+            template = f"views/{view.name}/{part.name}.html"
+            drawn = self._draw(template, view, state, part=part, findings=findings, later=later)
+            return _kept(part, questions, drawn) if part.is_kept else drawn
         refusal = next((finding.refusal for finding in findings if finding.refusal), "")
         if refusal and not part.shows_refusals:
             return self._refused(refusal, questions)
         errands = [each.errand for each in findings if each.errand is not None]
-        return self._draw("waiting.html", view, state, part=part, errands=errands)
+        return self._draw("waiting.html", view, state, part=part, errands=errands, pause_ms=pause_ms)
+
+    def rest(self, view: View, part: ViewPart, state: PageState) -> Markup:
+        """All that a part's answer says; a part that can show it asks one question.
+
+        Raises SpecError where it is not known any more.
+        """
+        findings = [self._finding(part, question) for question in part.ask(state)]
+        shown = findings[0].shown if findings else None
+        if shown is None:
+            refusal = findings[0].refusal if findings else ""
+            raise SpecError(refusal or "nothing is known of it any more; load the page again.")
+        return self._draw("rest.html", view, state, part=part, shown=shown)
 
     def later(self, view: View, part: ViewPart, state: PageState) -> Markup | None:
         """How far the work is that a part does not wait for; None where nothing more will come."""
@@ -132,14 +153,20 @@ class Pages:
     def _refused(self, sentence: str, questions: Sequence[Question]) -> Markup:
         return self._draw("refusal.html", sentence=without_marks(sentence), questions=questions)
 
-    def _draw(self, template: str, view: View | None = None, state: PageState | None = None, **scene: Any) -> Markup:
+    def _draw(
+        self, template: str, view: View | None = None, state: PageState | None = None, pause_ms: int = 0, **scene: Any
+    ) -> Markup:
         found = self._templates.get_template(template)
         if view is not None and state is not None:
-            scene |= {"view": view, "state": state, "draw_part": partial(self._part_of, view, state)}
+            draw_part = partial(self.part, view, state=state, pause_ms=pause_ms)
+            scene |= {"view": view, "state": state, "draw_part": draw_part, "pause_ms": pause_ms}
         return Markup(found.render(**scene))  # templates escape
 
-    def _part_of(self, view: View, state: PageState, part: ViewPart) -> Markup:
-        return self.part(view, part, state)
+
+def _kept(part: ViewPart, questions: Sequence[Question], drawn: Markup) -> Markup:
+    """What htmx leaves in its place where what comes has the same id."""
+    asked = zlib.crc32(repr(questions).encode())
+    return Markup('<div id="{}-{:08x}" hx-preserve="true">{}</div>').format(part.name, asked, drawn)
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -177,9 +177,8 @@ def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | N
     device = _listed(found.device)
     families = dict(found.families)
     if device.declared.architecture == hardware.declared.architecture:
-        families = {
-            key: with_cache_of(fit, DeviceFacts.of(device), DeviceFacts.of(hardware)) for key, fit in families.items()
-        }
+        its, own = DeviceFacts.of(device), DeviceFacts.of(hardware)
+        families = {key: with_cache_of(fit, its, own) for key, fit in families.items()}
     source, target = device.scale_up_link, hardware.scale_up_link
     if source is not None and target is not None and source.name != target.name:
         families = {key: over_link(fit, source, target) for key, fit in families.items()}

@@ -19,7 +19,7 @@ from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import WhatIf, WhatIfAnswers
 from perfmodel.planning.sweeps.findings import crossings
 from perfmodel.planning.sweeps.metrics import batch_shape
-from perfmodel.planning.sweeps.points import Point, evaluate, load_point
+from perfmodel.planning.sweeps.points import Point, evaluate, load_point, step_of
 from perfmodel.planning.sweeps.typical_step import engine_of_step
 from perfmodel.planning.sweeps.workers import Progress, spread
 
@@ -217,7 +217,7 @@ def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
         costs = step_costs(scenario)
 
         def of_step(x: float) -> StepEstimate:
-            _, step = load_point(replace(base, overrides=(*base.overrides, axis.override(x))))
+            step = step_of(replace(base, overrides=(*base.overrides, axis.override(x))))
             assert step is not None  # the axis makes one
             return costs.estimate(batch_shape(step, scenario))
 

@@ -4,7 +4,7 @@ A point is text and numbers, so that it can be sent to another process, written 
 of what asks for it.
 """
 
-__all__ = ["Point", "Record", "Run", "evaluate", "evaluate_timed", "load_point"]
+__all__ = ["Point", "Record", "Run", "evaluate", "evaluate_timed", "load_point", "step_of"]
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,10 +65,14 @@ class Record:
 
 def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
     """The point's scenario and step with its overrides. Raises SpecError that names the override at fault."""
-    own = [text for text in point.overrides if text.startswith(_STEP)]
     others = [text for text in point.overrides if not text.startswith(_STEP)]
-    scenario = load_scenario(point.scenario, others, point.inside)
-    return scenario, _changed_step(point.step, own) if own else point.step
+    return load_scenario(point.scenario, others, point.inside), step_of(point)
+
+
+def step_of(point: Point) -> StepSpec | None:
+    """The point's step with its overrides, which needs no scenario. Raises SpecError as `load_point` does."""
+    own = [text for text in point.overrides if text.startswith(_STEP)]
+    return _changed_step(point.step, own) if own else point.step
 
 
 def evaluate(point: Point, run: Run | None = None) -> Record:

@@ -3,7 +3,8 @@
 __all__ = ["memory_figure", "operators_figure", "roofline_figure"]
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,7 +14,7 @@ from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.steps.explain import OperatorEstimate
 from perfmodel.report.drawing.colours import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from perfmodel.report.numbers import format_si
-from perfmodel.report.plots.style import styled
+from perfmodel.report.plots.style import plot_of
 from perfmodel.specs.hardware import HardwareSpec
 
 _MAX_OPERATORS = 14
@@ -32,21 +33,22 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
     roofs = _roofs(hardware, drawable)
     intensities = [point.intensity for point in drawable] + [peak / hardware.memory_bandwidth for peak in roofs]
     low, high = min(intensities) / 4, max(intensities) * 16
-    figure = go.Figure()
-    for position, (peak, rate) in enumerate(roofs.items()):
-        _add_roof(figure, hardware, rate, peak, (low, high), position)
-    _add_operators(figure, drawable, math.log10(high / low))
     floor = min((point.flops / point.duration_s for point in drawable), default=low * hardware.memory_bandwidth)
     top = max(roofs) * 3
-    figure.update_xaxes(title_text="arithmetic intensity (FLOP/byte)", range=_log_range(low, high))
     decades = [10.0**power for power in range(math.floor(math.log10(floor / 3)), math.ceil(math.log10(top)) + 1)]
     names = [format_si(decade, "", 1) for decade in decades]
-    figure.update_yaxes(title_text="FLOP/s", range=_log_range(floor / 3, top), tickvals=decades, ticktext=names)
-    figure.update_xaxes(dtick=1)
-    for axes in (figure.update_xaxes, figure.update_yaxes):
-        axes(type="log", minor={"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"})
-    figure.update_layout(legend={"yanchor": "top", "y": -0.16}, margin={"b": 96})
-    return styled(figure, 520)
+    log_axis = {"type": "log", "minor": {"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"}}
+    x_title, x_range = {"text": "arithmetic intensity (FLOP/byte)"}, _log_range(low, high)
+    y_ticks = {"tickvals": decades, "ticktext": names}
+    layout = {
+        "xaxis": {**log_axis, "title": x_title, "range": x_range, "dtick": 1},
+        "yaxis": {**log_axis, "title": {"text": "FLOP/s"}, "range": _log_range(floor / 3, top), **y_ticks},
+        "annotations": [_ridge(hardware, rate, peak, high) for peak, rate in roofs.items()],
+        "legend": {"yanchor": "top", "y": -0.16},
+        "margin": {"b": 96},
+    }
+    lines = [_roof(hardware, rate, peak, (low, high), at == 0) for at, (peak, rate) in enumerate(roofs.items())]
+    return plot_of([*lines, *_markers(drawable, math.log10(high / low))], layout, 520)
 
 
 def _is_drawable(row: OperatorEstimate) -> bool:
@@ -71,37 +73,36 @@ def _log_range(low: float, high: float) -> list[float]:
     return [math.log10(low), math.log10(high)]
 
 
-def _add_roof(
-    figure: go.Figure, hardware: HardwareSpec, rate: str, peak: float, span: tuple[float, float], position: int
-) -> None:
-    is_first = position == 0
+def _roof(hardware: HardwareSpec, rate: str, peak: float, span: tuple[float, float], is_first: bool) -> dict[str, Any]:
     bandwidth = hardware.memory_bandwidth
-    ridge = peak / bandwidth
     x = np.geomspace(*span, 120)
-    x = np.sort(np.append(x, ridge))
-    figure.add_trace(
-        go.Scatter(
-            x=x,
-            y=np.minimum(peak, bandwidth * x),
-            mode="lines",
-            line={"color": INK if is_first else GREY, "width": 2.5 if is_first else 1.5},
-            name=f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}",
-            hovertemplate=f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>",
-        )
-    )
-    figure.add_annotation(
-        x=math.log10(span[1]),
-        y=math.log10(peak),
-        xanchor="right",
-        yanchor="bottom",
-        text=f"{rate}: ridge at {ridge:.0f} FLOP/byte",
-        showarrow=False,
-        font={"size": 12},
-    )
+    x = np.sort(np.append(x, peak / bandwidth))
+    return {
+        "type": "scatter",
+        "x": x,
+        "y": np.minimum(peak, bandwidth * x),
+        "mode": "lines",
+        "line": {"color": INK if is_first else GREY, "width": 2.5 if is_first else 1.5},
+        "name": f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}",
+        "hovertemplate": f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>",
+    }
 
 
-def _add_operators(figure: go.Figure, rows: Sequence[OperatorEstimate], decades: float) -> None:
-    """decades: of the x axis"""
+def _ridge(hardware: HardwareSpec, rate: str, peak: float, high: float) -> dict[str, Any]:
+    """Where a roof's flat part begins, written at its end. high: of the x axis"""
+    return {
+        "x": math.log10(high),
+        "y": math.log10(peak),
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "text": f"{rate}: ridge at {peak / hardware.memory_bandwidth:.0f} FLOP/byte",
+        "showarrow": False,
+        "font": {"size": 12},
+    }
+
+
+def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[dict[str, Any]]:
+    """Operators, those of each bound in a trace. decades: of the x axis"""
     total = sum(point.duration_s for point in rows) or 1.0
     labels = _labels(rows)
     places = _label_places(rows, labels, decades)
@@ -109,29 +110,28 @@ def _add_operators(figure: go.Figure, rows: Sequence[OperatorEstimate], decades:
         mine = [point for point in rows if point.bound == bound]
         if not mine:
             continue
-        figure.add_trace(
-            go.Scatter(
-                x=[point.intensity for point in mine],
-                y=[point.flops / point.duration_s for point in mine],
-                mode="markers+text",
-                name=_bound_name(bound),
-                marker={
-                    "color": colour,
-                    "opacity": 0.85,
-                    "size": [_marker_pixels(point.duration_s / total) for point in mine],
-                    "line": {"color": "white", "width": 1},
-                },
-                text=[labels.get(point.name, "") for point in mine],
-                textposition=[places.get(point.name, _PLACES[0]) for point in mine],
-                textfont={"size": 11},
-                customdata=[
-                    [p.name, format_si(p.duration_s, "s"), p.duration_s / total * 100, format_si(p.hbm_bytes, "B")]
-                    for p in mine
-                ],
-                hovertemplate="<b>%{customdata[0]}</b><br>%{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<br>"
-                "%{customdata[1]} (%{customdata[2]:.1f} %), %{customdata[3]}<extra></extra>",
-            )
-        )
+        yield {
+            "type": "scatter",
+            "x": [point.intensity for point in mine],
+            "y": [point.flops / point.duration_s for point in mine],
+            "mode": "markers+text",
+            "name": _bound_name(bound),
+            "marker": {
+                "color": colour,
+                "opacity": 0.85,
+                "size": [_marker_pixels(point.duration_s / total) for point in mine],
+                "line": {"color": "white", "width": 1},
+            },
+            "text": [labels.get(point.name, "") for point in mine],
+            "textposition": [places.get(point.name, _PLACES[0]) for point in mine],
+            "textfont": {"size": 11},
+            "customdata": [
+                [p.name, format_si(p.duration_s, "s"), p.duration_s / total * 100, format_si(p.hbm_bytes, "B")]
+                for p in mine
+            ],
+            "hovertemplate": "<b>%{customdata[0]}</b><br>%{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<br>"
+            "%{customdata[1]} (%{customdata[2]:.1f} %), %{customdata[3]}<extra></extra>",
+        }
 
 
 def _marker_pixels(share: float) -> float:
@@ -196,27 +196,29 @@ def operators_figure(rows: Sequence[OperatorEstimate]) -> go.Figure:
     if rest:
         bars.append((f"{len(rest)} others", sum(p.duration_s for p in rest), "others"))
     total = sum(p.duration_s for p in ordered) or 1.0
-    figure = go.Figure()
-    for bound, colour in {**BOUND_COLOURS, "others": "#C9CED6"}.items():
-        mine = [bar for bar in bars if bar[2] == bound]
-        if mine:
-            figure.add_trace(
-                go.Bar(
-                    y=[name for name, _, _ in mine],
-                    x=[time_s * 1e6 for _, time_s, _ in mine],
-                    orientation="h",
-                    name=_bound_name(bound),
-                    marker={"color": colour},
-                    text=[f"{time_s / total:.1%}" for _, time_s, _ in mine],
-                    textposition="outside",
-                    cliponaxis=False,
-                    hovertemplate="%{y}: %{x:,.1f} µs<extra></extra>",
-                )
-            )
-    figure.update_yaxes(categoryorder="array", categoryarray=[name for name, _, _ in reversed(bars)])
-    figure.update_xaxes(title_text="time in the step (µs)")
-    figure.update_layout(barmode="stack", margin={"r": 64})
-    return styled(figure, 130 + 26 * len(bars))
+    traces = [
+        {
+            "type": "bar",
+            "y": [name for name, _, _ in mine],
+            "x": [time_s * 1e6 for _, time_s, _ in mine],
+            "orientation": "h",
+            "name": _bound_name(bound),
+            "marker": {"color": colour},
+            "text": [f"{time_s / total:.1%}" for _, time_s, _ in mine],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "hovertemplate": "%{y}: %{x:,.1f} µs<extra></extra>",
+        }
+        for bound, colour in {**BOUND_COLOURS, "others": "#C9CED6"}.items()
+        if (mine := [bar for bar in bars if bar[2] == bound])
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "time in the step (µs)"}},
+        "yaxis": {"categoryorder": "array", "categoryarray": [name for name, _, _ in reversed(bars)]},
+        "barmode": "stack",
+        "margin": {"r": 64},
+    }
+    return plot_of(traces, layout, 130 + 26 * len(bars))
 
 
 def memory_figure(plan: MemoryPlan) -> go.Figure:
@@ -233,24 +235,28 @@ def memory_figure(plan: MemoryPlan) -> go.Figure:
     bars = [(name, size, colours[i % len(colours)]) for i, (name, size) in enumerate(parts) if size > 0]
     if free > 0:
         bars.append(("not used", free, "#E6E9ED"))
-    figure = go.Figure()
-    for name, size, colour in bars:
-        figure.add_trace(
-            go.Bar(
-                x=[size / 1e9],
-                y=[""],
-                name=name,
-                orientation="h",
-                marker={"color": colour, "line": {"color": "white", "width": 1}},
-                text=[f"{name}<br>{size / 1e9:.1f} GB"] if size > 0.07 * capacity_bytes else None,
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                textfont={"color": INK if name == "not used" else "white"},
-                hovertemplate=f"{name}: %{{x:.2f}} GB<extra></extra>",
-            )
-        )
-    figure.add_vline(x=capacity_bytes / 1e9, line={"color": INK, "width": 1.5})
-    figure.update_layout(barmode="stack", margin={"t": 40, "b": 40})
-    figure.update_xaxes(title_text="GB on one device")
-    return styled(figure, 190)
+    traces = [
+        {
+            "type": "bar",
+            "x": [size / 1e9],
+            "y": [""],
+            "name": name,
+            "orientation": "h",
+            "marker": {"color": colour, "line": {"color": "white", "width": 1}},
+            "text": [f"{name}<br>{size / 1e9:.1f} GB"] if size > 0.07 * capacity_bytes else None,
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "textfont": {"color": INK if name == "not used" else "white"},
+            "hovertemplate": f"{name}: %{{x:.2f}} GB<extra></extra>",
+        }
+        for name, size, colour in bars
+    ]
+    end = {"x0": capacity_bytes / 1e9, "x1": capacity_bytes / 1e9, "y0": 0, "y1": 1, "yref": "y domain"}
+    layout = {
+        "shapes": [{"type": "line", **end, "line": {"color": INK, "width": 1.5}}],
+        "barmode": "stack",
+        "margin": {"t": 40, "b": 40},
+        "xaxis": {"title": {"text": "GB on one device"}},
+    }
+    return plot_of(traces, layout, 190)

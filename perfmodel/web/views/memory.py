@@ -9,5 +9,5 @@ MEMORY = View(
     "memory",
     "Memory",
     "Does it fit, and how many tokens can it keep?",
-    (ViewPart("plan", lambda state: (Question.of("memory", state),)),),
+    (ViewPart("plan", lambda state: (Question.of("memory", state),), is_kept=True),),
 )

@@ -27,9 +27,9 @@ STEP = View(
     "Step",
     "Where does the time of a step go?",
     (
-        ViewPart("decode", _decode),
+        ViewPart("decode", _decode, is_kept=True),
         ViewPart("curve", _curve, "quick", told="how a step grows with batch and context"),
-        ViewPart("prefill", _prefill),
+        ViewPart("prefill", _prefill, is_kept=True),
     ),
     has_controls=True,
 )

@@ -21,6 +21,8 @@ class ViewPart:
     shows_refusals: whether the template shows what was refused, too
     later:   questions that the part does not wait for: begun once it is there, and drawn into it as the `later` of its
              template, in the long lane, where nobody waits for them
+    is_kept: whether the page keeps what it shows, drawn plots too, while the questions stay: of a template that shows
+             its answers alone
     """
 
     name: str
@@ -31,6 +33,7 @@ class ViewPart:
     told: str = ""
     shows_refusals: bool = False
     later: Callable[[PageState], Sequence[Question]] | None = None
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

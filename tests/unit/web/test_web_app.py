@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from asgi_client import Client
-from web_site import HOST, Page, Site
+from web_site import HOST, Page, say_nothing_of_here
 
 from perfmodel.web.app import _MOST_LINE_BYTES
 from perfmodel.web.drops import MOST_BYTES
@@ -21,29 +21,6 @@ from perfmodel.web.views import VIEWS
 HTML = ("accept", "text/html")
 PARTS = [(view, part) for view in VIEWS for part in view.parts]
 HOSTILE = "<img src=x onerror=alert(1)>\"'{{97*983}}${97*983}"
-HERE = (str(Path(__file__).parents[3]), str(Path.home()), "/tmp/perfmodel", "Traceback", 'File "')
-
-
-@pytest.fixture(scope="module")
-def site():
-    found = Site()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def nobody_works(monkeypatch, site):
-    """Fails where an errand begins."""
-
-    def begin(*_):
-        raise AssertionError("a question went to a worker")
-
-    monkeypatch.setattr(site.desk._errands, "begin", begin)
-
-
-def say_nothing_of_here(response):
-    text = response.body.decode()
-    assert not [word for word in HERE if word in text], text[:500]
 
 
 def sentence(response, status):
@@ -200,7 +177,9 @@ def test_an_address_opens_no_file(query, site, monkeypatch):
         say_nothing_of_here(response)
     serve = site.get(f"/serve-line?{query}")
     assert serve.status == 422
-    elsewhere = [path for path in touched if not path.startswith(HERE[0]) and "site-packages" not in path]
+    elsewhere = [
+        path for path in touched if not path.startswith(str(Path(__file__).parents[3])) and "site-packages" not in path
+    ]
     assert not [path for path in elsewhere if re.search(r"passwd|environ|evil|root|server|^\.\.", path)]
 
 
