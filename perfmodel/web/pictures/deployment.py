@@ -4,9 +4,11 @@ __all__ = ["memory_bar", "step_curve"]
 
 from typing import Any
 
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, ORANGE, SKY
+from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, INK, ORANGE, SKY
 
 _LABELLED = 0.06  # share of the bar below which a part has no name in it; hovering names all
+_FREE = "rgba(128,128,128,0.18)"
+_LABELS = {"minsize": 10, "mode": "hide"}  # none is set smaller
 
 
 def memory_bar(data: Any) -> dict[str, Any]:
@@ -23,10 +25,17 @@ def memory_bar(data: Any) -> dict[str, Any]:
         ("KV blocks", data["kv_bytes"], ORANGE),
     ]
     visible = data["visible_bytes"]
-    parts.append(("not used", max(visible - sum(size for _, size, _ in parts), 0), "rgba(128,128,128,0.18)"))
+    parts.append(("not used", max(visible - sum(size for _, size, _ in parts), 0), _FREE))
     bars = [_bar(name, size, colour, visible) for name, size, colour in parts if size > 0]
     axis = {"title": {"text": "GB on one device"}, "range": [0, visible / 1e9]}
-    layout = {"barmode": "stack", "height": 170, "xaxis": axis, "yaxis": {"visible": False}, "bargap": 0.1}
+    layout = {
+        "barmode": "stack",
+        "height": 170,
+        "xaxis": axis,
+        "yaxis": {"visible": False},
+        "bargap": 0.1,
+        "uniformtext": _LABELS,
+    }
     return {"data": bars, "layout": {**layout, "legend": {"traceorder": "normal"}}}
 
 
@@ -72,6 +81,7 @@ def _bar(name: str, size: float, colour: str, visible: float) -> dict[str, Any]:
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
+        **({"textfont": {"color": INK}} if colour == _FREE else {}),
         "marker": {"color": colour},
         "hovertemplate": f"{name}: %{{x:.2f}} GB<extra></extra>",
     }
