@@ -20,7 +20,6 @@ from docs_site import generated, notebooks, places  # noqa: E402
 from docs_site.dialect import as_mkdocs_reads_it  # noqa: E402
 from docs_site.site_checks import findings  # noqa: E402
 
-_ONCE_WRITTEN = ["web.md"]
 _ALWAYS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "reports", "measurements/README.md")
 # `DOCS_NOTEBOOKS=0` shows notebooks without running them: a build for tests of everything else.
 _RUNS_NOTEBOOKS = os.environ.get("DOCS_NOTEBOOKS", "1") != "0"
@@ -28,14 +27,14 @@ _origins: dict[str, str] = {}  # page of the site -> file of the repository that
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The menu: all techniques, and no entry for a page that is not written yet."""
+    """The menu: all techniques."""
     assert config.nav is not None
     config.nav = _entries(config.nav)
     return config
 
 
 def _entries(listed: list[Any]) -> list[Any]:
-    return [_entry(each) for each in listed if _is_written(each)]
+    return [_entry(each) for each in listed]
 
 
 def _entry(entry: Any) -> Any:
@@ -50,11 +49,6 @@ def _folder(below: str) -> Any:
         return below
     pages = sorted(path.name for path in (ROOT / "docs" / below).glob("*.md"))
     return [below + name for name in sorted(pages, key=lambda name: name != "README.md")]
-
-
-def _is_written(entry: Any) -> bool:
-    target = next(iter(entry.values())) if isinstance(entry, dict) else entry
-    return target not in _ONCE_WRITTEN or (ROOT / "docs" / target).is_file()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -100,6 +100,7 @@ _MOVE = """([key, share]) => {
   const range = document.querySelector(`input[type=range][data-for="${field.id}"]`);
   range.value = Math.round(1000 * share);
   range.dispatchEvent(new Event("input", { bubbles: true }));
+  range.dispatchEvent(new Event("change", { bubbles: true }));
 }"""
 _SETTLED = """() => {
   const isQuiet = !document.querySelector(".htmx-request, .htmx-swapping, .waiting")

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.web.desk import Desk
-from perfmodel.web.drops import MOST_BYTES, without_marks
+from perfmodel.web.drops import MOST_BYTES, field_of, without_marks
 from perfmodel.web.guard import HEADERS, PageGuard
 from perfmodel.web.lines import read_line, serve_line
 from perfmodel.web.pages import Pages
@@ -178,7 +178,7 @@ class _Site:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
         content = await _body(request, MOST_BYTES)
         mark = self._desk.take(name, content, int(size) if size.isdigit() else None)
-        return JSONResponse({"mark": mark})
+        return JSONResponse({"mark": mark, "field": field_of(name, content)})
 
     async def _line(self, request: Request) -> Response:
         text = (await _body(request, _MOST_LINE_BYTES)).decode("utf-8", "replace")

@@ -68,7 +68,13 @@ class Desk:
             shown = self._known.find(question)
         except PerfmodelError as error:
             return Finding(question, refusal=str(error))
-        return Finding(question, shown, errand=None if shown else self._errands.last(question))
+        errand = None if shown else self._errands.last(question)
+        # What was answered once and is not known any more is asked anew.
+        return Finding(question, shown, errand=None if errand and errand.state in ("done", "refused") else errand)
+
+    def forget_refusals(self) -> None:
+        """Ask again what was refused, as when a page is loaded again: there may be what was missing."""
+        self._known.forget_refusals()
 
     def begin(self, questions: Sequence[Question], lane: Lane, reader: str = "") -> list[Errand]:
         """Let a worker answer what is not known of some questions. Raises SpecError where too many wait.

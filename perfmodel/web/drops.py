@@ -5,7 +5,7 @@ with the server, and stands in an address as `drop:DIGEST/name`; the page sends 
 forgotten it.
 """
 
-__all__ = ["MOST_BYTES", "Drops", "hidden", "resolved", "with_files", "without_marks"]
+__all__ = ["MOST_BYTES", "Drops", "field_of", "hidden", "resolved", "with_files", "without_marks"]
 
 import os
 import re
@@ -25,6 +25,8 @@ _MOST_FILES, _MOST_TOGETHER = 20, 320_000_000
 _HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
 _SUFFIXES = (".json", *_HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
 _LARGEST = 10**13  # of a file of which the beginning is here
+_KEY = re.compile(r"^([a-z_]+):", re.MULTILINE)
+_TELLING = {"hardware": {"declared"}, "traffic": {"arrivals", "input_tokens"}}  # of what a file's keys tell
 _MARK = re.compile(r"drop:([0-9a-f]{16})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})")
 
 
@@ -83,6 +85,16 @@ class Drops:
             shutil.rmtree(path.parent, ignore_errors=True)
 
 
+def field_of(name: str, content: bytes) -> str:
+    """The key of an address that a dropped file is for: a YAML file by its own keys, any other is a model."""
+    if not name.lower().endswith((".yaml", ".yml")):
+        return "model"
+    keys = set(_KEY.findall(content.decode("utf-8", "replace")))
+    if {"model", "traffic"} <= keys or {"model", "hardware"} <= keys:
+        return "scenario"
+    return next((field for field, telling in _TELLING.items() if telling & keys), "model")
+
+
 def resolved(text: str, folder: Path) -> str:
     """`text` with the path of each dropped file in place of what stands for it.
 
@@ -101,7 +113,8 @@ def resolved(text: str, folder: Path) -> str:
 def with_files(question: Question, folder: Path) -> Question:
     """`question` with paths of dropped files; see `resolved`."""
     flags = tuple((name, resolved(value, folder)) for name, value in question.flags)
-    return replace(question, flags=flags, sets=tuple(resolved(text, folder) for text in question.sets))
+    sets = tuple(resolved(text, folder) for text in question.sets)
+    return replace(question, scenario=resolved(question.scenario, folder), flags=flags, sets=sets)
 
 
 def hidden(text: str, folder: Path) -> str:

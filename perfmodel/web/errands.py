@@ -189,6 +189,8 @@ class Errands:
                 errand.end("refused", str(told))
             case "stopped":
                 errand.end("stopped")
+            case "short":
+                errand.end("failed", str(told))
             case _:
                 _log.error("a question could not be answered: a bug of perfmodel\n%s", told)
                 errand.end("failed", "it could not be answered: a bug, which the log describes.")
@@ -248,7 +250,7 @@ def _serve(connection: Connection, work: Work) -> None:
         except PerfmodelError as error:
             connection.send(("refused", SpecError(str(error))))
         except MemoryError:
-            connection.send(("refused", SpecError("there is not enough memory for this; ask for fewer requests.")))
+            connection.send(("short", "there is not enough memory for this; ask for fewer requests."))
         except (BrokenPipeError, EOFError):
             return
         except Exception:

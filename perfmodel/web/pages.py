@@ -26,7 +26,7 @@ from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views import VIEWS, View, ViewPart
 from perfmodel.web.views.choices import CHOICES, FILTERS
-from perfmodel.web.views.columns import OF_DEPLOYMENTS, OF_TRAFFIC, compared
+from perfmodel.web.views.columns import OF_DEPLOYMENTS, OF_TRAFFIC, compared, headings
 from perfmodel.web.views.compare import columns_of, deployment_of, main_of
 from perfmodel.web.views.traffic import asked_rate
 
@@ -59,6 +59,7 @@ class Pages:
             "figure": figure,
             "goodput_curve": goodput_curve,
             "groups": GROUPS,
+            "headings": headings,
             "latency_curve": latency_curve,
             "main_of": main_of,
             "measured_dots": measured_dots,
@@ -76,7 +77,8 @@ class Pages:
         self._templates.filters |= {"code": _code, "drawn": Markup, "json": _json, "unmarked": without_marks, **FILTERS}
 
     def whole(self, view: View, state: PageState) -> str:
-        """The page of a view, with closed forms answered."""
+        """The page of a view, with closed forms answered; what was refused before is asked again."""
+        self._desk.forget_refusals()
         scenario = self._resolved(state)
         return self._draw("page.html", view, state, token=self._token, scenario=scenario)
 

@@ -5,7 +5,8 @@ __all__ = ["serve_page"]
 import asyncio
 from collections.abc import Callable
 
-from perfmodel.listening import Bounds, Listening, serve_apps
+from perfmodel.errors import SpecError
+from perfmodel.listening import Bounds, Listening, is_loopback, serve_apps
 from perfmodel.web.app import build_app
 from perfmodel.web.desk import Desk
 
@@ -19,8 +20,11 @@ def serve_page(host: str, port: int, on_ready: Callable[[str], None]) -> None:
     port:     0: one that is free
     on_ready: called with the page's address when it can be opened
 
-    Raises SpecError where the port cannot be had.
+    Raises SpecError where the port cannot be had, and for a host that other machines reach: who opens the page may
+    start work and read what was dropped.
     """
+    if not is_loopback(host):
+        raise SpecError(f"--host: found {host!r}, allowed this machine's own, as 127.0.0.1, ::1 or localhost.")
     asyncio.run(_serve(host, port, on_ready))
 
 

@@ -77,6 +77,70 @@ def test_back_and_forward_are_steps_of_what_was_shown(tab):
     tab.check()
 
 
+def test_a_drag_is_one_step_of_the_history(tab):
+    tab.open("/step?model=llama-3.1-8b&hardware=h100&batch=8&context=512")
+    first = tab.figures()
+    for share in (0.5, 0.55, 0.6):
+        tab.move("batch", share)
+        tab.page.wait_for_timeout(60)
+    tab.settle()
+    assert tab.figures() != first
+    with tab.page.expect_event("load"):
+        tab.page.go_back()
+    tab.settle()
+    assert tab.figures() == first
+    assert "batch=8&" in tab.address
+    tab.check()
+
+
+def test_four_columns_come_by_clicks_and_stay_while_one_drags(tab):
+    tab.open("/compare?model=llama-3.1-8b&hardware=h100-sxm-80gb&traffic.num_requests=20")
+    for number, device in enumerate(("a100-sxm-80gb", "h200-sxm", "l40s"), 1):
+        tab.page.click("[data-duplicate]")
+        tab.page.wait_for_selector(f"#o{number}-hardware")
+        tab.page.fill(f"#o{number}-hardware", device)
+        tab.page.keyboard.press("Enter")
+        tab.page.wait_for_url(f"**{device}**")
+        tab.settle()
+    tab.move("engine.max_num_seqs", 0.3)
+    tab.page.wait_for_url("**max_num_seqs**")
+    tab.settle()
+    heads = tab.page.eval_on_selector_all("#part-served th[scope=col] .aside", "all => all.map(e => e.textContent)")
+    assert heads == ["1 x h100-sxm-80gb", "1 x a100-sxm-80gb", "1 x h200-sxm", "1 x l40s"]
+    tab.page.click("[data-remove='2']")
+    tab.page.wait_for_selector("#o3-hardware", state="detached")
+    tab.settle()
+    assert tab.address.count("with=") == 2
+    assert "h200" not in tab.address
+    tab.check()
+
+
+def test_another_view_shows_nothing_of_the_one_before(tab):
+    """Parts of two views are called `curve`."""
+    tab.open("/traffic?model=llama-3.1-8b&hardware=h100&rate=4&traffic.num_requests=30")
+    tab.move("rate", 0.8)
+    tab.settle()
+    tab.page.click("nav.views >> text=Step")
+    tab.page.wait_for_selector("#part-curve .waiting")
+    assert tab.page.query_selector("#part-curve .stale") is None
+    tab.settle()
+    assert tab.page.title() == "Step · perfmodel"
+    tab.check()
+
+
+def test_tables_come_when_they_are_opened_and_again_after_they_could_not(tab):
+    tab.open("/step?model=llama-3.1-8b&hardware=h100&batch=4&context=512")
+    tab.page.route("**/rest/**", lambda route: route.abort())
+    tab.page.click("#part-decode .rest summary")
+    tab.page.wait_for_selector("#status.seen >> text=The server does not answer")
+    assert not tab.page.query_selector("#part-decode .rest table")
+    assert tab.page.get_attribute("#part-decode .rest", "open") is None
+    tab.page.unroute("**/rest/**")
+    tab.page.click("#part-decode .rest summary")
+    tab.page.wait_for_selector("#part-decode .rest td >> text=gate_up_proj")
+    assert not tab.crashes
+
+
 def test_keys_alone_lead_to_the_answer_and_change_it(tab):
     tab.open("/step?model=llama-3.1-8b&hardware=h100")
     tab.page.keyboard.press("Tab")

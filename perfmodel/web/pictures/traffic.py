@@ -41,18 +41,16 @@ def latency_curve(data: Any, name: str, now: float | None = None, bands: Any = N
 
 
 def goodput_curve(data: Any, now: float | None = None) -> dict[str, Any]:
-    """Requests answered in a second, and those of them that meet the SLO, against those that arrive."""
+    """Requests completed in a second, and those of them that meet the SLO, against those that arrive."""
     rates = data["load"]["rates"]
     served, good = (_values(data, name) for name in ("request_throughput", "request_goodput"))
-    traces = [_line("answered", rates, served, BLUE, _RATE)]
+    traces = [_line("completed", rates, served, BLUE, _RATE)]
     if any(value is not None for value in good):
         traces.append(_line("within the SLO", rates, good, GREEN, _RATE))
     ideal = {**_line("all that arrive", rates, rates, GREY, _RATE, dash="dot"), "mode": "lines"}
     shapes, notes = _marks(data, now)
     ends = [value for trace in (*traces, ideal) for value in trace["y"] if value]
-    return _picture(
-        [ideal, *traces], shapes, notes, "requests/s that come back", _rates_axis(rates, now), _log_axis(ends)
-    )
+    return _picture([ideal, *traces], shapes, notes, "requests/s completed", _rates_axis(rates, now), _log_axis(ends))
 
 
 def prompt_curve(data: Any) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def _marks(data: Any, now: float | None) -> tuple[list[dict[str, Any]], list[dic
     found = [
         (now or load["rate"], "now", ORANGE, "solid"),
         (load["knee"], "knee", GREY, "dot"),
-        (kept, "SLO kept", GREEN, "solid"),
+        (kept, "SLO limit", GREEN, "solid"),
     ]
     known = [(rate, word, colour, dash) for rate, word, colour, dash in found if rate]
     shapes = [

@@ -11,12 +11,15 @@ const pageName = Math.random().toString(36).slice(2);  // of this tab: what it a
 // What the address says and no field of the page shows (another view's) stays.
 function queryOf() {
   const pairs = new URLSearchParams(location.search);
-  for (const element of $$("input[name], select[name]")) {
-    if (element.form?.id !== "state") continue;
+  const fields = $$("input[name], select[name]").filter((element) => element.form?.id === "state");
+  for (const { name } of fields) pairs.delete(name);
+  const columns = [];
+  for (const element of fields) {
     const value = markOf(element) || element.value.trim();
-    pairs.delete(element.name);
-    if (value !== "") pairs.append(element.name, value);
+    if (element.name === "with") columns.push(value);
+    else if (value !== "") pairs.set(element.name, value);
   }
+  for (const column of columns) pairs.append("with", column);
   return pairs.toString();
 }
 
@@ -33,22 +36,24 @@ function addressOf(view = currentView()) {
   return "/" + view + (query ? "?" + query : "");
 }
 
-let pending = null;
+let pending = null, isNewStep = false;
 let shown = location.pathname + location.search;
 
-// While one drags, the address is replaced; a change that stays is a step of the history.
-function show(isStep) {
+// A change is a step of the history; of a drag its beginning is, whose address each further move replaces.
+function show(isStep, pauseMs = 0) {
   clearTimeout(pending);
+  isNewStep ||= isStep;
   pending = setTimeout(() => {
     const address = addressOf();
     if (address === location.pathname + location.search) return;
-    history[isStep ? "pushState" : "replaceState"]({}, "", address);
+    history[isNewStep ? "pushState" : "replaceState"]({}, "", address);
+    isNewStep = false;
     shown = address;
     linkViews();
     keepOld();
     keepFocus();
     fetchInto("#answers", address);
-  }, isStep ? 0 : 15);
+  }, pauseMs);
 }
 
 // What goes wrong is said where htmx's own events are heard.
@@ -67,14 +72,19 @@ function linkViews() {
 
 function openView(address) {
   const view = address.split("?")[0].slice(1) || "deployment";
+  if (view !== currentView()) old.clear();
   shown = address;
   document.body.dataset.view = view;
   linkViews();
-  return fetchInto("#main", address).then(() => {
-    document.title = ($("#main h1")?.textContent ?? "") + " · perfmodel";
-    ready($("#main"));
-    $("#main").focus({ preventScroll: true });
-  });
+  return fetchInto("#main", address);
+}
+
+let toFocus = null;  // what had the focus where a button changed the view's fields, if it is there again
+
+function showView(main) {
+  document.title = ($("h1", main)?.textContent ?? "") + " · perfmodel";
+  (toFocus?.() ?? main).focus({ preventScroll: true });
+  toFocus = null;
 }
 
 // ---------------------------------------------------------------- what is old stays, in grey, until the new is there
@@ -185,13 +195,16 @@ function ready(root) {
   setRefusals();
 }
 
+let dragged = null, movedAt = 0;
+
 document.addEventListener("input", (event) => {
   const element = event.target;
   if (element.matches("input[type=range]")) {
     const field = document.getElementById(element.dataset.for);
     field.value = fromSlider(element);
     element.setAttribute("aria-valuetext", field.value);
-    show(false);
+    show(element !== dragged || performance.now() - movedAt > 1000, 15);
+    [dragged, movedAt] = [element, performance.now()];
   }
 });
 
@@ -215,7 +228,7 @@ document.addEventListener("change", (event) => {
   const element = event.target;
   if (element.id === "file" && element.files.length) { drop(element.files[0]); element.value = ""; return; }
   if (element.dataset.add !== undefined) { addField(element); return; }
-  if (element.form?.id !== "state" && !element.matches("input[type=range]")) return;
+  if (element.form?.id !== "state" || element.matches("input[type=range]")) return;
   setSliders(document);
   show(true);
 });
@@ -281,10 +294,10 @@ function setFields(values) {
   history.pushState({}, "", address);
   keepOld();
   const had = document.activeElement, set = had?.dataset?.set, card = had?.closest?.("[data-text]")?.dataset.text;
-  const again = () => (had?.id ? document.getElementById(had.id) : null)
+  toFocus = () => (had?.id ? document.getElementById(had.id) : null)
     ?? (set ? $(`[data-set="${CSS.escape(set)}"]`) : null)
     ?? (card ? $(`[data-text="${CSS.escape(card)}"] [data-set]:last-of-type`) : null);
-  return openView(address).then(() => again()?.focus({ preventScroll: true }));
+  return openView(address);
 }
 
 function setField(element, value) {
@@ -372,10 +385,17 @@ async function drop(file) {
   say("Reading " + file.name + " ...");
   const answer = await post("/drop?" + new URLSearchParams({ name: file.name, size: String(file.size) }), part);
   if (answer.error) { say(answer.error); return; }
-  const field = $('#state [name="model"]');
+  if (answer.field === "scenario") {
+    const query = new URLSearchParams(queryOf());
+    for (const key of ["model", "hardware", "scenario"]) query.delete(key);  // it has its own
+    query.append("scenario", answer.mark);
+    location.href = "/" + currentView() + "?" + query;
+    return;
+  }
+  const field = $(`#state [name="${answer.field}"]`);
   field.value = answer.mark.split("/").pop();
   field.dataset.mark = answer.mark;
-  say(file.name + " is the model now.");
+  say(`${file.name} is the ${answer.field === "hardware" ? "device" : answer.field} now.`);
   show(true);
 }
 
@@ -419,19 +439,32 @@ document.addEventListener("htmx:afterSwap", (event) => {
   for (const part of target.matches(".part") ? [target] : $$(".part", target)) showOld(part);
   ready(target);
   if (target.id === "answers") showFocus();
+  if (target.id === "main") showView(target);
 });
 document.addEventListener("htmx:afterRequest", (event) => {
   if (event.detail.elt.dataset?.line !== undefined && event.detail.successful) {
     event.detail.elt.textContent = JSON.parse(event.detail.xhr.responseText).lines.join("\n");
   }
 });
+// Tables that did not come say so where they would stand, and are asked for again when they are opened again.
+function refuseRest(details, sentence) {
+  const closed = details.cloneNode(true);
+  closed.removeAttribute("open");
+  $(".opened", closed).textContent = "...";
+  details.replaceWith(closed);
+  htmx.process(closed);
+  say(sentence);
+}
+
 document.addEventListener("htmx:responseError", async (event) => {
   if (event.detail.xhr.status === 403 && await renewToken()) { askAgain(); return; }
   let sentence = "The server did not answer; is it still running?";
   try { sentence = JSON.parse(event.detail.xhr.responseText).error; } catch { /* no sentence */ }
-  refuse(sentence);
+  if (event.detail.elt.matches("details.rest")) refuseRest(event.detail.elt, sentence);
+  else refuse(sentence);
 });
-document.addEventListener("htmx:sendError", () => {
+document.addEventListener("htmx:sendError", (event) => {
+  if (event.detail.elt.matches("details.rest")) refuseRest(event.detail.elt, "The server does not answer.");
   refuse("The server does not answer: it may have ended. Start perfmodel web again at the same port, and this page goes on.");
   clearInterval(waitForServer.timer);
   waitForServer.timer = setInterval(waitForServer, 1500);

@@ -1,14 +1,16 @@
 """Answers side by side: rows of figures, each beside the first deployment's as `perfmodel compare` compares results."""
 
-__all__ = ["OF_DEPLOYMENTS", "OF_TRAFFIC", "Cell", "CellRow", "Compared", "compared"]
+__all__ = ["OF_DEPLOYMENTS", "OF_TRAFFIC", "Cell", "CellRow", "Compared", "compared", "headings"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.web.desk import Finding
+from perfmodel.web.drops import without_marks
 from perfmodel.web.figures import value_at
 from perfmodel.web.questions import Shown
+from perfmodel.web.state import PageState
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,9 @@ OF_TRAFFIC = (
     CellRow("mean E2E", 0, "mean_e2el_ms"),
     CellRow("output", 0, "output_throughput", "tok_s"),
     CellRow("requests within the SLO", 0, "slo_attainment", "percent"),
-    CellRow("largest rate within the SLO", 1, "load.within_slo.max_rate", "req_s", "90 % of requests meet it"),
+    CellRow(
+        "largest rate within the SLO", 1, "load.within_slo.max_rate", "req_s", "90 % of requests, or its percentiles"
+    ),
     CellRow("cost per million tokens", 0, "usd_per_million_tokens", "usd", "prompts and answers"),
     CellRow("energy per output token", 0, "joules_per_output_token"),
 )
@@ -78,6 +82,26 @@ def compared(findings: Sequence[Finding], rows: Sequence[CellRow], num_columns: 
     changes = [_changes(columns[0], column) for column in columns]
     found = [_row(row, columns, changes) for row in rows]
     return [row for row in found if any(cell.shown for cell in row.cells)]
+
+
+def headings(columns: Sequence[PageState], findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(model, devices) of each column, as its first answer says; of a refused one as the address does.
+
+    findings: of all questions, column by column
+    """
+    each = len(findings) // len(columns)
+    return [_heading(column, findings[each * number]) for number, column in enumerate(columns)]
+
+
+def _heading(column: PageState, finding: Finding) -> tuple[str, str]:
+    if finding.shown is None:
+        asked = column.flags
+        return without_marks(asked.get("model", column.get("scenario"))), without_marks(asked.get("hardware", ""))
+    data = finding.shown.data
+    if "num_devices" in data:  # of `memory`
+        return data["model"], f"{data['num_devices']} x {data['hardware']}"
+    scenario = data["provenance"]["inputs"]["scenario"]  # of `simulate`
+    return scenario["model"]["name"], f"{data['mean_num_devices']:g} x {scenario['hardware']['name']}"
 
 
 def _row(row: CellRow, columns: Sequence[Sequence[Finding]], changes: Sequence[Mapping[str, Any]]) -> Compared:

@@ -7,13 +7,14 @@ __all__ = ["COMPARE", "columns_of", "deployment_of", "main_of"]
 
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
+from perfmodel.web.views.bounded import fewer_requests
 from perfmodel.web.views.traffic import asked_rate
 from perfmodel.web.views.view import View, ViewPart
 
 _BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
 _SHARED = ("rate", "traffic", "ttft", "tpot", "e2e", "seed")
 _OF_TRAFFIC = ("traffic.", "slo.")
-_RATE, _COUNT, _QUICK = "traffic.arrivals.rate", "traffic.num_requests", "400"
+_RATE, _QUICK = "traffic.arrivals.rate", 400
 _BELOW, _ABOVE, _POINTS = 8, 32, 3  # of the rates among which the largest within the SLO is looked for
 
 
@@ -59,12 +60,8 @@ def _served(state: PageState) -> tuple[Question, ...]:
     return tuple(
         question
         for column in columns_of(state)
-        for question in (Question.of("simulate", column, *_short(column)), _most(column))
+        for question in (Question.of("simulate", column, *fewer_requests(column, _QUICK)), _most(column))
     )
-
-
-def _short(column: PageState) -> tuple[str, ...]:
-    return () if column.get(_COUNT) or column.get("traffic.duration_s") else (f"{_COUNT}={_QUICK}",)
 
 
 def _most(column: PageState) -> Question:
@@ -73,7 +70,9 @@ def _most(column: PageState) -> Question:
     ends = f"{rate / _BELOW:.3g}..{rate * _ABOVE:.3g}" if rate else f"{1 / _BELOW:g}x..{_ABOVE}x"
     fixed = column if rate is None else column.changed({"rate": None, _RATE: None})
     metrics = ("request_goodput", "request_throughput")
-    return Question.of("whatif", fixed, *_short(column), vary=f"{_RATE}={ends}:{_POINTS}", metric=metrics)
+    return Question.of(
+        "whatif", fixed, *fewer_requests(column, _QUICK), vary=f"{_RATE}={ends}:{_POINTS}", metric=metrics
+    )
 
 
 COMPARE = View(

@@ -6,6 +6,8 @@ from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views.view import View, ViewPart
 
+_PLOTS = ("plot",)
+
 
 def _decode(state: PageState) -> tuple[Question, ...]:
     return (Question.of("explain", state, batch=state.get("batch"), context=state.get("context")),)
@@ -16,10 +18,11 @@ def _prefill(state: PageState) -> tuple[Question, ...]:
 
 
 def _curve(state: PageState) -> tuple[Question, ...]:
-    """How a step grows with the batch and with the context, from the values that are shown."""
-    sets = (f"step.batch={state.get('batch', '32')}", f"step.context={state.get('context', '1024')}")
+    """How a step grows with the batch and with the context, from the values that are given, or the typical step."""
+    batch, context = state.get("batch"), state.get("context")
+    given = (f"step.batch={batch or 32}", f"step.context={context or 1024}") if batch or context else ()
     vary = ("step.batch=1..1024:11", "step.context=256..131072:10")
-    return (Question.of("whatif", state, *sets, vary=vary, metric="step_ms"),)
+    return (Question.of("whatif", state, *given, vary=vary, metric="step_ms"),)
 
 
 STEP = View(
@@ -27,9 +30,9 @@ STEP = View(
     "Step",
     "Where does the time of a step go?",
     (
-        ViewPart("decode", _decode, is_kept=True),
+        ViewPart("decode", _decode, is_kept=True, drawn=_PLOTS),
         ViewPart("curve", _curve, "quick", told="how a step grows with batch and context"),
-        ViewPart("prefill", _prefill, is_kept=True),
+        ViewPart("prefill", _prefill, is_kept=True, drawn=_PLOTS),
     ),
     has_controls=True,
 )

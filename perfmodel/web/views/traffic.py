@@ -12,10 +12,12 @@ from math import floor, log10
 from perfmodel.files.units import parse_quantity
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
+from perfmodel.web.views.bounded import fewer_requests
 from perfmodel.web.views.view import View, ViewPart
 
 PAUSE_S = "30"  # of a user between an answer and the next question, unless the address says it
 _RATE, _PAUSE, _COUNT = "traffic.arrivals.rate", "traffic.arrivals.think_time_s", "traffic.num_requests"
+_DURATION = "traffic.duration_s"
 _QUICK, _POINTS = 400, 7
 _LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 _LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
@@ -65,9 +67,10 @@ def _range(state: PageState) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if 0 < value < 1e9 else None
 
 
 def _rounded(rate: float) -> float:
@@ -78,7 +81,7 @@ def _rounded(rate: float) -> float:
 
 def _short(state: PageState) -> tuple[str, ...]:
     """So few requests that the answer is there at once, unless the address says how many."""
-    return () if state.get(_COUNT) or state.get("traffic.duration_s") else (f"{_COUNT}={_QUICK}",)
+    return fewer_requests(state, _QUICK)
 
 
 def _now(state: PageState) -> tuple[Question, ...]:
@@ -87,7 +90,7 @@ def _now(state: PageState) -> tuple[Question, ...]:
 
 def _prompts(state: PageState) -> tuple[Question, ...]:
     """Time to first token of an idle server by the length of the prompt."""
-    idle = state.changed({"rate": None, _RATE: None, _COUNT: None})
+    idle = state.changed({"rate": None, _RATE: None, _COUNT: None, _DURATION: None})
     sets = (
         f"{_RATE}={_IDLE_RATE}",
         f"{_COUNT}={_IDLE_COUNT}",

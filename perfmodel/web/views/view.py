@@ -23,6 +23,7 @@ class ViewPart:
              template, in the long lane, where nobody waits for them
     is_kept: whether the page keeps what it shows, drawn plots too, while the questions stay: of a template that shows
              its answers alone
+    drawn: kinds of blocks of its document that its template shows by itself
     """
 
     name: str
@@ -34,6 +35,7 @@ class ViewPart:
     shows_refusals: bool = False
     later: Callable[[PageState], Sequence[Question]] | None = None
     is_kept: bool = False
+    drawn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 __all__ = ["ALONG", "ALTERNATIVES", "WHATIF", "WHATIF_METRICS"]
 
+from perfmodel.errors import SpecError
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views.bounded import fewer_requests
@@ -32,6 +33,7 @@ ALTERNATIVES = (
 
 
 def _tornado(state: PageState) -> tuple[Question, ...]:
+    _check_metric(state)
     return (Question.of("whatif", state, *fewer_requests(state, _REQUESTS), metric=WHATIF_METRICS),)
 
 
@@ -39,9 +41,17 @@ def _against(state: PageState) -> tuple[Question, ...]:
     against = state.get("against")
     if not against:
         return ()
+    _check_metric(state)
     along = state.get("vary", ALONG[0][0])
     fewer = fewer_requests(state, _REQUESTS)
     return (Question.of("whatif", state, *fewer, vary=along, metric=WHATIF_METRICS, against=against),)
+
+
+def _check_metric(state: PageState) -> None:
+    """Raises SpecError for one that the pictures are not of."""
+    metric = state.get("metric")
+    if metric and metric not in WHATIF_METRICS:
+        raise SpecError(f"metric: found {metric[:60]!r}, allowed {', '.join(WHATIF_METRICS)}.")
 
 
 WHATIF = View(

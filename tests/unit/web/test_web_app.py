@@ -11,9 +11,11 @@ import pytest
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from asgi_client import Client
+from typer.testing import CliRunner
 from web_site import HOST, Page, say_nothing_of_here
 
-from perfmodel.web.app import _MOST_LINE_BYTES
+from perfmodel.cli import app
+from perfmodel.web.app import _MOST_LINE_BYTES, _STATIC
 from perfmodel.web.drops import MOST_BYTES
 from perfmodel.web.guard import HEADERS
 from perfmodel.web.views import VIEWS
@@ -103,6 +105,19 @@ def test_home_leads_to_a_view_of_this_server_only(site):
     for path in ("//evil.example/", "//evil.example", "/\\evil.example/", "/deployment/"):
         location = site.get(path).headers.get("location", "/")
         assert location.startswith(("/deployment", "http://127.0.0.1:8080/")) or location == "/", (path, location)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999", "-3", "0", "1e-400", "many"])
+@pytest.mark.parametrize("key", ["low", "high"])
+def test_rates_that_are_none_are_said_or_left_to_the_command(key, value, site, nobody_works):
+    assert site.get(f"/traffic?{key}={value}&rate=4").status in (200, 422)
+    assert site.get(f"/part/traffic/curve?{key}={value}").status in (200, 422)
+
+
+def test_a_metric_that_pictures_are_not_of_is_refused_in_its_field(site, nobody_works):
+    page = Page(site.get("/whatif?metric=foo&against=hardware=h200", HTML).body.decode())
+    assert len(page.refusals) == 2
+    assert all("metric: found 'foo', allowed mean_ttft_ms" in said for said in page.refusals)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
@@ -240,7 +255,7 @@ def test_a_bug_is_a_sentence_and_its_trace_is_in_the_log(site, monkeypatch, capl
 
 
 def test_static_files_are_kept_by_their_tags(site):
-    for path in ("app.css", "app.js", "plots.js", "icon.svg", "vendor/htmx.min.js", "plotly.min.js"):
+    for path in (*_STATIC, "plotly.min.js"):
         response = site.get(f"/static/{path}")
         assert response.status == 200
         assert response.headers["x-content-type-options"] == "nosniff"
@@ -250,7 +265,7 @@ def test_static_files_are_kept_by_their_tags(site):
 
 def test_nothing_on_the_page_asks_another_server(site):
     """What the page's own script and style say; plotly's asks nobody unless maps are drawn, and the policy forbids."""
-    for path in ("app.css", "app.js", "plots.js"):
+    for path in (each for each in _STATIC if each.endswith((".css", ".js")) and not each.startswith("vendor/")):
         text = site.get(f"/static/{path}").body.decode()
         assert not re.findall(r"https?://", text), path
         assert not re.findall(r"\beval\(|new Function|insertAdjacentHTML|document\.write|\.innerHTML\s*=", text), path
@@ -259,7 +274,8 @@ def test_nothing_on_the_page_asks_another_server(site):
 def test_data_is_what_the_command_prints(site):
     site.get("/step?batch=3")
     found = site.get("/data/step/decode?batch=3")
-    assert found.json()["batch"] == 3 if "batch" in found.json() else found.json()
+    asked = ["--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb", "--batch", "3", "--json"]
+    assert found.json() == json.loads(CliRunner().invoke(app, ["explain", *asked]).stdout)
     assert "attachment" in found.headers["content-disposition"]
     site.get("/deployment?batch=3")
     both = site.get("/data/deployment/glance?batch=3").json()

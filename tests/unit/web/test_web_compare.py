@@ -9,7 +9,7 @@ from perfmodel.web.pages import Pages
 from perfmodel.web.pictures.columns import column_bars, measured_dots
 from perfmodel.web.questions import Question, Shown
 from perfmodel.web.state import PageState, read_state
-from perfmodel.web.views.columns import OF_DEPLOYMENTS, compared
+from perfmodel.web.views.columns import OF_DEPLOYMENTS, compared, headings
 from perfmodel.web.views.compare import COMPARE, columns_of, deployment_of, main_of
 
 DEPLOYMENTS, SERVED = COMPARE.parts
@@ -88,6 +88,25 @@ def test_a_column_that_is_refused_says_why_and_the_others_stand(pages):
     alone = str(pages.part(COMPARE, DEPLOYMENTS, PageState(TOO_LARGE.fields)))
     assert "l40s has 48.0 GB" in alone
     assert "data-duplicate" in alone
+
+
+def test_headings_are_those_of_the_answers():
+    desk = Desk()
+    split = PageState((*OTHER.fields, ("engine.tensor_parallel_size", "4"), ("engine.pipeline_parallel_size", "2")))
+    named = PageState((("scenario", "llama-3.1-8b-a100"), ("engine.data_parallel_size", "2")))
+    state = state_of(split, named, TOO_LARGE)
+    found = headings(columns_of(state), [desk.answer(each) for each in DEPLOYMENTS.ask(state)])
+    served = headings(
+        columns_of(state), [desk.answer(each) for each in SERVED.ask(state) if each.command == "simulate"]
+    )
+    desk.drops.close()
+    assert served == found
+    assert found == [
+        ("llama-3.1-8b", "1 x h100-sxm-80gb"),
+        ("llama-3.1-8b", "8 x a100-sxm-80gb"),
+        ("llama-3.1-8b", "2 x a100-sxm-80gb"),
+        ("llama-3.1-70b", "l40s"),
+    ]
 
 
 def test_four_stand_side_by_side_at_most(pages):

@@ -13,11 +13,14 @@ from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file
 from perfmodel.web import drops as drops_module
 from perfmodel.web.desk import Desk
-from perfmodel.web.drops import Drops, hidden, resolved, with_files, without_marks
+from perfmodel.web.drops import Drops, field_of, hidden, resolved, with_files, without_marks
 from perfmodel.web.questions import Question
 from perfmodel.web.state import read_state
+from perfmodel.web.views.deployment import DEPLOYMENT
+from perfmodel.web.views.memory import MEMORY
 
-CONFIG = Path(__file__).parents[2] / "data"
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "tests" / "data"
 
 
 @pytest.fixture
@@ -143,6 +146,30 @@ def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
         assert "config.json" in refusal
         assert str(desk.drops.folder) not in refusal
         assert broken[5:21] not in refusal
+    finally:
+        desk.drops.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "field"),
+    [
+        (("hardware_specs", "l4.yaml"), "hardware"),
+        (("workloads", "traffic", "azure-code.yaml"), "traffic"),
+        (("workloads", "scenarios", "llama-3.1-8b-a100.yaml"), "scenario"),
+        (("workloads", "models", "llama-3.1-8b.yaml"), "model"),
+    ],
+)
+def test_what_a_file_is_for_follows_from_its_keys_and_it_answers_there(file, field):
+    content = ROOT.joinpath(*file).read_bytes()
+    assert field_of(file[-1], content) == field
+    desk = Desk()
+    try:
+        state = read_state(f"{field}={desk.take(file[-1], content)}")
+        for view in (DEPLOYMENT, MEMORY):
+            findings = [desk.answer(each) for part in view.parts for each in part.ask(state)]
+            assert findings
+            assert not [each.refusal for each in findings if each.refusal]
+            assert not any(str(desk.drops.folder) in str(each.shown) for each in findings)
     finally:
         desk.drops.close()
 

@@ -97,6 +97,8 @@ async def _is_refused(errands, known):
 
 
 async def _is_broken(errands):
+    short = await ended(errands.begin(named("memory"), "quick"))
+    assert (short.state, "not enough memory" in short.said) == ("failed", True)  # to be asked again: there may be more
     broken = await ended(errands.begin(named("break"), "quick"))
     assert broken.state == "failed"
     assert "secret" not in broken.said  # what broke is for the log

@@ -8,7 +8,9 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from web_site import Page, say_nothing_of_here
 
-from perfmodel.web.views import VIEWS
+from perfmodel.errors import SpecError
+from perfmodel.web.state import read_state
+from perfmodel.web.views import VIEWS, find_part, find_view
 
 MODEL = "model=llama-3.1-8b&hardware=h100"
 OPENED = [
@@ -64,6 +66,31 @@ def test_all_of_an_answer_comes_when_it_is_opened(view, part, line, site, nobody
     say_nothing_of_here(opened)
     assert told(line) <= words(opened.body.decode())
     assert not told(line) <= words(closed)
+    if view == "step":  # whose plots stand above
+        assert not Page(opened.body.decode()).plots
+        assert Page(closed).plots
+
+
+def test_what_was_answered_and_is_forgotten_is_asked_anew(site):
+    from perfmodel.web.errands import Errand
+
+    question = find_part(find_view("step"), "curve").ask(read_state(MODEL + "&batch=5"))[0]
+    for state, said in (("done", ""), ("refused", "no room."), ("stopped", "")):
+        errand = Errand(1, question, "quick")
+        errand.end(state, said)
+        site.desk._errands._errands[1] = errand
+        html = site.get(f"/part/step/curve?{MODEL}&batch=5").body.decode()
+        assert ("Stopped." in html) == (state == "stopped")
+        assert ('hx-trigger="load"' in html) == (state != "stopped")
+    site.desk._errands._errands.clear()
+
+
+def test_a_page_that_is_loaded_again_asks_again_what_was_refused(site):
+    (question,) = find_part(find_view("memory"), "plan").ask(read_state(MODEL + "&engine.max_num_seqs=9"))
+    site.desk._known.keep(question, SpecError("nothing is known of this model yet."))
+    address = f"/memory?{MODEL}&engine.max_num_seqs=9"
+    assert "nothing is known" in site.get(f"/part/memory/plan?{MODEL}&engine.max_num_seqs=9").body.decode()
+    assert "nothing is known" not in site.get(address).body.decode()
 
 
 def told(line):

@@ -6,22 +6,15 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from web_site import Site
-
+from perfmodel.errors import SpecError
 from perfmodel.web.pictures.traffic import goodput_curve, latency_curve, prompt_curve
 from perfmodel.web.state import read_state
 from perfmodel.web.views.traffic import TRAFFIC, asked_rate
+from perfmodel.web.views.whatif import WHATIF
 
 CURVE, NOW, PROMPTS = (part for part in TRAFFIC.parts)
 QUICK = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=3&ttft=1s&traffic.num_requests=30"
 RATES = [1.0, 2.0, 4.0, 8.0]
-
-
-@pytest.fixture(scope="module")
-def site():
-    found = Site()
-    yield found
-    found.close()
 
 
 def asked(part, query):
@@ -163,6 +156,28 @@ def test_a_get_begins_no_bands_and_the_part_stands_without_them(site):
     assert site.desk.look(CURVE.later(read_state(QUICK))[0]).errand is None
 
 
+def test_bands_that_are_refused_are_said_and_not_asked_for_again_and_again(site):
+    query = f"{QUICK}&seed=5"
+    (curve,), (bands,) = CURVE.ask(read_state(query)), CURVE.later(read_state(query))
+    assert site.desk.answer(curve).shown
+    site.desk._known.keep(bands, SpecError("too many requests for this machine."))
+    html = site.get(f"/part/traffic/curve?{query}").body.decode()
+    assert "No 80 % bands: too many requests for this machine." in html
+    assert "/later/" not in html
+
+
+def test_traffic_of_a_duration_is_not_bounded_by_a_number_and_prompts_still_come():
+    state = read_state("model=llama-3.1-8b&hardware=h100&rate=4&traffic.duration_s=20")
+    for part in (CURVE, NOW):
+        (question,) = part.ask(state)
+        assert "traffic.duration_s=20" in question.sets
+        assert not any(each.startswith("traffic.num_requests") for each in question.sets)
+    (prompts,) = PROMPTS.ask(state)
+    assert not any(each.startswith("traffic.duration_s") for each in prompts.sets)
+    (tornado,) = WHATIF.parts[0].ask(state)
+    assert not any(each.startswith("traffic.num_requests") for each in tornado.sets)
+
+
 def test_with_the_bands_the_part_is_drawn_anew(site):
     address = f"traffic/curve?{QUICK}"
     for question in (*CURVE.ask(read_state(QUICK)), *CURVE.later(read_state(QUICK))):
@@ -181,7 +196,7 @@ def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
     across = [shape["y0"] for shape in picture["layout"]["shapes"] if shape.get("xref") == "paper"]
     assert across == [60.0]
     words = " ".join(note["text"] for note in picture["layout"]["annotations"])
-    assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO kept"))
+    assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO limit"))
     bare = latency_curve(told(knee=None), "ttft")
     assert [shape["x0"] for shape in bare["layout"]["shapes"]] == [2.0]  # the traffic's own rate
 
@@ -204,7 +219,7 @@ def test_points_without_an_answer_leave_a_gap():
     data = told()
     data["points"][1] = {"set": "traffic.arrivals.rate=2", "values": {}, "problem": "does not fit"}
     assert named(latency_curve(data, "ttft"))["mean"]["y"][1] is None
-    assert named(goodput_curve(data))["answered"]["y"][1] is None
+    assert named(goodput_curve(data))["completed"]["y"][1] is None
 
 
 def test_goodput_is_shown_where_there_is_an_slo():

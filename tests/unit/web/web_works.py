@@ -22,6 +22,8 @@ def work(question, progress):
             raise SpecError("refuse: found 1, allowed 2.")
         case "break":
             raise ValueError("secret")
+        case "memory":
+            raise MemoryError
         case "end":
             os._exit(3)
     return Shown(question, {"name": question.scenario, "process": os.getpid()}, {"blocks": []})
