@@ -66,7 +66,8 @@ class Case:
         for request in requests if self.has_turns else ():
             num_full = (request.num_prompt_tokens + request.max_output_tokens) // BLOCK_SIZE
             own = ((100 + request.request_id, k) for k in range(len(request.block_hashes), num_full))
-            request.block_hashes, request.turn = (*request.block_hashes, *own), 0
+            request.block_hashes = request.contents = (*request.block_hashes, *own)
+            request.turn = 0
         return requests
 
     def loop(self) -> ServeLoop:

@@ -45,7 +45,7 @@ from perfmodel_executors.driver import (
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.models.support import CPU, check_engine, has_states
+from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import open_ranks, open_runner
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
@@ -211,7 +211,7 @@ def as_executed(scenario: Scenario) -> Scenario:
             f"leave it out."
         )
     ours: dict[str, bool] = {"disable_hybrid_kv_cache_manager": True}  # one table for all layers
-    if has_states(served_model(scenario.model, scenario.engine)):
+    if served_model(scenario.model, scenario.engine).has_states:
         ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
     engine = scenario.engine.model_copy(update=ours)
     return scenario.model_copy(update={"engine": engine})

@@ -24,7 +24,7 @@ from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.host_pages import HostPages
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.popularity import TRAINED
-from perfmodel_executors.models.support import check_capturable, check_served, has_states, kv_packing
+from perfmodel_executors.models.support import check_capturable, check_served, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.sampling import SamplingSettings
 
@@ -101,7 +101,7 @@ class StepRunner:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
             decoder = self.decoder
             # Run again, a chunk in a ring would read what it has overwritten, and a state would take tokens in twice.
-            if is_warm_up and self.keeps_kv and (decoder.ring is not None or has_states(decoder.model)):
+            if is_warm_up and self.keeps_kv and (decoder.ring is not None or decoder.model.has_states):
                 with self.cache.restored([segment.block_table for segment in segments]):
                     return self._run(segments)
             return self._run(segments)

@@ -3,6 +3,7 @@
 __all__ = ["SchedulerConfig", "Speculation"]
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class SchedulerConfig:
                       its first chunk; it is not given more than that chunk needs
     prefill_exclusive: a step computes prompts or decodes, prompts first (SGLang); else both together (vLLM, TRT-LLM)
     reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
+    stays_of_preempted: what stays in the prefix cache of a request that is preempted, until its blocks are reused: all
+                      full blocks (vLLM), the prompt's (SGLang), or nothing
     poll_every:       arrivals are looked at every so many decodes, and after prompts (SGLang's receive interval)
     keeps_kv:         without, nothing is cached: each step computes all tokens of every sequence that it advances
     is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
@@ -80,6 +83,7 @@ class SchedulerConfig:
     scheduler_reserve_full_isl: bool = True
     prefill_exclusive: bool = False
     reserves_output: bool = False
+    stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
     poll_every: int = 1
     keeps_kv: bool = True
     is_contiguous: bool = False

@@ -80,10 +80,10 @@ class GroupedKVBlocks(KVBlockManager):
     def cached_prefix(self, request: Request) -> list[int]:
         """The first group's blocks of the longest beginning of the prompt that all groups have, at most all but its
         last token; `NO_BLOCK` for rows that it does not need."""
-        if not self.enable_prefix_caching or not request.block_hashes:
+        if not self.enable_prefix_caching or not request.contents:
             return []
         self._pop_set_aside()
-        contents = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+        contents = request.contents[: (request.num_tokens - 1) // self.block_size]
         num_rows = len(contents)
         for number, group in enumerate(self.groups):
             if group.span is None:
@@ -126,7 +126,7 @@ class GroupedKVBlocks(KVBlockManager):
     def _cached_blocks(self, request: Request, number: int, num_rows: int) -> list[int]:
         """Blocks of the group of this number for what is seen behind `num_rows` cached rows."""
         kept = self._rows_behind(self.groups[number], num_rows)
-        return [self._block_of[number, request.block_hashes[i]] for i in kept]
+        return [self._block_of[number, request.contents[i]] for i in kept]
 
     def allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> None:
         """Give `request` the cached rows and what `num_tokens` tokens need (`can_allocate` first); take back before
@@ -217,7 +217,7 @@ class GroupedKVBlocks(KVBlockManager):
     def publish(self, request: Request, num_computed: int | None = None) -> None:
         """Enter the full blocks that are computed, or planned to be, into the prefix cache, group by group."""
         num_computed = request.num_computed_tokens if num_computed is None else num_computed
-        last = min(num_computed // self.block_size, len(request.block_hashes))
+        last = min(num_computed // self.block_size, len(request.contents))
         tables = request.tables
         if not self.enable_prefix_caching or tables is None or last <= request.num_hashed_blocks:
             return
@@ -226,16 +226,16 @@ class GroupedKVBlocks(KVBlockManager):
             blocks, offset = (tables.others[number - 1], first) if number else (request.block_ids, 0)
             since = max(request.num_hashed_blocks, first)
             for i in range(since, end := min(last, offset + len(blocks))):
-                content, block = (number, request.block_hashes[i]), blocks[i - offset]
+                content, block = (number, request.contents[i]), blocks[i - offset]
                 if content not in self._block_of and block not in self._hash_of:
                     self._block_of[content] = block
                     self._hash_of[block] = content
                     self._owners[block] = 1
                 elif self.listener is not None:  # what is new is told in runs
-                    self._tell_stored(request.block_hashes, since, i, number)
+                    self._tell_stored(request.contents, since, i, number)
                     since = i + 1
             if self.listener is not None:
-                self._tell_stored(request.block_hashes, since, end, number)
+                self._tell_stored(request.contents, since, end, number)
         request.num_hashed_blocks = last
 
     def _tell_removed(self, content: Hashable) -> None:

@@ -52,15 +52,18 @@ class HostBlocks:
             if self._copies is not None:
                 self._copies.store(content, block)
 
-    def park(self, request: Request, num_tokens: int, num_blocks: int) -> None:
-        """`request`, about to be preempted, has KV of `num_tokens` in `num_blocks`; kept if that is worth it."""
-        if num_tokens >= self.least_tokens and num_blocks and self._make_room(num_blocks):
-            self._parked[request] = num_tokens, num_blocks
-            self._num_parked += num_blocks
-            self.num_stored += num_blocks
-            if self._copies is not None:
-                for index, block in enumerate(request.block_ids[:num_blocks]):
-                    self._copies.store((request.request_id, index), block)
+    def park(self, request: Request, num_tokens: int, num_blocks: int) -> bool:
+        """`request`, about to be preempted, has KV of `num_tokens` in `num_blocks`; kept if that is worth it, and there
+        is room: whether it is."""
+        if num_tokens < self.least_tokens or not num_blocks or not self._make_room(num_blocks):
+            return False
+        self._parked[request] = num_tokens, num_blocks
+        self._num_parked += num_blocks
+        self.num_stored += num_blocks
+        if self._copies is not None:
+            for index, block in enumerate(request.block_ids[:num_blocks]):
+                self._copies.store((request.request_id, index), block)
+        return True
 
     def forget(self, request: Request) -> None:
         """`request` is not coming back for what it parked."""
@@ -82,9 +85,9 @@ class HostBlocks:
         parked = self._parked.get(request)
         if parked is not None:
             return max(num_cached, parked[0])
-        limit = min((request.num_tokens - 1) // block_size, len(request.block_hashes))
+        limit = min((request.num_tokens - 1) // block_size, len(request.contents))
         number = num_cached // block_size
-        while number < limit and request.block_hashes[number] in self._contents:
+        while number < limit and request.contents[number] in self._contents:
             number += 1
         found = max(number * block_size, num_cached)
         return found if found - num_cached >= self.least_tokens else num_cached
@@ -95,7 +98,7 @@ class HostBlocks:
         parked, tokens, blocks = self._parked.get(request), num_ready - num_cached, 0
         if tokens > 0:
             first, blocks = num_cached // block_size, -(-tokens // block_size)
-            contents: Sequence[Hashable] = request.block_hashes[first : first + blocks]
+            contents: Sequence[Hashable] = request.contents[first : first + blocks]
             if parked is None:
                 self._touch(contents)
             else:

@@ -143,12 +143,12 @@ class KVBlockManager:
 
     def cached_prefix(self, request: Request) -> list[int]:
         """Blocks in the cache that hold the beginning of the prompt, at most all but its last token."""
-        if not self.enable_prefix_caching or not request.block_hashes:
+        if not self.enable_prefix_caching or not request.contents:
             return []
         self._pop_set_aside()
         blocks: list[int] = []
         limit = (request.num_tokens - 1) // self.block_size
-        for content in request.block_hashes[:limit]:
+        for content in request.contents[:limit]:
             block = self._block_of.get(content)
             if block is None:
                 break
@@ -198,13 +198,13 @@ class KVBlockManager:
         if not self.enable_prefix_caching:
             return
         num_computed = request.num_computed_tokens if num_computed is None else num_computed
-        last = min(num_computed // self.block_size, len(request.block_hashes))
+        last = min(num_computed // self.block_size, len(request.contents))
         if last <= request.num_hashed_blocks:
             return
         self._pop_set_aside()
         first = request.num_hashed_blocks
         for i in range(first, last):
-            content, block = request.block_hashes[i], request.block_ids[i]
+            content, block = request.contents[i], request.block_ids[i]
             if content in self._block_of:
                 break  # computed twice side by side: this copy, and what follows it, stays private
             self._block_of[content] = block
@@ -212,7 +212,17 @@ class KVBlockManager:
             self._owners[block] = 1
             request.num_hashed_blocks = i + 1
         if self.listener is not None:
-            self._tell_stored(request.block_hashes, first, request.num_hashed_blocks, 0)
+            self._tell_stored(request.contents, first, request.num_hashed_blocks, 0)
+
+    def publish_own(self, request: Request, num_tokens: int) -> None:
+        """Enter all full blocks of the first `num_tokens` of `request`, which is about to lose them, into the prefix
+        cache: what no other can have in common with it is found by itself when it comes back, if it is still there."""
+        if not self.enable_prefix_caching:
+            return
+        num_known, num_full = len(request.contents), num_tokens // self.block_size
+        own = (("of request", request.request_id, number) for number in range(num_known, num_full))
+        request.contents = (*request.contents, *own)
+        self.publish(request, num_tokens)
 
     def _tell_stored(self, contents: Sequence[Hashable], first: int, end: int, group: int) -> None:
         """Those numbered `first` up to `end` are in the cache now."""

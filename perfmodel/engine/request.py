@@ -54,6 +54,8 @@ class Request:
     priority:              the least goes first, under the policy `priority`
     block_hashes:          identity of the prompt's full KV blocks, in order, and of the answer's where the next prompt
                            of its conversation begins with them; () = a prompt like no other
+    contents:              identity of all its full KV blocks as far as the prefix cache knows them: `block_hashes`, and
+                           once it was preempted those that are like no other, too
     num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
     num_promised_tokens:   output tokens that the plans made so far will have sampled
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
@@ -76,6 +78,7 @@ class Request:
         "block_hashes",
         "block_ids",
         "buffer_ids",
+        "contents",
         "finished_at",
         "first_scheduled_at",
         "first_token_at",
@@ -116,7 +119,7 @@ class Request:
         self.arrival = arrival
         self.num_prompt_tokens = num_prompt_tokens
         self.max_output_tokens = max_output_tokens
-        self.block_hashes = block_hashes
+        self.block_hashes = self.contents = block_hashes
         self.priority = priority
         self.session: Hashable | None = None
         self.turn = -1

@@ -37,6 +37,7 @@ class RunningRequests:
         self._on_preempted = on_preempted
         self._threshold = config.long_prefill_token_threshold
         self._recomputes = not config.keeps_kv
+        self._stays_of_preempted = config.stays_of_preempted
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self._num_admissions = 0
         self._prompts: list[Request] = []
@@ -92,7 +93,7 @@ class RunningRequests:
         """Enter blocks that answers have filled by now into the prefix cache, where a prompt may begin with them."""
         blocks, size = self._blocks, self._blocks.block_size
         for request in self.requests:
-            num_full = min(self.cohort.num_computed(request) // size, len(request.block_hashes))
+            num_full = min(self.cohort.num_computed(request) // size, len(request.contents))
             if num_full > request.num_hashed_blocks and request.turn >= 0:
                 blocks.publish(request, self.cohort.hand_out_blocks_of(request))
 
@@ -285,9 +286,10 @@ class RunningRequests:
 
     def _preempt(self, victim: Request, plan: StepPlan, num_computed: int) -> None:
         """Send `victim`, with KV of `num_computed` tokens, back to wait, to be recomputed or restored."""
-        if self._blocks.host is not None:
-            self._blocks.host.park(victim, num_computed, self._blocks.num_filled(num_computed))
-        self._blocks.free(victim)
+        blocks = self._blocks
+        if blocks.host is None or not blocks.host.park(victim, num_computed, blocks.num_filled(num_computed)):
+            blocks.publish_own(victim, min(num_computed, self._staying_of(victim)))
+        blocks.free(victim)
         del self.requests[victim]
         victim.num_computed_tokens = victim.num_transferred_tokens = 0
         victim.last_step = -1
@@ -295,6 +297,16 @@ class RunningRequests:
         victim.status = RequestStatus.PREEMPTED
         plan.preempted.append(victim)
         self._on_preempted(victim)
+
+    def _staying_of(self, victim: Request) -> int:
+        """The leading tokens of `victim` whose blocks stay in the prefix cache."""
+        match self._stays_of_preempted:
+            case "all":
+                return victim.num_tokens
+            case "prompt":
+                return victim.num_prompt_tokens
+            case _:
+                return 0
 
     # ---------------------------------------------------------------- invariants
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from perfmodel.models.architecture import Attention, LatentAttention, Layer, LinearAttention, QuantizationSpec
+from perfmodel.models.architecture import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mamba,
+    QuantizationSpec,
+)
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.rope import Rope
 
@@ -176,3 +184,15 @@ class ModelSpec:
         spans = [mixer.span for mixer in cached if isinstance(mixer, Attention) and mixer.is_rolling]
         longest = max((span for span in spans if span is not None), default=None)
         return longest if len(spans) == len(cached) else None
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Whether some layer keeps for each sequence what another has no use for: a state, a ring, tokens by score."""
+        recurrent = any(isinstance(layer.mixer, Mamba | GatedDeltaNet | LinearAttention) for layer, _ in self.layers)
+        return recurrent or self.keeps_beside_blocks
+
+    @cached_property
+    def keeps_beside_blocks(self) -> bool:
+        """Whether attention keeps tokens by age or by score, in rows of sequences."""
+        mixers = (layer.mixer for layer, _ in self.layers)
+        return bool(self.quantization.kv_recent) or any(isinstance(m, Attention) and m.evicts_to for m in mixers)

@@ -103,9 +103,10 @@ def test_what_is_captured_asks_the_host_nothing():
 
 
 def test_finished_and_preempted_sequences_leave_their_rows(decoder):
-    """Twelve requests in a pool for four sequences, some of which are preempted: rows for those, and one that pads."""
+    """Twelve requests in a pool for four sequences, some of which are preempted: rows for those, and one that pads. No
+    block stays for who comes back: its state is gone."""
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, block_size=BLOCK_SIZE, record_positions=True)
-    loop = ServeLoop(Scheduler(config, KVBlockManager(12, BLOCK_SIZE)))
+    loop = ServeLoop(Scheduler(config, KVBlockManager(12, BLOCK_SIZE, enable_prefix_caching=False)))
     runner, ticks, outputs, steps = graphed(decoder, max_num_seqs=4), iter(range(10**9)), {}, []
     backend = ExecutedBackend(decoder, BLOCK_SIZE, clock_ns=lambda: next(ticks), warms_up=False, runner=runner)
     requests = [Request(i, i * 5, 3 + i, 12) for i in range(12)]

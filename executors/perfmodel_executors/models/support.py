@@ -9,8 +9,6 @@ __all__ = [
     "check_executable",
     "check_memory",
     "check_served",
-    "has_states",
-    "keeps_beside_blocks",
     "kv_dtype",
     "kv_packing",
     "kv_tiers",
@@ -28,9 +26,6 @@ import torch
 from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.models.architecture import (
     Attention,
-    GatedDeltaNet,
-    LinearAttention,
-    Mamba,
     Mixer,
     MoEFFN,
     QuantizationSpec,
@@ -252,22 +247,10 @@ def check_capacity(model: ModelSpec, routing: ExpertRouting, is_expert_parallel:
         )
 
 
-def has_states(model: ModelSpec) -> bool:
-    """Whether some layer keeps for each sequence what another has no use for: a state, a ring, tokens by score."""
-    recurrent = any(isinstance(layer.mixer, Mamba | GatedDeltaNet | LinearAttention) for layer, _ in model.layers)
-    return recurrent or keeps_beside_blocks(model)
-
-
-def keeps_beside_blocks(model: ModelSpec) -> bool:
-    """Whether attention keeps tokens by age or by score, in rows of sequences."""
-    mixers = (layer.mixer for layer, _ in model.layers)
-    return bool(model.quantization.kv_recent) or any(isinstance(m, Attention) and m.evicts_to for m in mixers)
-
-
 def check_served(model: ModelSpec, engine: EngineSpec) -> None:
     """Raises PerfmodelError for what the engine does with keys and values of a model that keeps something else."""
     model = served_model(model, engine)
-    if engine.kv_cache == "off" and keeps_beside_blocks(model):
+    if engine.kv_cache == "off" and model.keeps_beside_blocks:
         raise PerfmodelError(
             f"{model.name}: steps without a KV cache (engine.kv_cache=off) have no tokens to evict or to round; leave "
             f"out engine.kv_eviction, kv_tiers and kv_cache_residual_tokens."
@@ -277,12 +260,12 @@ def check_served(model: ModelSpec, engine: EngineSpec) -> None:
             f"{model.name}: steps without a KV cache (engine.kv_cache=off) are executed for softmax attention only, "
             f"and this model has other mixers; set engine.kv_cache to paged."
         )
-    if engine.kv_offload is not None and has_states(model):
+    if engine.kv_offload is not None and model.has_states:
         raise PerfmodelError(
             f"{model.name}: a second tier holds KV blocks (engine.kv_offload), and this model keeps states or tokens "
             f"beside them, which would be missing when a sequence comes back; leave it out, or simulate it."
         )
-    if engine.speculative_config is not None and has_states(model):
+    if engine.speculative_config is not None and model.has_states:
         raise PerfmodelError(
             f"{model.name}: drafted tokens that are turned down would have to be taken out of recurrent states again, "
             f"or of keys kept by age or score; execute it without engine.speculative_config."

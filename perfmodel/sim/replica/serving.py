@@ -51,6 +51,7 @@ def scheduler_config(
         enable_chunked_prefill=rules.chunks_prompts,
         prefill_exclusive=rules.prefill_exclusive,
         reserves_output=bool(engine.reserve_output) if is_contiguous else rules.reserves_output,
+        stays_of_preempted="nothing" if model.has_states else rules.stays_of_preempted,  # a state is not in blocks
         rounds_output=engine.reserve_output == "pow2",
         keeps_kv=engine.kv_cache != "off",
         is_contiguous=is_contiguous,

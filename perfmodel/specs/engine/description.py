@@ -51,6 +51,8 @@ class BatchingRules(Spec):
 
     prefill_exclusive: prompts or decodes, prompts first; else both together
     reserves_output:   a request is admitted with KV blocks for all that it may generate, so that none is preempted
+    stays_of_preempted: what stays in the prefix cache of a request that is preempted, until its blocks are reused: all
+                       full blocks, the prompt's, or nothing
     chunks_prompts:    a prompt may be computed in several steps
     whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
@@ -59,6 +61,7 @@ class BatchingRules(Spec):
 
     prefill_exclusive: bool = False
     reserves_output: bool = False
+    stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"

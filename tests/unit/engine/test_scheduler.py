@@ -105,6 +105,31 @@ def test_out_of_blocks_the_last_arrived_is_preempted_and_recomputed_in_whole() -
     assert victim.num_preemptions == 1
 
 
+@pytest.mark.parametrize(("stays", "num_tokens"), [("all", 5), ("prompt", 9), ("nothing", 13)])
+def test_who_is_preempted_finds_what_is_left_of_its_own_blocks(stays: str, num_tokens: int) -> None:
+    """6 blocks of 4. At 13 tokens the first request needs a fourth, and gets the last of the three that the other has
+    to give up. The other's first two are still there when it comes back with 6 prompt and 7 output tokens, so 5 are
+    computed; where its prompt's alone stay, as with SGLang, one block is."""
+    engine = scheduler(num_blocks=6, stays_of_preempted=stays)
+    engine.add(Request(0, 0, 6, 10))
+    engine.add(Request(1, 1, 6, 10))
+    assert turn(engine, 1) == {0: 6, 1: 6}
+    for now in range(2, 8):
+        assert turn(engine, now) == {0: 1, 1: 1}
+    for now in range(8, 11):
+        assert turn(engine, now) == {0: 1}
+    assert turn(engine, 11) == {1: num_tokens}
+    assert engine.num_preemptions == 1
+
+
+def test_without_a_prefix_cache_who_is_preempted_finds_nothing() -> None:
+    settings = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256, block_size=4)
+    engine = Scheduler(settings, KVBlockManager(6, 4, enable_prefix_caching=False))
+    engine.add(Request(0, 0, 6, 10))
+    engine.add(Request(1, 1, 6, 10))
+    assert [turn(engine, now) for now in range(1, 12)][-1] == {1: 13}
+
+
 def test_static_batch_keeps_its_slots_until_all_are_done() -> None:
     engine = scheduler(batching="static", max_num_seqs=2, max_model_len=20)
     for i, outputs in enumerate((1, 3, 1)):
