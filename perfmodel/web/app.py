@@ -36,7 +36,10 @@ _PATIENCE_S = 1.5  # with a worker, before the page is told to wait
 _MOST_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
-_STATIC = ("app.css", "app.js", "choices.css", "choices.js", "plots.js", "icon.svg", "vendor/htmx.min.js")
+_STATIC = (
+    *("app.css", "app.js", "choices.css", "choices.js", "columns.js", "files.js", "plots.js", "icon.svg"),
+    "vendor/htmx.min.js",
+)
 
 
 def build_app(host: str, desk: Desk) -> Starlette:
