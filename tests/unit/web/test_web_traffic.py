@@ -9,6 +9,7 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from perfmodel.errors import SpecError
 from perfmodel.web.pictures.traffic import goodput_curve, latency_curve, prompt_curve
+from perfmodel.web.questions import Shown
 from perfmodel.web.state import read_state
 from perfmodel.web.views.traffic import TRAFFIC, asked_rate
 from perfmodel.web.views.whatif import WHATIF
@@ -258,3 +259,14 @@ def test_prompts_are_told_by_their_tokens():
     assert (picture["data"][0]["x"], picture["data"][0]["y"]) == ([256, 1024], [20.0, 60.0])
     assert picture["layout"]["xaxis"]["title"]["text"] == "tokens of the prompt"
     assert picture["layout"]["yaxis"]["title"]["text"] == "TTFT, ms"
+
+
+def test_prompts_without_an_answer_say_why(site):
+    (question,) = PROMPTS.ask(read_state(f"{QUICK}&seed=9"))
+    points = [
+        {"set": f"traffic.input_tokens.value={n}", "values": {}, "problem": f"{n}: too long."} for n in (256, 512)
+    ]
+    site.desk._known.keep(question, Shown(question, {"points": points}, {"blocks": []}))
+    html = site.get(f"/part/traffic/prompts?{QUICK}&seed=9").body.decode()
+    assert "256: too long." in html
+    assert "data-figure" not in html
