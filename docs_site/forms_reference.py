@@ -9,11 +9,11 @@ from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from docs_site.field_notes import field_notes
 from docs_site.places import ROOT
 from docs_site.tables import as_code, in_cell, table
 from perfmodel.cost.forms.registry import FORMS, Form
 from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.meanings import meanings_of
 
 _FOLDER = ROOT / "hardware_specs" / "calibrations"
 _FIT_HEADER = ("device and engine", "family", "measurements", "10th percentile", "median", "90th percentile")
@@ -130,7 +130,7 @@ def _plain(line: str) -> str:
 
 
 def _parameters(form: Form) -> str:
-    notes = _ALIKE | field_notes(form.fit)
+    notes = _ALIKE | meanings_of(form.fit)
     rows = [
         (
             as_code(name),

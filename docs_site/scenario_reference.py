@@ -1,19 +1,15 @@
 """The page of a scenario's fields: type, unit, default and meaning of each, from its JSON Schema and its specs."""
 
-__all__ = ["every_spec", "scenario_page", "sections", "unit_of"]
+__all__ = ["scenario_page", "sections", "unit_of"]
 
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from docs_site.field_notes import field_notes, summary_of
 from docs_site.tables import as_code, in_cell, table
 from perfmodel import specs
-from perfmodel.files.base import Spec
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.specs.meanings import every_spec, summary_of
 
 _UNITS = (
     ("requests_per_s", "requests/s"),
@@ -55,22 +51,6 @@ def sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, schema["$defs"][name]
 
 
-@cache
-def _meanings() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = load_yaml(Path(__file__).with_name("meanings.yaml")).data
-    return found
-
-
-def every_spec() -> dict[str, type[Spec]]:
-    """All specs that are loaded, by the name of their class."""
-    found, left = dict[str, type[Spec]](), [Spec]
-    while left:
-        cls = left.pop()
-        found.setdefault(cls.__name__, cls)
-        left += cls.__subclasses__()
-    return found
-
-
 def _reached(schema: dict[str, Any], node: Any, seen: list[str] | None = None) -> list[str]:
     """Definitions in the order in which a reader of the fields meets them."""
     seen = [] if seen is None else seen
@@ -96,10 +76,15 @@ def _section(name: str, body: dict[str, Any]) -> str:
     cls = every_spec().get(name)
     told = summary_of(cls) if cls is not None else body.get("description", "")
     told = "" if name == _TOP else told  # of the object that a file becomes, not of the file
-    notes = (field_notes(cls) if cls is not None else {}) | _meanings().get(name, {})
     required = set(body.get("required", ())) | ({"model", "hardware", "traffic"} if name == _TOP else set())
     rows = [
-        (as_code(field), _type(node), unit_of(field, node), _default(field, node, required), _note(field, node, notes))
+        (
+            as_code(field),
+            _type(node),
+            unit_of(field, node),
+            _default(field, node, required),
+            in_cell(node.get("description", "")),
+        )
         for field, node in body["properties"].items()
     ]
     return f"## {name}\n\n{_prose(told)}\n\n{table(_HEADER, rows)}\n"
@@ -110,16 +95,8 @@ def _prose(told: str) -> str:
     return re.sub(r"(?m)^(?! )(.*<.*)$", lambda match: match[1].replace("<", "&lt;"), told)
 
 
-def _note(field: str, node: dict[str, Any], notes: dict[str, str]) -> str:
-    """What the source says; else what is said of the object that the field holds."""
-    described = node.get("description", "")
-    told = notes.get(field) or described
-    if told != described and described.startswith("By default"):
-        told = f"{told}. {described}"
-    inner = next((every_spec()[name] for name in _refs(node) if name in every_spec()), None)
-    if not told and inner is not None:
-        told = re.split(r"[.;:](?:\s|$)", summary_of(inner), maxsplit=1)[0]
-    return in_cell(told)
+def _meaning(node: dict[str, Any]) -> str:
+    return in_cell(node.get("description", ""))
 
 
 def _default(field: str, node: dict[str, Any], required: set[str]) -> str:

@@ -2,21 +2,29 @@
 
 __all__ = ["SCHEMA_KINDS", "scenario_schema", "schema"]
 
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.base import Spec
 from perfmodel.files.blocks import block_class
 from perfmodel.files.catalog import list_names
 from perfmodel.files.device_tables import device_names
 from perfmodel.models.cards import Card
 from perfmodel.specs.devices.family import DeviceFamily
 from perfmodel.specs.engine.devices import VERSIONED_DEFAULTS
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.meanings import every_spec, meanings_of, summary_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
 
 SCHEMA_KINDS = ("family", "hardware", "model", "scenario", "study", "traffic")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_BY_VERSION = "By default that of the engine's version on the device"
 # What pydantic writes beside a number, in JSON Schema's own words (they bind numbers, not strings with units).
 _LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
@@ -26,15 +34,16 @@ def schema(kind: str) -> dict[str, Any]:
     if kind == "scenario":
         return scenario_schema()
     if kind == "hardware":
-        return _titled(HardwareSpec.model_json_schema(), "perfmodel hardware file")
+        return _titled(HardwareSpec.model_json_schema(), "perfmodel hardware file", HardwareSpec)
     if kind == "family":
-        return _titled(DeviceFamily.model_json_schema(), "perfmodel family of devices")
+        return _titled(DeviceFamily.model_json_schema(), "perfmodel family of devices", DeviceFamily)
     if kind == "study":
-        return _titled(block_class("study").model_json_schema(), "perfmodel study file")
+        study = block_class("study")
+        return _titled(study.model_json_schema(), "perfmodel study file", study)
     if kind == "traffic":
-        return _titled(Traffic.model_json_schema(), "perfmodel traffic file")
+        return _titled(Traffic.model_json_schema(), "perfmodel traffic file", Traffic)
     if kind == "model":
-        return _titled(Card.model_json_schema(), "perfmodel model card")
+        return _titled(Card.model_json_schema(), "perfmodel model card", Card)
     raise SpecError(
         f"no schema for {kind!r}; there is one for {', '.join(SCHEMA_KINDS)}.{did_you_mean(kind, SCHEMA_KINDS)}"
     )
@@ -56,7 +65,7 @@ def scenario_schema() -> dict[str, Any]:
     required = [name for name in result.pop("required") if name != "name"]  # the file's own name stands in
     # A published figure of a kernel or of a step needs neither a model nor traffic.
     result |= {"if": {"required": ["published"]}, "then": {"required": ["hardware"]}, "else": {"required": required}}
-    return _titled(result, "perfmodel scenario file")
+    return _titled(result, "perfmodel scenario file", Scenario)
 
 
 def _describe_engine(fields: dict[str, Any]) -> None:
@@ -65,13 +74,44 @@ def _describe_engine(fields: dict[str, Any]) -> None:
     fields["version"]["anyOf"].append({"type": "number"})
     for name in VERSIONED_DEFAULTS:
         del fields[name]["default"]
-        fields[name]["description"] = "By default that of the engine's version on the device"
+        told = meanings_of(EngineSpec).get(name, "")
+        fields[name]["description"] = f"{told}. {_BY_VERSION}" if told else _BY_VERSION
 
 
-def _titled(body: dict[str, Any], title: str) -> dict[str, Any]:
+def _titled(body: dict[str, Any], title: str, cls: type[BaseModel]) -> dict[str, Any]:
+    """`body`, the schema of a file of `cls`, as an editor takes it."""
     body["title"] = title
+    specs = every_spec()
+    _describe(body, cls, specs)
+    for name, each in body.get("$defs", {}).items():
+        _describe(each, specs.get(name), specs)
     plain: dict[str, Any] = _with_json_schema_limits(body)
     return {"$schema": _DIALECT, **plain}
+
+
+def _describe(body: dict[str, Any], cls: type[BaseModel] | None, specs: Mapping[str, type[Spec]]) -> None:
+    """Say of each field what it means, for an editor to show; else what the object is that it holds."""
+    meanings = meanings_of(cls) if cls is not None else {}
+    for name, node in body.get("properties", {}).items():
+        described = node.get("description", "")
+        if described.endswith(_BY_VERSION):
+            continue
+        inner = next((specs[ref] for ref in _refs(node) if ref in specs), None)
+        of_object = re.split(r"[.;:](?:\s|$)", summary_of(inner), maxsplit=1)[0] if inner is not None else ""
+        if told := meanings.get(name) or described or of_object:
+            node["description"] = told
+
+
+def _refs(node: Any) -> Iterator[str]:
+    """The definitions that a field may hold."""
+    if isinstance(node, dict):
+        if "$ref" in node:
+            yield node["$ref"].rpartition("/")[2]
+        for value in node.values():
+            yield from _refs(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _refs(value)
 
 
 def _with_json_schema_limits(node: Any) -> Any:

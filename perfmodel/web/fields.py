@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.meanings import meanings_of
 from perfmodel.web.figures import value_at
 
 Kind = Literal["text", "names", "choice", "number", "slider", "switch"]
@@ -47,8 +49,13 @@ class FieldGroup:
     is_open: bool = True
 
 
-def _engine(name: str, kind: Kind, told: str, choices: Sequence[str] = (), **more: Any) -> Field:
+def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> Field:
+    told = _sentence(meanings_of(EngineSpec)[name])
     return Field(f"engine.{name}", name, kind, told, choices, resolved=f"engine.{name}", **more)
+
+
+def _sentence(meaning: str) -> str:
+    return f"{meaning[:1].upper()}{meaning[1:]}."
 
 
 _POWERS = ("1", "2", "4", "8", "16", "32", "64")
@@ -63,7 +70,7 @@ GROUPS: Sequence[FieldGroup] = (
                 ("models",),
             ),
             Field("hardware", "hardware", "names", "The device, by its name or an alias.", ("hardware",)),
-            _engine("tensor_parallel_size", "choice", "Devices that each layer is split over.", _POWERS),
+            _engine("tensor_parallel_size", "choice", _POWERS),
             Field(
                 *("cluster.replicas", "replicas", "number"),
                 "Copies of the deployment behind a router.",
@@ -105,36 +112,21 @@ GROUPS: Sequence[FieldGroup] = (
     FieldGroup(
         "Engine arguments",
         (
-            _engine("profile", "names", "The engine.", ("engines",)),
-            _engine("version", "names", "Its version, as its --version prints it.", ("versions",)),
-            _engine("pipeline_parallel_size", "choice", "Stages that the layers are split into.", _POWERS),
-            _engine("data_parallel_size", "choice", "Ranks that attend to requests of their own.", _POWERS),
-            _engine("enable_expert_parallel", "switch", "Whole experts on each rank, rather than slices of all."),
-            _engine(
-                *("quantization", "choice", "Number format of weights and activations."),
-                ("fp8", "w4a16", "awq", "gptq", "int8", "w8a16", "nvfp4", "mxfp4"),
-            ),
-            _engine("kv_cache_dtype", "choice", "Number format of the KV cache.", ("auto", "fp8", "int8")),
-            _engine("max_num_seqs", "slider", "Requests that run at the same time, at most.", low=1, high=4096),
-            _engine(
-                *("max_num_batched_tokens", "slider", "Token budget of a step."),
-                low=256,
-                high=65_536,
-            ),
-            _engine(
-                "max_model_len", "text", "Longest prompt with its answer, as in 32K; the model's own unless given."
-            ),
-            _engine(
-                *("gpu_memory_utilization", "slider", "Share of device memory that the engine may use."),
-                low=0.1,
-                high=1.0,
-                step=0.01,
-                is_even=True,
-            ),
-            _engine("enable_prefix_caching", "switch", "Keep KV blocks of prompts for others that begin alike."),
-            _engine("enable_chunked_prefill", "switch", "Long prompts in pieces, beside decodes."),
-            _engine("async_scheduling", "switch", "Plan a step while the one before it runs."),
-            _engine("enforce_eager", "switch", "Run without CUDA graphs."),
+            _engine("profile", "names", ("engines",)),
+            _engine("version", "names", ("versions",)),
+            _engine("pipeline_parallel_size", "choice", _POWERS),
+            _engine("data_parallel_size", "choice", _POWERS),
+            _engine("enable_expert_parallel", "switch"),
+            _engine("quantization", "choice", ("fp8", "w4a16", "awq", "gptq", "int8", "w8a16", "nvfp4", "mxfp4")),
+            _engine("kv_cache_dtype", "choice", ("auto", "fp8", "int8")),
+            _engine("max_num_seqs", "slider", low=1, high=4096),
+            _engine("max_num_batched_tokens", "slider", low=256, high=65_536),
+            _engine("max_model_len", "text"),
+            _engine("gpu_memory_utilization", "slider", low=0.1, high=1.0, step=0.01, is_even=True),
+            _engine("enable_prefix_caching", "switch"),
+            _engine("enable_chunked_prefill", "switch"),
+            _engine("async_scheduling", "switch"),
+            _engine("enforce_eager", "switch"),
             Field(
                 *("price.usd_per_gpu_hour", "price", "number", "What a device costs in an hour."),
                 low=0,

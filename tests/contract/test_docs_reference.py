@@ -77,7 +77,7 @@ def test_defaults_and_units_are_those_of_the_schema():
 def test_no_meaning_is_of_a_field_that_is_gone():
     found = schema("scenario")
     fields = {"Scenario": found["properties"], **{k: v.get("properties", {}) for k, v in found["$defs"].items()}}
-    meanings = load_yaml(ROOT / "docs_site" / "meanings.yaml").data
+    meanings = load_yaml(ROOT / "perfmodel" / "specs" / "meanings.yaml").data
     gone = [f"{name}.{field}" for name, each in meanings.items() for field in each if field not in fields.get(name, {})]
     assert not gone
 

@@ -3,11 +3,11 @@
 import pytest
 
 from docs_site.dialect import as_mkdocs_reads_it
-from docs_site.field_notes import field_notes, summary_of
 from docs_site.generated import filled
 from docs_site.places import place_of, resolved, target_text
 from docs_site.tables import in_cell
 from perfmodel.files.base import Spec
+from perfmodel.specs.meanings import meanings_of, summary_of
 
 LISTS = """Three things:
 - one
@@ -81,7 +81,7 @@ class Noted(Spec):
 def test_notes_of_fields_are_those_of_docstring_and_comments():
     two = "two of them, over two lines"
     above = "Above it, over two lines"
-    assert field_notes(Noted) == {"first": two, "second": two, "third": "behind it", "fourth": above}
+    assert meanings_of(Noted) == {"first": two, "second": two, "third": "behind it", "fourth": above}
     assert summary_of(Noted) == "Something that has notes. It is used here alone.\n\nMore of the class."
 
 

@@ -1,12 +1,18 @@
-"""What the source says of the fields of a spec: in the docstring of its class, and in comments beside them."""
+"""What the fields of files mean: as the docstrings of their specs and the comments beside them say, and `meanings.yaml`
+where these say nothing, or say it of several at once."""
 
-__all__ = ["field_notes", "summary_of"]
+__all__ = ["every_spec", "meanings_of", "summary_of"]
 
 import ast
 import inspect
 import re
 import textwrap
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from perfmodel.files.base import Spec
+from perfmodel.files.yaml_loader import load_yaml
 
 _ENTRY = re.compile(r"^(?P<names>\w+(?:, \w+)*): +(?P<text>.*)$")
 
@@ -21,14 +27,32 @@ def summary_of(cls: type[Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def field_notes(cls: type[Any]) -> dict[str, str]:
+@cache
+def meanings_of(cls: type[Any]) -> dict[str, str]:
     """What is said of each field; those of which nothing is said are left out."""
     notes = dict[str, str]()
     for base in reversed(cls.__mro__):
         if getattr(base, "model_fields", None):
             notes |= _of_comments(base)
             notes |= _of_docstring(base)
+    notes |= _listed().get(cls.__name__, {})
     return {name: notes[name] for name in cls.model_fields if notes.get(name)}
+
+
+def every_spec() -> dict[str, type[Spec]]:
+    """All specs that are loaded, by the name of their class."""
+    found, left = dict[str, type[Spec]](), [Spec]
+    while left:
+        cls = left.pop()
+        found.setdefault(cls.__name__, cls)
+        left += cls.__subclasses__()
+    return found
+
+
+@cache
+def _listed() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = load_yaml(Path(__file__).with_name("meanings.yaml")).data
+    return found
 
 
 def _docstring(cls: type[Any]) -> str:
