@@ -64,6 +64,16 @@ def test_every_field_of_a_scenario_is_there_with_a_type_and_a_meaning():
         assert not [f"{name}.{field}" for field, row in rows.items() if not row[1] or not row[-1]]
 
 
+@pytest.mark.parametrize("kind", ["scenario", "traffic"])
+def test_editors_are_told_what_each_field_means(kind):
+    found = schema(kind)
+    objects = [found, *found["$defs"].values()]
+    fields = [(name, node) for each in objects for name, node in each.get("properties", {}).items()]
+    assert len(fields) > 50
+    assert not [name for name, node in fields if not node.get("description")]
+    assert not [name for name, node in fields if len(node["description"]) < 5]
+
+
 def test_defaults_and_units_are_those_of_the_schema():
     rows = {row[0].strip("`"): row for row in rows_of(scenario_text(), "PoolSpec")}
     assert rows["replicas"][3] == "`1`"
