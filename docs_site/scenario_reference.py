@@ -9,6 +9,7 @@ from typing import Any
 
 from docs_site.tables import as_code, in_cell, table
 from perfmodel import specs
+from perfmodel.specs.json_schema import refs_of
 from perfmodel.specs.meanings import every_spec, summary_of
 
 _UNITS = (
@@ -54,22 +55,11 @@ def sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _reached(schema: dict[str, Any], node: Any, seen: list[str] | None = None) -> list[str]:
     """Definitions in the order in which a reader of the fields meets them."""
     seen = [] if seen is None else seen
-    for name in _refs(node):
+    for name in refs_of(node):
         if name not in seen:
             seen.append(name)
             _reached(schema, schema["$defs"][name], seen)
     return seen
-
-
-def _refs(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if "$ref" in node:
-            yield node["$ref"].rpartition("/")[2]
-        for value in node.values():
-            yield from _refs(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _refs(value)
 
 
 def _section(name: str, body: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """JSON Schemas of the files, for editors: `# yaml-language-server: $schema=scenario.schema.json`."""
 
-__all__ = ["SCHEMA_KINDS", "scenario_schema", "schema"]
+__all__ = ["SCHEMA_KINDS", "refs_of", "scenario_schema", "schema"]
 
 import re
 from collections.abc import Iterator, Mapping
@@ -96,22 +96,22 @@ def _describe(body: dict[str, Any], cls: type[BaseModel] | None, specs: Mapping[
         described = node.get("description", "")
         if described.endswith(_BY_VERSION):
             continue
-        inner = next((specs[ref] for ref in _refs(node) if ref in specs), None)
+        inner = next((specs[ref] for ref in refs_of(node) if ref in specs), None)
         of_object = re.split(r"[.;:](?:\s|$)", summary_of(inner), maxsplit=1)[0] if inner is not None else ""
         if told := meanings.get(name) or described or of_object:
             node["description"] = told
 
 
-def _refs(node: Any) -> Iterator[str]:
-    """The definitions that a field may hold."""
+def refs_of(node: Any) -> Iterator[str]:
+    """The names of the definitions that a part of a schema refers to."""
     if isinstance(node, dict):
         if "$ref" in node:
             yield node["$ref"].rpartition("/")[2]
         for value in node.values():
-            yield from _refs(value)
+            yield from refs_of(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _refs(value)
+            yield from refs_of(value)
 
 
 def _with_json_schema_limits(node: Any) -> Any:
