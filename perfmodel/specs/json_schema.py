@@ -16,7 +16,6 @@ from perfmodel.files.device_tables import device_names
 from perfmodel.models.cards import Card
 from perfmodel.specs.devices.family import DeviceFamily
 from perfmodel.specs.engine.devices import VERSIONED_DEFAULTS
-from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.meanings import every_spec, meanings_of, summary_of
 from perfmodel.specs.scenario import Scenario
@@ -24,7 +23,6 @@ from perfmodel.specs.traffic import Traffic
 
 SCHEMA_KINDS = ("family", "hardware", "model", "scenario", "study", "traffic")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_BY_VERSION = "By default that of the engine's version on the device"
 # What pydantic writes beside a number, in JSON Schema's own words (they bind numbers, not strings with units).
 _LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
@@ -61,11 +59,12 @@ def scenario_schema() -> dict[str, Any]:
         "examples": list_names("traffic"),
     }
     fields["traffic"] = {"anyOf": [fields["traffic"], named]}
-    _describe_engine(result["$defs"]["EngineSpec"]["properties"])
     required = [name for name in result.pop("required") if name != "name"]  # the file's own name stands in
     # A published figure of a kernel or of a step needs neither a model nor traffic.
     result |= {"if": {"required": ["published"]}, "then": {"required": ["hardware"]}, "else": {"required": required}}
-    return _titled(result, "perfmodel scenario file", Scenario)
+    found = _titled(result, "perfmodel scenario file", Scenario)
+    _describe_engine(found["$defs"]["EngineSpec"]["properties"])
+    return found
 
 
 def _describe_engine(fields: dict[str, Any]) -> None:
@@ -74,8 +73,11 @@ def _describe_engine(fields: dict[str, Any]) -> None:
     fields["version"]["anyOf"].append({"type": "number"})
     for name in VERSIONED_DEFAULTS:
         del fields[name]["default"]
-        told = meanings_of(EngineSpec).get(name, "")
-        fields[name]["description"] = f"{told}. {_BY_VERSION}" if told else _BY_VERSION
+        told = [
+            *filter(None, [fields[name].get("description")]),
+            "By default that of the engine's version on the device",
+        ]
+        fields[name]["description"] = ". ".join(told)
 
 
 def _titled(body: dict[str, Any], title: str, cls: type[BaseModel]) -> dict[str, Any]:
@@ -93,12 +95,9 @@ def _describe(body: dict[str, Any], cls: type[BaseModel] | None, specs: Mapping[
     """Say of each field what it means, for an editor to show; else what the object is that it holds."""
     meanings = meanings_of(cls) if cls is not None else {}
     for name, node in body.get("properties", {}).items():
-        described = node.get("description", "")
-        if described.endswith(_BY_VERSION):
-            continue
         inner = next((specs[ref] for ref in refs_of(node) if ref in specs), None)
         of_object = re.split(r"[.;:](?:\s|$)", summary_of(inner), maxsplit=1)[0] if inner is not None else ""
-        if told := meanings.get(name) or described or of_object:
+        if told := meanings.get(name) or node.get("description") or of_object:
             node["description"] = told
 
 

@@ -50,12 +50,12 @@ class FieldGroup:
 
 
 def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> Field:
-    told = _sentence(meanings_of(EngineSpec)[name])
+    told = _sentence(meanings_of(EngineSpec).get(name, ""))  # of a Python without docstrings nothing
     return Field(f"engine.{name}", name, kind, told, choices, resolved=f"engine.{name}", **more)
 
 
 def _sentence(meaning: str) -> str:
-    return f"{meaning[:1].upper()}{meaning[1:]}."
+    return f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
 
 
 _POWERS = ("1", "2", "4", "8", "16", "32", "64")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 
 @settings(
-    max_examples=80, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=200, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(fuzz_cases("inputs"))
 def test_no_input_ends_in_anything_else(case: FuzzCase) -> None:
@@ -20,7 +20,7 @@ def test_no_input_ends_in_anything_else(case: FuzzCase) -> None:
 
 
 @settings(
-    max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=35, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(fuzz_cases("questions"))
 def test_nor_does_a_question_asked_of_many_scenarios_or_of_measurements(case: FuzzCase) -> None:
@@ -29,7 +29,7 @@ def test_nor_does_a_question_asked_of_many_scenarios_or_of_measurements(case: Fu
 
 
 @settings(
-    max_examples=50, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=80, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(fuzz_cases("ways-in"))
 def test_nor_does_what_people_come_with(case: FuzzCase) -> None:

@@ -26,11 +26,11 @@ QUICK = [
 ]
 SLOW = [each for each in COMMITTED if each.is_slow]
 EVERY = {
-    "servers at a fixed concurrency": 120,
+    "servers at a fixed concurrency": 80,
     "separate prefill and decode workers": 40,
-    "TensorRT-LLM offline": 80,
-    "MLPerf Inference, by device": 25,
-    "servers on other devices, by device": 30,
+    "TensorRT-LLM offline": 50,
+    "MLPerf Inference, by device": 20,
+    "servers on other devices, by device": 20,
 }
 WRITE = "; `make validate WRITE=1` predicts all again and writes what README.md says"
 
