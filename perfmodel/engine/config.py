@@ -60,6 +60,7 @@ class SchedulerConfig:
     reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
     stays_of_preempted: what stays in the prefix cache of a request that is preempted, until its blocks are reused: all
                       full blocks (vLLM), the prompt's (SGLang), or nothing
+    caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone (vLLM before 0.31)
     poll_every:       arrivals are looked at every so many decodes, and after prompts (SGLang's receive interval)
     keeps_kv:         without, nothing is cached: each step computes all tokens of every sequence that it advances
     is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
@@ -84,6 +85,7 @@ class SchedulerConfig:
     prefill_exclusive: bool = False
     reserves_output: bool = False
     stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
+    caps_lone_prompts: bool = True
     poll_every: int = 1
     keeps_kv: bool = True
     is_contiguous: bool = False

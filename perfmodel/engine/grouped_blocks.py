@@ -26,6 +26,7 @@ class GroupedKVBlocks(KVBlockManager):
 
     enable_prefix_caching:  whether prompts find blocks that others have computed
     max_num_batched_tokens: that a step may compute of one request
+    reuses_partial_first:   see `KVBlockManager`
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class GroupedKVBlocks(KVBlockManager):
         groups: tuple[KVGroup, ...],
         enable_prefix_caching: bool = True,
         max_num_batched_tokens: int = 2048,
+        reuses_partial_first: bool = True,
     ) -> None:
-        super().__init__(num_blocks, block_size, enable_prefix_caching)
+        super().__init__(num_blocks, block_size, enable_prefix_caching, reuses_partial_first=reuses_partial_first)
         self.groups = groups
         self.most_weight = len(groups)
         self._chunk = max_num_batched_tokens
@@ -243,8 +245,7 @@ class GroupedKVBlocks(KVBlockManager):
         number, block_hash = cast(tuple[int, Hashable], content)  # as `publish` entered it
         self.listener.on_removed(block_hash, number)
 
-    def free(self, request: Request) -> None:
-        """Take all blocks from `request`; those with a hash stay cached until they are reused."""
+    def free(self, request: Request, num_tokens: int | None = None) -> None:
         tables = request.tables
         if tables is None:
             return

@@ -70,6 +70,9 @@ class KVBlockManager:
     holds at most those for `span` tokens, if that is given, and `num_buffers` more. Cached blocks that are reused leave
     their content with `host`, if there is one. A `listener` follows what is cached.
 
+    reuses_partial_first: with a prefix cache, blocks freed before they were full are reused first, the last one freed
+                          before the others (vLLM since 0.23); else all blocks in the order in which they were freed
+
     Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
     as many owners as its count says and is free exactly when that is zero.
     """
@@ -82,6 +85,7 @@ class KVBlockManager:
         span: int | None = None,
         num_buffers: int = 0,
         host: HostBlocks | None = None,
+        reuses_partial_first: bool = True,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -89,13 +93,16 @@ class KVBlockManager:
         self.most_per_request: int | None = None if span is None else -(-span // block_size)
         self.num_buffers = num_buffers
         self.host = host
+        self._reuses_partial_first = reuses_partial_first and self.enable_prefix_caching
         self.listener: BlockListener | None = None
         self.most_weight = 1  # the most that `weight` says
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
+        self._partial: list[int] = []  # freed before they were full; the last one is reused before any other block
         self._queue: deque[_Lot] = deque()
         self._num_entries = 0  # in all lots, those claimed back since included
-        self._block_of: dict[Hashable, int] = {}  # hash -> block
+        self._block_of: dict[Hashable, int] = {}  # hash -> block, the first of those with this content
+        self._copies: dict[Hashable, list[int]] = {}  # hash -> further blocks, computed side by side, in their order
         self._hash_of: dict[int, Hashable] = {}  # block -> hash
         self._owners: dict[int, int] = {}  # hashed block -> number of requests that hold it
         self._lot_of: dict[int, _Lot] = {}  # hashed free block -> the lot it waits in
@@ -204,15 +211,19 @@ class KVBlockManager:
         self._pop_set_aside()
         first = request.num_hashed_blocks
         for i in range(first, last):
-            content, block = request.contents[i], request.block_ids[i]
-            if content in self._block_of:
-                break  # computed twice side by side: this copy, and what follows it, stays private
-            self._block_of[content] = block
-            self._hash_of[block] = content
-            self._owners[block] = 1
-            request.num_hashed_blocks = i + 1
+            self._enter(request.contents[i], request.block_ids[i])
+        request.num_hashed_blocks = last
         if self.listener is not None:
-            self._tell_stored(request.contents, first, request.num_hashed_blocks, 0)
+            self._tell_stored(request.contents, first, last, 0)
+
+    def _enter(self, content: Hashable, block: int) -> None:
+        """`block`, which one request owns, has `content` from now on, be it alone or beside a copy."""
+        if content in self._block_of:
+            self._copies.setdefault(content, []).append(block)
+        else:
+            self._block_of[content] = block
+        self._hash_of[block] = content
+        self._owners[block] = 1
 
     def publish_own(self, request: Request, num_tokens: int) -> None:
         """Enter all full blocks of the first `num_tokens` of `request`, which is about to lose them, into the prefix
@@ -229,11 +240,23 @@ class KVBlockManager:
         if self.listener is not None and first < end:
             self.listener.on_stored(contents[first:end], contents[first - 1] if first else None, group)
 
-    def free(self, request: Request) -> None:
-        """Take all blocks from `request`; those with a hash stay cached until they are reused."""
+    def free(self, request: Request, num_tokens: int | None = None) -> None:
+        """Take all blocks from `request`; those with a hash stay cached until they are reused.
+
+        num_tokens: leading tokens whose blocks are reused last, if they are full; all computed ones unless given
+        """
         if request.buffer_ids:
             self._enqueue(_Lot(request.buffer_ids, False))
             request.buffer_ids = []
+        if self._reuses_partial_first:
+            num_tokens = request.num_computed_tokens if num_tokens is None else num_tokens
+            num_full = max(num_tokens // self.block_size, request.num_hashed_blocks)
+            partial = request.block_ids[num_full:]
+            if partial:
+                self._pop_set_aside()  # of what was free before these
+            self._partial += partial
+            self.num_free += len(partial)
+            del request.block_ids[num_full:]
         self._give_back(request.block_ids, request.num_hashed_blocks > 0)
         request.block_ids = []
         request.num_hashed_blocks = 0
@@ -282,7 +305,10 @@ class KVBlockManager:
 
     def _pop(self, count: int, into: list[int]) -> None:
         """Move `count` blocks from the head of the queue, never used ones first, to the end of `into`."""
-        if self._num_fresh:
+        while count and self._partial:
+            into.append(self._partial.pop())
+            count -= 1
+        if self._num_fresh and count:
             first = self.num_blocks - self._num_fresh
             fresh = min(count, self._num_fresh)
             into.extend(_numbers(first, fresh))
@@ -316,7 +342,16 @@ class KVBlockManager:
     def _forget(self, block: int) -> None:
         content = self._hash_of.pop(block, None)
         if content is not None:
-            del self._block_of[content], self._owners[block], self._lot_of[block]
+            del self._owners[block], self._lot_of[block]
+            copies = self._copies.get(content)
+            if copies is None:
+                del self._block_of[content]
+            elif self._block_of[content] == block:
+                self._block_of[content] = copies.pop(0)
+            else:
+                copies.remove(block)
+            if not copies:
+                self._copies.pop(content, None)
             if self.host is not None:
                 self.host.keep(content, block)
             if self.listener is not None:
@@ -335,7 +370,7 @@ class KVBlockManager:
         assert self.num_free == self.num_blocks, "a request still holds blocks"
         self._pop_set_aside()
         self._compact()
-        for known in (self._block_of, self._hash_of, self._owners, self._lot_of):
+        for known in (self._block_of, self._copies, self._hash_of, self._owners, self._lot_of):
             known.clear()
         if self.host is not None:
             self.host.forget_all()
@@ -363,7 +398,7 @@ class KVBlockManager:
             assert len(set(blocks)) == len(blocks), f"{request} holds a block twice"
             for block in blocks:
                 owners[block] = owners.get(block, 0) + 1
-        waiting = list(range(self.num_blocks - self._num_fresh, self.num_blocks))
+        waiting = [*self._partial, *range(self.num_blocks - self._num_fresh, self.num_blocks)]
         waiting += [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]
         assert len(waiting) == self.num_free, f"{len(waiting)} blocks wait but num_free is {self.num_free}"
         assert len(set(waiting)) == len(waiting), "a block waits twice"
@@ -376,6 +411,8 @@ class KVBlockManager:
             assert count == self._owners.get(block, 1), (
                 f"block {block} has {count} owners, not {self._owners.get(block)}"
             )
-        for content, block in self._block_of.items():
+        copies = [(content, block) for content, blocks in self._copies.items() for block in blocks]
+        for content, block in [*self._block_of.items(), *copies]:
             assert self._hash_of[block] == content
             assert self._owners[block] == owners.get(block, 0)
+        assert len(self._hash_of) == len(self._block_of) + len(copies), "a block with content cannot be found"

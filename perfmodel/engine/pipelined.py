@@ -76,8 +76,8 @@ class PipelinedRequests(RunningRequests):
     def _index_before(self, plan: StepPlan) -> int:
         return self._last_back
 
-    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int) -> None:
-        super()._preempt(victim, plan, num_computed)
+    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
+        super()._preempt(victim, plan, num_computed, num_known)
         self._ready.pop(victim, None)
 
     def _sort_out(self) -> None:

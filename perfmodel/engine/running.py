@@ -36,10 +36,12 @@ class RunningRequests:
         self._key = key
         self._on_preempted = on_preempted
         self._threshold = config.long_prefill_token_threshold
+        self.caps_prompts = True  # in this step
         self._recomputes = not config.keeps_kv
         self._stays_of_preempted = config.stays_of_preempted
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self._num_admissions = 0
+        self.previous = StepPlan(-1)  # the plan before the one that is being made
         self._prompts: list[Request] = []
         self._joining: list[Request] = []
 
@@ -57,7 +59,7 @@ class RunningRequests:
 
     def chunk(self, missing: int, budget: int) -> int:
         """How many of the `missing` tokens of a prompt a step takes."""
-        if 0 < self._threshold < missing:
+        if 0 < self._threshold < missing and self.caps_prompts:
             missing = self._threshold
         return min(missing, budget)
 
@@ -235,8 +237,9 @@ class RunningRequests:
             wanted = computed + missing
             if wanted > len(request.block_ids) * block_size and blocks.num_needed(request, wanted) > 0:
                 given_back = self._make_room(request, wanted, plan)
-                if given_back is None:
-                    continue  # the request itself was the one to give way
+                if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
+                    plan.is_complete = False
+                    break
                 budget += given_back
                 blocks.allocate(request, wanted)
             budget -= missing
@@ -272,24 +275,37 @@ class RunningRequests:
         """Preempt until `request` can hold `num_tokens`: the granted tokens taken back, or None if it fell itself."""
         given_back = 0
         while not self._blocks.can_allocate(request, num_tokens):
-            # A request whose last token is in flight frees its blocks by itself, and has nothing left to recompute.
-            candidates = (r for r in self.requests if r.num_remaining_tokens or r is request)
-            victim = max(candidates, key=self._key)
+            victim = max(self.requests, key=self._key)
+            num_known = self._num_known_tokens(victim)
             num_drafted = plan.num_draft_tokens
             taken_back = _take_back(victim, plan, self._nodes)
             num_drafted -= plan.num_draft_tokens
             given_back += taken_back
-            self._preempt(victim, plan, victim.num_computed_tokens - (taken_back - num_drafted))
+            num_computed = victim.num_computed_tokens - (taken_back - num_drafted)
+            self._preempt(victim, plan, num_computed, min(num_computed, num_known))
             if victim is request:
                 return None
         return given_back
 
-    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int) -> None:
-        """Send `victim`, with KV of `num_computed` tokens, back to wait, to be recomputed or restored."""
+    def _num_known_tokens(self, victim: Request) -> int:
+        """Leading tokens of `victim` that were known when its KV blocks were last given contents.
+
+        A token in flight is not: it is computed in the plan under way, whose sample nobody has. But for the first one
+        of a run of tokens, before which nothing was in flight: vLLM names the blocks of a grant when it is made.
+        """
+        previous = self.previous
+        in_flight = victim.num_promised_tokens - victim.num_output_tokens
+        if in_flight and any(victim in begun for begun in (previous.samples, previous.singles, previous.resumed)):
+            in_flight -= 1
+        return victim.num_computed_tokens - in_flight
+
+    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
+        """Send `victim`, with KV of `num_computed` tokens, back to wait, to be recomputed or restored; the prefix cache
+        may find the first `num_known` of them."""
         blocks = self._blocks
         if blocks.host is None or not blocks.host.park(victim, num_computed, blocks.num_filled(num_computed)):
-            blocks.publish_own(victim, min(num_computed, self._staying_of(victim)))
-        blocks.free(victim)
+            blocks.publish_own(victim, min(num_known, self._staying_of(victim)))
+        blocks.free(victim, num_known)
         del self.requests[victim]
         victim.num_computed_tokens = victim.num_transferred_tokens = 0
         victim.last_step = -1

@@ -87,6 +87,10 @@ class Scheduler:
         yield from (request for _, request in self._waiting)
         yield from self._transferred
 
+    def num_computed(self, request: Request) -> int:
+        """Tokens of `request` whose KV is computed once the plans made so far have run."""
+        return self._running.cohort.num_computed(request)
+
     @property
     def has_requests(self) -> bool:
         return bool(self._running or self._waiting or self._transferred)
@@ -174,6 +178,8 @@ class Scheduler:
             return plan
         is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not self._running.requests
         exclusive = self.config.prefill_exclusive
+        if not self.config.caps_lone_prompts:
+            self._running.caps_prompts = len(self._running) + self.num_waiting > 1
         budget = self._running.grant(plan, budget, decodes=not exclusive)
         # Only now: until here a grant could still be taken back, and its blocks with it.
         if plan.chunks or plan.singles or plan.resumed:
@@ -190,6 +196,7 @@ class Scheduler:
         if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
             self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
+        self._running.previous = plan
         self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
         if plan.decodes or plan.chunks:
             self._next_index += 1
@@ -332,7 +339,10 @@ class Scheduler:
 
     def _free(self, finished: list[Request]) -> None:
         for request in finished:
-            self._running.leave(request)
+            if request in self._running.requests:
+                self._running.leave(request)
+            else:  # preempted while its last token was in flight
+                self._withdraw(request)
             if request.keeps_blocks:
                 self.detached[request.request_id] = request
             else:

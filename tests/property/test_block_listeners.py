@@ -1,5 +1,6 @@
-"""Whoever follows the events of the prefix cache knows at every moment what it holds."""
+"""Whoever follows the events of the prefix cache knows at every moment what it holds, and how many copies of it."""
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -24,21 +25,27 @@ class Mirror:
 
     def __init__(self, blocks: KVBlockManager, has_groups: bool) -> None:
         self.blocks, self.has_groups = blocks, has_groups
-        self.held = cached_in(blocks)
+        self.copies = Counter(cached_in(blocks))
         blocks.listener = self
+
+    @property
+    def held(self) -> set[object]:
+        return set(self.copies)
 
     def on_stored(self, contents, parent, group):
         assert parent is None or self.has_groups or parent in self.held, "nothing stands behind what is not there"
         new = {self.named(content, group) for content in contents}
         assert len(new) == len(contents) > 0
-        assert new.isdisjoint(self.held)
-        self.held |= new
+        self.copies.update(new)
 
     def on_removed(self, content, group):
-        self.held.remove(self.named(content, group))
+        name = self.named(content, group)
+        assert self.copies[name] > 0, "what is not there was removed"
+        self.copies[name] -= 1
+        self.copies += Counter()  # without what has no copy left
 
     def on_cleared(self):
-        self.held.clear()
+        self.copies.clear()
 
     def named(self, content, group):
         assert self.has_groups or group == 0

@@ -6,7 +6,16 @@ has its slot back when N is over; then N+1, planned, starts, and N+2 is planned,
 slot stays empty for one whole step, N+1. Without it N+1 is planned after N, and the slot is filled at once.
 """
 
-__all__ = ["build_locksteps", "build_serve_loop", "scheduler_config", "token_watch"]
+__all__ = [
+    "build_locksteps",
+    "build_serve_loop",
+    "engine_scheduler_config",
+    "kv_block_manager",
+    "scheduler_config",
+    "token_watch",
+]
+
+from dataclasses import replace
 
 from perfmodel.cost import SpeculativePricer
 from perfmodel.cost.memory.groups import kv_groups
@@ -21,6 +30,7 @@ from perfmodel.engine import (
     ServeLoop,
 )
 from perfmodel.engine.token_watch import TokenWatch
+from perfmodel.kv_groups import KVGroup
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.sim.clock import TickEnvironment, to_ticks
@@ -41,17 +51,30 @@ def scheduler_config(
     pricer: see `speculation_of`
     """
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
+    config = engine_scheduler_config(engine, engine.max_model_len or model.max_position_embeddings)
+    return replace(
+        config,
+        stays_of_preempted="nothing" if model.has_states else config.stays_of_preempted,  # a state is not in blocks
+        spans=model.attention_spans,
+        speculation=speculation_of(scenario, pricer),
+        record_positions=record_positions,
+    )
+
+
+def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> SchedulerConfig:
+    """The scheduler's settings as far as they do not depend on the model; sequences have at most `max_model_len`."""
     is_contiguous = engine.kv_cache == "contiguous"
     rules, (max_num_seqs, max_plan_seqs) = engine.rules, engine.sequence_limits
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_model_len=engine.max_model_len or model.max_position_embeddings,
+        max_model_len=max_model_len,
         block_size=engine.block_size,
         enable_chunked_prefill=rules.chunks_prompts,
         prefill_exclusive=rules.prefill_exclusive,
         reserves_output=bool(engine.reserve_output) if is_contiguous else rules.reserves_output,
-        stays_of_preempted="nothing" if model.has_states else rules.stays_of_preempted,  # a state is not in blocks
+        stays_of_preempted=rules.stays_of_preempted,
+        caps_lone_prompts=rules.caps_lone_prompts,
         rounds_output=engine.reserve_output == "pow2",
         keeps_kv=engine.kv_cache != "off",
         is_contiguous=is_contiguous,
@@ -61,11 +84,8 @@ def scheduler_config(
         scheduling_policy=engine.scheduling_policy,
         batching=engine.batching,
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
-        spans=model.attention_spans,
-        speculation=speculation_of(scenario, pricer),
         pipeline_parallel_size=engine.pipeline_parallel_size,
         max_plan_seqs=max_plan_seqs,
-        record_positions=record_positions,
     )
 
 
@@ -87,16 +107,28 @@ def build_serve_loop(
     span = 0 if engine.kv_cache == "off" else model.rolling_span
     if span is not None and config.speculation is not None:
         span += config.speculation.nodes[-1]  # a drafted token must not take the place of one that is still seen
-    can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
     buffers = num_buffers(model, scenario.hardware, engine) if engine.kv_cache != "off" else 0
     groups = kv_groups(scenario.model, scenario.hardware, engine)
-    if groups:
-        chunk = engine.max_num_batched_tokens
-        blocks: KVBlockManager = GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, chunk)
-    else:
-        blocks = KVBlockManager(num_blocks, engine.block_size, can_share, span, buffers, host)
+    blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host)
     scheduler = Scheduler(config, blocks, token_watch(scenario))
     return ServeLoop(scheduler, engine.plans_ahead)
+
+
+def kv_block_manager(
+    engine: EngineSpec,
+    num_blocks: int,
+    groups: tuple[KVGroup, ...] = (),
+    span: int | None = None,
+    num_buffers: int = 0,
+    host: HostBlocks | None = None,
+) -> KVBlockManager:
+    """`num_blocks` free KV blocks under the rules of `engine`; see `KVBlockManager` and `GroupedKVBlocks`."""
+    can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
+    partial_first = engine.rules.reuses_partial_first
+    if groups:
+        chunk = engine.max_num_batched_tokens
+        return GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, chunk, partial_first)
+    return KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host, partial_first)
 
 
 def build_locksteps(

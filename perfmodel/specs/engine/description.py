@@ -53,6 +53,9 @@ class BatchingRules(Spec):
     reserves_output:   a request is admitted with KV blocks for all that it may generate, so that none is preempted
     stays_of_preempted: what stays in the prefix cache of a request that is preempted, until its blocks are reused: all
                        full blocks, the prompt's, or nothing
+    reuses_partial_first: blocks that are freed before they are full are reused before all others; else in the order
+                       in which blocks are freed
+    caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone in the engine
     chunks_prompts:    a prompt may be computed in several steps
     whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
@@ -62,6 +65,8 @@ class BatchingRules(Spec):
     prefill_exclusive: bool = False
     reserves_output: bool = False
     stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
+    reuses_partial_first: bool = False
+    caps_lone_prompts: bool = True
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
