@@ -37,6 +37,7 @@ class Kind(StrEnum):
     published = "published"
     techniques = "techniques"
     bench = "bench"
+    plans = "plans"
 
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
@@ -51,6 +52,7 @@ _READERS = {
     Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
     Kind.throughput: "perfmodel.validate.throughput:validate_throughput",
 }
+_EXIT_DIFFERS = 1  # of `plans`, where an engine decided otherwise
 Progress = Callable[[int, int | None], None]
 
 KindName = Annotated[
@@ -107,7 +109,8 @@ def validate(
     speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`.
     `bench` reads results of your own server as load tools write them (vllm bench serve, SGLang, GuideLLM, AIPerf,
     InferenceX, MLPerf, llama-bench, trtllm-bench); what ran says `--scenario`, or `--model` and `--hardware`, with
-    `--set`. The other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON
+    `--set`. `plans` replays recorded decisions of an engine's own scheduler; exit status 1 says that one differs. The
+    other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON
     and plots beside it; `techniques` saves each finished pair there meanwhile, resumes where it was cut off, and keeps
     what the report has of pairs whose files have not changed since.
     """
@@ -115,6 +118,9 @@ def validate(
 
     check_report_file(report_file)
     _refuse_misplaced(kind, asked, deployment, measured, overrides, seed, repeat)
+    if kind is Kind.plans:
+        _plans(_subject(kind, paths), as_json, report_file)
+        return
     with progress_bar("validating") as progress:
         if kind is Kind.bench:
             report = _bench(paths or [], _GivenFlags(deployment, asked.given), overrides, progress)
@@ -220,14 +226,32 @@ def _journal(report_file: Path | None) -> "Journal":
     return Journal(report_file.with_suffix(".json") if report_file else None)
 
 
+def _plans(path: str, as_json: bool, report_file: Path | None) -> None:
+    """Replay a recording of plans; the exit status is 1 where a case differs, or could not be replayed."""
+    _check_exists(Kind.plans, path)
+    from perfmodel.report.views.plans import plans_view
+    from perfmodel.validate.plans import validate_plans
+
+    with progress_bar("replaying") as progress:
+        report = validate_plans(path, progress)
+    command = command_line("validate", Kind.plans.value, path, report=report_file)
+    give(Answer(report.to_json, lambda: plans_view(report, command)), as_json, report_file)
+    if report.equal < report.rows:
+        raise typer.Exit(_EXIT_DIFFERS)
+
+
+def _check_exists(kind: Kind, path: str) -> None:
+    if not Path(path).exists():
+        raise SpecError(f"validate {kind.value} {path}: no such file or folder.")
+
+
 def _recorded(kind: Kind, path: str, progress: Progress | None) -> "ValidationReport":
     if kind not in _READERS:
         raise SpecError(
             f"validate {kind.value}: comparing with these measurements comes with the calibrations fitted to them, "
             f"which this version does not have yet; `validate executor SCENARIO` measures here and now."
         )
-    if not Path(path).exists():
-        raise SpecError(f"validate {kind.value} {path}: no such file or folder.")
+    _check_exists(kind, path)
     from importlib import import_module
 
     module, name = _READERS[kind].split(":")

