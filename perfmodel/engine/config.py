@@ -16,6 +16,7 @@ class Speculation:
     disable_by_batch_size: steps in which more requests decode draft nothing
     pipelined:   the next draft is made while this one is verified
     estimate:    where the estimate of acceptance begins
+    past_end:    drafts are as deep however few tokens a request lacks, up to the longest sequence (vLLM)
     """
 
     nodes: tuple[int, ...]
@@ -23,6 +24,7 @@ class Speculation:
     disable_by_batch_size: int | None = None
     pipelined: bool = False
     estimate: float = 1.0
+    past_end: bool = False
 
     @property
     def depth(self) -> int:
@@ -32,7 +34,7 @@ class Speculation:
     @property
     def spare_slots(self) -> int:
         """KV slots beyond a request's last token that a step may need: a tree has more nodes than it brings tokens."""
-        return max(nodes - depth for depth, nodes in enumerate(self.nodes))
+        return self.nodes[-1] if self.past_end else max(nodes - depth for depth, nodes in enumerate(self.nodes))
 
     def depth_at(self, num_decodes: int, acceptance: float) -> int:
         """How deep requests draft in a step in which so many decode, with acceptance estimated as that."""
@@ -62,6 +64,7 @@ class SchedulerConfig:
                       full blocks (vLLM), the prompt's (SGLang), or nothing
     caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone (vLLM before 0.31)
     poll_every:       arrivals are looked at every so many decodes, and after prompts (SGLang's receive interval)
+    pads_lone_tokens: a request admitted for one token beside verifications is padded to their length (vLLM)
     keeps_kv:         without, nothing is cached: each step computes all tokens of every sequence that it advances
     is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
     rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))
@@ -86,6 +89,7 @@ class SchedulerConfig:
     reserves_output: bool = False
     stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
     caps_lone_prompts: bool = True
+    pads_lone_tokens: bool = False
     poll_every: int = 1
     keeps_kv: bool = True
     is_contiguous: bool = False

@@ -67,6 +67,11 @@ class DraftingRequests(RunningRequests):
         super().__init__(config, blocks, key, on_preempted)
         assert config.speculation is not None
         self._speculation = config.speculation
+        self._max_model_len = config.max_model_len
+        self._pads = config.pads_lone_tokens
+        self._newly_right: dict[Request, int] = {}  # tokens of its last verification that came with the newest one
+        self._has_running = False  # the plan that is being made grants running requests something
+        self._continues_prompt = False  # the plan that is being made computes a prompt of a running request
         self._estimate = AcceptanceEstimate(config.speculation.estimate)
         self._has_draft: set[Request] = set()  # pipelined: the drafter was right about all so far, and has gone on
 
@@ -79,9 +84,14 @@ class DraftingRequests(RunningRequests):
         super().drop(request)
         self._has_draft.discard(request)
 
+    def num_known_tokens(self, request: Request) -> int:
+        return request.num_computed_tokens - self._newly_right.pop(request, 0)
+
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
         depth = self._depth_of_step() if decodes else 0
+        self._continues_prompt = False
         budget = self._grant_each(plan, budget, decodes, depth)
+        self._has_running = bool(plan)
         if not plan.num_draft_tokens and not (depth and self._speculation.pipelined):
             plan.draft_depths = []
         return budget
@@ -120,8 +130,8 @@ class DraftingRequests(RunningRequests):
             is_chunk = num_slots > 1
             if is_chunk:
                 num_slots = self.chunk(num_slots, budget)
-            elif most_deep and promised and request in has_draft:
-                deep = lacking - 1 if lacking <= most_deep else most_deep
+            elif most_deep and request.last_step >= 0 and request in has_draft:
+                deep = self._depth_before_end(computed, lacking, most_deep)
                 if nodes[deep] >= budget:
                     deep = self._speculation.depth_within(deep, budget - 1)
                 num_slots += nodes[deep]
@@ -131,11 +141,27 @@ class DraftingRequests(RunningRequests):
                     continue  # the request itself was the one to give way
                 budget += given_back
             budget -= num_slots
+            self._continues_prompt |= request.last_step < 0  # no token since it was admitted
             if is_chunk:
                 self._grant_chunk(request, num_slots, plan)
             else:
                 self._grant_decode(request, deep, plan)
         return budget
+
+    def padding(self, plan: StepPlan, num_computed: int) -> int:
+        if not self._pads or self._continues_prompt or not (self._has_running or num_computed):
+            return 0
+        padding = self._nodes[-1]
+        return padding if num_computed + padding + 2 <= self._max_model_len else 0
+
+    def _depth_before_end(self, num_computed: int, num_lacking: int, most_deep: int) -> int:
+        """How deep a request with so many tokens computed drafts that lacks so many of its output."""
+        if not self._speculation.past_end:
+            return min(num_lacking - 1, most_deep)
+        num_slots = (
+            self._max_model_len - num_computed - 2
+        )  # beside the newest token, and the one that comes in any case
+        return self._speculation.depth_within(most_deep, max(num_slots, 0))
 
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
         """Give `request` blocks for `num_tokens`: the tokens taken back from others for it, or None if it fell."""
@@ -152,6 +178,7 @@ class DraftingRequests(RunningRequests):
         request.num_computed_tokens += 1
         request.num_promised_tokens += 1
         request.last_step = plan.index
+        self._newly_right.pop(request, None)
         plan.decodes.append(request)
         plan.draft_depths.append(depth)
         plan.num_draft_tokens += self._nodes[depth]
@@ -169,8 +196,10 @@ class DraftingRequests(RunningRequests):
             if depth:
                 num_judged += right + (right < depth)
                 num_right += right
+                right = min(right, request.num_remaining_tokens)  # beyond its end nothing counts
                 request.num_computed_tokens += right
                 request.num_promised_tokens += right
                 request.num_output_tokens += right
+                self._newly_right[request] = right
         self._estimate.add(num_judged, num_right)
         plan.num_accepted, plan.num_accepted_tokens = num_accepted, num_right

@@ -37,6 +37,7 @@ class PipelinedRequests(RunningRequests):
         self._most_in_plan = config.max_plan_seqs or config.max_num_seqs
         self._ready: dict[Request, None] = {}  # those that lack something, and wait for no token that is under way
         self._last_back = -1  # index of the last plan that came back
+        self._under_way: list[StepPlan] = []
 
     @property
     def has_ready(self) -> bool:
@@ -63,8 +64,22 @@ class PipelinedRequests(RunningRequests):
                 self._ready.pop(request, None)
         return grant
 
+    def note(self, plan: StepPlan) -> None:
+        super().note(plan)
+        if plan:
+            self._under_way.append(plan)
+
+    def is_under_way(self, request: Request) -> bool:
+        return any(
+            request in plan.decodes or any(grant.request is request for grant in plan.chunks)
+            for plan in self._under_way
+        )
+
     def come_back(self, plan: StepPlan) -> None:
+        if not plan:
+            return  # it has the index of the next one
         self._last_back = plan.index
+        self._under_way = [other for other in self._under_way if other.index > plan.index]
         for under_way in (plan.decodes, plan.samples):
             for request in under_way:
                 if request.status is RequestStatus.RUNNING and request.num_promised_tokens < request.max_output_tokens:

@@ -27,6 +27,8 @@ class StepPlan:
     decodes:         requests granted one token each, with all earlier tokens computed; and what they draft beside it
     draft_depths:    how deep each of `decodes` drafts, in their order (0: it only decodes); empty without drafts.
                      Pipelined drafters work on what comes after all `decodes` of a plan with depths, of 0, too
+    padded:          requests that are admitted for one token, which is padded to the length of a verification, and the
+                     padding of all, in tokens: computed in vain (vLLM, so that one CUDA graph fits the step)
     num_draft_tokens: drafted tokens that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
     decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
     decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
@@ -68,10 +70,12 @@ class StepPlan:
         "num_chunk_tokens",
         "num_draft_tokens",
         "num_gaps",
+        "num_padding_tokens",
         "num_restored_blocks",
         "num_restored_tokens",
         "num_stalled",
         "num_stored_blocks",
+        "padded",
         "positions",
         "preempted",
         "resumed",
@@ -86,6 +90,8 @@ class StepPlan:
         self.decode_windowed: tuple[int, ...] = ()
         self.draft_depths: list[int] = []
         self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.padded: list[Request] = []
+        self.num_padding_tokens = 0
         self.num_accepted: Sequence[int] = ()
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
@@ -108,7 +114,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + self.num_draft_tokens + self.num_chunk_tokens
+        return len(self.decodes) + self.num_draft_tokens + self.num_padding_tokens + self.num_chunk_tokens
 
     @property
     def num_samples(self) -> int:

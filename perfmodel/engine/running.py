@@ -34,6 +34,7 @@ class RunningRequests:
         self.cohort = DecodeCohort(blocks, config.spans)
         self._blocks = blocks
         self._key = key
+        self._is_fcfs = config.scheduling_policy == "fcfs"
         self._on_preempted = on_preempted
         self._threshold = config.long_prefill_token_threshold
         self.caps_prompts = True  # in this step
@@ -41,7 +42,7 @@ class RunningRequests:
         self._stays_of_preempted = config.stays_of_preempted
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self._num_admissions = 0
-        self.previous = StepPlan(-1)  # the plan before the one that is being made
+        self._previous = StepPlan(-1)  # the plan before the one that is being made
         self._prompts: list[Request] = []
         self._joining: list[Request] = []
 
@@ -87,6 +88,18 @@ class RunningRequests:
             if request in others:
                 others.remove(request)
         del self.requests[request]
+
+    def padding(self, plan: StepPlan, num_computed: int) -> int:
+        """Tokens computed in vain beside the one that a request, with so many computed, is admitted to `plan` for."""
+        return 0
+
+    def note(self, plan: StepPlan) -> None:
+        """`plan` is made."""
+        self._previous = plan
+
+    def is_under_way(self, request: Request) -> bool:
+        """Whether a plan that has not come back computes something of `request`, which was preempted since."""
+        return request.num_promised_tokens > request.num_output_tokens
 
     def come_back(self, plan: StepPlan) -> None:
         """`plan` has been executed, and its tokens are there."""
@@ -275,8 +288,9 @@ class RunningRequests:
         """Preempt until `request` can hold `num_tokens`: the granted tokens taken back, or None if it fell itself."""
         given_back = 0
         while not self._blocks.can_allocate(request, num_tokens):
-            victim = max(self.requests, key=self._key)
-            num_known = self._num_known_tokens(victim)
+            # First come, first served: who was admitted last.
+            victim = next(reversed(self.requests)) if self._is_fcfs else max(self.requests, key=self._key)
+            num_known = self.num_known_tokens(victim)
             num_drafted = plan.num_draft_tokens
             taken_back = _take_back(victim, plan, self._nodes)
             num_drafted -= plan.num_draft_tokens
@@ -287,17 +301,17 @@ class RunningRequests:
                 return None
         return given_back
 
-    def _num_known_tokens(self, victim: Request) -> int:
-        """Leading tokens of `victim` that were known when its KV blocks were last given contents.
+    def num_known_tokens(self, request: Request) -> int:
+        """Leading tokens of `request`, which gives up its KV blocks, that were known when these last got contents.
 
         A token in flight is not: it is computed in the plan under way, whose sample nobody has. But for the first one
         of a run of tokens, before which nothing was in flight: vLLM names the blocks of a grant when it is made.
         """
-        previous = self.previous
-        in_flight = victim.num_promised_tokens - victim.num_output_tokens
-        if in_flight and any(victim in begun for begun in (previous.samples, previous.singles, previous.resumed)):
+        previous = self._previous
+        in_flight = request.num_promised_tokens - request.num_output_tokens
+        if in_flight and any(request in begun for begun in (previous.samples, previous.singles, previous.resumed)):
             in_flight -= 1
-        return victim.num_computed_tokens - in_flight
+        return request.num_computed_tokens - in_flight
 
     def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
         """Send `victim`, with KV of `num_computed` tokens, back to wait, to be recomputed or restored; the prefix cache

@@ -25,6 +25,8 @@ from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.token_watch import TokenWatch
 
+_MANY = 1 << 40  # more requests than are ever preempted
+
 
 class Scheduler:
     """Plans steps over `blocks` under `config`. Requests enter by `add` and leave by `apply`."""
@@ -32,7 +34,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, watch: TokenWatch | None = None) -> None:
         self.config = config
         self.blocks = blocks
-        self.num_preemptions = 0
+        self.num_preemptions = self._num_skipped = 0
         self.num_prefix_tokens_asked = 0
         self.num_prefix_tokens_hit = 0
         self._key = POLICIES[config.scheduling_policy]
@@ -134,12 +136,14 @@ class Scheduler:
         """
         if request.status is RequestStatus.FINISHED:
             return False
+        num_known = None
         if request in self._running.requests:
             self._running.drop(request)
+            num_known = self._running.num_known_tokens(request)
         elif not self._withdraw(request):
             return False
         request.status = RequestStatus.ABORTED
-        self.blocks.free(request)
+        self.blocks.free(request, num_known)
         if self._discipline.frees_together and self._running:
             self._end_batch()
         self._may_admit = True
@@ -163,7 +167,17 @@ class Scheduler:
 
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
-        heapq.heappush(self._waiting, (self._key(victim), victim))
+        # First come, first served: the one preempted last goes before all others that wait.
+        key = (-self.num_preemptions,) if self.config.scheduling_policy == "fcfs" else self._key(victim)
+        heapq.heappush(self._waiting, (key, victim))
+
+    def _skip(self, key: tuple[int, ...], request: Request) -> tuple[tuple[int, ...], Request]:
+        """`request`, which waits under `key`, cannot go on yet; what it waits under from now on: first come, first
+        served it is looked at before those that were not skipped."""
+        if self.config.scheduling_policy == "fcfs" and key[0] > -_MANY:
+            self._num_skipped += 1
+            key = (self._num_skipped - 2 * _MANY,)
+        return key, request
 
     def check_can_ever_run(self, request: Request) -> None:
         """Raise WorkloadError for a request that an empty engine could not serve."""
@@ -196,7 +210,7 @@ class Scheduler:
         if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
             self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
-        self._running.previous = plan
+        self._running.note(plan)
         self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
         if plan.decodes or plan.chunks:
             self._next_index += 1
@@ -225,10 +239,13 @@ class Scheduler:
     def _admit(self, plan: StepPlan, budget: int, now: int) -> None:
         """Let waiting requests in, in policy order, until the first that does not fit."""
         blocks, config, host = self.blocks, self.config, self.blocks.host
+        skipped: list[tuple[tuple[int, ...], Request]] = []
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
-            request = self._waiting[0][1]
-            if request.num_promised_tokens > request.num_output_tokens:
-                break  # preempted while a plan computes its next token, which it needs to go on
+            key, request = self._waiting[0]
+            if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
+                heapq.heappop(self._waiting)  # what a plan computes of it must come back first
+                skipped.append(self._skip(key, request))
+                continue
             cached = blocks.cached_prefix(request)
             num_cached = num_ready = len(cached) * blocks.block_size
             if host is not None:
@@ -236,9 +253,12 @@ class Scheduler:
             missing = request.num_tokens - num_ready
             if missing > budget and not (config.enable_chunked_prefill and config.keeps_kv):
                 break
+            padding = self._running.padding(plan, num_ready) if missing == 1 else 0
+            if padding >= budget:
+                break
             if missing > 1 and config.keeps_kv:
                 missing = self._running.chunk(missing, budget)
-            reserved = self._reservations.num_tokens(request, num_ready + missing)
+            reserved = self._reservations.num_tokens(request, num_ready + missing + padding)
             must_fit = max(reserved, request.num_tokens) if config.scheduler_reserve_full_isl else reserved
             if not blocks.can_allocate(request, must_fit, cached):
                 break
@@ -254,9 +274,14 @@ class Scheduler:
                 request.num_cached_tokens = num_ready
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = num_ready
-            budget -= missing
+            budget -= missing + padding
             self._running.admit(request, missing, plan)
+            if padding:
+                plan.padded.append(request)
+                plan.num_padding_tokens += padding
             blocks.publish(request)
+        for entry in skipped:
+            heapq.heappush(self._waiting, entry)
 
     def _admit_transferred(self, plan: StepPlan, budget: int, now: int) -> None:
         """Let in, in their order, requests whose KV has come from elsewhere: each decodes its next token."""
@@ -339,7 +364,9 @@ class Scheduler:
 
     def _free(self, finished: list[Request]) -> None:
         for request in finished:
+            num_known = None
             if request in self._running.requests:
+                num_known = self._running.num_known_tokens(request)
                 self._running.leave(request)
             else:  # preempted while its last token was in flight
                 self._withdraw(request)
@@ -348,7 +375,7 @@ class Scheduler:
             else:
                 if request.turn >= 0:  # the answer is in the next turn's prompt
                     self.blocks.publish(request)
-                self.blocks.free(request)
+                self.blocks.free(request, num_known)
         self._may_admit = True
 
     def publish_answers(self) -> None:

@@ -4,7 +4,7 @@ A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
 
     config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are
     requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
-              are those of all prompts of its `group`
+              are those of all prompts of its `group`; `accepted`: of its verifications, in turn
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan
 
 Each step of a case makes one plan and then takes the outcome of the oldest plan under way; under async scheduling a
@@ -18,13 +18,13 @@ import json
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from perfmodel.engine import Request, Scheduler, StepPlan
+from perfmodel.engine import Request, Scheduler, Speculation, StepPlan
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.printable import Printable
@@ -48,6 +48,7 @@ class RecordedRequest(Spec):
     group: int = 0
     priority: int = 0
     abort: int | None = None
+    accepted: tuple[int, ...] = ()
 
 
 class RecordedCase(Spec):
@@ -107,8 +108,9 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
         for group in (f"{engine} {version}", *features):
             by.setdefault(group, Counter(rows=0, equal=0)).update(rows=1, equal=int(difference is None))
         if difference is not None and len(worst) < _MAX_WORST:
-            recorded, ours = (_in_words(step) for step in difference[1:])
-            named = {"case": number, "step": difference[0], "features": features}
+            number_of_step, theirs, mine = difference
+            recorded, ours = _in_words(theirs, mine), _in_words(mine, theirs)
+            named = {"case": number, "step": number_of_step, "features": features}
             worst.append({**named, "recorded": recorded, "ours": ours})
     return PlansReport("plans", len(raw_cases), covered, equal, by, worst, notes)
 
@@ -143,6 +145,9 @@ def features_of(case: RecordedCase) -> list[str]:
         "whole prompts": not config.get("enable_chunked_prefill", True),
         "priority": config.get("scheduling_policy") == "priority",
         "long_prefill_token_threshold": config.get("long_prefill_token_threshold"),
+        "speculation": config.get("num_speculative_tokens"),
+        "pipeline stages": config.get("pipeline_parallel_size", 1) > 1,
+        "KV groups": config.get("kv_groups"),
         "aborts": any(request.abort is not None for request in case.requests),
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
@@ -157,9 +162,13 @@ def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
 
     Raises SpecError for a config that cannot be read, WorkloadError for a request that can never run.
     """
-    spec, num_blocks = _engine_of(case.config, engine, version)
+    spec, extras = _engine_of(case.config, engine, version)
     config = engine_scheduler_config(spec, spec.max_model_len or 1)
-    scheduler = Scheduler(config, kv_block_manager(spec, num_blocks))
+    if extras.num_speculative_tokens:
+        nodes = tuple(range(extras.num_speculative_tokens + 1))
+        config = replace(config, speculation=Speculation(nodes, past_end=spec.rules.drafts_past_end))
+    scripts = _Acceptance(case)
+    scheduler = Scheduler(config, kv_block_manager(spec, extras.num_blocks))
     pending = deque(_arrivals(case, spec))
     aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
     known = {request.request_id: request for _, request in pending}
@@ -182,7 +191,37 @@ def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
             under_way.append(plan)
             is_empty = not plan
         if is_empty or len(under_way) == most_under_way:
-            scheduler.apply(under_way.popleft(), step)
+            plan = under_way.popleft()
+            scheduler.apply(plan, step, scripts.of(plan))
+
+
+class _Extras(Spec):
+    """What a case's config has beside the engine's arguments."""
+
+    num_blocks: int = Field(ge=1)
+    num_speculative_tokens: int = Field(default=0, ge=0)
+
+
+class _Acceptance:
+    """How many drafted tokens of each verification are right, as a case scripts it."""
+
+    def __init__(self, case: RecordedCase) -> None:
+        self._requests = case.requests
+        self._num_verified: Counter[int] = Counter()
+
+    def of(self, plan: StepPlan) -> list[int] | None:
+        """For each of the plan's decodes; None where nothing is drafted."""
+        if not plan.draft_depths:
+            return None
+        return [
+            min(self._next(request.request_id), depth) if depth else 0
+            for request, depth in zip(plan.decodes, plan.draft_depths, strict=True)
+        ]
+
+    def _next(self, number: int) -> int:
+        script = self._requests[number].accepted or (0,)
+        self._num_verified[number] += 1
+        return script[(self._num_verified[number] - 1) % len(script)]
 
 
 class _Placed(NamedTuple):
@@ -190,15 +229,15 @@ class _Placed(NamedTuple):
     request: Request
 
 
-def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, int]:
-    """The engine and its KV blocks. Raises SpecError for a config that is none of ours."""
-    settings = {name: value for name, value in config.items() if name != "num_blocks"}
+def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, _Extras]:
+    """The engine, and what it has beside its arguments. Raises SpecError for a config that is none of ours."""
+    settings = {name: value for name, value in config.items() if name not in _Extras.model_fields}
     settings.setdefault("async_scheduling", False)
     try:
         spec = EngineSpec.model_validate({**settings, "profile": engine, "version": version or None})
-        return spec, int(config["num_blocks"])
-    except (ValidationError, KeyError, TypeError, ValueError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": f"{error!r}"}
+        return spec, _Extras.model_validate({name: config[name] for name in config if name in _Extras.model_fields})
+    except ValidationError as error:
+        first = error.errors()[0]
         raise SpecError(f"config.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
 
 
@@ -219,7 +258,12 @@ def _block_hashes(number: int, recorded: RecordedRequest, block_size: int) -> tu
 
 
 def _as_step(step: int, plan: StepPlan, scheduler: Scheduler) -> Step:
-    decodes = [(request.request_id, scheduler.num_computed(request) - 1, 1) for request in plan.decodes]
+    lone = plan.num_padding_tokens // max(len(plan.padded), 1)
+    depths = plan.draft_depths or [0] * len(plan.decodes)
+    decodes = [
+        (request.request_id, scheduler.num_computed(request) - 1, 1 + (lone if request in plan.padded else depth))
+        for request, depth in zip(plan.decodes, depths, strict=True)
+    ]
     chunks = [(grant.request.request_id, grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks]
     return step, sorted(decodes + chunks), sorted(request.request_id for request in plan.preempted)
 
@@ -240,9 +284,13 @@ def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[i
     return left[0], None if longer is ours else left, left if longer is ours else None
 
 
-def _in_words(step: Step | None) -> str:
+def _in_words(step: Step | None, other: Step | None) -> str:
+    """What `step` decides otherwise than `other`."""
     if step is None:
         return "no further plan"
-    grants = [f"{new} of request {request} behind {computed}" for request, computed, new in step[1]]
-    preempted = [f"request {request} preempted" for request in step[2]]
-    return "; ".join([*grants, *preempted]) or "nothing granted"
+    known = ({tuple(grant) for grant in other[1]}, set(other[2])) if other is not None else (set(), set())
+    grants = [
+        f"{n} tokens of request {i} behind {computed}" for i, computed, n in step[1] if (i, computed, n) not in known[0]
+    ]
+    preempted = [f"request {request} preempted" for request in step[2] if request not in known[1]]
+    return "; ".join([*grants, *preempted]) or "nothing else"

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-MOST_LINES = 400
+MOST_LINES = 600
 SCHEDULER_METHODS = {"plan", "apply"}
 
 

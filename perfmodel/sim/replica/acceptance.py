@@ -36,7 +36,8 @@ class SimulatedAcceptance:
         for request, depth in zip(plan.decodes, plan.draft_depths, strict=True):
             draws = draws_of.get(request.request_id) or self._new_draws(request)
             first = request.num_output_tokens
-            right, most = 0, depth + extra
+            # Beyond its end nothing is drawn: what a verification finds there does not count.
+            right, most = 0, min(depth, request.max_output_tokens - first - 1) + extra
             while right < most and draws[first + right] < rates[right]:
                 right += 1
             accepted.append(right)

@@ -144,7 +144,7 @@ class SimulatedBackend:
         offered = self._acceptance.offered(plan) if self._acceptance is not None and depths else depths
         if offered is depths:
             return shape
-        return shape._replace(drafting=_num_drafting(offered), num_draft_tokens=sum(offered))
+        return shape._replace(drafting=_num_drafting(offered), num_draft_tokens=sum(offered) + plan.num_padding_tokens)
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         """What `num_steps` steps from `plan` on take; `growth` is what each adds to `plan.decode_windowed`."""
@@ -193,7 +193,7 @@ def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
             plan.group_tokens,
             0,
             drafting,
-            plan.num_draft_tokens,
+            plan.num_draft_tokens + plan.num_padding_tokens,
         ),
     )
 

@@ -75,6 +75,7 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
         reserves_output=bool(engine.reserve_output) if is_contiguous else rules.reserves_output,
         stays_of_preempted=rules.stays_of_preempted,
         caps_lone_prompts=rules.caps_lone_prompts,
+        pads_lone_tokens=rules.pads_lone_tokens,
         rounds_output=engine.reserve_output == "pow2",
         keeps_kv=engine.kv_cache != "off",
         is_contiguous=is_contiguous,

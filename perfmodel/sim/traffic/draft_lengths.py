@@ -39,6 +39,7 @@ def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) 
         disable_by_batch_size=config.disable_by_batch_size,
         pipelined=config.pipelined,
         estimate=_judged_rate(rates),
+        past_end=scenario.engine.rules.drafts_past_end,
     )
 
 

@@ -56,6 +56,8 @@ class BatchingRules(Spec):
     reuses_partial_first: blocks that are freed before they are full are reused before all others; else in the order
                        in which blocks are freed
     caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone in the engine
+    drafts_past_end:   drafts are as long however few tokens a request lacks
+    pads_lone_tokens:  a request that is admitted for one token beside verifications is padded to their length
     chunks_prompts:    a prompt may be computed in several steps
     whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
@@ -67,6 +69,8 @@ class BatchingRules(Spec):
     stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
     reuses_partial_first: bool = False
     caps_lone_prompts: bool = True
+    drafts_past_end: bool = False
+    pads_lone_tokens: bool = False
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
