@@ -24,7 +24,11 @@ from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
@@ -99,10 +103,17 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     return kind(
         vllm_config=vllm_config,
         kv_cache_config=kv,
-        block_size=config["block_size"],
+        block_size=_block_size(kv, vllm_config, config["block_size"]),
         log_stats=False,
         structured_output_manager=StructuredOutputManager(vllm_config),
     )
+
+
+def _block_size(kv: Any, vllm_config: Any, block_size: int) -> int:
+    """The granularity of scheduling: of all groups together, where they have blocks of different sizes."""
+    if any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv.kv_cache_groups):
+        return resolve_kv_cache_block_sizes(kv, vllm_config)[0]
+    return block_size
 
 
 def _group(group: dict[str, Any], config: dict[str, Any]) -> Any:

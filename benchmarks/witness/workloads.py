@@ -8,21 +8,23 @@ __all__ = ["FEATURES", "draw_case"]
 import random
 from typing import Any
 
-FEATURES = ("base", "async", "abort", "pipeline", "speculation", "groups", "transfer")
+FEATURES = ("base", "async", "abort", "pipeline", "speculation", "states", "windows")
 
 
 def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     """One workload that exercises `feature`, one of FEATURES, beside what all do."""
     rng = random.Random(f"{feature} {seed}")
     config = _engine(rng)
-    if feature == "async" or (feature in ("abort", "groups") and rng.random() < 0.4):
+    if feature == "async" or (feature in ("abort", "states", "windows") and rng.random() < 0.4):
         config["async_scheduling"] = True
     if feature == "pipeline":
         config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
     if feature == "speculation":
         config["num_speculative_tokens"] = rng.choice([1, 2, 3, 5])
-    if feature == "groups":
-        config["kv_groups"] = _groups(rng, config["block_size"])
+    if feature in ("states", "windows"):
+        config["kv_groups"] = _groups(rng, feature, config["block_size"])
+        config["enable_prefix_caching"] &= feature == "windows"  # off by default for models with states
+        config["num_blocks"] *= len(config["kv_groups"])
     requests = _requests(rng, config)
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
@@ -75,9 +77,9 @@ def _request(
     return {**drawn, "priority": rng.randrange(3) if config["scheduling_policy"] == "priority" else 0}
 
 
-def _groups(rng: random.Random, block_size: int) -> list[dict[str, Any]]:
+def _groups(rng: random.Random, feature: str, block_size: int) -> list[dict[str, Any]]:
     """Groups of layers as models have them: full attention beside windows, chunks or states."""
-    kind = rng.choice(["window", "window", "chunk", "state"])
+    kind = "state" if feature == "states" else rng.choice(["window", "window", "chunk"])
     span = block_size * rng.choice([2, 4, 8]) + rng.choice([0, 0, 1, -1, 5])
     if kind == "chunk":
         span = block_size * rng.choice([2, 4, 8])

@@ -137,8 +137,9 @@ class DraftingRequests(RunningRequests):
                 num_slots += nodes[deep]
             if computed + num_slots > len(request.block_ids) * block_size:
                 given_back = self._find_blocks(request, computed + num_slots, plan)
-                if given_back is None:
-                    continue  # the request itself was the one to give way
+                if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
+                    plan.is_complete = False
+                    break
                 budget += given_back
             budget -= num_slots
             self._continues_prompt |= request.last_step < 0  # no token since it was admitted

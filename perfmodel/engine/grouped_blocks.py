@@ -51,11 +51,21 @@ class GroupedKVBlocks(KVBlockManager):
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
         """Blocks that `request` lacks to hold `num_tokens` tokens, with those gone that it no longer sees."""
-        rows, computed = -(-num_tokens // self.block_size), _num_there(request)
-        return sum(
-            rows - self._first(group, computed, rows) - self._num_kept(request, number)
-            for number, group in enumerate(self.groups)
-        )
+        rows, computed, before = -(-num_tokens // self.block_size), _num_there(request), len(request.block_ids)
+        needed = 0
+        for number, group in enumerate(self.groups):
+            first = self._first(group, computed, rows)
+            needed += rows - max(first, before) - self._num_freed(request, number, first)
+        return needed
+
+    def _num_freed(self, request: Request, number: int, first: int) -> int:
+        """Blocks that go free as the group of this number gives up its rows before `first`: not those of others."""
+        tables = request.tables
+        if tables is None or first <= tables.firsts[number]:
+            return 0
+        old = tables.firsts[number]
+        gone = tables.others[number - 1][: first - old] if number else request.block_ids[old:first]
+        return sum([self._owners.get(block, 1) == 1 for block in gone])
 
     def num_due(self, request: Request, num_tokens: int) -> int:
         rows = -(-num_tokens // self.block_size) - len(request.block_ids)
@@ -72,10 +82,6 @@ class GroupedKVBlocks(KVBlockManager):
         """The first row that `group` keeps while the tokens behind `num_computed` are computed, up to `num_rows`."""
         size = self.block_size
         return min(group.first_row(num_computed, size), group.first_kept(num_rows, size))
-
-    def _num_kept(self, request: Request, number: int) -> int:
-        """Blocks that `request` has in the group of this number."""
-        return len(request.block_ids) - request.tables.firsts[number] if request.tables is not None else 0
 
     # ---------------------------------------------------------------- prefixes
 
@@ -112,6 +118,8 @@ class GroupedKVBlocks(KVBlockManager):
     def can_allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> bool:
         """Whether `request` can hold `num_tokens` tokens, computed in steps, with the rows `cached` already there."""
         hit, size = len(list(cached)), self.block_size
+        if request.tables is not None:
+            return self.num_needed(request, num_tokens) <= self.num_free
         rows, computed = -(-num_tokens // size), max(_num_there(request), hit * size)
         needed = 0
         for number, group in enumerate(self.groups):
@@ -122,7 +130,7 @@ class GroupedKVBlocks(KVBlockManager):
                 blocks = self._cached_blocks(request, number, hit)
                 needed += kept - len(blocks) + sum([not self._owners[block] for block in blocks])
             else:
-                needed += kept - self._num_kept(request, number)
+                needed += kept
         return needed <= self.num_free
 
     def _cached_blocks(self, request: Request, number: int, num_rows: int) -> list[int]:

@@ -5,7 +5,8 @@ A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
     config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are
     requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
               are those of all prompts of its `group`; `accepted`: of its verifications, in turn
-    steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan
+    steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
+              fourth number says in how many further steps the same requests get as many tokens, each behind the last
 
 Each step of a case makes one plan and then takes the outcome of the oldest plan under way; under async scheduling a
 plan is made before the outcome of the one before it is known, as in vLLM's `step_with_batch_queue`.
@@ -20,13 +21,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from perfmodel.engine import Request, Scheduler, Speculation, StepPlan
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
+from perfmodel.kv_groups import KVGroup
 from perfmodel.printable import Printable
 from perfmodel.sim.replica.serving import engine_scheduler_config, kv_block_manager
 from perfmodel.specs.engine.spec import EngineSpec
@@ -57,6 +59,25 @@ class RecordedCase(Spec):
     config: dict[str, Any]
     requests: tuple[RecordedRequest, ...]
     steps: list[Step]
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _each_by_itself(cls, steps: Any) -> Any:
+        return [step for recorded in steps for step in _expanded(recorded)] if isinstance(steps, list) else steps
+
+
+def _expanded(recorded: Any) -> Iterator[Any]:
+    """The steps that one entry of a recording stands for."""
+    if not (isinstance(recorded, list) and len(recorded) == 4):
+        yield recorded
+        return
+    step, grants, preempted, times = recorded
+    for number in range(min(int(times), _MAX_STEPS) + 1):
+        yield (
+            step + number,
+            [(i, computed + number * n, n) for i, computed, n in grants],
+            preempted if not number else [],
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,7 +189,8 @@ def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
         nodes = tuple(range(extras.num_speculative_tokens + 1))
         config = replace(config, speculation=Speculation(nodes, past_end=spec.rules.drafts_past_end))
     scripts = _Acceptance(case)
-    scheduler = Scheduler(config, kv_block_manager(spec, extras.num_blocks))
+    blocks = kv_block_manager(spec, extras.num_blocks, extras.groups, num_buffers=extras.num_states)
+    scheduler = Scheduler(config, blocks)
     pending = deque(_arrivals(case, spec))
     aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
     known = {request.request_id: request for _, request in pending}
@@ -195,11 +217,32 @@ def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
             scheduler.apply(plan, step, scripts.of(plan))
 
 
+class RecordedGroup(Spec):
+    """Layers that share a table of blocks: with full attention, a window or chunks of `span` tokens, or a state."""
+
+    kind: Literal["full", "window", "chunk", "state"]
+    span: int | None = None
+
+
 class _Extras(Spec):
     """What a case's config has beside the engine's arguments."""
 
     num_blocks: int = Field(ge=1)
     num_speculative_tokens: int = Field(default=0, ge=0)
+    kv_groups: tuple[RecordedGroup, ...] = ()
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """The groups of layers with attention, where these keep different parts of a sequence."""
+        attending = [group for group in self.kv_groups if group.kind != "state"]
+        if len(attending) < 2:
+            return ()
+        return tuple(KVGroup(1, group.span, is_chunk=group.kind == "chunk") for group in attending)
+
+    @property
+    def num_states(self) -> int:
+        """The groups of layers with states: a request has a block of each."""
+        return sum(group.kind == "state" for group in self.kv_groups)
 
 
 class _Acceptance:

