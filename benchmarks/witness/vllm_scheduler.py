@@ -24,11 +24,7 @@ from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import (
-    get_request_block_hasher,
-    init_none_hash,
-    resolve_kv_cache_block_sizes,
-)
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
@@ -112,6 +108,8 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
 def _block_size(kv: Any, vllm_config: Any, block_size: int) -> int:
     """The granularity of scheduling: of all groups together, where they have blocks of different sizes."""
     if any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv.kv_cache_groups):
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes  # older versions have none
+
         return resolve_kv_cache_block_sizes(kv, vllm_config)[0]
     return block_size
 
@@ -188,7 +186,7 @@ class _Case:
         drafted = plan.scheduled_spec_decode_tokens.get(i, [])
         if request.num_computed_tokens - len(drafted) < request.num_tokens:
             return []
-        token = 50 + int(i) % 40
+        token = 50 + int(i)  # no other request's: equal prompts have answers of their own
         if not drafted or drafted[0] < 0:  # placeholders that pad a request's first step are never right
             return [token]
         script = self.recorded[int(i)]["accepted"]

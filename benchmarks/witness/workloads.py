@@ -72,6 +72,9 @@ def _request(
 ) -> dict[str, Any]:
     prompt = rng.randrange(1, longest)
     shared = min(group[1], prompt - 1) if rng.random() < 0.8 else 0
+    if group[1] and rng.random() < 0.15:  # the same prompt as others have, in whole blocks as often as not
+        size = config["block_size"]
+        prompt = shared = max(group[1] // size * size, size) if rng.random() < 0.5 else group[1]
     output = rng.randrange(1, min(config["max_model_len"] - prompt, rng.choice([4, 40, 180])) + 1)
     drawn = {"arrival": arrival, "prompt": prompt, "output": output, "shared": shared, "group": group[0]}
     return {**drawn, "priority": rng.randrange(3) if config["scheduling_policy"] == "priority" else 0}

@@ -14,6 +14,7 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Reservations, urgency
 from perfmodel.engine.config import SchedulerConfig
@@ -25,6 +26,7 @@ from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.token_watch import TokenWatch
 
+_ADMISSION = attrgetter("admission")
 _MANY = 1 << 40  # more requests than are ever preempted
 
 
@@ -344,6 +346,7 @@ class Scheduler:
                     finished.append(request)
         if finished:
             finished = [request for request in finished if request.status is not RequestStatus.ABORTED]
+            finished.sort(key=_ADMISSION)  # the order in which their blocks go free
             self._finish(finished, plan.num_samples, now)
         return finished
 

@@ -1,0 +1,219 @@
+"""Our scheduler decides as the engines' own did: recordings replayed, and what a wrong rule would change."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.engine import KVBlockManager
+from perfmodel.engine.running import RunningRequests
+from perfmodel.errors import SpecError
+from perfmodel.validate import plans
+from perfmodel.validate.plans import RecordedCase, replay, validate_plans
+
+RECORDINGS = sorted((Path(__file__).parents[3] / "measurements" / "plans").glob("*.json.gz"))
+CITED = Path(__file__).parents[4] / "shared" / "truth" / "plans" / "vllm_0.30.0.json.gz"
+SMALL = {
+    "config": {"max_num_seqs": 2, "max_num_batched_tokens": 8, "block_size": 4, "max_model_len": 64, "num_blocks": 8},
+    "requests": [{"arrival": 0, "prompt": 10, "output": 2}],
+    "steps": [[0, [[0, 0, 8]], []], [1, [[0, 8, 2]], []], [2, [[0, 10, 1]], []]],
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda file: file.name.removesuffix(".json.gz"))
+def test_each_plan_of_each_recorded_workload_is_equal(recording: Path) -> None:
+    report = validate_plans(str(recording))
+    assert report.rows == report.covered == report.equal > 100, report.worst[:1]
+
+
+def test_the_recording_of_the_newest_engine_exercises_each_rule() -> None:
+    by = validate_plans(str(next(file for file in RECORDINGS if "0.30" in file.name))).by
+    assert sum(group["rows"] for name, group in by.items() if name.startswith("vllm")) >= 2000
+    for feature in ("async scheduling", "prefix caching", "priority", "preemption", "aborts", "pipeline stages"):
+        assert by[feature]["rows"] >= 300, feature
+    assert by["speculation"]["rows"] >= 300
+    assert by["KV groups"]["rows"] >= 300
+
+
+@pytest.mark.skipif(not CITED.exists(), reason="the cited recording is not beside this checkout")
+def test_the_cited_recording_is_equal_too() -> None:
+    report = validate_plans(str(CITED))
+    assert report.equal == report.rows == 400
+
+
+# ------------------------------------------------------------------ wrong rules
+
+
+def finds_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    def cached_prefix(self, request):
+        blocks = []
+        self._pop_set_aside()
+        for content in request.contents[: request.num_tokens // self.block_size]:
+            if content not in self._block_of:
+                break
+            blocks.append(self._block_of[content])
+        return blocks
+
+    patch.setattr(KVBlockManager, "cached_prefix", cached_prefix)
+
+
+def forgets_copies(patch: pytest.MonkeyPatch) -> None:
+    enter = KVBlockManager._enter
+
+    def only_first(self, content, block):
+        if content not in self._block_of:
+            enter(self, content, block)
+
+    patch.setattr(KVBlockManager, "_enter", only_first)
+
+
+def reuses_in_order_of_freeing(patch: pytest.MonkeyPatch) -> None:
+    begin = KVBlockManager.__init__
+
+    def init(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        self._reuses_partial_first = False
+
+    patch.setattr(KVBlockManager, "__init__", init)
+
+
+def reuses_first_blocks_first(patch: pytest.MonkeyPatch) -> None:
+    give_back = KVBlockManager._give_back
+    patch.setattr(KVBlockManager, "_give_back", lambda self, blocks, hashed: give_back(self, blocks[::-1], hashed))
+
+
+def forgets_own_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KVBlockManager, "publish_own", lambda self, request, num_tokens: None)
+
+
+def names_tokens_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningRequests, "num_known_tokens", lambda self, request: request.num_computed_tokens)
+
+
+def ignores_the_threshold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningRequests, "chunk", lambda self, missing, budget: min(missing, budget))
+
+
+def admits_on_the_first_chunk(patch: pytest.MonkeyPatch) -> None:
+    config = plans.engine_scheduler_config
+    lenient = lambda *given: replace(config(*given), scheduler_reserve_full_isl=False)  # noqa: E731
+    patch.setattr(plans, "engine_scheduler_config", lenient)
+
+
+def serves_the_longest_wait_first(patch: pytest.MonkeyPatch) -> None:
+    config = plans.engine_scheduler_config
+    patch.setattr(plans, "engine_scheduler_config", lambda *given: replace(config(*given), scheduling_policy="fcfs"))
+
+
+def goes_on_after_giving_way(patch: pytest.MonkeyPatch) -> None:
+    make_room = RunningRequests._make_room
+
+    def spares_itself(self, request, num_tokens, plan):
+        others = [other for other in self.requests if other is not request]
+        if not others:
+            return make_room(self, request, num_tokens, plan)
+        key, self._key = self._key, lambda other: (-1,) if other is request else key(other)
+        try:
+            return make_room(self, request, num_tokens, plan)
+        finally:
+            self._key = key
+
+    patch.setattr(RunningRequests, "_make_room", spares_itself)
+
+
+WRONG_RULES = (
+    admits_on_the_first_chunk,
+    finds_the_last_token,
+    forgets_copies,
+    forgets_own_blocks,
+    goes_on_after_giving_way,
+    ignores_the_threshold,
+    names_tokens_in_flight,
+    reuses_first_blocks_first,
+    reuses_in_order_of_freeing,
+    serves_the_longest_wait_first,
+)
+
+
+@pytest.fixture(scope="module")
+def workloads() -> list[RecordedCase]:
+    newest = next(file for file in RECORDINGS if "0.30" in file.name)
+    cases = json.loads(gzip.decompress(newest.read_bytes()))["cases"]
+    return [RecordedCase.model_validate(case) for case in cases[:700:2]]
+
+
+@pytest.mark.parametrize("plant", WRONG_RULES)
+def test_a_wrong_rule_is_noticed(plant, workloads: list[RecordedCase], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert any(_differs(case) for case in workloads)
+
+
+def _differs(case: RecordedCase) -> bool:
+    try:
+        steps = list(replay(case, "vllm", "0.30.0"))
+    except (AssertionError, IndexError, KeyError):  # a wrong rule may also lose a block
+        return True
+    return plans._first_difference(steps, case.steps) is not None
+
+
+# ------------------------------------------------------------------ the command
+
+
+def _written(folder: Path, *cases: object) -> Path:
+    file = folder / "plans.json"
+    file.write_text(json.dumps({"engine": "vllm", "version": "0.30.0", "cases": list(cases)}))
+    return file
+
+
+def test_a_recording_by_hand(tmp_path: Path) -> None:
+    """8 tokens a step: a prompt of 10 takes two steps, its second token the third."""
+    result = CliRunner().invoke(app, ["validate", "plans", str(_written(tmp_path, SMALL)), "--json"])
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["rows"], told["covered"], told["equal"]) == (0, 1, 1, 1)
+
+
+def test_a_run_of_equal_steps_is_one_entry(tmp_path: Path) -> None:
+    """An answer of 5: its last four tokens are computed behind 10, 11, 12 and 13."""
+    steps = [[0, [[0, 0, 8]], []], [1, [[0, 8, 2]], []], [2, [[0, 10, 1]], [], 3]]
+    case = {**SMALL, "requests": [{"arrival": 0, "prompt": 10, "output": 5}], "steps": steps}
+    assert validate_plans(str(_written(tmp_path, case))).equal == 1
+
+
+def test_a_difference_is_told_in_words_and_ends_with_1(tmp_path: Path) -> None:
+    other = {**SMALL, "steps": [*SMALL["steps"][:1], [1, [[0, 8, 1]], []]]}
+    result = CliRunner().invoke(app, ["validate", "plans", str(_written(tmp_path, SMALL, other)), "--json"])
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["equal"]) == (1, 1)
+    assert told["by"]["vllm 0.30.0"] == {"rows": 2, "equal": 1}
+    worst = told["worst"][0]
+    assert (worst["case"], worst["step"]) == (1, 1)
+    assert (worst["recorded"], worst["ours"]) == ("1 tokens of request 0 behind 8", "2 tokens of request 0 behind 8")
+    shown = CliRunner().invoke(app, ["validate", "plans", str(_written(tmp_path, SMALL, other))])
+    assert "1 of 2 cases equal" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("no JSON", "expected a recording"),
+        ("[]", "no list of cases"),
+        ('{"cases": [{"config": {}}]}', "case 0: requests"),
+        ('{"cases": [{"config": {}, "requests": [{"arrival": -1}], "steps": []}]}', "arrival"),
+    ],
+)
+def test_what_is_no_recording_is_told(content: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "plans.json"
+    file.write_text(content)
+    with pytest.raises(SpecError, match=told):
+        validate_plans(str(file))
+
+
+def test_an_argument_that_we_do_not_know_is_a_note(tmp_path: Path) -> None:
+    case = {**SMALL, "config": {**SMALL["config"], "max_lorys": 2}}
+    report = validate_plans(str(_written(tmp_path, case)))
+    assert (report.rows, report.covered) == (1, 0)
+    assert "max_lorys" in report.notes[0]
