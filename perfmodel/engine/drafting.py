@@ -166,9 +166,9 @@ class DraftingRequests(RunningRequests):
 
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
         """Give `request` blocks for `num_tokens`: the tokens taken back from others for it, or None if it fell."""
-        if self._blocks.num_needed(request, num_tokens) <= 0:
-            return 0  # of a rolling cache it has all
-        given_back = self._make_room(request, num_tokens, plan)
+        given_back: int | None = 0
+        if self._blocks.num_needed(request, num_tokens) > 0:  # else what it gives up suffices
+            given_back = self._make_room(request, num_tokens, plan)
         if given_back is not None:
             self._blocks.allocate(request, num_tokens)
         return given_back

@@ -248,12 +248,13 @@ class RunningRequests:
             if not is_decode:
                 missing = self.chunk(missing, budget)
             wanted = computed + missing
-            if wanted > len(request.block_ids) * block_size and blocks.num_needed(request, wanted) > 0:
-                given_back = self._make_room(request, wanted, plan)
-                if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
-                    plan.is_complete = False
-                    break
-                budget += given_back
+            if wanted > len(request.block_ids) * block_size:
+                if blocks.num_needed(request, wanted) > 0:  # else what it gives up suffices
+                    given_back = self._make_room(request, wanted, plan)
+                    if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
+                        plan.is_complete = False
+                        break
+                    budget += given_back
                 blocks.allocate(request, wanted)
             budget -= missing
             if is_decode:
