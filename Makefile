@@ -9,6 +9,7 @@
 #   make docs    the documentation as a site in build/site, which works without a network and from the file system;
 #                fails where a link or an anchor leads nowhere
 #   make bench   how fast the simulator is
+#   make witness vLLM's own scheduler beside ours on new random workloads (an environment of 3 GB under build/witness)
 #   make compiled-36     the tests of kernels' binaries, all of them, under Triton 3.6, which GPU machines have
 #   make compiled-37     the same under this machine's Triton, of which `make test` has a third
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is
@@ -31,7 +32,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-deep check validate docs bench compiled compiled-36 compiled-37 test-compiled dist sbom portable clean
+.PHONY: demo test test-deep check validate docs bench witness compiled compiled-36 compiled-37 test-compiled dist sbom portable clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
@@ -51,6 +52,10 @@ check: $(VENV)/.test
 
 validate: $(VENV)/.core
 	$(BIN)/python benchmarks/accuracy_table.py $(if $(CITED),--cited $(CITED)) $(if $(WRITE),--write)
+
+# ENGINE_VERSION and CASES: of vLLM, and workloads of each feature.
+witness: $(VENV)/.core
+	$(BIN)/python benchmarks/witness vllm --version $(or $(ENGINE_VERSION),0.30.0) --cases $(or $(CASES),100)
 
 # What is run, notebooks and commands of the reference, is run from this checkout.
 docs: $(VENV)/.docs

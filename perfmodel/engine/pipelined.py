@@ -64,6 +64,9 @@ class PipelinedRequests(RunningRequests):
                 self._ready.pop(request, None)
         return grant
 
+    def num_known_tokens(self, request: Request) -> int:
+        return request.num_computed_tokens  # all tokens were known when they were granted
+
     def note(self, plan: StepPlan) -> None:
         super().note(plan)
         if plan:

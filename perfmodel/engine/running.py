@@ -292,12 +292,14 @@ class RunningRequests:
             # First come, first served: who was admitted last.
             victim = next(reversed(self.requests)) if self._is_fcfs else max(self.requests, key=self._key)
             num_known = self.num_known_tokens(victim)
+            if victim.last_step == plan.index:  # a grant of this plan named them, one token before those under way
+                num_known = victim.num_computed_tokens - (victim.num_promised_tokens - victim.num_output_tokens) + 1
             num_drafted = plan.num_draft_tokens
             taken_back = _take_back(victim, plan, self._nodes)
             num_drafted -= plan.num_draft_tokens
             given_back += taken_back
             num_computed = victim.num_computed_tokens - (taken_back - num_drafted)
-            self._preempt(victim, plan, num_computed, min(num_computed, num_known))
+            self._preempt(victim, plan, num_computed, num_known)
             if victim is request:
                 return None
         return given_back
@@ -316,10 +318,11 @@ class RunningRequests:
 
     def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
         """Send `victim`, with KV of `num_computed` tokens, back to wait, to be recomputed or restored; the prefix cache
-        may find the first `num_known` of them."""
+        may find those of them that are among the first `num_known`. If it is more, a grant was taken back: vLLM counts
+        its blocks as full, and would let others find what was never computed."""
         blocks = self._blocks
         if blocks.host is None or not blocks.host.park(victim, num_computed, blocks.num_filled(num_computed)):
-            blocks.publish_own(victim, min(num_known, self._staying_of(victim)))
+            blocks.publish_own(victim, min(num_computed, num_known, self._staying_of(victim)))
         blocks.free(victim, num_known)
         del self.requests[victim]
         victim.num_computed_tokens = victim.num_transferred_tokens = 0

@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = ROOT / "measurements"
 CITED = Path(os.environ.get("PERFMODEL_SHARED", ROOT.parent / "shared")) / "truth"
-MOST_BYTES = 5_000_000
+MOST_BYTES = 8_500_000  # five of them decisions of engines' schedulers
 _spec = importlib.util.spec_from_file_location("write_measurements", ROOT / "benchmarks/write_measurements.py")
 assert _spec is not None
 assert _spec.loader is not None
@@ -77,16 +77,20 @@ def test_results_of_mlperf_are_named_by_their_ids_and_cited() -> None:
 
 @pytest.mark.skipif(not CITED.is_dir(), reason="the cited files are not beside this checkout")
 def test_the_cited_files_give_them_again() -> None:
-    """All but kernel tables of some size, which take long to be read; and nothing stands there that is not written."""
+    """Of the cited tables those that are kept, all but kernel tables of some size, which take long to be read; and
+    nothing is kept that is not written from them, but for decisions that were recorded for this project."""
     written = set()
     for table in writing.TABLES:
         for file in sorted(CITED.glob(table.cited)):
             target = MEASUREMENTS / writing.target(table, file, CITED)
+            if not target.exists():
+                continue
             written.add(target)
             if file.suffix != ".parquet" or file.stat().st_size < 30_000:
                 raw = target.read_bytes()
                 assert (gzip.decompress(raw) if target.suffix == ".gz" else raw) == writing.written_table(table, file)
-    kept = {file for folder in FOLDERS for file in folder.rglob("*") if file.is_file() and file.name != "source.yaml"}
+    cited = [folder for folder in FOLDERS if folder.name != "plans"]
+    kept = {file for folder in cited for file in folder.rglob("*") if file.is_file() and file.name != "source.yaml"}
     assert kept == written
 
 
