@@ -305,9 +305,12 @@ class KVBlockManager:
 
     def _pop(self, count: int, into: list[int]) -> None:
         """Move `count` blocks from the head of the queue, never used ones first, to the end of `into`."""
-        while count and self._partial:
-            into.append(self._partial.pop())
-            count -= 1
+        if self._partial and count:
+            taken = self._partial[-count:]
+            del self._partial[-count:]
+            taken.reverse()
+            into.extend(taken)
+            count -= len(taken)
         if self._num_fresh and count:
             first = self.num_blocks - self._num_fresh
             fresh = min(count, self._num_fresh)

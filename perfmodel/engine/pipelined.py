@@ -58,6 +58,7 @@ class PipelinedRequests(RunningRequests):
         self._ready.pop(request, None)
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
+        self._under_way.append(plan)
         grant = self._grant_sequences(plan, budget) if self._recomputes else self._grant_in_order(plan, budget, decodes)
         for under_way in (plan.decodes, plan.samples):
             for request in under_way:
@@ -66,11 +67,6 @@ class PipelinedRequests(RunningRequests):
 
     def num_known_tokens(self, request: Request) -> int:
         return request.num_computed_tokens  # all tokens were known when they were granted
-
-    def note(self, plan: StepPlan) -> None:
-        super().note(plan)
-        if plan:
-            self._under_way.append(plan)
 
     def is_under_way(self, request: Request) -> bool:
         return any(

@@ -90,7 +90,7 @@ class StepPlan:
         self.decode_windowed: tuple[int, ...] = ()
         self.draft_depths: list[int] = []
         self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.padded: list[Request] = []
+        self.padded: tuple[Request, ...] = ()
         self.num_padding_tokens = 0
         self.num_accepted: Sequence[int] = ()
         self.chunks: list[Grant] = []

@@ -42,7 +42,7 @@ class RunningRequests:
         self._stays_of_preempted = config.stays_of_preempted
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self._num_admissions = 0
-        self._previous = StepPlan(-1)  # the plan before the one that is being made
+        self.previous = StepPlan(-1)  # the plan before the one that is being made
         self._prompts: list[Request] = []
         self._joining: list[Request] = []
 
@@ -92,10 +92,6 @@ class RunningRequests:
     def padding(self, plan: StepPlan, num_computed: int) -> int:
         """Tokens computed in vain beside the one that a request, with so many computed, is admitted to `plan` for."""
         return 0
-
-    def note(self, plan: StepPlan) -> None:
-        """`plan` is made."""
-        self._previous = plan
 
     def is_under_way(self, request: Request) -> bool:
         """Whether a plan that has not come back computes something of `request`, which was preempted since."""
@@ -310,7 +306,7 @@ class RunningRequests:
         A token in flight is not: it is computed in the plan under way, whose sample nobody has. But for the first one
         of a run of tokens, before which nothing was in flight: vLLM names the blocks of a grant when it is made.
         """
-        previous = self._previous
+        previous = self.previous
         in_flight = request.num_promised_tokens - request.num_output_tokens
         if in_flight and any(request in begun for begun in (previous.samples, previous.singles, previous.resumed)):
             in_flight -= 1

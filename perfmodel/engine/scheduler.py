@@ -59,6 +59,7 @@ class Scheduler:
             config.max_num_batched_tokens if self._discipline.uses_budget else config.max_model_len * self._max_batch
         )
         self._next_index = 0
+        self._spares_lone_prompts = config.long_prefill_token_threshold > 0 and not config.caps_lone_prompts
         self._poll_at = 0  # a step in which arrivals are looked at; so are they every `poll_every` from there
         self._may_admit = False  # something happened since the last plan that could let a waiting request in
 
@@ -194,7 +195,7 @@ class Scheduler:
             return plan
         is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not self._running.requests
         exclusive = self.config.prefill_exclusive
-        if not self.config.caps_lone_prompts:
+        if self._spares_lone_prompts:
             self._running.caps_prompts = len(self._running) + self.num_waiting > 1
         budget = self._running.grant(plan, budget, decodes=not exclusive)
         # Only now: until here a grant could still be taken back, and its blocks with it.
@@ -212,7 +213,7 @@ class Scheduler:
         if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
             self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
-        self._running.note(plan)
+        self._running.previous = plan
         self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
         if plan.decodes or plan.chunks:
             self._next_index += 1
@@ -279,7 +280,7 @@ class Scheduler:
             budget -= missing + padding
             self._running.admit(request, missing, plan)
             if padding:
-                plan.padded.append(request)
+                plan.padded += (request,)
                 plan.num_padding_tokens += padding
             blocks.publish(request)
         for entry in skipped:
@@ -346,7 +347,8 @@ class Scheduler:
                     finished.append(request)
         if finished:
             finished = [request for request in finished if request.status is not RequestStatus.ABORTED]
-            finished.sort(key=_ADMISSION)  # the order in which their blocks go free
+            if len(finished) > 1:
+                finished.sort(key=_ADMISSION)  # the order in which their blocks go free
             self._finish(finished, plan.num_samples, now)
         return finished
 

@@ -162,7 +162,7 @@ def _record(
             started,
             now,
             first_duration,
-            plan.num_tokens,
+            num_decodes + plan.num_draft_tokens + plan.num_padding_tokens + plan.num_chunk_tokens,
             num_decodes,
             context,
             len(plan.chunks),
