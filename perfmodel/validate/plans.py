@@ -40,7 +40,7 @@ Grant = tuple[int, int, int]  # request, tokens computed before, tokens granted
 Step = tuple[int, Sequence[Grant], Sequence[int]]  # step, grants, preempted requests
 
 
-class RecordedRequest(Spec):
+class _RecordedRequest(Spec):
     """One request of a case, as above."""
 
     arrival: int = Field(ge=0)
@@ -57,7 +57,7 @@ class RecordedCase(Spec):
     """One workload with what an engine decided."""
 
     config: dict[str, Any]
-    requests: tuple[RecordedRequest, ...]
+    requests: tuple[_RecordedRequest, ...]
     steps: list[Step]
 
     @field_validator("steps", mode="before")
@@ -125,7 +125,7 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
             continue
         difference = _first_difference(steps, case.steps)
         covered, equal = covered + 1, equal + (difference is None)
-        features = features_of(case)
+        features = _features_of(case)
         for group in (f"{engine} {version}", *features):
             by.setdefault(group, Counter(rows=0, equal=0)).update(rows=1, equal=int(difference is None))
         if difference is not None and len(worst) < _MAX_WORST:
@@ -157,7 +157,7 @@ def _checked_case(raw: Any, number: int, path: str) -> RecordedCase:
         raise SpecError(f"{path}: case {number}: {where}: {first['msg']}") from None
 
 
-def features_of(case: RecordedCase) -> list[str]:
+def _features_of(case: RecordedCase) -> list[str]:
     """What the case exercises, in words."""
     config = case.config
     named = {
@@ -217,7 +217,7 @@ def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
             scheduler.apply(plan, step, scripts.of(plan))
 
 
-class RecordedGroup(Spec):
+class _RecordedGroup(Spec):
     """Layers that share a table of blocks: with full attention, a window or chunks of `span` tokens, or a state."""
 
     kind: Literal["full", "window", "chunk", "state"]
@@ -229,7 +229,7 @@ class _Extras(Spec):
 
     num_blocks: int = Field(ge=1)
     num_speculative_tokens: int = Field(default=0, ge=0)
-    kv_groups: tuple[RecordedGroup, ...] = ()
+    kv_groups: tuple[_RecordedGroup, ...] = ()
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -294,7 +294,7 @@ def _arrivals(case: RecordedCase, spec: EngineSpec) -> Iterator[_Placed]:
         yield _Placed(recorded.arrival, request)
 
 
-def _block_hashes(number: int, recorded: RecordedRequest, block_size: int) -> tuple[Hashable, ...]:
+def _block_hashes(number: int, recorded: _RecordedRequest, block_size: int) -> tuple[Hashable, ...]:
     num_shared, num_full = min(recorded.shared, recorded.prompt) // block_size, recorded.prompt // block_size
     shared = [("group", recorded.group, row) for row in range(num_shared)]
     return (*shared, *(("prompt", number, row) for row in range(num_shared, num_full)))

@@ -123,7 +123,10 @@ def kv_block_manager(
     num_buffers: int = 0,
     host: HostBlocks | None = None,
 ) -> KVBlockManager:
-    """`num_blocks` free KV blocks under the rules of `engine`; see `KVBlockManager` and `GroupedKVBlocks`."""
+    """`num_blocks` free KV blocks under the rules of `engine`.
+
+    groups: of layers that keep different parts of a sequence, if any; span, num_buffers, host: as of `KVBlockManager`
+    """
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
     partial_first = engine.rules.reuses_partial_first
     if groups:
