@@ -68,7 +68,8 @@ class DraftingRequests(RunningRequests):
         assert config.speculation is not None
         self._speculation = config.speculation
         self._max_model_len = config.max_model_len
-        self._pads = config.pads_lone_tokens
+        is_fixed = not config.speculation.depths and config.speculation.disable_by_batch_size is None
+        self._pads = config.pads_lone_tokens and is_fixed
         self._newly_right: dict[Request, int] = {}  # tokens of its last verification that came with the newest one
         self._has_running = False  # the plan that is being made grants running requests something
         self._continues_prompt = False  # the plan that is being made computes a prompt of a running request
@@ -159,9 +160,7 @@ class DraftingRequests(RunningRequests):
         """How deep a request with so many tokens computed drafts that lacks so many of its output."""
         if not self._speculation.past_end:
             return min(num_lacking - 1, most_deep)
-        num_slots = (
-            self._max_model_len - num_computed - 2
-        )  # beside the newest token, and the one that comes in any case
+        num_slots = self._max_model_len - num_computed - 2  # without the newest token and the one that always comes
         return self._speculation.depth_within(most_deep, max(num_slots, 0))
 
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:

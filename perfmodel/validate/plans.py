@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.engine import Request, Scheduler, Speculation, StepPlan
 from perfmodel.errors import PerfmodelError, SpecError
@@ -108,7 +108,7 @@ class PlansReport(Printable):
 
 
 def validate_plans(path: str, progress: Callable[[int, int | None], None] | None = None) -> PlansReport:
-    """Replay each case of the recording at `path`. Raises SpecError for a file that is no recording."""
+    """Replay all cases of the recording at `path`. Raises SpecError for a file that is no recording."""
     engine, version, raw_cases = _read(Path(path))
     by: dict[str, Counter[str]] = {}
     worst: list[dict[str, Any]] = []
@@ -129,8 +129,8 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
         for group in (f"{engine} {version}", *features):
             by.setdefault(group, Counter(rows=0, equal=0)).update(rows=1, equal=int(difference is None))
         if difference is not None and len(worst) < _MAX_WORST:
-            number_of_step, theirs, mine = difference
-            recorded, ours = _in_words(theirs, mine), _in_words(mine, theirs)
+            number_of_step, recorded_step, our_step = difference
+            recorded, ours = _in_words(recorded_step, our_step), _in_words(our_step, recorded_step)
             named = {"case": number, "step": number_of_step, "features": features}
             worst.append({**named, "recorded": recorded, "ours": ours})
     return PlansReport("plans", len(raw_cases), covered, equal, by, worst, notes)
@@ -186,6 +186,8 @@ def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
     spec, extras = _engine_of(case.config, engine, version)
     config = engine_scheduler_config(spec, spec.max_model_len or 1)
     if extras.num_speculative_tokens:
+        if spec.async_scheduling:
+            raise SpecError("got num_speculative_tokens with async_scheduling; our engine plans no drafts ahead")
         nodes = tuple(range(extras.num_speculative_tokens + 1))
         config = replace(config, speculation=Speculation(nodes, past_end=spec.rules.drafts_past_end))
     scripts = _Acceptance(case)
@@ -221,7 +223,13 @@ class _RecordedGroup(Spec):
     """Layers that share a table of blocks: with full attention, a window or chunks of `span` tokens, or a state."""
 
     kind: Literal["full", "window", "chunk", "state"]
-    span: int | None = None
+    span: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_its_span(self) -> "_RecordedGroup":
+        if (self.span is None) == (self.kind in ("window", "chunk")):
+            raise ValueError(f"got span={self.span} for kind={self.kind}; expected a span for window and chunk alone")
+        return self
 
 
 class _Extras(Spec):
@@ -316,9 +324,13 @@ def _as_step(step: int, plan: StepPlan, scheduler: Scheduler) -> Step:
 
 def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[int, Step | None, Step | None] | None:
     """The first step that differs: its number, as recorded, and ours; None where all are equal."""
-    for mine, theirs in zip(ours, recorded, strict=False):
-        if mine[0] != theirs[0] or list(mine[1]) != list(theirs[1]) or list(mine[2]) != list(theirs[2]):
-            return theirs[0], theirs, mine
+    for our_step, recorded_step in zip(ours, recorded, strict=False):
+        if (
+            our_step[0] != recorded_step[0]
+            or list(our_step[1]) != list(recorded_step[1])
+            or list(our_step[2]) != list(recorded_step[2])
+        ):
+            return recorded_step[0], recorded_step, our_step
     shortest = min(len(ours), len(recorded))
     if len(ours) == len(recorded):
         return None
@@ -328,7 +340,7 @@ def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[i
 
 
 def _in_words(step: Step | None, other: Step | None) -> str:
-    """What `step` decides otherwise than `other`."""
+    """What `step` decides differently from `other`."""
     if step is None:
         return "no further plan"
     known = ({tuple(grant) for grant in other[1]}, set(other[2])) if other is not None else (set(), set())

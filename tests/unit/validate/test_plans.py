@@ -25,12 +25,12 @@ SMALL = {
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda file: file.name.removesuffix(".json.gz"))
-def test_each_plan_of_each_recorded_workload_is_equal(recording: Path) -> None:
+def test_all_plans_of_all_recorded_workloads_are_equal(recording: Path) -> None:
     report = validate_plans(str(recording))
     assert report.rows == report.covered == report.equal > 100, report.worst[:1]
 
 
-def test_the_recording_of_the_newest_engine_exercises_each_rule() -> None:
+def test_the_recording_of_the_newest_engine_exercises_all_rules() -> None:
     by = validate_plans(str(next(file for file in RECORDINGS if "0.30" in file.name))).by
     assert sum(group["rows"] for name, group in by.items() if name.startswith("vllm")) >= 2000
     for feature in ("async scheduling", "prefix caching", "priority", "preemption", "aborts", "pipeline stages"):
@@ -172,8 +172,8 @@ def _written(folder: Path, *cases: object) -> Path:
 def test_a_recording_by_hand(tmp_path: Path) -> None:
     """8 tokens a step: a prompt of 10 takes two steps, its second token the third."""
     result = CliRunner().invoke(app, ["validate", "plans", str(_written(tmp_path, SMALL)), "--json"])
-    told = json.loads(result.stdout)
-    assert (result.exit_code, told["rows"], told["covered"], told["equal"]) == (0, 1, 1, 1)
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["rows"], answer["covered"], answer["equal"]) == (0, 1, 1, 1)
 
 
 def test_a_run_of_equal_steps_is_one_entry(tmp_path: Path) -> None:
@@ -183,13 +183,13 @@ def test_a_run_of_equal_steps_is_one_entry(tmp_path: Path) -> None:
     assert validate_plans(str(_written(tmp_path, case))).equal == 1
 
 
-def test_a_difference_is_told_in_words_and_ends_with_1(tmp_path: Path) -> None:
+def test_a_difference_is_refused_in_words_and_ends_with_1(tmp_path: Path) -> None:
     other = {**SMALL, "steps": [*SMALL["steps"][:1], [1, [[0, 8, 1]], []]]}
     result = CliRunner().invoke(app, ["validate", "plans", str(_written(tmp_path, SMALL, other)), "--json"])
-    told = json.loads(result.stdout)
-    assert (result.exit_code, told["equal"]) == (1, 1)
-    assert told["by"]["vllm 0.30.0"] == {"rows": 2, "equal": 1}
-    worst = told["worst"][0]
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["equal"]) == (1, 1)
+    assert answer["by"]["vllm 0.30.0"] == {"rows": 2, "equal": 1}
+    worst = answer["worst"][0]
     assert (worst["case"], worst["step"]) == (1, 1)
     assert (worst["recorded"], worst["ours"]) == ("1 tokens of request 0 behind 8", "2 tokens of request 0 behind 8")
     shown = CliRunner().invoke(app, ["validate", "plans", str(_written(tmp_path, SMALL, other))])
@@ -197,7 +197,7 @@ def test_a_difference_is_told_in_words_and_ends_with_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("no JSON", "expected a recording"),
         ("[]", "no list of cases"),
@@ -205,10 +205,10 @@ def test_a_difference_is_told_in_words_and_ends_with_1(tmp_path: Path) -> None:
         ('{"cases": [{"config": {}, "requests": [{"arrival": -1}], "steps": []}]}', "arrival"),
     ],
 )
-def test_what_is_no_recording_is_told(content: str, told: str, tmp_path: Path) -> None:
+def test_what_is_no_recording_is_refused(content: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "plans.json"
     file.write_text(content)
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         validate_plans(str(file))
 
 
