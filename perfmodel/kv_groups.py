@@ -8,8 +8,7 @@ it keeps. With c tokens computed, the next query sees
     window W   from token max(0, c - W + 1) on      at most 1 + ceil((W - 1) / b) rows with the new token
     chunk C    from token C floor(c / C) on         at most ceil(C / b)
 
-and what lies before is given up when the next tokens are granted. While a sequence decodes, the block that leaves a
-window is counted until the next is needed, so that the one replaces the other: that is at most one step too long.
+and what lies before is given up when the next tokens are granted, but for tokens that a step under way still reads.
 Source: vllm-project/vllm, vllm/v1/core/single_type_kv_cache_manager.py and vllm/v1/kv_cache_interface.py.
 """
 
@@ -39,15 +38,6 @@ class KVGroup:
         first = num_computed // span * span if self.is_chunk else max(0, num_computed - span + 1)
         return first // block_size
 
-    def first_kept(self, num_rows: int, block_size: int) -> int:
-        """The first row that is kept of a sequence that decodes and has come to `num_rows` rows of `block_size`."""
-        span = self.span
-        if span is None or not num_rows:
-            return 0
-        if self.is_chunk:
-            return (num_rows - 1) * block_size // span * span // block_size
-        return max(0, num_rows - self.most_kept(block_size))
-
     def most_kept(self, block_size: int, num_new_tokens: int = 1) -> int:
         """The most rows of a long sequence that it keeps while `num_new_tokens` are computed; not for all tokens."""
         assert self.span is not None
@@ -55,20 +45,21 @@ class KVGroup:
             return -(-(self.span + num_new_tokens - 1) // block_size) + (num_new_tokens > 1)
         return 1 + -(-(self.span - 2 + num_new_tokens) // block_size)
 
-    def takes_another(self, num_rows: int, block_size: int) -> bool:
-        """Whether the next row needs a block more; else it gets that of a row that is given up for it."""
-        return self.span is None or self.is_chunk or num_rows < self.most_kept(block_size)
+    def given_up_at(self, row: int, block_size: int) -> int:
+        """How many tokens are computed when `row` is no longer seen."""
+        assert self.span is not None
+        end = (row + 1) * block_size
+        return -(-end // self.span) * self.span if self.is_chunk else end + self.span - 1
 
-    def next_change(self, num_rows: int, block_size: int) -> int | None:
-        """The next count of rows at which that changes, or rows are given up; None: never."""
-        span = self.span
-        if span is None:
+    def most_reserved(self, num_in_flight: int, max_model_len: int, block_size: int) -> int | None:
+        """The most rows that a request is checked for when it is admitted; None if it keeps all.
+
+        num_in_flight: tokens that steps under way may compute of it: their rows are kept until the steps are done
+        """
+        if self.span is None:
             return None
-        if self.is_chunk:
-            next_chunk = ((num_rows - 1) * block_size // span + 1) * span if num_rows else span
-            return -(-next_chunk // block_size) + 1
-        most = self.most_kept(block_size)
-        return most if num_rows < most else None
+        num_tokens = self.span + num_in_flight - (not self.is_chunk)
+        return -(-min(num_tokens, max_model_len) // block_size) + (not self.is_chunk)
 
 
 def most_rows(groups: Iterable[KVGroup], num_rows: int, block_size: int, num_new_tokens: int = 1) -> int:

@@ -6,6 +6,9 @@ attention span, whose blocks grow otherwise from then on (it has all that a roll
 Sums over the members grow by their number. A member needs more KV blocks every `block_size` steps, so the calendar of
 blocks is a ring: how many are needed at ages of each remainder.
 
+Where groups of layers keep different parts of a sequence (`GroupedKVBlocks`) members also give up blocks, which others
+find in the prefix cache or take: a calendar has the ages at which they do, and every member has its blocks at once.
+
 A member's own counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`,
 `last_step`) stand as on the day it joined, and are brought up to date when it leaves; the blocks that it has come to
 need since are set aside until then.
@@ -14,11 +17,14 @@ need since are set aside until then.
 __all__ = ["DecodeCohort"]
 
 import heapq
+from operator import attrgetter
 
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request
 from perfmodel.engine.token_watch import TokenWatch
+
+_ADMISSION = attrgetter("admission")
 
 
 class DecodeCohort:
@@ -55,6 +61,10 @@ class DecodeCohort:
         self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> how many fill it then
         self._changing: dict[int, list[Request]] = {}  # age -> those whose blocks grow otherwise from then on
         self._changes: list[int] = []  # heap of the ages in `_ending`, `_fills` and `_changing`
+        self._gives_up_rows = blocks.gives_up_rows
+        self._takers: list[dict[Request, None]] = [{} for _ in self._due] if self._gives_up_rows else []  # as `_due`
+        self._releases: dict[int, list[tuple[Request, int]]] = {}  # age -> who gives up blocks then, and when it joined
+        self._num_in_flight = 0  # tokens of each member that steps under way compute as it is granted the next
 
     @property
     def members(self) -> list[Request]:
@@ -79,8 +89,9 @@ class DecodeCohort:
         self.context += computed
         self._ending.setdefault(last, []).append(request)
         heapq.heappush(self._changes, last)
-        self._blocks.trim(request)
         self._foresee_blocks(request, age - computed + 1, last)
+        if self._gives_up_rows:
+            self._releases.setdefault(age + 1, []).append((request, age))
         if self.watch is not None:
             self.watch.join(request, age)
         for i, span in enumerate(self._spans) if self._spans else ():
@@ -102,6 +113,8 @@ class DecodeCohort:
             self._phase[request] = phase = due % size
             self._due[phase] += weight
             self._foresee_change(request, due, num_held, last)
+            if self._gives_up_rows:
+                self._takers[phase][request] = None
 
     def _foresee_change(self, request: Request, due: int, num_held: int, last: int) -> None:
         """Enter when its blocks next grow otherwise; `due`: the age at which it needs more than its `num_held` rows."""
@@ -155,6 +168,7 @@ class DecodeCohort:
         self._dissolved = self._applied = self.age
         self.windowed, self.growing = [0] * len(self._spans), [0] * len(self._spans)
         self._due = [0] * self._blocks.block_size
+        self._takers, self._releases = [{} for _ in self._takers], {}
         self._ending, self._fills, self._changes = {}, [{} for _ in self._spans], []
         self._changing = {}
         return members
@@ -166,6 +180,8 @@ class DecodeCohort:
         phase = self._phase.pop(request, None)
         if phase is not None:
             self._due[phase] -= self._blocks.weight(len(request.block_ids))
+            if self._gives_up_rows:
+                del self._takers[phase][request]
         computed = request.num_computed_tokens
         self.context -= computed
         if self._spans:
@@ -223,9 +239,12 @@ class DecodeCohort:
     def _grow(self, num_steps: int) -> None:
         self.age = age = self.age + num_steps
         self.context += num_steps * len(self.joined)
-        num_blocks = self._num_blocks_due_in(num_steps)
-        if num_blocks:
-            self._blocks.set_aside(num_blocks)
+        if self._gives_up_rows:
+            self._exchange_blocks(num_steps)
+        else:
+            num_blocks = self._num_blocks_due_in(num_steps)
+            if num_blocks:
+                self._blocks.set_aside(num_blocks)
         if self._changing:
             for request in self._changing.pop(age, ()):
                 self._change(request)
@@ -233,6 +252,41 @@ class DecodeCohort:
             for i, fills in enumerate(self._fills):
                 self.windowed[i] += num_steps * self.growing[i]
                 self.growing[i] -= fills.pop(age, 0)
+
+    # ---------------------------------------------------------------- blocks that members give up
+
+    def due_to_release(self, num_in_flight: int) -> list[Request]:
+        """Members that give up blocks before the next step, in which steps under way compute so many tokens of each."""
+        age = self.age + 1
+        if num_in_flight != self._num_in_flight:  # what they read is kept for longer, or no longer
+            self._num_in_flight = num_in_flight
+            self._releases = {age: list(self.joined.items())}
+        joined = self.joined
+        return [request for request, since in self._releases.pop(age, ()) if joined.get(request) == since]
+
+    def expect_release(self, request: Request) -> None:
+        """Enter when the member, which has given up what it could for the next step, does so again."""
+        joined = self.joined[request]
+        age = self.age + 2  # in the step after the next it is certain what steps under way compute of it
+        if joined < self.age:
+            num_done = self._blocks.next_release(request)
+            if num_done is None:
+                return
+            age = max(num_done - request.num_computed_tokens + joined + 1 + self._num_in_flight, age)
+        self._releases.setdefault(age, []).append((request, joined))
+
+    def _exchange_blocks(self, num_steps: int) -> None:
+        """Blocks for the last `num_steps` steps, and given up for all of them but the first."""
+        last, blocks, size = self.age, self._blocks, self._blocks.block_size
+        for self.age in range(last - num_steps + 1, last + 1):
+            if self.age > last - num_steps + 1:
+                self.age -= 1  # as it stands before the step
+                for request in sorted(self.due_to_release(self._num_in_flight), key=_ADMISSION):
+                    blocks.release(request, self.num_computed(request) - self._num_in_flight)
+                    self.expect_release(request)
+                self.age += 1
+            for request in sorted(self._takers[self.age % size], key=_ADMISSION):
+                blocks.allocate(request, self.num_computed(request))
 
     def _num_blocks_due_in(self, num_steps: int) -> int:
         """Blocks that were due in the last `num_steps` steps."""

@@ -136,6 +136,8 @@ class DraftingRequests(RunningRequests):
                 if nodes[deep] >= budget:
                     deep = self._speculation.depth_within(deep, budget - 1)
                 num_slots += nodes[deep]
+            if self._blocks.gives_up_rows:
+                self._release(request, computed)
             if computed + num_slots > len(request.block_ids) * block_size:
                 given_back = self._find_blocks(request, computed + num_slots, plan)
                 if given_back is None:  # the request itself was the one to give way: vLLM looks at no other

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.request import Request
+from perfmodel.engine.request import FreedBlocks, Request
 
 _NUMBERS: list[int] = []
 
@@ -53,16 +53,6 @@ class BlockListener(Protocol):
     def on_cleared(self) -> None:
         """Nothing is in the cache any more."""
         ...
-
-
-class _Lot:
-    """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
-
-    __slots__ = ("blocks", "has_hashed")
-
-    def __init__(self, blocks: list[int], has_hashed: bool) -> None:
-        self.blocks = blocks
-        self.has_hashed = has_hashed
 
 
 class KVBlockManager:
@@ -96,16 +86,17 @@ class KVBlockManager:
         self._reuses_partial_first = reuses_partial_first and self.enable_prefix_caching
         self.listener: BlockListener | None = None
         self.most_weight = 1  # the most that `weight` says
+        self.gives_up_rows = False  # whether requests give up blocks while they run (`release`)
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
         self._partial: list[int] = []  # freed before they were full; the last one is reused before any other block
-        self._queue: deque[_Lot] = deque()
+        self._queue: deque[FreedBlocks] = deque()
         self._num_entries = 0  # in all lots, those claimed back since included
         self._block_of: dict[Hashable, int] = {}  # hash -> block, the first of those with this content
         self._copies: dict[Hashable, list[int]] = {}  # hash -> further blocks, computed side by side, in their order
         self._hash_of: dict[int, Hashable] = {}  # block -> hash
         self._owners: dict[int, int] = {}  # hashed block -> number of requests that hold it
-        self._lot_of: dict[int, _Lot] = {}  # hashed free block -> the lot it waits in
+        self._lot_of: dict[int, FreedBlocks] = {}  # hashed free block -> the lot it waits in
         self._aside: list[int] = []  # set aside, and not handed out yet
         self._num_to_pop = 0  # set aside too, but still in the queue
 
@@ -185,8 +176,16 @@ class KVBlockManager:
         if missing > 0:
             self._take(missing, request.block_ids)
 
-    def trim(self, request: Request) -> None:
-        """`request` decodes from now on; what its prompt has filled, it keeps."""
+    def can_admit(self, request: Request, num_tokens: int, num_whole: int, cached: Sequence[int]) -> bool:
+        """Whether `request`, new here, can hold `num_tokens` tokens now and `num_whole` in time; `cached` as above."""
+        return self.can_allocate(request, max(num_tokens, num_whole), cached)
+
+    def release(self, request: Request, num_done: int) -> None:
+        """Take back what `request` no longer sees, with `num_done` tokens computed by steps that are over: nothing."""
+
+    def next_release(self, request: Request) -> int | None:
+        """For how many tokens `release` next takes anything back; None: never."""
+        return None
 
     def set_aside(self, count: int) -> None:
         """Take `count` blocks, which must be free, for requests that `hand_out` will name."""
@@ -246,29 +245,37 @@ class KVBlockManager:
         num_tokens: leading tokens whose blocks are reused last, if they are full; all computed ones unless given
         """
         if request.buffer_ids:
-            self._enqueue(_Lot(request.buffer_ids, False))
+            self._enqueue(FreedBlocks(request.buffer_ids, False))
             request.buffer_ids = []
+        num_full = self._num_full(request, num_tokens)
+        self._give_back_rows(request.block_ids, num_full, request.num_hashed_blocks > 0)
+        request.block_ids = []
+        request.num_hashed_blocks = 0
+
+    def _num_full(self, request: Request, num_tokens: int | None) -> int:
+        """Leading rows of `request` that are full once `num_tokens` tokens are computed; all computed ones if None."""
+        num_tokens = request.num_computed_tokens if num_tokens is None else num_tokens
+        return max(num_tokens // self.block_size, request.num_hashed_blocks)
+
+    def _give_back_rows(self, blocks: list[int], num_full: int, has_hashed: bool) -> None:
+        """One owner of `blocks` less, of which the first `num_full` are full and may have hashes."""
         if self._reuses_partial_first:
-            num_tokens = request.num_computed_tokens if num_tokens is None else num_tokens
-            num_full = max(num_tokens // self.block_size, request.num_hashed_blocks)
-            partial = request.block_ids[num_full:]
+            partial = blocks[num_full:]
             if partial:
                 self._pop_set_aside()  # of what was free before these
             self._partial += partial
             self.num_free += len(partial)
-            del request.block_ids[num_full:]
-        self._give_back(request.block_ids, request.num_hashed_blocks > 0)
-        request.block_ids = []
-        request.num_hashed_blocks = 0
+            del blocks[num_full:]
+        self._give_back(blocks, has_hashed)
 
     def _give_back(self, blocks: list[int], has_hashed: bool) -> None:
         """One owner of `blocks` less, of which some may have hashes."""
         if not blocks:
             return
         if not has_hashed:
-            lot = _Lot(blocks, False)
+            lot = FreedBlocks(blocks, False)
         else:
-            lot = _Lot([], True)
+            lot = FreedBlocks([], True)
             for block in blocks:
                 owners = self._owners.get(block)
                 if owners is not None:
@@ -279,7 +286,7 @@ class KVBlockManager:
                 lot.blocks.append(block)
         self._enqueue(lot)
 
-    def _enqueue(self, lot: _Lot) -> None:
+    def _enqueue(self, lot: FreedBlocks) -> None:
         """The blocks of `lot` are free from now on."""
         self.num_free += len(lot.blocks)
         self._num_entries += len(lot.blocks)
@@ -338,7 +345,7 @@ class KVBlockManager:
             if not blocks:
                 self._queue.popleft()
 
-    def _is_waiting_in(self, block: int, lot: _Lot) -> bool:
+    def _is_waiting_in(self, block: int, lot: FreedBlocks) -> bool:
         # A hashed block may have been claimed back from this lot, and even freed again into a later one.
         return block not in self._hash_of or self._lot_of.get(block) is lot
 

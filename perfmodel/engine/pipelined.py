@@ -37,7 +37,6 @@ class PipelinedRequests(RunningRequests):
         self._most_in_plan = config.max_plan_seqs or config.max_num_seqs
         self._ready: dict[Request, None] = {}  # those that lack something, and wait for no token that is under way
         self._last_back = -1  # index of the last plan that came back
-        self._under_way: list[StepPlan] = []
 
     @property
     def has_ready(self) -> bool:
@@ -58,7 +57,6 @@ class PipelinedRequests(RunningRequests):
         self._ready.pop(request, None)
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
-        self._under_way.append(plan)
         grant = self._grant_sequences(plan, budget) if self._recomputes else self._grant_in_order(plan, budget, decodes)
         for under_way in (plan.decodes, plan.samples):
             for request in under_way:
@@ -73,6 +71,9 @@ class PipelinedRequests(RunningRequests):
             request in plan.decodes or any(grant.request is request for grant in plan.chunks)
             for plan in self._under_way
         )
+
+    def send_out(self, plan: StepPlan) -> None:
+        self._under_way.append(plan)
 
     def come_back(self, plan: StepPlan) -> None:
         if not plan:

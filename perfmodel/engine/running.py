@@ -9,6 +9,7 @@ one by one. Else the requests are gone through in order.
 __all__ = ["RunningRequests"]
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig
@@ -16,6 +17,8 @@ from perfmodel.engine.decode_cohort import DecodeCohort
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import Grant, StepPlan
 from perfmodel.engine.request import Request, RequestStatus
+
+_ADMISSION = attrgetter("admission")
 
 
 class RunningRequests:
@@ -43,6 +46,7 @@ class RunningRequests:
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self._num_admissions = 0
         self.previous = StepPlan(-1)  # the plan before the one that is being made
+        self._under_way: list[StepPlan] = []  # plans that have not come back, where blocks are given up meanwhile
         self._prompts: list[Request] = []
         self._joining: list[Request] = []
 
@@ -97,8 +101,15 @@ class RunningRequests:
         """Whether a plan that has not come back computes something of `request`, which was preempted since."""
         return request.num_promised_tokens > request.num_output_tokens
 
+    def send_out(self, plan: StepPlan) -> None:
+        """`plan`, which grants something, is under way from now on."""
+        if self._blocks.gives_up_rows:
+            self._under_way.append(plan)
+
     def come_back(self, plan: StepPlan) -> None:
         """`plan` has been executed, and its tokens are there."""
+        if plan in self._under_way:
+            self._under_way.remove(plan)
 
     def publish_answers(self) -> None:
         """Enter blocks that answers have filled by now into the prefix cache, where a prompt may begin with them."""
@@ -126,12 +137,43 @@ class RunningRequests:
             plan.resumed.clear()
             cohort.dissolve()
             return self._grant_in_order(plan, budget, decodes)
+        if self._blocks.gives_up_rows:
+            self._release_in_turn(chunks, decodes)
         if chunks:
             budget -= self._grant_chunks(chunks, plan)
         if decodes and cohort.joined:
             budget -= len(cohort.joined)
             cohort.advance(plan)
         return budget
+
+    def _release_in_turn(self, chunks: list[tuple[Request, int]], decodes: bool) -> None:
+        """Those who are granted something give up what they no longer see: all before any takes blocks, which is as
+        good as each before it takes its own, since blocks that were free before suffice for all."""
+        cohort, num_in_flight = self.cohort, 0
+        releasing = [request for request, num_new_tokens in chunks if num_new_tokens]
+        if decodes and cohort.joined:
+            num_in_flight = sum(plan.cohort_age > 0 and cohort.covers(plan) for plan in self._under_way)
+            releasing += cohort.due_to_release(num_in_flight)
+        for request in sorted(releasing, key=_ADMISSION):
+            self._release(request, cohort.num_computed(request))
+            if request in cohort.joined:
+                cohort.expect_release(request)
+
+    def _release(self, request: Request, num_computed: int) -> None:
+        """Before it is granted more, `request` gives up blocks that neither it nor a step under way reads."""
+        self._blocks.release(request, num_computed - self._num_in_flight(request))
+
+    def _num_in_flight(self, request: Request) -> int:
+        """Tokens of `request` that plans under way compute."""
+        joined = self.cohort.joined.get(request)
+        count = 0
+        for plan in self._under_way:
+            if joined is not None and plan.cohort_age > joined:
+                count += 1
+            else:
+                chunks = [grant.num_new_tokens for grant in plan.chunks if grant.request is request]
+                count += chunks[0] if chunks else int(request.last_step == plan.index)
+        return count
 
     def _join_cohort(self, plan: StepPlan) -> None:
         """Those who have got a token by a grant of their own since the last plan for decodes."""
@@ -244,6 +286,8 @@ class RunningRequests:
             if not is_decode:
                 missing = self.chunk(missing, budget)
             wanted = computed + missing
+            if blocks.gives_up_rows:
+                self._release(request, computed)
             if wanted > len(request.block_ids) * block_size:
                 if blocks.num_needed(request, wanted) > 0:  # else what it gives up suffices
                     given_back = self._make_room(request, wanted, plan)

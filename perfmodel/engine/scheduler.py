@@ -218,6 +218,7 @@ class Scheduler:
         if plan.decodes or plan.chunks:
             self._next_index += 1
             self.blocks.settle(plan)
+            self._running.send_out(plan)
         if plan.chunks or plan.singles:  # after prompts the next step looks (sglang, SchedulerRecvSkipper)
             self._poll_at = self._next_index
         return plan
@@ -262,8 +263,8 @@ class Scheduler:
             if missing > 1 and config.keeps_kv:
                 missing = self._running.chunk(missing, budget)
             reserved = self._reservations.num_tokens(request, num_ready + missing + padding)
-            must_fit = max(reserved, request.num_tokens) if config.scheduler_reserve_full_isl else reserved
-            if not blocks.can_allocate(request, must_fit, cached):
+            num_whole = request.num_tokens if config.scheduler_reserve_full_isl else 0
+            if not blocks.can_admit(request, reserved, num_whole, cached):
                 break
             heapq.heappop(self._waiting)
             blocks.allocate(request, reserved, cached)
@@ -424,6 +425,7 @@ class Scheduler:
     def apply_repeated(self, plan: StepPlan, times: int, now: int) -> None:
         """As `times` calls of `apply` for equal plans of which none finishes a request, the last at `now`."""
         plan.num_gaps = len(plan.decodes)
+        self._running.come_back(plan)
         self._running.cohort.apply_repeated(times, now)
 
     # ---------------------------------------------------------------- invariants

@@ -130,8 +130,10 @@ def kv_block_manager(
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
     partial_first = engine.rules.reuses_partial_first
     if groups:
-        chunk = engine.max_num_batched_tokens
-        return GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, chunk, partial_first)
+        most_under_way = 2 if engine.plans_ahead else engine.pipeline_parallel_size
+        in_flight = most_under_way * engine.max_num_batched_tokens
+        longest = engine.max_model_len
+        return GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, in_flight, longest, partial_first)
     return KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host, partial_first)
 
 
