@@ -70,11 +70,16 @@ class Case:
             request.turn = 0
         return requests
 
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """That plans under way may compute of one request."""
+        return (1 + self.is_async) * self.config.max_num_batched_tokens * self.config.pipeline_parallel_size
+
     def loop(self) -> ServeLoop:
         blocks = KVBlockManager(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache, self.rolling_span)
         if self.groups:
             blocks = GroupedKVBlocks(
-                self.num_blocks, BLOCK_SIZE, self.groups, self.has_prefix_cache, self.config.max_num_batched_tokens
+                self.num_blocks, BLOCK_SIZE, self.groups, self.has_prefix_cache, self.max_in_flight_tokens
             )
         watch = TokenWatch(lambda request: self.paces[request.request_id % len(self.paces)]) if self.paces else None
         return ServeLoop(Scheduler(self.config, blocks, watch), self.is_async)

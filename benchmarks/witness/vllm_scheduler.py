@@ -90,6 +90,7 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     )
     vllm_config = args.create_engine_config()
     vllm_config.cache_config.num_gpu_blocks = num_blocks
+    vllm_config.scheduler_config.async_scheduling = arguments["async_scheduling"]  # which the CPU's platform takes back
     groups = [
         KVCacheGroupSpec([f"layer{number}"], _group(group, config))
         for number, group in enumerate(config.get("kv_groups", [{"kind": "full"}]))

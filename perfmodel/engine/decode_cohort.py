@@ -64,6 +64,7 @@ class DecodeCohort:
         self._gives_up_rows = blocks.gives_up_rows
         self._takers: list[dict[Request, None]] = [{} for _ in self._due] if self._gives_up_rows else []  # as `_due`
         self._releases: dict[int, list[tuple[Request, int]]] = {}  # age -> who gives up blocks then, and when it joined
+        self._released_at = -1  # the last age at which members gave up blocks
         self._num_in_flight = 0  # tokens of each member that steps under way compute as it is granted the next
 
     @property
@@ -234,14 +235,14 @@ class DecodeCohort:
             plan.num_stalled = sum(joined < self.age for joined in self.joined.values())
         self.last_index = plan.index
         self._grow(1)
+        if self._gives_up_rows:
+            self._take_due()
         plan.cohort_age = self.age
 
     def _grow(self, num_steps: int) -> None:
         self.age = age = self.age + num_steps
         self.context += num_steps * len(self.joined)
-        if self._gives_up_rows:
-            self._exchange_blocks(num_steps)
-        else:
+        if not self._gives_up_rows:
             num_blocks = self._num_blocks_due_in(num_steps)
             if num_blocks:
                 self._blocks.set_aside(num_blocks)
@@ -261,6 +262,8 @@ class DecodeCohort:
         if num_in_flight != self._num_in_flight:  # what they read is kept for longer, or no longer
             self._num_in_flight = num_in_flight
             self._releases = {age: list(self.joined.items())}
+        if age in self._releases:
+            self._released_at = age
         joined = self.joined
         return [request for request, since in self._releases.pop(age, ()) if joined.get(request) == since]
 
@@ -275,18 +278,23 @@ class DecodeCohort:
             age = max(num_done - request.num_computed_tokens + joined + 1 + self._num_in_flight, age)
         self._releases.setdefault(age, []).append((request, joined))
 
-    def _exchange_blocks(self, num_steps: int) -> None:
-        """Blocks for the last `num_steps` steps, and given up for all of them but the first."""
-        last, blocks, size = self.age, self._blocks, self._blocks.block_size
-        for self.age in range(last - num_steps + 1, last + 1):
-            if self.age > last - num_steps + 1:
-                self.age -= 1  # as it stands before the step
-                for request in sorted(self.due_to_release(self._num_in_flight), key=_ADMISSION):
-                    blocks.release(request, self.num_computed(request) - self._num_in_flight)
-                    self.expect_release(request)
-                self.age += 1
-            for request in sorted(self._takers[self.age % size], key=_ADMISSION):
-                blocks.allocate(request, self.num_computed(request))
+    @property
+    def num_steps_before_release(self) -> int:
+        """How many more steps pass before a member gives up blocks, or one has in the last; a lower bound."""
+        if self._released_at == self.age:
+            return 0
+        return min(self._releases, default=self._changes[0]) - self.age - 1
+
+    def _release_due(self) -> None:
+        """Members give up what they can before the next of several equal steps."""
+        for request in sorted(self.due_to_release(self._num_in_flight), key=_ADMISSION):
+            self._blocks.release(request, self.num_computed(request) - self._num_in_flight)
+            self.expect_release(request)
+
+    def _take_due(self) -> None:
+        """Members take the blocks that the last step needs."""
+        for request in sorted(self._takers[self.age % self._blocks.block_size], key=_ADMISSION):
+            self._blocks.allocate(request, self.num_computed(request))
 
     def _num_blocks_due_in(self, num_steps: int) -> int:
         """Blocks that were due in the last `num_steps` steps."""
@@ -334,7 +342,13 @@ class DecodeCohort:
     def repeat(self, plan: StepPlan, times: int) -> None:
         """As `times` more calls of `advance`, for plans of which `plan` becomes the last."""
         self.last_index += times
-        self._grow(times)
+        if self._gives_up_rows:
+            for _ in range(times):
+                self._release_due()
+                self._grow(1)
+                self._take_due()
+        else:
+            self._grow(times)
         plan.cohort_age = self.age
 
     def apply_repeated(self, times: int, now: int) -> None:

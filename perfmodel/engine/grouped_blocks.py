@@ -43,7 +43,7 @@ class GroupedKVBlocks(KVBlockManager):
         super().__init__(num_blocks, block_size, enable_prefix_caching, reuses_partial_first=reuses_partial_first)
         self.groups = groups
         self.most_weight = len(groups)
-        self.gives_up_rows = any(group.span is not None for group in groups)
+        self.gives_up_rows = True
         longest = max_model_len if max_model_len is not None else 1 << 60
         self._most = [group.most_reserved(max_in_flight_tokens, longest, block_size) for group in groups]
         self._windowed = [(number, group) for number, group in enumerate(groups) if group.span is not None]
@@ -217,7 +217,8 @@ class GroupedKVBlocks(KVBlockManager):
     def next_release(self, request: Request) -> int | None:
         tables = request.tables
         assert tables is not None
-        return min(group.given_up_at(tables.firsts[number], self.block_size) for number, group in self._windowed)
+        ages = (group.given_up_at(tables.firsts[number], self.block_size) for number, group in self._windowed)
+        return min(ages, default=None)
 
     def publish(self, request: Request, num_computed: int | None = None) -> None:
         """Enter the full blocks that are computed, or planned to be, into the prefix cache, group by group."""

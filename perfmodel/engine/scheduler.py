@@ -402,6 +402,8 @@ class Scheduler:
         repeats, num_free = cohort.num_steps_unchanged, self.blocks.num_free_unawaited
         if self._may_admit and self.num_waiting:  # up to the plan in which they are looked at
             repeats = min(repeats, (self._poll_at - self._next_index) % self.config.poll_every)
+        if self.blocks.gives_up_rows and self.num_waiting and self.has_free_slot:
+            repeats = min(repeats, cohort.num_steps_before_release)  # what is given up may let a request in
         if self.most_blocks(repeats) > num_free:
             repeats = num_free // (len(cohort.joined) * self.blocks.most_weight) * self.blocks.block_size
         return repeats

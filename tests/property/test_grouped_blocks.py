@@ -24,7 +24,7 @@ from workloads import (
 @given(grouped_cases())
 @settings(max_examples=150, deadline=None)
 def test_blocks_of_all_groups_are_conserved_and_every_request_ends(case: Case) -> None:
-    most = {g: _most_of(g, case.config.max_num_batched_tokens) for g in case.groups}
+    most = {g: _most_of(g, case.max_in_flight_tokens) for g in case.groups}
 
     def after_step(loop: ServeLoop, plan: StepPlan) -> None:
         loop.scheduler.check_integrity()
@@ -88,17 +88,12 @@ def test_groups_under_speculation_and_pipelines_keep_their_books(case: Case, spa
 
 @given(st.sampled_from([1, 4, 16]), st.integers(1, 140), st.integers(0, 400), st.integers(1, 64))
 def test_what_a_window_keeps_is_what_a_query_sees(block: int, window: int, computed: int, new: int) -> None:
-    """With c tokens computed the next query, of token c, sees tokens c - W + 1 to c: rows before the first are free.
-
-    While it decodes a sequence keeps that, or one row more for one step (module docstring).
-    """
+    """With c tokens computed the next query, of token c, sees tokens c - W + 1 to c: rows before the first are free."""
     group = KVGroup(1, window)
     seen = {token // block for token in range(max(0, computed - window + 1), computed + new)}
     assert min(seen) == group.first_row(computed, block)
     assert len(seen) <= group.most_kept(block, new)
-    one = {token // block for token in range(max(0, computed - window + 1), computed + 1)}
-    rows = -(-(computed + 1) // block)
-    assert 0 <= (rows - group.first_kept(rows, block)) - len(one) <= 1
+    assert len(seen) <= group.most_reserved(new, computed + new, block)
 
 
 @given(st.sampled_from([1, 4, 16]), st.integers(1, 8), st.integers(0, 400), st.integers(1, 64))
@@ -106,9 +101,16 @@ def test_what_a_chunk_keeps_is_what_a_query_sees(block: int, blocks_of_chunk: in
     chunk = blocks_of_chunk * block
     group = KVGroup(1, chunk, is_chunk=True)
     assert group.first_row(computed, block) == computed // chunk * blocks_of_chunk
-    rows = -(-(computed + 1) // block)
-    assert group.first_kept(rows, block) == computed // chunk * blocks_of_chunk
     assert -(-(computed + new) // block) - group.first_row(computed, block) <= group.most_kept(block, new)
+
+
+@given(st.sampled_from([1, 4, 16]), st.integers(1, 140), st.booleans(), st.integers(0, 30))
+def test_a_row_is_given_up_at_the_first_count_of_tokens_that_no_longer_sees_it(
+    block: int, span: int, is_chunk: bool, row: int
+) -> None:
+    group = KVGroup(1, span, is_chunk)
+    given_up_at = group.given_up_at(row, block)
+    assert group.first_row(given_up_at - 1, block) <= row < group.first_row(given_up_at, block)
 
 
 @pytest.mark.parametrize("name", sorted(DISCIPLINES))
