@@ -25,6 +25,8 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["kv_groups"] = _groups(rng, feature, config["block_size"])
         config["enable_prefix_caching"] &= feature == "windows"  # off by default for models with states
         config["num_blocks"] *= len(config["kv_groups"])
+        if feature == "windows" and rng.random() < 0.6:
+            config["num_blocks"] = _num_blocks(rng, config)
     requests = _requests(rng, config)
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
@@ -81,10 +83,26 @@ def _request(
 
 
 def _groups(rng: random.Random, feature: str, block_size: int) -> list[dict[str, Any]]:
-    """Groups of layers as models have them: full attention beside windows, chunks or states."""
-    kind = "state" if feature == "states" else rng.choice(["window", "window", "chunk"])
-    span = block_size * rng.choice([2, 4, 8]) + rng.choice([0, 0, 1, -1, 5])
-    if kind == "chunk":
-        span = block_size * rng.choice([2, 4, 8])
-    others = [{"kind": kind, **({"span": span} if kind != "state" else {})} for _ in range(rng.choice([1, 1, 2, 5]))]
-    return [{"kind": "full"}, *others]
+    """Groups of layers as models have them: full attention beside windows, chunks or states; windows of two lengths,
+    windows and chunks, windows alone."""
+    count = rng.choice([1, 1, 2, 5])
+    if feature == "states":
+        return [{"kind": "full"}] + [{"kind": "state"}] * count
+    others = [_group(rng, block_size)] * count
+    if rng.random() < 0.25:
+        others += [_group(rng, block_size)]
+    is_without_full = rng.random() < 0.15 and len(others) > 1
+    return others if is_without_full else [{"kind": "full"}, *others]
+
+
+def _group(rng: random.Random, block_size: int) -> dict[str, Any]:
+    kind, span = rng.choice(["window", "window", "chunk"]), block_size * rng.choice([2, 4, 8])
+    return {"kind": kind, "span": span + (rng.choice([0, 0, 1, -1, 5]) if kind == "window" else 0)}
+
+
+def _num_blocks(rng: random.Random, config: dict[str, Any]) -> int:
+    """Few blocks for groups with windows: somewhat more than what one sequence may take."""
+    size, longest = config["block_size"], config["max_model_len"]
+    in_flight = (1 + config.get("async_scheduling", False)) * config["max_num_batched_tokens"]
+    spans = [min(group.get("span", longest) + in_flight, longest) for group in config["kv_groups"]]
+    return sum(-(-span // size) + 1 for span in spans) + rng.choice([0, 0, rng.randrange(20), rng.randrange(80)])

@@ -136,7 +136,7 @@ class GroupedKVBlocks(KVBlockManager):
         return self._num_taken(request, num_tokens, len(cached), is_whole=False) <= self.num_free
 
     def _num_taken(self, request: Request, num_tokens: int, num_cached: int, is_whole: bool) -> int:
-        """Free blocks that `request`, new here, takes for `num_tokens` tokens, of which `num_cached` rows are cached."""
+        """Free blocks that `request`, new here, takes for `num_tokens` tokens with `num_cached` rows cached."""
         rows, count = -(-num_tokens // self.block_size), 0
         firsts = self._firsts(max(_num_there(request), num_cached * self.block_size))
         for number, (first, most) in enumerate(zip(firsts, self._most, strict=True)):
