@@ -17,6 +17,7 @@ need since are set aside until then.
 __all__ = ["DecodeCohort"]
 
 import heapq
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from perfmodel.engine.kv_blocks import KVBlockManager
@@ -267,12 +268,12 @@ class DecodeCohort:
         joined = self.joined
         return [request for request, since in self._releases.pop(age, ()) if joined.get(request) == since]
 
-    def expect_release(self, request: Request) -> None:
-        """Enter when the member, which has given up what it could for the next step, does so again."""
+    def expect_release(self, request: Request, num_done: int | None) -> None:
+        """The member has given up what it could for the next step; it does so again with `num_done` tokens computed by
+        steps that are over, None: never."""
         joined = self.joined[request]
         age = self.age + 2  # in the step after the next it is certain what steps under way compute of it
         if joined < self.age:
-            num_done = self._blocks.next_release(request)
             if num_done is None:
                 return
             age = max(num_done - request.num_computed_tokens + joined + 1 + self._num_in_flight, age)
@@ -285,15 +286,23 @@ class DecodeCohort:
             return 0
         return min(self._releases, default=self._changes[0]) - self.age - 1
 
-    def _release_due(self) -> None:
-        """Members give up what they can before the next of several equal steps."""
-        for request in sorted(self.due_to_release(self._num_in_flight), key=_ADMISSION):
-            self._blocks.release(request, self.num_computed(request) - self._num_in_flight)
-            self.expect_release(request)
+    def _exchange_blocks(self, times: int) -> None:
+        """Members give up and take blocks as in the next `times` steps."""
+        start, size = self.age, self._blocks.block_size
+        for age in range(start + 1, start + times + 1):
+            if age in self._releases:
+                self.age = age - 1
+                for request in _in_turn(self.due_to_release(self._num_in_flight)):
+                    num_done = self.num_computed(request) - self._num_in_flight
+                    self.expect_release(request, self._blocks.release(request, num_done))
+            if self._takers[age % size]:
+                self.age = age
+                self._take_due()
+        self.age = start
 
     def _take_due(self) -> None:
         """Members take the blocks that the last step needs."""
-        for request in sorted(self._takers[self.age % self._blocks.block_size], key=_ADMISSION):
+        for request in _in_turn(self._takers[self.age % self._blocks.block_size]):
             self._blocks.allocate(request, self.num_computed(request))
 
     def _num_blocks_due_in(self, num_steps: int) -> int:
@@ -343,12 +352,8 @@ class DecodeCohort:
         """As `times` more calls of `advance`, for plans of which `plan` becomes the last."""
         self.last_index += times
         if self._gives_up_rows:
-            for _ in range(times):
-                self._release_due()
-                self._grow(1)
-                self._take_due()
-        else:
-            self._grow(times)
+            self._exchange_blocks(times)
+        self._grow(times)
         plan.cohort_age = self.age
 
     def apply_repeated(self, times: int, now: int) -> None:
@@ -381,3 +386,8 @@ class DecodeCohort:
             assert self._dissolved <= joined <= self.age
             assert self.age - joined <= request.num_remaining_tokens
             assert num_needed[request] <= 0 or request in self._phase, f"{request} has too few blocks"
+
+
+def _in_turn(requests: Collection[Request]) -> Iterable[Request]:
+    """`requests` in order of admission."""
+    return sorted(requests, key=_ADMISSION) if len(requests) > 1 else requests

@@ -151,9 +151,14 @@ class GroupedKVBlocks(KVBlockManager):
         if request.tables is None:
             request.tables = GroupTables(len(self.groups))
             self._claim(request, len(list(cached)))
-        before = len(request.block_ids)
-        missing = -(-num_tokens // self.block_size) - before
-        if missing > 0:
+        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
+        if missing == 1:  # nearly always: it decodes
+            taken: list[int] = []
+            self._take(len(self.groups), taken)
+            request.block_ids.append(taken[0])
+            for number, blocks in enumerate(request.tables.others, start=1):
+                blocks.append(taken[number])
+        elif missing > 0:
             self._take(missing, request.block_ids)
             for blocks in request.tables.others:
                 self._take(missing, blocks)
@@ -181,16 +186,17 @@ class GroupedKVBlocks(KVBlockManager):
             into = tables.others[number - 1] if number else request.block_ids
             self._take(num_rows - max(first, num_cached), into)
 
-    def release(self, request: Request, num_done: int) -> None:
-        """Take back the rows that no query behind `num_done` tokens sees, the last row of each group first in line."""
-        tables = request.tables
+    def release(self, request: Request, num_done: int) -> int | None:
+        """As of the base: the rows that no query behind `num_done` tokens sees, the last row of a group first in line
+        to be taken."""
+        tables, size, next_done = request.tables, self.block_size, None
         if tables is None:
-            return
-        num_rows = len(request.block_ids)
+            return None
         for number, group in self._windowed:
             old = tables.firsts[number]
-            new = min(group.first_row(num_done, self.block_size), num_rows)
+            new = min(group.first_row(num_done, size), len(request.block_ids))
             if new > old:
+                tables.firsts[number] = new
                 if number:
                     blocks = tables.others[number - 1]
                     gone = blocks[: new - old]
@@ -198,27 +204,27 @@ class GroupedKVBlocks(KVBlockManager):
                 else:
                     gone = request.block_ids[old:new]
                     request.block_ids[old:new] = [NO_BLOCK] * (new - old)
-                tables.firsts[number] = new
                 self._give_up(request, number, old, gone)
+                old = new
+            done = group.given_up_at(old, size)
+            if next_done is None or done < next_done:
+                next_done = done
+        return next_done
 
     def _give_up(self, request: Request, number: int, first: int, blocks: list[int]) -> None:
         """`request` has lost `blocks`, of rows from `first` on. Those that the cache does not know yet may be named
         later (`publish_own`)."""
-        num_hashed = max(min(request.num_hashed_blocks - first, len(blocks)), 0)
-        unnamed = blocks[num_hashed:]
-        if unnamed:
-            assert request.tables is not None
-            freed = FreedBlocks(unnamed, False)
+        hashed: list[int] = []
+        if request.num_hashed_blocks > first:
+            num_hashed = request.num_hashed_blocks - first
+            hashed, blocks, first = blocks[:num_hashed], blocks[num_hashed:], first + num_hashed
+        if blocks:
+            freed = FreedBlocks(blocks, False)
             if self.enable_prefix_caching:
-                request.tables.given_up.append((number, first + num_hashed, freed))
+                assert request.tables is not None
+                request.tables.given_up.append((number, first, freed))
             self._enqueue(freed)
-        self._give_back(blocks[:num_hashed], True)
-
-    def next_release(self, request: Request) -> int | None:
-        tables = request.tables
-        assert tables is not None
-        ages = (group.given_up_at(tables.firsts[number], self.block_size) for number, group in self._windowed)
-        return min(ages, default=None)
+        self._give_back(hashed, True)
 
     def publish(self, request: Request, num_computed: int | None = None) -> None:
         """Enter the full blocks that are computed, or planned to be, into the prefix cache, group by group."""

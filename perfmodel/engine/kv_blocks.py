@@ -180,11 +180,9 @@ class KVBlockManager:
         """Whether `request`, new here, can hold `num_tokens` tokens now and `num_whole` in time; `cached` as above."""
         return self.can_allocate(request, max(num_tokens, num_whole), cached)
 
-    def release(self, request: Request, num_done: int) -> None:
-        """Take back what `request` no longer sees, with `num_done` tokens computed by steps that are over: nothing."""
-
-    def next_release(self, request: Request) -> int | None:
-        """For how many tokens `release` next takes anything back; None: never."""
+    def release(self, request: Request, num_done: int) -> int | None:
+        """Take back what `request` no longer sees, with `num_done` tokens computed by steps that are over: nothing
+        here. Returns for how many tokens that is next more; None: never."""
         return None
 
     def set_aside(self, count: int) -> None:

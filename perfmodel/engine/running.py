@@ -149,19 +149,21 @@ class RunningRequests:
     def _release_in_turn(self, chunks: list[tuple[Request, int]], decodes: bool) -> None:
         """Those who are granted something give up what they no longer see: all before any takes blocks, which is as
         good as each before it takes its own, since blocks that were free before suffice for all."""
-        cohort, num_in_flight = self.cohort, 0
+        cohort = self.cohort
         releasing = [request for request, num_new_tokens in chunks if num_new_tokens]
         if decodes and cohort.joined:
-            num_in_flight = sum(plan.cohort_age > 0 and cohort.covers(plan) for plan in self._under_way)
-            releasing += cohort.due_to_release(num_in_flight)
+            releasing += cohort.due_to_release(
+                sum([cohort.covers(plan) for plan in self._under_way if plan.cohort_age])
+            )
         for request in sorted(releasing, key=_ADMISSION):
-            self._release(request, cohort.num_computed(request))
+            num_done = self._release(request, cohort.num_computed(request))
             if request in cohort.joined:
-                cohort.expect_release(request)
+                cohort.expect_release(request, num_done)
 
-    def _release(self, request: Request, num_computed: int) -> None:
-        """Before it is granted more, `request` gives up blocks that neither it nor a step under way reads."""
-        self._blocks.release(request, num_computed - self._num_in_flight(request))
+    def _release(self, request: Request, num_computed: int) -> int | None:
+        """Before it is granted more, `request` gives up blocks that neither it nor a step under way reads; returns for
+        how many tokens computed by steps that are over it next does so."""
+        return self._blocks.release(request, num_computed - self._num_in_flight(request))
 
     def _num_in_flight(self, request: Request) -> int:
         """Tokens of `request` that plans under way compute."""
