@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.replica.flow_line import FlowLine
+from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time
 
 _PS_PER_NS = 1000
 
@@ -93,9 +94,12 @@ class Arriving(Protocol):
 
 
 class RequestArrivals:
-    """Requests by arrival; in a closed loop (`concurrency`), each finished request lets the next one in."""
+    """Requests by arrival; in a closed loop (`concurrency`), each finished request lets the next one in, a think time
+    after it."""
 
-    def __init__(self, requests: Iterator[Request], concurrency: int | None, think_time: int) -> None:
+    def __init__(
+        self, requests: Iterator[Request], concurrency: int | None, think_time: ThinkTime = no_think_time
+    ) -> None:
         self._source = requests
         self._think_time = think_time
         self._is_closed = concurrency is not None
@@ -122,7 +126,7 @@ class RequestArrivals:
     def on_finished(self, request: Request, now: int) -> None:
         """`request` has its answer."""
         if self._is_closed:
-            self._draw(now + self._think_time)
+            self._draw(now + self._think_time(request.request_id))
 
 
 class InStages(NamedTuple):
@@ -143,10 +147,13 @@ class _UnderWay(NamedTuple):
 
 class ConversationArrivals:
     """Turns of conversations: the first at its own time, each other a pause after the answer before it; with
-    `concurrency` so many conversations at a time, the next one `think_time` ticks after the end of one."""
+    `concurrency` so many conversations at a time, the next one a think time after the end of one."""
 
     def __init__(
-        self, conversations: Iterator[list[tuple[int, Request]]], concurrency: int | None, think_time: int
+        self,
+        conversations: Iterator[list[tuple[int, Request]]],
+        concurrency: int | None,
+        think_time: ThinkTime = no_think_time,
     ) -> None:
         self._source, self._think_time = conversations, think_time
         self._is_closed = concurrency is not None
@@ -173,7 +180,7 @@ class ConversationArrivals:
             pause, turn = later.pop()
             self._push(turn, now + pause, later)
         elif self._is_closed:
-            self._begin(now + self._think_time)
+            self._begin(now + self._think_time(request.request_id))
 
     def _begin(self, not_before: int) -> None:
         turns = next(self._source, None)
@@ -194,14 +201,14 @@ def serve(
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
     concurrency: int | None = None,
-    think_time: int = 0,
+    think_time: ThinkTime = no_think_time,
     clock: Clock | None = None,
     stages: InStages | None = None,
 ) -> int:
     """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
 
     loop, backend: plan steps, and run them; on_finished, on_step: called with what has ended
-    concurrency, think_time: closed loop with so many requests in flight, and the pause before the next, in ticks
+    concurrency, think_time: closed loop with so many requests in flight, and the ticks before the next one is sent
     clock:                   virtual unless given
     stages:                  several, on a virtual clock
     """
