@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vllm_cards import engine_config, write_answers
-
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
+from vllm_cards import engine_config, write_answers
 
 # Loads: (requests, new tokens of each, tokens of each with those, whether prompts).
 LOADS = {
@@ -28,7 +27,7 @@ LOADS = {
 def main() -> int:
     """Ask for every card of a folder."""
     facts = {
-        "command": "python benchmarks/witness/vllm_flops.py workloads/models measurements/step_counts/vllm_0.30.0.json",
+        "command": "python benchmarks/witness/vllm_flops.py workloads/models OUT.json",
         "loads": LOADS,
     }
     write_answers(Path(sys.argv[1]), Path(sys.argv[2]), _answer, facts, sys.argv[3:])

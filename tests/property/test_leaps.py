@@ -21,9 +21,7 @@ Row = tuple[Any, ...]
 
 def closed_loop(think_time_s: float) -> Arrivals:
     """Users whose pauses are spread as widely as they are long."""
-    return Arrivals(
-        process="closed_loop", concurrency=1, think_time_s=think_time_s, think_time_stddev_s=think_time_s
-    )
+    return Arrivals(process="closed_loop", concurrency=1, think_time_s=think_time_s, think_time_stddev_s=think_time_s)
 
 
 @dataclass
