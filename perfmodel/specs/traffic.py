@@ -27,8 +27,6 @@ from perfmodel.specs.slo import SLO
 
 # Ten numbers are kept of each: 8 GB. At 10,000 a second, three hours.
 _MOST_REQUESTS = 100_000_000
-CLIENT_TURNAROUND_S = 0.002
-CLIENT_TURNAROUND_STDDEV_S = 0.002
 _MOST_PROMPTS = 300_000  # distinct ones that repeat: all are drawn before the first request is sent, in six seconds
 
 
@@ -45,15 +43,16 @@ class Arrivals(Spec):
     order: of a burst, who is first in line: as drawn (or listed in the trace), or the longest prompt or answer. Longest
            first shortens the tail of a job, in which places stay empty; answers' lengths must be known for it
     think_time_s, think_time_stddev_s: mean and standard deviation of the pause between an answer and the user's next
-           request; by default what a load generator takes for it. With none, users stay in step with each other
+           request. Load generators pause 0.1 ms (reports/measured/closed_loop_202611.md), so none is the default:
+           users of equal requests stay in step with each other, as they do on a real server
     """
 
     process: Literal["constant", "poisson", "poisson_fixed_count", "gamma", "closed_loop", "burst", "trace"] = "poisson"
     rate: PerSecond | None = None
     cv: PositiveFloat = 1.0  # gamma: coefficient of variation of the gaps (1 = Poisson)
     concurrency: PositiveInt | None = None  # closed_loop: requests in flight
-    think_time_s: Seconds | None = Field(default=None, ge=0)  # closed_loop
-    think_time_stddev_s: Seconds | None = Field(default=None, ge=0)  # closed_loop
+    think_time_s: Seconds = Field(default=0.0, ge=0)  # closed_loop
+    think_time_stddev_s: Seconds = Field(default=0.0, ge=0)  # closed_loop
     stages: tuple[Stage, ...] = ()
     order: Literal["given", "longest_prompt_first", "longest_answer_first"] = "given"
 
@@ -65,17 +64,9 @@ class Arrivals(Spec):
             raise ValueError(f"{self.process} needs `rate` (requests per second) or `stages`")
         if self.order != "given" and self.process != "burst":
             raise ValueError(f"found order {self.order} in {self.process} arrivals; only a burst can be put in order")
-        if self.think_time_stddev_s and self.think_time_s == 0:
+        if self.think_time_stddev_s and not self.think_time_s:
             raise ValueError("think_time_stddev_s spreads a pause that is 0; give think_time_s, the mean pause, too")
         return self
-
-    @property
-    def think_time(self) -> tuple[float, float]:
-        """Mean and standard deviation of a closed loop's pause, s. A spread that is not given is a load generator's,
-        and at most as large as the mean."""
-        mean, stddev = self.think_time_s, self.think_time_stddev_s
-        mean = CLIENT_TURNAROUND_S if mean is None else mean
-        return mean, min(CLIENT_TURNAROUND_STDDEV_S, mean) if stddev is None else stddev
 
 
 class Lengths(Spec):

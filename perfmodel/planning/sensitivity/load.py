@@ -72,7 +72,7 @@ def load_of(answers: WhatIfAnswers) -> OfferedLoad | None:
         return None
     rates = _rates(axis)
     records = answers.by_axis[RATE]
-    pause = arrivals.think_time_s or 0.0
+    pause = arrivals.think_time_s
     users = tuple(_users(rate, pause, r.values.get("mean_e2el_ms")) for rate, r in zip(rates, records, strict=True))
     kept = _kept(answers.scenario, rates, records) if answers.scenario.slo.is_given else None
     served, latencies = ([r.values.get(name) for r in records] for name in ("request_throughput", "mean_e2el_ms"))
@@ -129,7 +129,7 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
     if high is not None:
         low = narrowed(is_kept, low, high)
     found = summary(low) or {}
-    pause, latency = scenario.traffic.arrivals.think_time_s or 0.0, found.get("mean_e2el_ms")
+    pause, latency = scenario.traffic.arrivals.think_time_s, found.get("mean_e2el_ms")
     users = _users(low, pause, latency)
     return KeptLoad(low, high is None, users, 60 * low / users if users else None, found.get("mean_ttft_ms"), latency)
 

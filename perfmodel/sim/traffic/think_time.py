@@ -31,7 +31,7 @@ def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
 
     arrivals: of the traffic; seed: of the scenario
     """
-    mean, stddev = arrivals.think_time
+    mean, stddev = arrivals.think_time_s, arrivals.think_time_stddev_s
     if not stddev:
         ticks = to_ticks(mean)
         return no_think_time if not ticks else lambda _: ticks

@@ -52,7 +52,7 @@ def test_each_difference_of_a_step_has_a_reason_and_each_reason_a_difference() -
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("load", ["decode_32x1000", "decode_1x8000"])
 def test_decodes_of_dense_models_count_alike(name: str, load: str) -> None:
-    """Beside products vLLM counts neither norms, RoPE nor sampling: less than 0.2 % of the FLOPs, 1.1 % of the bytes."""
+    """Beside products vLLM counts neither norms, RoPE nor sampling: below 0.2 % of the FLOPs, 1.1 % of bytes."""
     model, shape = counts.model_of(name), counts.shape_of(counts.model_of(name), STEPS["loads"][load])
     theirs = STEPS["rows"][name][load]
     ours = counts.our_flops(model, shape)
