@@ -21,11 +21,13 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim.replica.flow_line import FlowLine
+from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time
 
 _PS_PER_NS = 1000
 
@@ -93,36 +95,37 @@ class Arriving(Protocol):
 
 
 class RequestArrivals:
-    """Requests by arrival; in a closed loop (`concurrency`), each finished request lets the next one in."""
+    """Requests by arrival; in a closed loop (`concurrency`) each answer lets the next one in, a think time after it."""
 
-    def __init__(self, requests: Iterator[Request], concurrency: int | None, think_time: int) -> None:
-        self._source = requests
-        self._think_time = think_time
+    def __init__(
+        self, requests: Iterator[Request], concurrency: int | None, think_time: ThinkTime = no_think_time
+    ) -> None:
+        self._source, self._think_time = requests, think_time
+        self._next = next(requests, None)
         self._is_closed = concurrency is not None
-        self._due: list[tuple[int, int, Request]] = []
-        for _ in range(concurrency or 1):
-            self._draw(0)
-
-    def _draw(self, not_before: int) -> None:
-        request = next(self._source, None)
-        if request is not None:
-            request.arrival = max(request.arrival, not_before)
-            heapq.heappush(self._due, (request.arrival, request.request_id, request))
+        self._users = [(0, number) for number in range(concurrency or 0)]  # when each sends; of a tick, in which order
+        self._order = count(concurrency or 0)
 
     @property
     def next_tick(self) -> int | None:
-        return self._due[0][0] if self._due else None
+        if self._next is None or (self._is_closed and not self._users):
+            return None
+        return self._users[0][0] if self._is_closed else self._next.arrival
 
     def pop_due(self, now: int) -> Iterator[Request]:
-        while self._due and self._due[0][0] <= now:
-            yield heapq.heappop(self._due)[2]
-            if not self._is_closed:
-                self._draw(0)
+        while (tick := self.next_tick) is not None and tick <= now:
+            request = self._next
+            assert request is not None
+            if self._is_closed:
+                heapq.heappop(self._users)
+                request.arrival = tick
+            self._next = next(self._source, None)
+            yield request
 
     def on_finished(self, request: Request, now: int) -> None:
         """`request` has its answer."""
         if self._is_closed:
-            self._draw(now + self._think_time)
+            heapq.heappush(self._users, (now + self._think_time(request.request_id), next(self._order)))
 
 
 class InStages(NamedTuple):
@@ -143,28 +146,44 @@ class _UnderWay(NamedTuple):
 
 class ConversationArrivals:
     """Turns of conversations: the first at its own time, each other a pause after the answer before it; with
-    `concurrency` so many conversations at a time, the next one `think_time` ticks after the end of one."""
+    `concurrency` so many conversations at a time, the next one a think time after the end of one."""
 
     def __init__(
-        self, conversations: Iterator[list[tuple[int, Request]]], concurrency: int | None, think_time: int
+        self,
+        conversations: Iterator[list[tuple[int, Request]]],
+        concurrency: int | None,
+        think_time: ThinkTime = no_think_time,
     ) -> None:
         self._source, self._think_time = conversations, think_time
+        self._next = next(conversations, None)
         self._is_closed = concurrency is not None
+        self._users = [0] * (concurrency or 0)  # when each begins another conversation
         self._due: list[tuple[int, int, Request]] = []
         self._later: dict[int, list[tuple[int, Request]]] = {}  # turns to come, last first, by the one before them
-        for _ in range(concurrency or 1):
-            self._begin(0)
+
+    @property
+    def _next_begin(self) -> int | None:
+        """When the next conversation begins, if it is known to."""
+        if self._next is None or (self._is_closed and not self._users):
+            return None
+        return self._users[0] if self._is_closed else self._next[0][1].arrival
 
     @property
     def next_tick(self) -> int | None:
-        return self._due[0][0] if self._due else None
+        begin = self._next_begin
+        ticks = [*([] if begin is None else [begin]), *(tick for tick, _, _ in self._due[:1])]
+        return min(ticks, default=None)
 
     def pop_due(self, now: int) -> Iterator[Request]:
+        while (begin := self._next_begin) is not None and begin <= now:
+            assert self._next is not None
+            if self._is_closed:
+                heapq.heappop(self._users)
+            (_, first), *others = self._next
+            self._push(first, begin, others[::-1])
+            self._next = next(self._source, None)
         while self._due and self._due[0][0] <= now:
-            request = heapq.heappop(self._due)[2]
-            yield request
-            if not self._is_closed and request.turn == 0:
-                self._begin(0)
+            yield heapq.heappop(self._due)[2]
 
     def on_finished(self, request: Request, now: int) -> None:
         """Its conversation goes on, or its user does."""
@@ -173,13 +192,7 @@ class ConversationArrivals:
             pause, turn = later.pop()
             self._push(turn, now + pause, later)
         elif self._is_closed:
-            self._begin(now + self._think_time)
-
-    def _begin(self, not_before: int) -> None:
-        turns = next(self._source, None)
-        if turns is not None:
-            (_, first), *others = turns
-            self._push(first, max(first.arrival, not_before), others[::-1])
+            heapq.heappush(self._users, now + self._think_time(request.request_id))
 
     def _push(self, request: Request, arrival: int, later: list[tuple[int, Request]]) -> None:
         request.arrival = arrival
@@ -194,14 +207,14 @@ def serve(
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
     concurrency: int | None = None,
-    think_time: int = 0,
+    think_time: ThinkTime = no_think_time,
     clock: Clock | None = None,
     stages: InStages | None = None,
 ) -> int:
     """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
 
     loop, backend: plan steps, and run them; on_finished, on_step: called with what has ended
-    concurrency, think_time: closed loop with so many requests in flight, and the pause before the next, in ticks
+    concurrency, think_time: closed loop with so many requests in flight, and the ticks before the next one is sent
     clock:                   virtual unless given
     stages:                  several, on a virtual clock
     """

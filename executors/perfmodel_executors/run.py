@@ -23,7 +23,6 @@ from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
-from perfmodel.sim.clock import to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.flow_line import FlowLine
@@ -301,8 +300,7 @@ def _run(
 
 
 def _arrivals(workload: Workload) -> Arriving:
-    think = to_ticks(workload.think_time_s)
     if workload.traffic.has_conversations:
-        return ConversationArrivals(workload.conversations(), workload.concurrency, think)
+        return ConversationArrivals(workload.conversations(), workload.concurrency, workload.think_time)
     requests = (request for request in workload.requests() if not workload.refuses(request))
-    return RequestArrivals(requests, workload.concurrency, think)
+    return RequestArrivals(requests, workload.concurrency, workload.think_time)

@@ -175,6 +175,7 @@ class GatedDeltaNet:
     value_head_dim: int
     conv_kernel: int
     state_format: str = "fp32"  # in which the state is kept between steps
+    names_state_format: bool = True  # the configuration does; else it is the engine's to choose
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,16 +76,19 @@ def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | 
         served = replace(served, quantization=_with_kv_formats(served, engine))
     if engine.mamba_ssm_cache_dtype != "auto":
         served = _with_state_format(served, format_of_dtype(engine.mamba_ssm_cache_dtype))
+    elif engine.described.facts.states_in_model_dtype:
+        served = _with_state_format(served, served.dtype, where_unnamed=True)
     if engine.kv_eviction is not None:
         served = with_eviction(served, engine.kv_eviction.num_tokens, engine.kv_eviction.recent_tokens)
     return model if served == model else served
 
 
-def _with_state_format(model: ModelSpec, form: str) -> ModelSpec:
-    """`model` with the recurrent states of all layers in `form`."""
+def _with_state_format(model: ModelSpec, form: str, where_unnamed: bool = False) -> ModelSpec:
+    """`model` with the recurrent states of all layers in `form`, or of those whose configuration names no format."""
     layers = (
         (replace(layer, mixer=replace(layer.mixer, state_format=form)), count)
-        if isinstance(layer.mixer, Mamba | GatedDeltaNet)
+        if isinstance(layer.mixer, GatedDeltaNet if where_unnamed else Mamba | GatedDeltaNet)
+        and not (where_unnamed and getattr(layer.mixer, "names_state_format", True))
         else (layer, count)
         for layer, count in model.layers
     )

@@ -134,13 +134,12 @@ def _serve(
 
     cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost)
     route = _past_the_door(env, workload, _way_in(env, scenario, basis_of, cluster), on_lost)
-    think = to_ticks(workload.think_time_s)
     if scenario.traffic.has_conversations:
-        client = ConversationClient(env, workload.conversations(), route, workload.concurrency, think)
+        client = ConversationClient(env, workload.conversations(), route, workload.concurrency, workload.think_time)
     elif workload.concurrency is None:
         client = OpenLoopClient(env, workload.requests(), route)
     else:
-        client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, think)
+        client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, workload.think_time)
     if cluster.dynamic is not None:
         cluster.dynamic.is_sent = lambda: client.is_done
     env.run_dry()

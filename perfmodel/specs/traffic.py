@@ -42,6 +42,9 @@ class Arrivals(Spec):
 
     order: of a burst, who is first in line: as drawn (or listed in the trace), or the longest prompt or answer. Longest
            first shortens the tail of a job, in which places stay empty; answers' lengths must be known for it
+    think_time_s, think_time_stddev_s: mean and standard deviation of the pause between an answer and the user's next
+           request. Load generators pause 0.1 ms (reports/measured/closed_loop_202611.md), so none is the default:
+           users of equal requests stay in step with each other, as they do on a real server
     """
 
     process: Literal["constant", "poisson", "poisson_fixed_count", "gamma", "closed_loop", "burst", "trace"] = "poisson"
@@ -49,6 +52,7 @@ class Arrivals(Spec):
     cv: PositiveFloat = 1.0  # gamma: coefficient of variation of the gaps (1 = Poisson)
     concurrency: PositiveInt | None = None  # closed_loop: requests in flight
     think_time_s: Seconds = Field(default=0.0, ge=0)  # closed_loop
+    think_time_stddev_s: Seconds = Field(default=0.0, ge=0)  # closed_loop
     stages: tuple[Stage, ...] = ()
     order: Literal["given", "longest_prompt_first", "longest_answer_first"] = "given"
 
@@ -60,6 +64,8 @@ class Arrivals(Spec):
             raise ValueError(f"{self.process} needs `rate` (requests per second) or `stages`")
         if self.order != "given" and self.process != "burst":
             raise ValueError(f"found order {self.order} in {self.process} arrivals; only a burst can be put in order")
+        if self.think_time_stddev_s and not self.think_time_s:
+            raise ValueError("think_time_stddev_s spreads a pause that is 0; give think_time_s, the mean pause, too")
         return self
 
 

@@ -49,8 +49,8 @@ def test_a_dynamic_batch_waits_for_its_timeout():
 
 
 def test_a_closed_loop_sends_the_next_request_after_an_answer_and_a_pause():
-    finished, _, _ = run(loop(), [Request(i, 0, 8, 1) for i in range(4)], concurrency=2, think_time=3)
-    assert [(r.request_id, r.arrival) for r in finished] == [(0, 0), (1, 0), (2, 13), (3, 13)]
+    finished, _, _ = run(loop(), [Request(i, 0, 8, 1) for i in range(4)], concurrency=2, think_time=lambda i: 3 + i)
+    assert [(r.request_id, r.arrival) for r in finished] == [(0, 0), (1, 0), (2, 13), (3, 14)]
 
 
 def test_the_wall_clock_waits_for_arrivals_and_takes_its_own_time():

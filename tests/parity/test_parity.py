@@ -21,6 +21,8 @@ from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
+from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time, think_time_of
+from perfmodel.specs.traffic import Arrivals
 from perfmodel_executors import driver as executed
 from workloads import Case, cases, judged, speculating_cases
 
@@ -46,7 +48,9 @@ def ends_of(finished: list[Request]) -> Ends:
     return [(r.request_id, r.first_scheduled_at, r.first_token_at, r.finished_at) for r in finished]
 
 
-def run_simulated(case: Case, seed: int, concurrency: int | None, scale: int = 1) -> tuple[list[str], Ends]:
+def run_simulated(
+    case: Case, seed: int, concurrency: int | None, scale: int = 1, think_time: ThinkTime = no_think_time
+) -> tuple[list[str], Ends]:
     env, backend, finished = TickEnvironment(), RecordingBackend(case, seed, scale), []
     client: OpenLoopClient | ClosedLoopClient
 
@@ -60,15 +64,17 @@ def run_simulated(case: Case, seed: int, concurrency: int | None, scale: int = 1
     if concurrency is None:
         client = OpenLoopClient(env, requests, route)
     else:
-        client = ClosedLoopClient(env, requests, route, concurrency)
+        client = ClosedLoopClient(env, requests, route, concurrency, think_time)
     env.run()
     return backend.fingerprints, ends_of(finished)
 
 
-def run_executed(case: Case, seed: int, concurrency: int | None) -> tuple[list[str], Ends]:
+def run_executed(
+    case: Case, seed: int, concurrency: int | None, think_time: ThinkTime = no_think_time
+) -> tuple[list[str], Ends]:
     backend, finished = RecordingBackend(case, seed), []
     requests = iter(case.requests())
-    executed.serve(case.loop(), backend, requests, finished.append, lambda record: None, concurrency)
+    executed.serve(case.loop(), backend, requests, finished.append, lambda record: None, concurrency, think_time)
     return backend.fingerprints, ends_of(finished)
 
 
@@ -105,13 +111,21 @@ def test_so_does_the_wall_clock_where_arrivals_fall_in_the_same_steps(case: Case
 
 
 @given(
-    st.one_of(cases(), cases(), speculating_cases()), st.integers(0, 10**6), st.sampled_from([None, None, None, 1, 4])
+    st.one_of(cases(), cases(), speculating_cases()),
+    st.integers(0, 10**6),
+    st.sampled_from([None, None, None, 1, 4]),
+    st.sampled_from([0, 40, 3000]),
 )
 @settings(max_examples=300, deadline=None)
-def test_both_drivers_make_identical_plans(case: Case, seed: int, concurrency: int | None) -> None:
+def test_both_drivers_make_identical_plans(case: Case, seed: int, concurrency: int | None, pause: int) -> None:
+    """pause: ticks of a closed loop's think time, spread as widely."""
     if concurrency is not None:  # users of a closed loop all start at once
         case = replace(case, rows=tuple((0, *row[1:]) for row in case.rows))
-    assert run_simulated(case, seed, concurrency) == run_executed(case, seed, concurrency)
+    mean = 1e-12 * pause
+    loop = Arrivals(process="closed_loop", concurrency=1, think_time_s=mean, think_time_stddev_s=mean)
+    think_time = think_time_of(loop, seed)
+    simulated = run_simulated(case, seed, concurrency, think_time=think_time)
+    assert simulated == run_executed(case, seed, concurrency, think_time)
 
 
 def test_all_drivers_turn_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,16 @@ from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
+from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time, think_time_of
+from perfmodel.specs.traffic import Arrivals
 from workloads import Case, cases, duration_of, serve_stepwise
 
 Row = tuple[Any, ...]
+
+
+def closed_loop(think_time_s: float) -> Arrivals:
+    """Users whose pauses are spread as widely as they are long."""
+    return Arrivals(process="closed_loop", concurrency=1, think_time_s=think_time_s, think_time_stddev_s=think_time_s)
 
 
 @dataclass
@@ -67,6 +74,7 @@ def run(
     concurrency: int | None = None,
     in_lockstep: bool = False,
     timeout: int = 0,
+    think_time: ThinkTime = no_think_time,
 ) -> tuple[list[Row], int, int]:
     """(rows of the finished requests, steps, step records) of a simulated run."""
     env, rows, records = TickEnvironment(), [], []
@@ -100,16 +108,19 @@ def run(
     if concurrency is None:
         client = OpenLoopClient(env, requests, route)
     else:
-        client = ClosedLoopClient(env, requests, route, concurrency)
+        client = ClosedLoopClient(env, requests, route, concurrency, think_time)
     env.run()
     return sorted(rows), sum(r.num_steps for r in records), len(records)
 
 
-@given(cases(), st.sampled_from([1, 1, 2, 3]), st.sampled_from([None, None, 1, 3]))
+PAUSES = (no_think_time, *(think_time_of(closed_loop(1e-12 * mean), seed) for mean, seed in ((3, 1), (400, 2))))
+
+
+@given(cases(), st.sampled_from([1, 1, 2, 3]), st.sampled_from([None, None, 1, 3]), st.sampled_from(PAUSES))
 @settings(max_examples=200, deadline=None)
-def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | None) -> None:
-    stepped, steps, _ = run(case, False, num_replicas, concurrency)
-    leapt, leap_steps, num_records = run(case, True, num_replicas, concurrency)
+def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | None, think_time: ThinkTime) -> None:
+    stepped, steps, _ = run(case, False, num_replicas, concurrency, think_time=think_time)
+    leapt, leap_steps, num_records = run(case, True, num_replicas, concurrency, think_time=think_time)
     assert leapt == stepped
     assert leap_steps == steps
     assert num_records <= steps

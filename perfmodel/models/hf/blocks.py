@@ -28,6 +28,7 @@ from perfmodel.models.architecture import (
 from perfmodel.models.hf.families import Family
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.hf.rope import latent_softmax_scale, rope_of
+from perfmodel.models.number_formats import format_of_dtype
 
 _PLAIN_ACTIVATIONS = ("relu", "relu2")  # no published decoder gates these
 
@@ -108,6 +109,8 @@ def gated_delta_net(fields: Fields) -> GatedDeltaNet:
         key_head_dim=fields.integer("linear_key_head_dim"),
         value_head_dim=fields.integer("linear_value_head_dim"),
         conv_kernel=fields.integer("linear_conv_kernel_dim", 4),
+        state_format=format_of_dtype(fields.text("mamba_ssm_dtype", "float32")),
+        names_state_format=fields.has("mamba_ssm_dtype"),
     )
 
 

@@ -9,6 +9,7 @@ from simpy.events import URGENT, Event
 
 from perfmodel.engine import Request
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time
 
 
 class Server(Protocol):
@@ -49,12 +50,20 @@ class OpenLoopClient:
 
 
 class ClosedLoopClient:
-    """`concurrency` users; each sends the next of `requests` by `route`, `think_ticks` after its last was answered."""
+    """`concurrency` users; each sends the next of `requests` by `route`, its think time after its last was answered.
+
+    think_time: ticks that the user pauses after the answer to this request
+    """
 
     def __init__(
-        self, env: TickEnvironment, requests: Iterator[Request], route: Route, concurrency: int, think_ticks: int = 0
+        self,
+        env: TickEnvironment,
+        requests: Iterator[Request],
+        route: Route,
+        concurrency: int,
+        think_time: ThinkTime = no_think_time,
     ) -> None:
-        self._env, self._requests, self._route, self._think_ticks = env, requests, route, think_ticks
+        self._env, self._requests, self._route, self._think_time = env, requests, route, think_time
         self.is_done = False  # whether the last request is sent
         Alarm(env, 0, lambda _: self._begin(concurrency), URGENT)
 
@@ -64,10 +73,6 @@ class ClosedLoopClient:
             if self.is_done:
                 break
             self._send()
-
-    def _send_after(self, delay: int) -> Generator[Event, None, None]:
-        yield self._env.timeout(delay)
-        self._send()
 
     def _send(self) -> None:
         request = next(self._requests, None)
@@ -79,10 +84,10 @@ class ClosedLoopClient:
 
     def on_finished(self, request: Request) -> None:
         """The user whose request this was goes on."""
-        if self._think_ticks:
-            self._env.process(self._send_after(self._think_ticks))
-        elif request.finished_at is not None and request.finished_at > self._env.ticks:
-            self._env.process(self._send_after(request.finished_at - self._env.ticks))  # the answer is on its way
+        delay = max((request.finished_at or 0) - self._env.ticks, 0)  # the answer may be on its way
+        delay += self._think_time(request.request_id)
+        if delay:
+            Alarm(self._env, delay, lambda _: self._send(), ARRIVAL_PRIORITY)
         else:
             self._send()
 
@@ -92,7 +97,8 @@ class ConversationClient:
     that is not answered ends its conversation.
 
     conversations: turns with the ticks before them; route: where each goes
-    concurrency:   users in a closed loop, who begin another conversation `think_ticks` after their last
+    concurrency:   users in a closed loop, who begin another conversation their think time after their last
+    think_time:    ticks that a user pauses after the answer to this request
     """
 
     def __init__(
@@ -101,10 +107,10 @@ class ConversationClient:
         conversations: Iterator[list[tuple[int, Request]]],
         route: Route,
         concurrency: int | None = None,
-        think_ticks: int = 0,
+        think_time: ThinkTime = no_think_time,
     ) -> None:
         self._env, self._conversations, self._route = env, conversations, route
-        self._is_closed, self._think_ticks = concurrency is not None, think_ticks
+        self._is_closed, self._think_time = concurrency is not None, think_time
         self._later: dict[int, list[tuple[int, Request]]] = {}  # turns to come, last first, by the one that is sent
         self._num_later = 0  # in all conversations that have begun
         self._has_more = True
@@ -129,7 +135,7 @@ class ConversationClient:
             return
         self._num_later -= len(later)
         if self._is_closed:
-            self._env.process(self._begin_after(delay + self._think_ticks))
+            self._env.process(self._begin_after(delay + self._think_time(request.request_id)))
 
     def _begin_due(self, _: Event) -> None:
         """Begin what is due now, and come back for the next."""

@@ -19,6 +19,7 @@ from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.traffic.conversations import Conversation, drawn_conversations, recorded_conversations, turns_of
 from perfmodel.sim.traffic.distributions import arrival_times, draw_lengths, is_unbounded, prefix_plan, share_above
 from perfmodel.sim.traffic.hashed import class_shares
+from perfmodel.sim.traffic.think_time import think_time_of
 from perfmodel.sim.traffic.traces import TraceRow, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Traffic
@@ -60,6 +61,7 @@ class Workload:
     """The requests of a scenario.
 
     concurrency:  requests in flight in a closed loop, else None
+    think_time:   ticks that a user of a closed loop pauses after the answer to a request, by its number
     num_requests: how many there will be, where that is known beforehand
     num_drawn, num_clipped, num_cut, num_refused: requests made so far; those whose drawn prompt is clipped to what the
                   engine takes, whose answer ends where the context is full, and that the engine refuses
@@ -75,7 +77,7 @@ class Workload:
         self.seed = scenario.seed
         is_closed = traffic.arrivals.process == "closed_loop"
         self.concurrency = traffic.arrivals.concurrency if is_closed else None
-        self.think_time_s = traffic.arrivals.think_time_s
+        self.think_time = think_time_of(traffic.arrivals, self.seed)
         self.num_requests = traffic.num_requests
         self._classes = class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None

@@ -232,6 +232,7 @@ class EngineFacts(Spec):
     attention_contains: operators whose time is inside that of measured attention calls
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
+    states_in_model_dtype: recurrent states are kept in the model's dtype where its configuration names no other
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
     buffers:            what it holds beside weights and KV blocks
     kv_groups:          which layers have KV blocks of their own
@@ -255,6 +256,7 @@ class EngineFacts(Spec):
     buffers: BufferRules = BufferRules()
     attention_contains: tuple[str, ...] = ()
     quantizes_before: bool = False
+    states_in_model_dtype: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     kv_groups: KvGroupRules = KvGroupRules()
     limits_to_positions: bool = False
