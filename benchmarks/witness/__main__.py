@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from environments import NEWEST, python_of
+from slot_workloads import SLOT_FEATURES, draw_slot_case
 
 from perfmodel.report.printed import as_text
 from perfmodel.validate.plans import validate_plans
-from slot_workloads import SLOT_FEATURES, draw_slot_case
 from workloads import FEATURES, draw_case
 
 _HERE = Path(__file__).parent

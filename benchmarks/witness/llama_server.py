@@ -1,30 +1,32 @@
 """llama-server with a tiny model: reads cases, sends their requests over HTTP, writes what its log says of each step.
 
-    python llama_server.py CASES.json OUT.json      in the environment that environments.py makes
+    python llama_server.py CASES.json OUT.json      in an environment with xllamacpp and gguf
 
-Each case has a server of its own. Requests are sent at the times of the case; before which step the server saw one is
-read from the log, so decisions can be replayed although they depend on time. `n_keep`, which has no effect without
-context shift, carries a request's number into the log.
+xllamacpp is llama-server's own code, compiled, with its HTTP server. Each case has a server of its own. Requests are
+sent at the times of the case; before which step the server saw one is read from the log, so decisions can be replayed
+although they depend on time. `n_keep`, which has no effect without context shift, carries a request's number into the
+log. Tokens are drawn with a seed of each request's own, so that equal prompts have different answers.
 """
 
 __all__ = ["run_case"]
 
 import json
+import os
 import re
-import socket
-import subprocess
+import signal
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import xllamacpp
 from tiny_gguf import VOCABULARY, write_tiny_gguf
 
-SERVER = Path(sys.prefix) / "cmake" / "bin" / "llama-server"
 _GROUPS, _OWN = 16, 64  # numbers of the first tokens of groups and of what is a request's own
 
 _SLOT = re.compile(r"^.*slot +\S+: id +(\d+) \| task (-?\d+) \| (.*)$")
@@ -84,36 +86,26 @@ class StepLog:
 
 
 class Server:
-    """A running llama-server with the arguments of a case's `config`; its log goes to `log`."""
+    """A llama-server in a process of its own, with `parameters` as its `common_params` names them; its log is `log`."""
 
-    def __init__(self, config: dict[str, Any], model: Path, log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.address = f"http://127.0.0.1:{port}"
-        slots = config["max_num_seqs"]
-        command = [SERVER, "-m", model, "--host", "127.0.0.1", "--port", port, "-lv", 5, "--offline", "--no-warmup"]
-        command += ["-np", slots, "-c", slots * config["max_model_len"], "-b", config["max_num_batched_tokens"]]
-        command += ["-ub", min(config["max_num_batched_tokens"], 512), "-t", 1, "-tb", 1, "--threads-http", 64]
-        command += ["--cache-ram", 8192 if config.get("cache_ram") else 0]
-        command += ["--kv-unified" if config.get("kv_unified") else "--no-kv-unified"]
-        with log.open("w") as out:
-            self._process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=subprocess.STDOUT)
+    def __init__(self, model: Path, log: Path, parameters: dict[str, Any]) -> None:
+        answers, asked = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(answers)
+            _serve(model, log, parameters, asked)
+        os.close(asked)
+        with os.fdopen(answers) as told:
+            self.address = told.read()
+        if not self.address:
+            raise RuntimeError("llama-server did not start")
 
     def __enter__(self) -> "Server":
-        for _ in range(1200):
-            if self._process.poll() is not None:
-                raise RuntimeError(f"llama-server ended with {self._process.returncode}")
-            try:
-                self.post("/health")
-                return self
-            except OSError:
-                time.sleep(0.05)
-        raise RuntimeError("llama-server did not get ready within a minute")
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON answer of `path`."""
@@ -121,6 +113,37 @@ class Server:
         request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
+
+
+def _serve(model: Path, log: Path, parameters: dict[str, Any], address: int) -> None:
+    """Serve until the end of the process; the address is written to a file descriptor once requests are taken."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    params = xllamacpp.CommonParams()
+    params.model.path = str(model)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    for name, value in {"verbosity": 5, "warmup": False, "offline": True, "port": 0, **parameters}.items():
+        setattr(params, name, value)
+    server = xllamacpp.Server(params)
+    os.write(address, server.listening_address.encode())
+    os.close(address)
+    while True:
+        time.sleep(60)
+
+
+def server_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a case under llama.cpp's names."""
+    slots, batch = config["max_num_seqs"], config["max_num_batched_tokens"]
+    return {
+        "n_parallel": slots,
+        "n_ctx": slots * config["max_model_len"],
+        "n_batch": batch,
+        "n_ubatch": min(batch, 512),
+        "n_threads_http": 64,
+        "cache_ram_mib": 8192 if config.get("cache_ram") else 0,
+        "kv_unified": bool(config.get("kv_unified")),
+    }
 
 
 def prompt_tokens(number: int, recorded: dict[str, Any]) -> list[int]:
@@ -137,14 +160,21 @@ def run_case(case: dict[str, Any], model: Path, log: Path) -> dict[str, Any]:
     """The case with arrivals and steps as the server had them."""
     answers: dict[int, Any] = {}
     requests = case["requests"]
-    with Server(case["config"], model, log) as server:
+    with Server(model, log, server_parameters(case["config"])) as server:
         began = time.monotonic()
 
         def send(number: int) -> None:
             recorded = requests[number]
             time.sleep(max(began + recorded["arrival"] / 1e3 - time.monotonic(), 0))
             body = {"prompt": prompt_tokens(number, recorded), "n_predict": recorded["output"], "n_keep": number}
-            body |= {"temperature": 0, "ignore_eos": True, "cache_prompt": case["config"]["enable_prefix_caching"]}
+            body |= {"ignore_eos": True, "cache_prompt": case["config"]["enable_prefix_caching"]}
+            body |= {
+                "seed": number,
+                "temperature": 1,
+                "top_k": 0,
+                "top_p": 1,
+                "min_p": 0,
+            }  # equal prompts, other answers
             answers[number] = server.post("/completion", body)
 
         threads = [threading.Thread(target=send, args=(number,)) for number in range(len(requests))]
@@ -152,7 +182,17 @@ def run_case(case: dict[str, Any], model: Path, log: Path) -> dict[str, Any]:
             thread.start()
         for thread in threads:
             thread.join()
+        _wait_for_log(log, len(requests))
     return _recorded(case, StepLog(log.read_text(errors="replace")), answers)
+
+
+def _wait_for_log(log: Path, num_requests: int) -> None:
+    """The log is written behind the answers."""
+    for _ in range(500):
+        if log.read_text(errors="replace").count("stop processing: n_tokens") >= num_requests:
+            return
+        time.sleep(0.02)
+    raise RuntimeError("the log has not the end of all requests")
 
 
 def _recorded(case: dict[str, Any], log: StepLog, answers: dict[int, Any]) -> dict[str, Any]:
@@ -185,9 +225,8 @@ def main(cases_file: str, out_file: str) -> None:
             except (OSError, RuntimeError, KeyError, IndexError) as error:
                 recorded.append({**case, "error": f"{type(error).__name__}: {error}"[:300]})
     print(file=sys.stderr)
-    version = subprocess.run([SERVER, "--version"], capture_output=True, text=True, check=True)
-    build = re.search(r"\d{3,}", version.stdout + version.stderr)
-    document = {"engine": "llama.cpp", "version": build[0] if build else "", "cases": recorded}
+    build = version("xllamacpp").rpartition(".")[2]
+    document = {"engine": "llama.cpp", "version": build, "cases": recorded}
     Path(out_file).write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
 
 
