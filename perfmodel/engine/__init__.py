@@ -21,13 +21,14 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "ServeLoop",
+    "Slots",
     "Speculation",
     "StepPlan",
     "StepRecord",
 ]
 
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
-from perfmodel.engine.config import SchedulerConfig, Speculation
+from perfmodel.engine.config import SchedulerConfig, Slots, Speculation
 from perfmodel.engine.grouped_blocks import GroupedKVBlocks
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.host_copies import HostCopies

@@ -1,6 +1,6 @@
 """What the scheduler may do in one step. Sizes in tokens and sequences, times in ticks of the driving clock."""
 
-__all__ = ["SchedulerConfig", "Speculation"]
+__all__ = ["SchedulerConfig", "Slots", "Speculation"]
 
 from dataclasses import dataclass
 from typing import Literal
@@ -53,6 +53,22 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Slots:
+    """How requests are given slots, each with the KV of its last request (`SlottedRequests` says how).
+
+    least_similarity: a slot is chosen for what it holds where that is more than this share of a prompt
+    reuses:        a request computes only what its slot lacks of its prompt
+    saves_prompts: prompts of free slots are kept in the host's memory, too
+    is_unified:    all slots share one pool of KV; a free slot is emptied once its prompt is saved
+    """
+
+    least_similarity: float = 0.1
+    reuses: bool = True
+    saves_prompts: bool = True
+    is_unified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`.
 
@@ -72,6 +88,7 @@ class SchedulerConfig:
     speculation:      requests that decode draft tokens, too; only without planning ahead (`ServeLoop`)
     pipeline_parallel_size: stages of the device that plans pass one after another: so many may be under way at once
     max_plan_seqs:    with several stages, sequences of one plan; 0: as many as there are
+    slots:            requests take slots that keep their KV (llama-server); with continuous batching, on one stage
     record_positions: plans carry the token positions and block tables that a backend with real tensors needs
     """
 
@@ -98,4 +115,5 @@ class SchedulerConfig:
     speculation: Speculation | None = None
     pipeline_parallel_size: int = 1
     max_plan_seqs: int = 0
+    slots: Slots | None = None
     record_positions: bool = False

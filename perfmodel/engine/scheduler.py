@@ -24,6 +24,7 @@ from perfmodel.engine.pipelined import PipelinedRequests
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.slots import SlottedRequests
 from perfmodel.engine.token_watch import TokenWatch
 
 _ADMISSION = attrgetter("admission")
@@ -46,6 +47,10 @@ class Scheduler:
         self._running: RunningRequests = kind(config, blocks, self._key, self._requeue)
         if config.speculation is not None:
             self._running = self._drafting = DraftingRequests(config, blocks, self._key, self._requeue)
+        self._slotted: SlottedRequests | None = None
+        if config.slots is not None:
+            self._running = self._slotted = SlottedRequests(config, blocks, self._key, self._requeue)
+        self._num_deferred = 0  # of those that wait, how many lacked a slot when the last plan was made
         self.watch = self._running.cohort.watch = watch
         self._discipline = DISCIPLINES[config.batching]
         self._reservations = Reservations(config, self._discipline)
@@ -164,6 +169,7 @@ class Scheduler:
                 return False
             del self._waiting[place]
             heapq.heapify(self._waiting)
+            self._num_deferred = min(self._num_deferred, len(self._waiting))
             if self.blocks.host is not None:
                 self.blocks.host.forget(request)
         return True
@@ -197,13 +203,16 @@ class Scheduler:
         exclusive = self.config.prefill_exclusive
         if self._spares_lone_prompts:
             self._running.caps_prompts = len(self._running) + self.num_waiting > 1
+        if self._slotted is not None and admits and self._waiting:
+            self._fill_slots(self._slotted, now)
         budget = self._running.grant(plan, budget, decodes=not exclusive)
         # Only now: until here a grant could still be taken back, and its blocks with it.
         if plan.chunks or plan.singles or plan.resumed:
             for request in [grant.request for grant in plan.chunks] + plan.singles + plan.resumed:
                 self.blocks.publish(request)
         # Those that hold blocks without a slot go first: they may be the ones that a preempted request lacks.
-        if admits and is_polled and self._waiting and not (plan.preempted or self._transferred) and self._may_join(now):
+        may_admit = admits and self._slotted is None and is_polled and self._waiting
+        if may_admit and not (plan.preempted or self._transferred) and self._may_join(now):
             self._admit(plan, budget, now)
         if exclusive:
             if plan.chunks or plan.singles:
@@ -286,6 +295,30 @@ class Scheduler:
             blocks.publish(request)
         for entry in skipped:
             heapq.heappush(self._waiting, entry)
+
+    def _fill_slots(self, slotted: SlottedRequests, now: int) -> None:
+        """Give waiting requests the free slots, before the step gives anybody tokens.
+
+        Each slot that was freed calls up the request that has lacked one for longest, in front of those called before
+        it: of several freed by one step the last called comes first, then those that have just arrived.
+        """
+        num_free = self._max_batch - len(slotted.requests)
+        called = [heapq.heappop(self._waiting) for _ in range(min(num_free, len(self._waiting)))]
+        num_deferred = min(self._num_deferred, len(called))
+        called[:num_deferred] = reversed(called[:num_deferred])
+        for place, (_, request) in enumerate(called):
+            wanted = self._reservations.num_tokens(request, request.num_tokens)
+            if not self.blocks.can_allocate(request, wanted):
+                for entry in called[place:]:
+                    heapq.heappush(self._waiting, entry)
+                break
+            self.blocks.allocate(request, wanted)
+            num_ready = slotted.take_slot(request)
+            self.num_prefix_tokens_asked += request.num_tokens
+            self.num_prefix_tokens_hit += num_ready
+            request.first_scheduled_at, request.num_cached_tokens = now, num_ready
+            request.status = RequestStatus.RUNNING
+        self._num_deferred = len(self._waiting)
 
     def _admit_transferred(self, plan: StepPlan, budget: int, now: int) -> None:
         """Let in, in their order, requests whose KV has come from elsewhere: each decodes its next token."""

@@ -4,7 +4,8 @@ A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
 
     config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are
     requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
-              are those of all prompts of its `group`; `accepted`: of its verifications, in turn
+              are those of all prompts of its `group`; `accepted`: of its verifications, in turn; `slot`: which it
+              was given, where the engine has slots
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number says in how many further steps the same requests get as many tokens, each behind the last
 
@@ -51,6 +52,7 @@ class _RecordedRequest(Spec):
     priority: int = 0
     abort: int | None = None
     accepted: tuple[int, ...] = ()
+    slot: int | None = Field(default=None, ge=0)
 
 
 class RecordedCase(Spec):
@@ -119,18 +121,18 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
             progress(number, len(raw_cases))
         case = _checked_case(raw, number, path)
         try:
-            steps = list(replay(case, engine, version))
+            slots: dict[int, int] = {}
+            steps = list(replay(case, engine, version, slots))
         except PerfmodelError as error:
             notes.append(f"Case {number} could not be replayed: {error}")
             continue
-        difference = _first_difference(steps, case.steps)
+        difference = _difference_in_words(steps, case, slots)
         covered, equal = covered + 1, equal + (difference is None)
         features = _features_of(case)
         for group in (f"{engine} {version}", *features):
             by.setdefault(group, Counter(rows=0, equal=0)).update(rows=1, equal=int(difference is None))
         if difference is not None and len(worst) < _MAX_WORST:
-            number_of_step, recorded_step, our_step = difference
-            recorded, ours = _in_words(recorded_step, our_step), _in_words(our_step, recorded_step)
+            number_of_step, recorded, ours = difference
             named = {"case": number, "step": number_of_step, "features": features}
             worst.append({**named, "recorded": recorded, "ours": ours})
     return PlansReport("plans", len(raw_cases), covered, equal, by, worst, notes)
@@ -169,6 +171,9 @@ def _features_of(case: RecordedCase) -> list[str]:
         "speculation": config.get("num_speculative_tokens"),
         "pipeline stages": config.get("pipeline_parallel_size", 1) > 1,
         "KV groups": config.get("kv_groups"),
+        "slots": any(request.slot is not None for request in case.requests),
+        "--cache-ram": config.get("cache_ram"),
+        "--kv-unified": config.get("kv_unified"),
         "aborts": any(request.abort is not None for request in case.requests),
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
@@ -178,13 +183,19 @@ def _features_of(case: RecordedCase) -> list[str]:
 # ------------------------------------------------------------------ replay
 
 
-def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
+def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] | None = None) -> Iterator[Step]:
     """The steps that our scheduler makes of `case` under the rules of that engine and version.
+
+    slots: gets the slot of each request, where the engine has slots
 
     Raises SpecError for a config that cannot be read, WorkloadError for a request that can never run.
     """
     spec, extras = _engine_of(case.config, engine, version)
     config = engine_scheduler_config(spec, spec.max_model_len or 1)
+    if config.slots is not None:
+        config = replace(
+            config, slots=replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
+        )
     if extras.num_speculative_tokens:
         if spec.async_scheduling:
             raise SpecError("got num_speculative_tokens with async_scheduling; our engine plans no drafts ahead")
@@ -216,6 +227,9 @@ def replay(case: RecordedCase, engine: str, version: str) -> Iterator[Step]:
             is_empty = not plan
         if is_empty or len(under_way) == most_under_way:
             plan = under_way.popleft()
+            if config.slots is not None and slots is not None:
+                begun = [*plan.singles, *(grant.request for grant in plan.chunks)]
+                slots.update((request.request_id, request.admission) for request in begun)
             scheduler.apply(plan, step, scripts.of(plan))
 
 
@@ -238,6 +252,8 @@ class _Extras(Spec):
     num_blocks: int = Field(ge=1)
     num_speculative_tokens: int = Field(default=0, ge=0)
     kv_groups: tuple[_RecordedGroup, ...] = ()
+    cache_ram: bool = False  # --cache-ram with --cache-idle-slots
+    kv_unified: bool = False
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -320,6 +336,21 @@ def _as_step(step: int, plan: StepPlan, scheduler: Scheduler) -> Step:
 
 
 # ------------------------------------------------------------------ differences
+
+
+def _difference_in_words(
+    ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]
+) -> tuple[int, str, str] | None:
+    """The first step that differs, with what is recorded and what is ours; None where all are equal."""
+    difference = _first_difference(ours, case.steps)
+    if difference is not None:
+        step, recorded_step, our_step = difference
+        return step, _in_words(recorded_step, our_step), _in_words(our_step, recorded_step)
+    for number, request in enumerate(case.requests):
+        if request.slot is not None and number in slots and slots[number] != request.slot:
+            text = f"request {number} in slot"
+            return request.arrival, f"{text} {request.slot}", f"{text} {slots[number]}"
+    return None
 
 
 def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[int, Step | None, Step | None] | None:

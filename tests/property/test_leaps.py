@@ -14,7 +14,7 @@ from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
 from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time, think_time_of
 from perfmodel.specs.traffic import Arrivals
-from workloads import Case, cases, duration_of, serve_stepwise
+from workloads import Case, cases, duration_of, serve_stepwise, slotted_cases
 
 Row = tuple[Any, ...]
 
@@ -124,6 +124,15 @@ def test_leaps_change_nothing(case: Case, num_replicas: int, concurrency: int | 
     assert leapt == stepped
     assert leap_steps == steps
     assert num_records <= steps
+
+
+@given(slotted_cases(), st.sampled_from([None, None, 1, 3]))
+@settings(max_examples=150, deadline=None)
+def test_leaps_of_engines_with_slots_change_nothing(case: Case, concurrency: int | None) -> None:
+    stepped, steps, _ = run(case, False, 1, concurrency)
+    leapt, leap_steps, _ = run(case, True, 1, concurrency)
+    assert leapt == stepped
+    assert leap_steps == steps
 
 
 @given(cases(), st.sampled_from([2, 3]), st.sampled_from([None, None, 1, 3]), st.sampled_from([0, 1, 4]))

@@ -28,6 +28,7 @@ from perfmodel.engine import (
     Scheduler,
     SchedulerConfig,
     ServeLoop,
+    Slots,
 )
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.kv_groups import KVGroup
@@ -87,7 +88,18 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
         pipeline_parallel_size=engine.pipeline_parallel_size,
         max_plan_seqs=max_plan_seqs,
+        slots=_slots_of(engine),
     )
+
+
+def _slots_of(engine: EngineSpec) -> Slots | None:
+    """The slots of an engine that has them and keeps KV from one step to the next."""
+    rules = engine.rules.slots
+    can_have = engine.batching == "continuous" and engine.kv_cache == "paged" and engine.speculative_config is None
+    if rules is None or not can_have or engine.pipeline_parallel_size > 1:
+        return None
+    is_unified = rules.is_unified_by_default and "max_num_seqs" not in engine.model_fields_set
+    return Slots(rules.least_similarity, engine.enable_prefix_caching, rules.saves_prompts, is_unified)
 
 
 def build_serve_loop(
@@ -127,7 +139,7 @@ def kv_block_manager(
 
     groups: of layers that keep different parts of a sequence, if any; span, num_buffers, host: as of `KVBlockManager`
     """
-    can_share = engine.enable_prefix_caching and engine.kv_cache == "paged"
+    can_share = engine.enable_prefix_caching and engine.kv_cache == "paged" and _slots_of(engine) is None
     partial_first = engine.rules.reuses_partial_first
     if groups:
         most_under_way = 2 if engine.plans_ahead else engine.pipeline_parallel_size

@@ -15,6 +15,7 @@ __all__ = [
     "FormatRow",
     "FormatSupport",
     "KvGroupRules",
+    "SlotRules",
     "SparseAttentionRow",
     "StandIn",
     "StepBudget",
@@ -46,6 +47,19 @@ Use = Literal["server", "offline"]
 FormatSupport = Literal["native", "emulated", "weight_only", "refused"]
 
 
+class SlotRules(Spec):
+    """How requests are given slots that keep their KV (llama-server); `perfmodel.engine.slots` has the rules.
+
+    least_similarity: a slot is chosen for what it holds where that is more than this share of a prompt
+    saves_prompts:    prompts of free slots are kept in the host's memory, too
+    is_unified_by_default: without a given `max_num_seqs` all slots share one pool of KV
+    """
+
+    least_similarity: float = Field(default=0.1, ge=0, le=1)
+    saves_prompts: bool = False
+    is_unified_by_default: bool = False
+
+
 class BatchingRules(Spec):
     """What a step may hold.
 
@@ -62,6 +76,7 @@ class BatchingRules(Spec):
     whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
+    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
     """
 
     prefill_exclusive: bool = False
@@ -74,6 +89,7 @@ class BatchingRules(Spec):
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
+    slots: SlotRules | None = None
 
 
 class BufferRules(Spec):

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.engine import KVBlockManager
+from perfmodel.engine import KVBlockManager, Scheduler
 from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.slots import SlottedRequests
 from perfmodel.errors import SpecError
 from perfmodel.validate import plans
 from perfmodel.validate.plans import RecordedCase, replay, validate_plans
@@ -152,12 +153,88 @@ def test_a_wrong_rule_is_noticed(plant, workloads: list[RecordedCase], monkeypat
     assert any(_differs(case) for case in workloads)
 
 
-def _differs(case: RecordedCase) -> bool:
+def starts_with_the_first_slot(patch: pytest.MonkeyPatch) -> None:
+    choose = SlottedRequests._choose
+
+    def first(self, contents, num_tokens):
+        if all(at < 0 for at in self._freed_at):
+            return min(self._free)
+        return choose(self, contents, num_tokens)
+
+    patch.setattr(SlottedRequests, "_choose", first)
+
+
+def grants_prompts_as_they_came(patch: pytest.MonkeyPatch) -> None:
+    chunks = SlottedRequests._chunks
+
+    def in_order(self, budget, decodes):
+        self._prompts.sort(key=lambda request: request.request_id)
+        return chunks(self, budget, decodes)
+
+    patch.setattr(SlottedRequests, "_chunks", in_order)
+
+
+def takes_any_likeness(patch: pytest.MonkeyPatch) -> None:
+    _with_slots(patch, least_similarity=0.0)
+
+
+def saves_no_prompts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlottedRequests, "_save", lambda self, held: None)
+
+
+def keeps_unified_slots_full(patch: pytest.MonkeyPatch) -> None:
+    _with_slots(patch, is_unified=False)
+
+
+def loads_the_least_wanted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("perfmodel.engine.slots._LEAST_KEPT", 0.0)
+
+
+def calls_in_order(patch: pytest.MonkeyPatch) -> None:
+    fill = Scheduler._fill_slots
+
+    def unreversed(self, slotted, now):
+        self._num_deferred = 0
+        fill(self, slotted, now)
+
+    patch.setattr(Scheduler, "_fill_slots", unreversed)
+
+
+def _with_slots(patch: pytest.MonkeyPatch, **rules: object) -> None:
+    init = SlottedRequests.__init__
+
+    def other(self, config, *others):
+        init(self, replace(config, slots=replace(config.slots, **rules)), *others)
+
+    patch.setattr(SlottedRequests, "__init__", other)
+
+
+WRONG_SLOT_RULES = (
+    calls_in_order,
+    grants_prompts_as_they_came,
+    keeps_unified_slots_full,
+    loads_the_least_wanted,
+    saves_no_prompts,
+    starts_with_the_first_slot,
+    takes_any_likeness,
+)
+
+
+@pytest.mark.parametrize("plant", WRONG_SLOT_RULES)
+def test_a_wrong_rule_of_slots_is_noticed(plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = next(file for file in RECORDINGS if file.name.startswith("llama.cpp"))
+    cases = [RecordedCase.model_validate(case) for case in json.loads(gzip.decompress(recording.read_bytes()))["cases"]]
+    plant(monkeypatch)
+    assert any(_differs(case, "llama.cpp", "11549") for case in cases)
+
+
+def _differs(case: RecordedCase, engine: str = "vllm", version: str = "0.30.0") -> bool:
     try:
-        steps = list(replay(case, "vllm", "0.30.0"))
+        slots: dict[int, int] = {}
+        steps = list(replay(case, engine, version, slots))
     except (AssertionError, IndexError, KeyError):  # a wrong rule may also lose a block
         return True
-    return plans._first_difference(steps, case.steps) is not None
+    return plans._difference_in_words(steps, case, slots) is not None
 
 
 # ------------------------------------------------------------------ the command

@@ -1,0 +1,163 @@
+"""Slots: the places of llama-server, each with the KV of the request that it served last (tools/server, build 11434).
+
+A request takes a free slot before a step is planned, however many tokens the step can hold. It takes the one that holds
+most of its prompt, if that is more than `least_similarity` of it, else the one that has been free for longest. It
+computes what the slot lacks of its prompt: KV is reused from a free slot only, never from a request that runs.
+
+A step gives each request that decodes its token, then fills the budget with prompts in the order of their slots. Every
+slot has its room from the start, so nobody is preempted.
+
+With `saves_prompts` a second cache, in the host's memory, holds prompts that were in free slots (--cache-ram): a prompt
+goes there when another one is about to take its slot and whenever a request starts (--cache-idle-slots), and comes back
+whole to a slot whose new request begins with more of it than of what the slot holds. With `is_unified` (--kv-unified)
+all slots share one pool of KV, so free slots are emptied once they are saved. Nothing limits the second cache here.
+"""
+
+__all__ = ["SlottedRequests"]
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
+
+from perfmodel.engine.admission import Policy
+from perfmodel.engine.config import SchedulerConfig, Slots
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.plan import StepPlan
+from perfmodel.engine.request import Request
+from perfmodel.engine.running import RunningRequests
+
+_SLOT = attrgetter("admission")
+_LEAST_KEPT = 0.25  # a saved prompt comes back only where its request begins with so much of it
+_MOST_LOST = 0.5  # a slot's prompt is saved before a request that keeps less of it
+
+Contents = tuple[Hashable, ...]  # identity of full KV blocks from the first on
+
+
+def _num_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
+    """Blocks that both begin with."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+class SlottedRequests(RunningRequests):
+    """As its base, for a `config` with `slots`: a request's `admission` is the number of its slot.
+
+    blocks, key, on_preempted: as of `RunningRequests`
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
+    ) -> None:
+        super().__init__(config, blocks, key, on_preempted)
+        assert config.slots is not None
+        self._slots: Slots = config.slots
+        self._held: list[Contents] = [()] * config.max_num_seqs  # what each slot has in its KV
+        self._freed_at = [-1] * config.max_num_seqs  # in order of being freed; -1: never taken
+        self._free = set(range(config.max_num_seqs))
+        self._num_freed = 0
+        self._saved: list[Contents] = []  # the second cache, oldest first
+
+    # ---------------------------------------------------------------- coming and going
+
+    def take_slot(self, request: Request) -> int:
+        """Give `request`, whose blocks it has, a free slot; returns how many tokens of its prompt that holds."""
+        number = self._choose(request.contents, request.num_prompt_tokens)
+        num_common = _num_common(self._held[number], request.contents) if self._slots.reuses else 0
+        self._free.remove(number)
+        if self._slots.saves_prompts:
+            self._save_free()
+        request.admission = number
+        request.num_computed_tokens = min(num_common * self._blocks.block_size, request.num_prompt_tokens - 1)
+        self.requests[request] = None
+        insort(self._prompts, request, key=_SLOT)
+        return request.num_computed_tokens
+
+    def _choose(self, contents: Contents, num_tokens: int) -> int:
+        """The free slot for a prompt of `num_tokens` with `contents`, with what it is to hold."""
+        best, most, size = -1, self._slots.least_similarity * num_tokens, self._blocks.block_size
+        for number in sorted(self._free):
+            num_common = _num_common(self._held[number], contents) * size
+            if num_common > most:
+                best, most = number, num_common
+        is_similar = best >= 0
+        if not is_similar:  # of those never taken, the last
+            best = min(self._free, key=lambda number: (self._freed_at[number], -number))
+        if self._slots.saves_prompts and not (is_similar and most >= _MOST_LOST * len(self._held[best]) * size):
+            self._save(self._held[best])
+            self._load(best, contents)
+        return best
+
+    def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
+        num_computed = request.num_computed_tokens
+        self.take_slot(request)
+        request.num_computed_tokens = num_computed  # of KV from elsewhere
+
+    def leave(self, request: Request) -> None:
+        super().leave(request)
+        self._give_back(request)
+
+    def drop(self, request: Request) -> None:
+        super().drop(request)
+        self._give_back(request)
+
+    def _give_back(self, request: Request) -> None:
+        """The slot of `request` is free, with the KV of what was computed."""
+        number, num_full = request.admission, request.num_computed_tokens // self._blocks.block_size
+        known = request.contents[:num_full]
+        own = (("of request", request.request_id, row) for row in range(len(known), num_full))
+        self._held[number] = (*known, *own)
+        self._free.add(number)
+        self._freed_at[number] = self._num_freed
+        self._num_freed += 1
+
+    # ---------------------------------------------------------------- the second cache
+
+    def _save_free(self) -> None:
+        for number in sorted(self._free):
+            self._save(self._held[number])
+            if self._slots.is_unified:
+                self._held[number] = ()
+
+    def _save(self, held: Contents) -> None:
+        """Keep what a slot holds, in place of saved prompts that it begins with; unless one begins with it."""
+        if not held or any(_num_common(saved, held) == len(held) for saved in self._saved):
+            return
+        self._saved = [saved for saved in self._saved if _num_common(saved, held) < len(saved)]
+        self._saved.append(held)
+
+    def _load(self, number: int, contents: Contents) -> None:
+        """Move the saved prompt to the slot of which `contents` begin with more than of what it holds, if any."""
+        held, best = self._held[number], -1
+        most = _num_common(held, contents)
+        most_kept = most / len(held) if held else -1.0
+        for place, saved in enumerate(self._saved):
+            num_common = _num_common(saved, contents)
+            kept = num_common / len(saved)
+            if kept >= _LEAST_KEPT and kept > most_kept and num_common > most:
+                best, most, most_kept = place, num_common, kept
+        if best >= 0:
+            self._held[number] = self._saved.pop(best)
+
+    # ---------------------------------------------------------------- grants
+
+    def _chunks(self, budget: int, decodes: bool) -> list[tuple[Request, int]]:
+        left = max(budget - len(self.cohort.joined), 0)
+        chunks: list[tuple[Request, int]] = []
+        for request in self._prompts:
+            num_tokens = min(self.chunk(request.num_tokens - request.num_computed_tokens, left), left)
+            left -= num_tokens
+            chunks.append((request, num_tokens))
+        return chunks
+
+    # ---------------------------------------------------------------- invariants
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        taken = [request.admission for request in self.requests]
+        assert len(set(taken)) == len(taken), "two requests have one slot"
+        assert self._free.isdisjoint(taken), "a request has a free slot"
+        assert len(self._free) + len(taken) == len(self._held), "a slot is lost"
