@@ -38,10 +38,10 @@ from perfmodel.specs.traffic import Arrivals
 CONCURRENCIES = (2, 4, 8, 16)
 _EMULATED = "llama-3.1-8b-a100"
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-# Mean and standard deviation, s: the default; that of a slow client; as long as a prompt takes
+# Mean and standard deviation, s: the default; what `vllm bench serve` takes; as long as a prompt takes
 THINK_TIMES = {
     "no think time": (0.0, 0.0),
-    "think time 2 +- 2 ms": (0.002, 0.002),
+    "think time 0.25 +- 0.07 ms": (0.00025, 0.00007),
     "think time 200 +- 200 ms": (0.2, 0.2),
 }
 Run = list[list[float]]  # a row for each request: user, sent, first token, last token (s of the client's clock)
@@ -134,7 +134,7 @@ def fit_steps(data: dict[str, Any], outside_s: float) -> Steps:
     tokens, others = data["prompt"], data["answer"] - 1
     rows, values = [], []
     for name, run in data["runs"].items():
-        c, times = int(name), np.array(run)
+        c, times = _clients(name), np.array(run)
         rows.append((1.0, c, (c - 1) * tokens / others))
         values.append(np.mean(times[:, 3] - times[:, 2]) / others)
     single = np.array(data["runs"]["1"])
@@ -178,6 +178,11 @@ def simulated(data: dict[str, Any], steps: Steps, concurrency: int, think: tuple
 # ---------------------------------------------------------------- the report
 
 
+def _clients(run: str) -> int:
+    """How many a run had, by its name: "4", "4, vllm bench serve"."""
+    return int(run.partition(",")[0])
+
+
 def distance(first: Array, second: Array) -> float:
     """Of two distributions (Wasserstein's first), relative to the mean of `first`."""
     places = np.linspace(0.005, 0.995, 100)
@@ -198,16 +203,16 @@ def report(asked: argparse.Namespace) -> None:
     data = json.loads(asked.file.read_text(encoding="utf-8"))
     steps = fit_steps(data, asked.outside)
     rows = []
-    for concurrency in CONCURRENCIES:
-        run = np.array(data["runs"][str(concurrency)])
+    for name in [name for name in data["runs"] if name != "1"]:
+        concurrency, run = _clients(name), np.array(data["runs"][name])
         real = run[:, 2] - run[:, 1]
         pauses = turnaround_s(run.tolist(), concurrency)
-        row: dict[str, Any] = {"concurrency": concurrency, "requests": len(real), "real": _summary(real)}
+        row: dict[str, Any] = {"clients": name, "requests": len(real), "real": _summary(real)}
         row["turnaround_ms"] = {"mean": 1e3 * pauses.mean(), "stddev": 1e3 * pauses.std()}
-        for name, think in THINK_TIMES.items():
+        for what, think in THINK_TIMES.items():
             ttft, e2el = simulated(data, steps, concurrency, think)
             ttft *= np.mean(run[:, 3] - run[:, 1]) / e2el.mean()
-            row[name] = {**_summary(ttft), "distance": distance(real, ttft)}
+            row[what] = {**_summary(ttft), "distance": distance(real, ttft)}
         rows.append(row)
     found = {
         "steps": steps._asdict(),
@@ -250,7 +255,8 @@ def _page(found: dict[str, Any]) -> str:
     lines = [
         "# Closed loops: a real server's TTFT vs. the simulator's",
         "",
-        f"Clients send random prompts of {prompt} tokens for answers of {answer}, each as soon as it has its answer. "
+        "Clients (our own, and those of `vllm bench serve` where it says so) send random prompts of "
+        f"{prompt} tokens for answers of {answer}, each as soon as it has its answer. "
         "The server is vLLM 0.30.0 on a CPU with a small Llama of random weights; the simulator runs our engine with "
         f"steps fitted to these runs: {1e3 * steps['step_s']:.2f} ms, {1e3 * steps['decode_s']:.3f} ms for each "
         f"sequence that decodes, {1e3 * steps['prompt_token_s']:.4f} ms for each token of a prompt. The machine is "
@@ -264,7 +270,7 @@ def _page(found: dict[str, Any]) -> str:
         for name in ("real", *THINK_TIMES):
             cells = [f"{value:.0f}" for value in (row[name]["mean_ms"], *row[name]["quantiles_ms"])]
             far = f"{row[name]['distance']:.0%}" if "distance" in row[name] else ""
-            lines.append(f"| {row['concurrency']} | {row['requests']} | {name} | {' | '.join(cells)} | {far} |")
+            lines.append(f"| {row['clients']} | {row['requests']} | {name} | {' | '.join(cells)} | {far} |")
     pauses = ", ".join(
         f"{row['turnaround_ms']['mean']:.2f} +- {row['turnaround_ms']['stddev']:.2f}" for row in found["rows"]
     )

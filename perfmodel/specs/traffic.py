@@ -43,8 +43,8 @@ class Arrivals(Spec):
     order: of a burst, who is first in line: as drawn (or listed in the trace), or the longest prompt or answer. Longest
            first shortens the tail of a job, in which places stay empty; answers' lengths must be known for it
     think_time_s, think_time_stddev_s: mean and standard deviation of the pause between an answer and the user's next
-           request. Load generators pause 0.1 ms (reports/measured/closed_loop_202611.md), so none is the default:
-           users of equal requests stay in step with each other, as they do on a real server
+           request. `vllm bench serve` takes 0.25 +- 0.07 ms (reports/measured/closed_loop_202611.md), little enough for
+           users of equal requests to stay in step with each other on a real server, as they do without a pause
     """
 
     process: Literal["constant", "poisson", "poisson_fixed_count", "gamma", "closed_loop", "burst", "trace"] = "poisson"
