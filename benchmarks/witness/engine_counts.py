@@ -354,8 +354,9 @@ def _head() -> list[str]:
     count = sum(not name.startswith("tiny-") for name in answers["rows"])
     return [
         f"vLLM {answers['version']} estimates what each step computes and moves from the model's configuration "
-        f"(its module `vllm.v1.metrics.perf`; the counters `vllm:estimated_flops_per_gpu_total` and its like). Both sides take "
-        f"{count} model cards on one device with weights in bf16. vLLM's counts: `{answers['command']}`; this table: "
+        "(its module `vllm.v1.metrics.perf`; the counters `vllm:estimated_flops_per_gpu_total` and its like). Both "
+        f"sides take {count} model cards on one device with weights in bf16. vLLM's counts: `{answers['command']}`; "
+        "this table: "
         "`python benchmarks/witness/engine_counts.py steps --write`. A cell is ours relative to vLLM's; letters name "
         "the reasons of parts that differ by more than 2 % of vLLM's sum. One card stands for each kind of model.",
         "",
