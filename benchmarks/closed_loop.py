@@ -171,6 +171,7 @@ def simulated(data: dict[str, Any], steps: Steps, concurrency: int, think: tuple
     client = ClosedLoopClient(env, requests(), lambda _: rank, concurrency, think_time_of(arrivals, 0))
     env.run_dry()
     done.sort(key=lambda request: request.arrival)
+    assert all(request.first_token_at is not None for request in done)
     ttft = np.array([(request.first_token_at - request.arrival) / TICKS_PER_S for request in done])
     return ttft, np.array([(request.finished_at - request.arrival) / TICKS_PER_S for request in done])
 
