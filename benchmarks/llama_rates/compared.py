@@ -231,8 +231,8 @@ def _markdown(found: Mapping[str, Any], folder: Path) -> str:
     lines = [
         "# llama-server on one core of a CPU, measured and predicted",
         "",
-        f"Written by `python benchmarks/llama_rates report SAMPLES --to {folder}`; the figures are in the JSON beside "
-        f"it, and as a table for `perfmodel validate local {folder}/llama_bench.csv`.",
+        f"Written by `python benchmarks/llama_rates report {folder}/samples.jsonl --to {folder}`; the figures are in "
+        f"the JSON beside it, and as a table for `perfmodel validate local {folder}/llama_bench.csv`.",
         "",
         _ABOUT.format(servers=found["servers"]),
         "",

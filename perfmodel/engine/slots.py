@@ -35,12 +35,8 @@ Contents = tuple[Hashable, ...]  # identity of full KV blocks from the first on
 
 def _num_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
     """Blocks that both begin with."""
-    count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 class SlottedRequests(RunningRequests):

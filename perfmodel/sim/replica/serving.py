@@ -53,8 +53,12 @@ def scheduler_config(
     """
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
     config = engine_scheduler_config(engine, engine.max_model_len or model.max_position_embeddings)
+    slots = config.slots
+    if slots is not None and record_positions:  # what a slot keeps is counted, not held in its blocks: it is computed
+        slots = replace(slots, reuses=False)
     return replace(
         config,
+        slots=slots,
         stays_of_preempted="nothing" if model.has_states else config.stays_of_preempted,  # a state is not in blocks
         spans=model.attention_spans,
         speculation=speculation_of(scenario, pricer),

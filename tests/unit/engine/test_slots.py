@@ -3,6 +3,8 @@
 from hypothesis import given, settings
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, Slots, StepPlan
+from perfmodel.sim.replica.serving import scheduler_config
+from perfmodel.specs.scenario_file import load_scenario
 from workloads import Case, serve_stepwise, slotted_cases
 
 ALIKE = tuple(("shared", row) for row in range(64))
@@ -102,6 +104,15 @@ def test_unified_slots_are_emptied_when_a_request_starts() -> None:
         serve(loop, request(0, 20, 1, shared=20))
         serve(loop, request(1, 30, 1))
         assert serve(loop, request(2, 25, 1, shared=shared)) == [{2: (cached, 25 - cached)}]
+
+
+def test_an_executed_run_computes_what_a_slot_would_keep() -> None:
+    """Its blocks are new ones, without the slot's KV."""
+    scenario = load_scenario("qwen3-30b-a3b-rtx-4090")
+    simulated, executed = scheduler_config(scenario).slots, scheduler_config(scenario, record_positions=True).slots
+    assert simulated is not None
+    assert executed is not None
+    assert (simulated.reuses, executed.reuses) == (True, False)
 
 
 @given(slotted_cases())
