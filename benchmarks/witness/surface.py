@@ -89,7 +89,14 @@ def our_command(model: Path) -> list[str]:
     """The words that start the emulator, but for its port."""
     return [
         *(sys.executable, "-m", "perfmodel", "serve", "--model", str(model / "config.json"), "--hardware", "h100-sxm"),
-        *("--served-model-name", MODEL, "--tokenizer", str(model / "tokenizer.json"), "--set", "engine.max_num_seqs=16"),
+        *(
+            "--served-model-name",
+            MODEL,
+            "--tokenizer",
+            str(model / "tokenizer.json"),
+            "--set",
+            "engine.max_num_seqs=16",
+        ),
         *("--set", f"engine.max_model_len={MAX_MODEL_LEN}", "--set", "traffic.input_tokens.mean=20"),
         *("--set", "traffic.input_tokens.p99=50", "--set", "traffic.output_tokens.mean=20"),
         *("--set", "traffic.output_tokens.p99=50"),

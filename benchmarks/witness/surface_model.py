@@ -49,7 +49,9 @@ def write_model(folder: Path) -> Path:
         special_tokens=_SPECIAL,
         show_progress=False,
     )
-    tokenizer.train_from_iterator([" ".join(map("".join, product("bdfgklmnprstvz", "aeiou", "lmnrst", "aeiou", "lns")))], trainer)
+    tokenizer.train_from_iterator(
+        [" ".join(map("".join, product("bdfgklmnprstvz", "aeiou", "lmnrst", "aeiou", "lns")))], trainer
+    )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {

@@ -146,9 +146,21 @@ _BOTH: dict[str, dict[str, Any]] = {
     "response_format text": {"response_format": {"type": "text"}},
     "response_format unknown": {"response_format": {"type": "poem"}},
     "structured_outputs json": {"max_tokens": 40, "ignore_eos": False, "structured_outputs": {"json": _SCHEMA}},
-    "structured_outputs choice": {"max_tokens": 20, "ignore_eos": False, "structured_outputs": {"choice": ["balo", "benu"]}},
-    "structured_outputs regex": {"max_tokens": 20, "ignore_eos": False, "structured_outputs": {"regex": "[ab]{3}[0-9]"}},
-    "structured_outputs grammar": {"max_tokens": 20, "ignore_eos": False, "structured_outputs": {"grammar": 'root ::= "balo" | "benu"'}},
+    "structured_outputs choice": {
+        "max_tokens": 20,
+        "ignore_eos": False,
+        "structured_outputs": {"choice": ["balo", "benu"]},
+    },
+    "structured_outputs regex": {
+        "max_tokens": 20,
+        "ignore_eos": False,
+        "structured_outputs": {"regex": "[ab]{3}[0-9]"},
+    },
+    "structured_outputs grammar": {
+        "max_tokens": 20,
+        "ignore_eos": False,
+        "structured_outputs": {"grammar": 'root ::= "balo" | "benu"'},
+    },
     "structured_outputs, a wrong regex": {"structured_outputs": {"regex": "[a"}},
     "structured_outputs, a wrong grammar": {"structured_outputs": {"grammar": "root = "}},
     "structured_outputs, a wrong schema": {"structured_outputs": {"json": {"type": "nothing"}}},
@@ -166,7 +178,7 @@ def _chats() -> Iterator[Ask]:
         if name == "return_tokens_as_token_ids":
             more = {**more, "logprobs": True}
         yield Ask(f"chat: {name}", "POST", path, _chat(more))
-    tools = {"tools": [_TOOL], "max_tokens": 60, "ignore_eos": False}
+    tools = {"tools": [_TOOL], "max_tokens": 200, "ignore_eos": False, "temperature": 1.0, "seed": 1}
     special: dict[str, dict[str, Any]] = {
         "max_completion_tokens": {"max_completion_tokens": 4},
         "logprobs": {"logprobs": True},
@@ -284,7 +296,9 @@ def _completions() -> Iterator[Ask]:
     }
     for name, more in special.items():
         yield Ask(f"completion: {name}", "POST", path, _completion(more))
-    yield Ask("completion: aborted after two events", "POST", path, _completion({"max_tokens": 200, "stream": True}), (), 2)
+    yield Ask(
+        "completion: aborted after two events", "POST", path, _completion({"max_tokens": 200, "stream": True}), (), 2
+    )
 
 
 def _responses() -> Iterator[Ask]:
@@ -318,11 +332,18 @@ def _responses() -> Iterator[Ask]:
         "previous response that is not there": {"previous_response_id": "resp_nothing"},
         "previous response of another form": {"previous_response_id": "nothing"},
         "tools": {"tools": [tool]},
-        "tools, required": {"tools": [tool], "tool_choice": "required", "max_output_tokens": 60},
         "tools, named": {
             "tools": [tool],
             "tool_choice": {"type": "function", "name": "distance"},
-            "max_output_tokens": 60,
+            "max_output_tokens": 200,
+            "temperature": 1.0,
+        },
+        "tools, named, streamed": {
+            "tools": [tool],
+            "tool_choice": {"type": "function", "name": "distance"},
+            "max_output_tokens": 200,
+            "temperature": 1.0,
+            "stream": True,
         },
         "json_schema": {
             "text": {"format": {"type": "json_schema", "name": "d", "schema": _SCHEMA}},
@@ -360,9 +381,14 @@ def _messages() -> Iterator[Ask]:
         "conversation": {"messages": [*_HELLO, {"role": "assistant", "content": "balo"}, *_HELLO]},
         "stop_sequences": {"stop_sequences": ["zzzzzz"]},
         "tools": {"tools": [tool]},
-        "tools, any": {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 60},
-        "tools, any, streamed": {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 60, "stream": True},
-        "tools, named": {"tools": [tool], "tool_choice": {"type": "tool", "name": "distance"}, "max_tokens": 60},
+        "tools, any": {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 200},
+        "tools, named, streamed": {
+            "tools": [tool],
+            "tool_choice": {"type": "tool", "name": "distance"},
+            "max_tokens": 200,
+            "stream": True,
+        },
+        "tools, named": {"tools": [tool], "tool_choice": {"type": "tool", "name": "distance"}, "max_tokens": 200},
         "tools, auto": {"tools": [tool], "tool_choice": {"type": "auto"}},
         "a tool's result": {
             "messages": [
@@ -480,7 +506,7 @@ def _others() -> Iterator[Ask]:
         "a chat, streamed": _chat({"stream": True}),
         "a completion": _completion({}),
         "a completion, streamed": _completion({"stream": True}),
-        "a text to tokenize": {"model": MODEL, "prompt": "balo"},
+        "a prompt alone": {"model": MODEL, "prompt": "balo", "ignore_eos": True},
         "nothing": {},
         "a list": [1],
         "no JSON": "{",
@@ -489,7 +515,11 @@ def _others() -> Iterator[Ask]:
     for name, body in invoked.items():
         yield Ask(f"invocations: {name}", "POST", "/invocations", body)
     yield Ask("elastic: is it scaling", "POST", "/is_scaling_elastic_ep")
-    elastic: dict[str, Any] = {"nothing": {}, "a text": {"new_data_parallel_size": "two"}, "below 0": {"new_data_parallel_size": -1}}
+    elastic: dict[str, Any] = {
+        "nothing": {},
+        "a text": {"new_data_parallel_size": "two"},
+        "below 0": {"new_data_parallel_size": -1},
+    }
     for name, body in elastic.items():
         yield Ask(f"elastic: scale to {name}", "POST", "/scale_elastic_ep", body)
     yield Ask("elastic: no JSON", "POST", "/scale_elastic_ep", "{")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 # Values that clients act upon; of all other fields only the type is kept.
 _KEPT = {"object", "type", "code", "param", "finish_reason", "role", "status", "owned_by", "reason"}
+_ENDS = ("end_turn", "max_tokens", "stop_sequence", "tool_use")  # of Anthropic's answers; OpenAI's have texts and ids
 _MAPS = {"top_logprobs", "prompt_logprobs"}  # whose names are tokens
 _HEADERS = ("content-type", "www-authenticate", "retry-after", "allow", "location", "x-request-id")
 # Texts of errors that clients look for, as they have no code.
@@ -36,7 +37,7 @@ def shape_of(value: Any, name: str = "") -> Any:
         return {key: shape_of(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return _once([shape_of(item, name if name in _MAPS else "") for item in value])
-    if name in _KEPT and isinstance(value, (str, int)):
+    if isinstance(value, (str, int)) and (name in _KEPT or (name == "stop_reason" and value in _ENDS)):
         return f"={value}"
     if name == "message" and isinstance(value, str):
         return next((f"text: {sign}" for sign in _SIGNS if sign in value), "str")
@@ -58,7 +59,9 @@ def shape_of_answer(answer: Answer, is_cut: bool = False) -> dict[str, Any]:
 
 
 def _header(name: str, value: str) -> str:
-    return value.lower() if name in ("content-type", "allow") else "text"
+    if name == "allow":
+        return ", ".join(sorted(value.lower().split(", ")))
+    return value.lower() if name == "content-type" else "text"
 
 
 def _events(body: bytes) -> list[Any]:

@@ -35,7 +35,7 @@ def build_app(
     """
     vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
     bounded = BoundedTokens(vocabulary, emulator.max_model_len)
-    router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=False)
+    router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=True)
     return _Application(router, Guard(settings, emulator.clock))
 
 
@@ -67,7 +67,7 @@ class _Application:
         except HttpError as error:
             said = error
         except HTTPException as error:
-            said = HttpError(error.status_code, str(error.detail), headers=error.headers)
+            said = HttpError(error.status_code, str(error.detail), headers=error.headers, style="detail")
         except (ReplicaDownError, ClockStoppedError) as error:
             said = HttpError(503, str(error), "ServiceUnavailableError")
         except PerfmodelError as error:

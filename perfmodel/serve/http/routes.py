@@ -1,6 +1,6 @@
 """`routes`: every path of the server, and what answers there."""
 
-__all__ = ["Rendered", "routes"]
+__all__ = ["PATHS", "Rendered", "routes"]
 
 import json
 from collections.abc import Awaitable, Callable
@@ -13,11 +13,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from perfmodel.serve.emulator import Emulator
-from perfmodel.serve.http.bodies import DetokenizeBody, TokenizeBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from perfmodel.serve.http.errors import HttpError
 from perfmodel.serve.http.generation import Generation, Models
-from perfmodel.serve.http.openapi import document
+from perfmodel.serve.http.messages import CountBody, MessagesBody
+from perfmodel.serve.http.openapi import Row, document
 from perfmodel.serve.http.reading import read_json
+from perfmodel.serve.http.responses import ResponsesBody, no_response
+from perfmodel.serve.http.scoring import ScoringBody
 from perfmodel.serve.metrics import content_type, wants_openmetrics
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import Vocabulary, chat_prompt
@@ -67,35 +70,39 @@ class _Plain:
 
     async def version(self, request: HttpRequest) -> Response:
         engine = self._emulator.scenario.engine.described.version
-        return JSONResponse({"version": str(engine.asked or engine.described or __version__), "perfmodel": __version__})
+        return JSONResponse({"version": str(engine.asked or engine.described or __version__)})
 
     async def load(self, request: HttpRequest) -> Response:
         return JSONResponse({"server_load": self._generation.num_open})
 
     async def models(self, request: HttpRequest) -> Response:
-        root, length = self._models.names[0], self._emulator.max_model_len
-        cards = [_card(name, root, None, length) for name in self._models.names]
-        cards += [_card(name, name, root, None) for name in self._models.adapters]
+        root, length, owner = (
+            self._models.names[0],
+            self._emulator.max_model_len,
+            self._emulator.scenario.engine.profile,
+        )
+        cards = [_card(name, root, None, length, owner) for name in self._models.names]
+        cards += [_card(name, name, root, None, owner) for name in self._models.adapters]
         return JSONResponse({"object": "list", "data": cards})
 
-    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, self._settings, TokenizeBody)
+    async def tokenize(self, request: HttpRequest) -> Response:
+        body = await read_json(request.scope, request.receive, self._settings, TokenizeBody)
         self._models.check(body.model)
-        if body.messages is not None:
+        if body.prompt is None:
             ids = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
         else:
-            ids = self._vocabulary.encode(body.prompt or "")
+            ids = self._vocabulary.encode(body.prompt)
         if body.return_token_strs and len(ids) > _MOST_STRINGS:
-            raise HttpError(400, f"return_token_strs: found {len(ids)} tokens, allowed {_MOST_STRINGS}; leave it out")
+            raise HttpError(400, f"return_token_strs: got {len(ids)} tokens; expected at most {_MOST_STRINGS}")
         strings = [self._vocabulary.decode(ids[i : i + 1]) for i in range(len(ids))] if body.return_token_strs else None
-        said = {"count": len(ids), "max_model_len": self._emulator.max_model_len, "tokens": ids.tolist()}
-        await JSONResponse({**said, "token_strs": strings})(scope, receive, send)
+        counted = {"count": len(ids), "max_model_len": self._emulator.max_model_len, "tokens": ids.tolist()}
+        return JSONResponse({**counted, "token_strs": strings})
 
-    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, self._settings, DetokenizeBody)
+    async def detokenize(self, request: HttpRequest) -> Response:
+        body = await read_json(request.scope, request.receive, self._settings, DetokenizeBody)
         self._models.check(body.model)
         text = self._vocabulary.decode(np.array(body.tokens, dtype=np.int64))
-        await JSONResponse({"prompt": text})(scope, receive, send)
+        return JSONResponse({"prompt": text})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
         emulator, replica = self._emulator, self._replica
@@ -109,17 +116,61 @@ class _Plain:
 
     async def metrics(self, request: HttpRequest) -> Response:
         if self._metrics is None:
-            raise HttpError(404, "Not Found")
+            raise HttpError(404, "Not Found", style="detail")
         is_open = wants_openmetrics(request.headers.get("accept", ""))
         return Response(self._metrics.render(openmetrics=is_open), headers={"content-type": content_type(is_open)})
 
     async def openapi(self, request: HttpRequest) -> Response:
-        return Response(json.dumps(document()), media_type="application/json")
+        return Response(json.dumps(document(PATHS)), media_type="application/json")
+
+    async def response(self, request: HttpRequest) -> Response:
+        raise no_response(request.path_params["response_id"])
+
+    async def is_scaling(self, request: HttpRequest) -> Response:
+        return JSONResponse({"is_scaling_elastic_ep": False})
+
+    async def scale(self, request: HttpRequest) -> Response:
+        raise HttpError(400, "the ranks are the scenario's; to add replicas under load give it cluster.autoscaling")
 
 
-def _card(name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
-    said = {"id": name, "object": "model", "created": _CREATED, "owned_by": "perfmodel", "root": root}
-    return {**said, "parent": parent, "max_model_len": max_model_len, "permission": []}
+def _card(name: str, root: str, parent: str | None, max_model_len: int | None, owner: str) -> dict[str, Any]:
+    permission = {"id": f"modelperm-{name}", "object": "model_permission", "created": _CREATED, "organization": "*"}
+    permission |= dict.fromkeys(
+        ("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False
+    )
+    permission |= {"allow_sampling": True, "allow_logprobs": True, "allow_view": True, "group": None}
+    card = {"id": name, "object": "model", "created": _CREATED, "owned_by": owner, "root": root}
+    return {**card, "parent": parent, "max_model_len": max_model_len, "permission": [permission]}
+
+
+_GET, _POST = ("GET",), ("POST",)
+# What answers is a method of `Generation`, if it has one of that name, or of `_Plain`.
+PATHS = (
+    Row(
+        "/v1/completions", _POST, "complete", "An answer that goes on with a prompt.", CompletionBody, is_streamed=True
+    ),
+    Row("/v1/chat/completions", _POST, "chat", "The next message of a conversation.", ChatBody, is_streamed=True),
+    Row("/v1/chat/completions/batch", _POST, "batch", "The next message of several conversations.", BatchBody),
+    Row("/v1/responses", _POST, "respond", "A response to messages.", ResponsesBody, is_streamed=True),
+    Row("/v1/responses/{response_id}", _GET, "response", "A stored response: none is, so 404."),
+    Row("/v1/responses/{response_id}/cancel", _POST, "response", "The same."),
+    Row("/v1/messages", _POST, "message", "The next message, by Anthropic's API.", MessagesBody, is_streamed=True),
+    Row("/v1/messages/count_tokens", _POST, "count_tokens", "How many tokens messages have.", CountBody),
+    Row("/v1/models", _GET, "models", "The models that can be asked for."),
+    Row("/generative_scoring", _POST, "score", "How likely a label is after each item.", ScoringBody),
+    Row("/invocations", _POST, "invoke", "A chat or a completion, of whatever model.", is_streamed=True),
+    Row("/tokenize", _POST, "tokenize", "Token ids of a text or a conversation.", TokenizeBody),
+    Row("/detokenize", _POST, "detokenize", "The text of token ids.", DetokenizeBody),
+    Row("/health", _GET, "health", "200 once it answers.", media=None),
+    Row("/ping", ("GET", "POST"), "health", "200 once it answers.", media=None),
+    Row("/version", _GET, "version", "Of the engine that is emulated."),
+    Row("/load", _GET, "load", "Requests that are being answered."),
+    Row("/reset_prefix_cache", _POST, "reset_prefix_cache", "All prefix caches are empty after it.", media=None),
+    Row("/is_scaling_elastic_ep", _POST, "is_scaling", "Whether ranks are being added: never."),
+    Row("/scale_elastic_ep", _POST, "scale", "Ranks cannot be added, so 400."),
+    Row("/metrics", _GET, "metrics", "Metrics under the engine's names; 404 without.", media="text/plain"),
+    Row("/openapi.json", _GET, "openapi", "This document."),
+)
 
 
 def routes(
@@ -129,7 +180,7 @@ def routes(
     metrics: Rendered | None,
     replica: int | None,
 ) -> list[Route]:
-    """Every route of the server.
+    """Every route of the server, in the order of `PATHS`.
 
     emulator, settings: what answers; to whom, and how
     vocabulary: what prompts are counted by
@@ -138,17 +189,14 @@ def routes(
     """
     generation = Generation(emulator, settings, vocabulary, replica)
     plain = _Plain(emulator, settings, vocabulary, generation, metrics, replica)
-    return [
-        Route("/v1/completions", _Endpoint(generation.complete), methods=["POST"]),
-        Route("/v1/chat/completions", _Endpoint(generation.chat), methods=["POST"]),
-        Route("/v1/models", plain.models),
-        Route("/tokenize", _Endpoint(plain.tokenize), methods=["POST"]),
-        Route("/detokenize", _Endpoint(plain.detokenize), methods=["POST"]),
-        Route("/health", plain.health),
-        Route("/ping", plain.health, methods=["GET", "POST"]),
-        Route("/version", plain.version),
-        Route("/load", plain.load),
-        Route("/reset_prefix_cache", plain.reset_prefix_cache, methods=["POST"]),
-        Route("/metrics", plain.metrics),
-        Route("/openapi.json", plain.openapi),
-    ]
+    return [_route(row, generation, plain) for row in PATHS]
+
+
+def _route(row: Row, generation: Generation, plain: _Plain) -> Route:
+    answer = getattr(generation, row.answer, None)
+    route = Route(row.path, getattr(plain, row.answer) if answer is None else _Endpoint(answer), methods=row.methods)
+    if row.path == "/metrics":
+        route.methods = None  # whatever the method, as a mounted application answers
+    elif route.methods is not None and row.path != "/openapi.json":
+        route.methods.discard("HEAD")  # which Starlette adds to GET, and FastAPI does not
+    return route
