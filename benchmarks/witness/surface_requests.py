@@ -187,7 +187,7 @@ def _chats() -> Iterator[Ask]:
         "top_logprobs without logprobs": {"top_logprobs": 2},
         "top_logprobs too many": {"logprobs": True, "top_logprobs": 100},
         "top_logprobs below 0": {"logprobs": True, "top_logprobs": -3},
-        "logprobs, two answers": {"logprobs": True, "n": 2, "temperature": 1.0},
+        "logprobs, two answers": {"logprobs": True, "n": 2, "temperature": 1.0, "seed": 3},
         "echo": {"echo": True},
         "tools": {**tools, "max_tokens": 6, "ignore_eos": True},
         "tools, streamed": {**tools, "max_tokens": 6, "ignore_eos": True, "stream": True},
@@ -381,7 +381,7 @@ def _messages() -> Iterator[Ask]:
         "conversation": {"messages": [*_HELLO, {"role": "assistant", "content": "balo"}, *_HELLO]},
         "stop_sequences": {"stop_sequences": ["zzzzzz"]},
         "tools": {"tools": [tool]},
-        "tools, any": {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 200},
+        "tools, any": {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 290},
         "tools, named, streamed": {
             "tools": [tool],
             "tool_choice": {"type": "tool", "name": "distance"},

@@ -1,10 +1,10 @@
 """Bodies on their way in: bounded in bytes and in time, then checked."""
 
-__all__ = ["checked", "read_any", "read_body", "read_json"]
+__all__ = ["checked", "content_length", "read_any", "read_body", "read_json"]
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -81,6 +81,12 @@ async def _all_of(receive: Receive, settings: ServerSettings) -> bytes:
             raise _too_large(settings)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """The Content-Length among `headers`; 0 without one that is a number."""
+    found = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
+    return int(found) if found.isdigit() and len(found) <= _MOST_DIGITS else 0
 
 
 def _too_large(settings: ServerSettings) -> HttpError:

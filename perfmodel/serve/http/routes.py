@@ -1,9 +1,10 @@
 """`routes`: every path of the server, and what answers there."""
 
-__all__ = ["PATHS", "Rendered", "routes"]
+__all__ = ["PATHS", "Rendered", "path_of", "routes"]
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from perfmodel.serve.http.openapi import Row, document
 from perfmodel.serve.http.reading import read_json
 from perfmodel.serve.http.responses import ResponsesBody, no_response
 from perfmodel.serve.http.scoring import ScoringBody
-from perfmodel.serve.metrics import content_type, wants_openmetrics
+from perfmodel.serve.metrics import HttpCounts, content_type, wants_openmetrics
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import Vocabulary, chat_prompt
 from perfmodel.version import __version__
@@ -31,7 +32,10 @@ _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment wi
 
 
 class Rendered(Protocol):
-    """What is scraped."""
+    """What is scraped. http: where requests are counted, if they are"""
+
+    @property
+    def http(self) -> HttpCounts | None: ...
 
     def render(self, openmetrics: bool = False) -> bytes:
         """The metrics as they are now, in Prometheus's text or OpenMetrics'."""
@@ -40,6 +44,8 @@ class Rendered(Protocol):
 
 class _Endpoint:
     """An ASGI application for one path: to Starlette, a function would be one of a request and no more."""
+
+    path: str
 
     def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._answer = answer
@@ -194,9 +200,17 @@ def routes(
 
 def _route(row: Row, generation: Generation, plain: _Plain) -> Route:
     answer = getattr(generation, row.answer, None)
-    route = Route(row.path, getattr(plain, row.answer) if answer is None else _Endpoint(answer), methods=row.methods)
+    # An endpoint of its own for each route, by which `path_of` knows it.
+    endpoint = partial(getattr(plain, row.answer)) if answer is None else _Endpoint(answer)
+    endpoint.path = row.path  # type: ignore[union-attr]
+    route = Route(row.path, endpoint, methods=row.methods)
     if row.path == "/metrics":
         route.methods = None  # whatever the method, as a mounted application answers
     elif route.methods is not None and row.path != "/openapi.json":
         route.methods.discard("HEAD")  # which Starlette adds to GET, and FastAPI does not
     return route
+
+
+def path_of(scope: Scope) -> str | None:
+    """The path of the route that has answered a request, as `PATHS` has it."""
+    return getattr(scope.get("endpoint"), "path", None)
