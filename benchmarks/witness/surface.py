@@ -164,7 +164,8 @@ def _document(url: str, asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "engine": "vllm",
         "version": asked.version,
-        "command": "vllm serve MODEL " + " ".join(_FLAGS),
+        "command": "python benchmarks/witness/surface.py --record FILE",
+        "server": "vllm serve MODEL " + " ".join(_FLAGS),
         "cases": cases,
         "metrics": metric_families(page),
         "laws": laws(lambda ask: send(url, ask)),

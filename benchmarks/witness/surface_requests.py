@@ -381,7 +381,7 @@ def _messages() -> Iterator[Ask]:
         "conversation": {"messages": [*_HELLO, {"role": "assistant", "content": "balo"}, *_HELLO]},
         "stop_sequences": {"stop_sequences": ["zzzzzz"]},
         "tools": {"tools": [tool]},
-        "tools, any": {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 290},
+        "tools, any": {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 230},
         "tools, named, streamed": {
             "tools": [tool],
             "tool_choice": {"type": "tool", "name": "distance"},
@@ -414,7 +414,8 @@ def _messages() -> Iterator[Ask]:
     }
     headers = (("anthropic-version", "2023-06-01"),)
     for name, more in bodies.items():
-        body = {"model": MODEL, "messages": _HELLO, "max_tokens": 6, **more}
+        random = 1.0 if (more.get("max_tokens") or 0) > 100 else 0  # greedy, a random model ends no JSON
+        body = {"model": MODEL, "messages": _HELLO, "max_tokens": 6, "temperature": random, **more}
         yield Ask(f"messages: {name}", "POST", "/v1/messages", body, headers)
     long = {"model": MODEL, "messages": _HELLO, "max_tokens": 200, "stream": True}
     yield Ask("messages: aborted after four events", "POST", "/v1/messages", long, headers, 4)

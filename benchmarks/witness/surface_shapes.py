@@ -50,7 +50,7 @@ def shape_of_answer(answer: Answer, is_cut: bool = False) -> dict[str, Any]:
     shape: dict[str, Any] = {"status": answer.status, "headers": headers}
     kind = headers.get("content-type", "")
     if kind.startswith("text/event-stream"):
-        shape["events"] = _events(answer.body)[: 2 if is_cut else None]
+        shape["events"] = _events(answer.body)[: 1 if is_cut else None]
     elif kind.startswith("application/json") and answer.body:
         shape["body"] = shape_of(json.loads(answer.body))
     elif answer.body:

@@ -124,7 +124,7 @@ def _json_end(data: bytes) -> str:
         json.loads(data)
     except json.JSONDecodeError as error:
         return str(error.pos) if data else ""
-    except (UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no UTF-8, too deep, or a number of thousands of digits
         pass
     return ""
 

@@ -2,7 +2,7 @@
 
 __all__ = ["Row", "document"]
 
-from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -59,8 +59,9 @@ class Row(NamedTuple):
     is_streamed: bool = False
 
 
-def document(rows: Sequence[Row]) -> dict[str, Any]:
-    """The document of these paths."""
+@cache
+def document(rows: tuple[Row, ...]) -> dict[str, Any]:
+    """The document of these paths; the same each time."""
     bodies = sorted({row.body for row in rows if row.body is not None}, key=lambda kind: kind.__name__)
     _, schemas = models_json_schema([(kind, "validation") for kind in bodies], ref_template=_REFERENCE)
     paths = {row.path: {method.lower(): _operation(row, method) for method in row.methods} for row in rows}
