@@ -1,10 +1,10 @@
 """Four clients against a real server and against the emulator of the same model: what each of them counts.
 
-    python benchmarks/emulator_parts/both_servers.py REAL_URL OUR_URL --model FOLDER --guidellm FOLDER --aiperf FOLDER \\
-        --vllm PYTHON [--answers reports/surface_202611.json]
+    python benchmarks/emulator_parts/both_servers.py REAL_URL OUR_URL --model FOLDER --guidellm FOLDER \\
+        --aiperf FOLDER --vllm PYTHON [--answers reports/surface_202611.json]
 
-Both servers stand already, as `benchmarks/witness/surface.py` starts them; FOLDER of the model has its tokenizer, PYTHON
-is that of an environment with vLLM, the other folders are as of this folder's `__main__`. Each client sends 24 requests,
+Both servers stand already, as `benchmarks/witness/surface.py` starts them; FOLDER of the model has its tokenizer,
+PYTHON is that of an environment with vLLM, the other folders are as of `__main__` here. Each client sends 24 requests,
 4 at a time, for 32 tokens each. Beside what a client counts stands what the server's own /metrics have counted.
 """
 
@@ -52,7 +52,9 @@ def main() -> int:
     for name in ("model", "guidellm", "aiperf", "vllm"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--answers", type=Path, help="a .json that what is counted is written to, beside what it has")
-    parser.add_argument("--only", action="append", choices=sorted(_CLIENTS), help="a client; may be given several times")
+    parser.add_argument(
+        "--only", action="append", choices=sorted(_CLIENTS), help="a client; may be given several times"
+    )
     asked = parser.parse_args()
     kept = json.loads(asked.answers.read_text(encoding="utf-8")) if asked.answers and asked.answers.exists() else {}
     rows = kept.setdefault("clients", {})

@@ -4,8 +4,8 @@
     python benchmarks/witness/surface.py --against measurements/surface/vllm_0.30.0.json.gz  starts ours alone
 
 Compared are status, headers that clients read, names and types of fields, the order of a stream's events, error bodies;
-the families of /metrics with types, labels and buckets; and whether counters agree with what was sent. The recording has
-the shapes of the real server's answers, which `make test` compares with the emulator's without any engine.
+the families of /metrics with types, labels and buckets; and whether counters agree with what was sent. The recording
+has the shapes of the real server's answers, which `make test` compares with the emulator's without any engine.
 """
 
 __all__ = ["main"]
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from environments import python_of
-
 from surface_laws import laws
 from surface_model import MAX_MODEL_LEN, write_model
 from surface_requests import MODEL, Ask, requests

@@ -1,8 +1,8 @@
 """Bodies of OpenAI's requests: what is read of them, what is refused in words, and what is ignored.
 
-Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties, logit_bias, bad_words, metadata, store,
-and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Their ranges are
-vLLM's, and refused as there.
+Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties, logit_bias, bad_words, metadata,
+store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Their ranges
+are vLLM's, and values beyond them refused as there.
 
 Refused, as their time is not modelled or their answer could not be given: beam search, guided decoding by regular
 expressions and grammars, contents that are no text.
@@ -40,31 +40,6 @@ TokenIdList = Annotated[list[TokenId], Field(fail_fast=True)]
 TextList = Annotated[list[str], Field(fail_fast=True)]
 
 
-class _Range(NamedTuple):
-    """The values that a field may have. param: the field, where vLLM names it in the error"""
-
-    low: float
-    high: float = float("inf")
-    param: str | None = None
-    is_open: bool = False  # `low` itself is not allowed
-
-
-_RANGES = {
-    "n": _Range(1),
-    "max_tokens": _Range(1, param="max_tokens"),
-    "max_completion_tokens": _Range(1, param="max_tokens"),
-    "min_tokens": _Range(0),
-    "temperature": _Range(0, param="temperature"),
-    "top_p": _Range(0, 1, "top_p", is_open=True),
-    "top_k": _Range(-1),
-    "min_p": _Range(0, 1),
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
-    "repetition_penalty": _Range(0, is_open=True),
-    "prompt_logprobs": _Range(-1, _MOST_LOGPROBS, "prompt_logprobs"),
-}
-
-
 class _Body(BaseModel):
     """Fields that are not named here are ignored."""
 
@@ -100,9 +75,9 @@ class CalledTool(NamedTuple):
 class GenerationBody(_Body):
     """What both kinds of generation take."""
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    n: int = 1
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
+    n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: str | TextList | None = None
@@ -112,19 +87,19 @@ class GenerationBody(_Body):
     seed: int | None = Field(default=None, ge=-_HIGHEST_SEED - 1, le=_HIGHEST_SEED)
     user: str | None = None
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    cache_salt: str | None = Field(default=None, min_length=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = Field(default=None, min_length=1)
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
     use_beam_search: bool = False
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=-1, le=_MOST_LOGPROBS)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     echo: bool = False
@@ -137,14 +112,6 @@ class GenerationBody(_Body):
 
     @model_validator(mode="after")
     def _can_be_answered(self) -> "GenerationBody":
-        for name, allowed in _RANGES.items():
-            value = getattr(self, name, None)
-            is_low = value is not None and (value < allowed.low or (allowed.is_open and value == allowed.low))
-            if is_low or (value is not None and value > allowed.high):
-                bound = "more than" if allowed.is_open else "at least"
-                raise FieldError(
-                    f"{name}: got {value}; expected {bound} {allowed.low} and at most {allowed.high}", allowed.param
-                )
         if self.n > 1 and self.temperature == 0 and not self.use_beam_search:
             raise FieldError(f"n: got {self.n} with temperature 0, whose answers are all the same; expected 1")
         if self.use_beam_search:
@@ -153,9 +120,6 @@ class GenerationBody(_Body):
             raise FieldError("prompt_logprobs: not in a stream; leave it or stream out", "prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options: allowed only with stream: true", "stream_options")
-        for name in ("cache_salt", "allowed_token_ids"):
-            if (value := getattr(self, name)) is not None and not value:
-                raise FieldError(f"{name}: got an empty one; leave it out", name)
         if len(self.stops) > _MOST_STOPS or not all(self.stops):
             raise FieldError(f"stop: expected at most {_MOST_STOPS} texts, none of them empty")
         if self.most_tokens is not None and self.min_tokens > self.most_tokens:
@@ -361,7 +325,7 @@ class _TurnBody(_Body):
 class _ConversationBody(GenerationBody, _TurnBody):
     """What chats take beside their messages. Tools are part of the prompt, which grows by their text."""
 
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[_Tool] | None = None
@@ -405,7 +369,7 @@ class _ConversationBody(GenerationBody, _TurnBody):
         if self.tool_choice in (None, "none", "auto") or not self.tools:
             return None
         is_forced = isinstance(self.tool_choice, dict)
-        name = _named(self.tool_choice) if is_forced else self.tools[0].function.name
+        name = (_named(self.tool_choice) or "") if is_forced else self.tools[0].function.name
         found = (tool.function.parameters or {} for tool in self.tools if tool.function.name == name)
         return next((CalledTool(name, schema, is_forced) for schema in found), None)
 

@@ -22,6 +22,15 @@ from starlette.types import Send
 ErrorStyle = Literal["openai", "anthropic", "detail"]
 
 _LONGEST_VALUE = 80  # characters of what was found
+# Fields whose ranges vLLM checks after their types: a wrong one is a "BadRequestError", with these names or none.
+_CHECKED_LATE = {
+    **dict.fromkeys(
+        ("n", "min_tokens", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+    ),
+    **{name: name for name in ("temperature", "top_p", "cache_salt", "allowed_token_ids", "prompt_logprobs")},
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_tokens"),
+}
+_BOUNDS = {"greater_than", "greater_than_equal", "less_than_equal", "too_short", "string_too_short"}
 _MOST_SAID = 3  # of the mistakes in a body
 
 
@@ -108,6 +117,9 @@ def unreadable(error: ValidationError, data: bytes = b"") -> HttpError:
             start = f"{names}: got {repr(one['input'])[:_LONGEST_VALUE]}; " if names else "body: "
             messages.append(f"{start}{one['msg']}")
     more = f" (and {len(errors) - _MOST_SAID} more)" if len(errors) > _MOST_SAID else ""
+    name = str(errors[0]["loc"][0]) if len(errors[0]["loc"]) == 1 else ""
+    if name in _CHECKED_LATE and errors[0]["type"] in _BOUNDS:
+        return HttpError(400, "; ".join(messages) + more, "BadRequestError", _CHECKED_LATE[name])
     cause = errors[0].get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
         kind = None if (cause.param or "").startswith("body.") else "BadRequestError"

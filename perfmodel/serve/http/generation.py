@@ -1,11 +1,12 @@
 """`Generation`: the routes that answer with tokens."""
 
-__all__ = ["Generation", "Models"]
+__all__ = ["Call", "Generation", "Models"]
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import NamedTuple, cast
 
 import numpy as np
 from starlette.datastructures import Headers
@@ -25,7 +26,14 @@ from perfmodel.serve.http.reading import checked, read_any, read_json
 from perfmodel.serve.http.reply import CachedCounts, HttpReply
 from perfmodel.serve.http.responses import ResponsesBody, ResponsesShape
 from perfmodel.serve.http.scoring import ScoringBody, ScoringShape
-from perfmodel.serve.http.shapes import AnswerHead, AnswerShape, AskedAnswer, ChatShape, CompletionShape
+from perfmodel.serve.http.shapes import (
+    AnswerHead,
+    AskedAnswer,
+    ChatShape,
+    CompletionShape,
+    StreamShape,
+    WholeShape,
+)
 from perfmodel.serve.request_params import RequestParams
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import AnswerWriter, ChatMessage, LimitError, Vocabulary, block_hashes, chat_prompt
@@ -56,6 +64,14 @@ class Models:
         return name if name in self.adapters else None
 
 
+class Call(NamedTuple):
+    """What an ASGI application is called with."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+
+
 class Generation:
     """What answers requests with tokens, of any kind, and counts how many it is answering (`num_open`).
 
@@ -80,93 +96,72 @@ class Generation:
         self._num_taken = 0
         emulator.observers.append(self._counts)
 
-    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def complete(self, call: Call) -> None:
         """/v1/completions"""
-        body = await read_json(scope, receive, self._settings, CompletionBody)
-        await self._complete(body, self._models.check(body.model), scope, receive, send)
+        body = await read_json(call.scope, call.receive, self._settings, CompletionBody)
+        await self._complete(body, self._models.check(body.model), call)
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _complete(self, body: CompletionBody, model: str, call: Call) -> None:
+        prompts = [self._ids(prompt) for prompt in body.prompts]
+        await self._answer(body, prompts, model, partial(CompletionShape, body, self._vocabulary), call)
+
+    async def chat(self, call: Call) -> None:
         """/v1/chat/completions"""
-        body = await read_json(scope, receive, self._settings, ChatBody)
-        await self._chat(body, self._models.check(body.model), scope, receive, send)
+        body = await read_json(call.scope, call.receive, self._settings, ChatBody)
+        await self._chat(body, self._models.check(body.model), call)
 
-    async def batch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """/v1/chat/completions/batch"""
-        body = await read_json(scope, receive, self._settings, BatchBody)
+    async def _chat(self, body: ChatBody, model: str, call: Call) -> None:
+        prompt = self._prompt(body.conversation, body.add_generation_prompt)
+        await self._answer(body, [prompt], model, partial(ChatShape, body, self._vocabulary), call)
+
+    async def batch(self, call: Call) -> None:
+        """/v1/chat/completions/batch, which has no stream"""
+        body = await read_json(call.scope, call.receive, self._settings, BatchBody)
         model, prompts = self._models.check(body.model), [self._prompt(each) for each in body.conversations]
+        body = body.model_copy(update={"stream": False})
+        await self._answer(body, prompts, model, partial(ChatShape, body, self._vocabulary), call)
 
-        def shape(head: AnswerHead, asked: list[AskedAnswer]) -> AnswerShape:
-            return ChatShape(head, body, asked, self._vocabulary)
-
-        await self._answer(body, prompts, model, shape, scope, receive, send, is_stream=False)
-
-    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def respond(self, call: Call) -> None:
         """/v1/responses"""
-        body = await read_json(scope, receive, self._settings, ResponsesBody)
+        body = await read_json(call.scope, call.receive, self._settings, ResponsesBody)
         model, chat = self._models.check(body.model), checked(body.chat)
+        shape = partial(ResponsesShape, body, chat, self._vocabulary)
+        await self._answer(chat, [self._prompt(chat.conversation)], model, shape, call)
 
-        def shape(head: AnswerHead, asked: list[AskedAnswer]) -> AnswerShape:
-            return ResponsesShape(head, body, chat, asked, self._vocabulary)
-
-        await self._answer(chat, [self._prompt(chat.conversation)], model, shape, scope, receive, send)
-
-    async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def message(self, call: Call) -> None:
         """/v1/messages"""
-        body = await read_json(scope, receive, self._settings, MessagesBody)
+        body = await read_json(call.scope, call.receive, self._settings, MessagesBody)
         with in_style("anthropic"):
             model, chat = self._models.check(body.model), checked(body.chat)
+            await self._answer(chat, [self._prompt(chat.conversation)], model, partial(MessagesShape, chat), call)
 
-            def shape(head: AnswerHead, asked: list[AskedAnswer]) -> AnswerShape:
-                return MessagesShape(head, chat, asked)
-
-            await self._answer(chat, [self._prompt(chat.conversation)], model, shape, scope, receive, send)
-
-    async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def count_tokens(self, call: Call) -> None:
         """/v1/messages/count_tokens"""
-        body = await read_json(scope, receive, self._settings, CountBody)
+        body = await read_json(call.scope, call.receive, self._settings, CountBody)
         with in_style("anthropic"):
             self._models.check(body.model)
             count = len(self._prompt(checked(body.chat).conversation))
         counted = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
-        await JSONResponse(counted)(scope, receive, send)
+        await JSONResponse(counted)(*call)
 
-    async def invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def invoke(self, call: Call) -> None:
         """/invocations, of SageMaker: a chat or a completion, of whatever model"""
-        data = await read_any(scope, receive, self._settings)
+        data = await read_any(call.scope, call.receive, self._settings)
         if not isinstance(data, dict):
             raise HttpError(400, "body: expected an object, of a chat or a completion", "BadRequestError")
-        kind = ChatBody if "messages" in data else CompletionBody
-        body = checked(lambda: kind.model_validate(data))
-        answer: Any = self._chat if isinstance(body, ChatBody) else self._complete
-        await answer(body, self._models.names[0], scope, receive, send)
+        if "messages" in data:
+            await self._chat(checked(lambda: ChatBody.model_validate(data)), self._models.names[0], call)
+        else:
+            await self._complete(checked(lambda: CompletionBody.model_validate(data)), self._models.names[0], call)
 
-    async def score(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def score(self, call: Call) -> None:
         """/generative_scoring: each item with the query is a prompt, for one token"""
-        body = await read_json(scope, receive, self._settings, ScoringBody)
+        body = await read_json(call.scope, call.receive, self._settings, ScoringBody)
         model = self._models.check(body.model)
         if max(body.label_token_ids or ()) >= self._vocabulary.size:
             raise HttpError(400, "label_token_ids: got one that is not in the vocabulary", "BadRequestError")
-
-        def shape(head: AnswerHead, asked: list[AskedAnswer]) -> AnswerShape:
-            return ScoringShape(head, asked)
-
         prompts = [np.concatenate([self._ids(part) for part in parts]) for parts in body.parts]
-        await self._answer(body, prompts, model, shape, scope, receive, send)
-
-    async def _complete(self, body: CompletionBody, model: str, scope: Scope, receive: Receive, send: Send) -> None:
-        prompts = [self._ids(prompt) for prompt in body.prompts]
-
-        def shape(head: AnswerHead, asked: list[AskedAnswer]) -> AnswerShape:
-            return CompletionShape(head, body, asked, self._vocabulary)
-
-        await self._answer(body, prompts, model, shape, scope, receive, send)
-
-    async def _chat(self, body: ChatBody, model: str, scope: Scope, receive: Receive, send: Send) -> None:
-        def shape(head: AnswerHead, asked: list[AskedAnswer]) -> AnswerShape:
-            return ChatShape(head, body, asked, self._vocabulary)
-
-        prompt = self._prompt(body.conversation, body.add_generation_prompt)
-        await self._answer(body, [prompt], model, shape, scope, receive, send)
+        await self._answer(body, prompts, model, ScoringShape, call)
 
     def _ids(self, prompt: str | list[int]) -> TokenIds:
         """Token ids of a text, or those that are given. Raises HttpError for one that the vocabulary does not have."""
@@ -197,43 +192,36 @@ class Generation:
         if most > self._emulator.max_model_len:
             text = f"truncate_prompt_tokens: got {most}; expected at most {self._emulator.max_model_len}"
             raise HttpError(400, text, "BadRequestError", "truncate_prompt_tokens")
-        return prompt[-most:] if most > 0 else prompt[: 0 if most == 0 else self._emulator.max_model_len - 1]
+        most = self._emulator.max_model_len - 1 if most < 0 else most
+        return prompt[max(len(prompt) - most, 0) :]
 
     async def _answer(
         self,
         body: GenerationBody,
         prompts: list[TokenIds],
         model: str,
-        shape: Callable[[AnswerHead, list[AskedAnswer]], AnswerShape],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        is_stream: bool | None = None,
+        shape_of: Callable[..., WholeShape],
+        call: Call,
     ) -> None:
+        """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
         self._check_number(len(prompts) * body.n)
         if any(not name.isdecimal() or int(name) >= self._vocabulary.size for name in body.logit_bias or ()):
             raise HttpError(400, "logit_bias: got a token that the vocabulary lacks", "BadRequestError", "logit_bias")
-        headers, options = Headers(scope=scope), body.stream_options
+        headers, options = Headers(scope=call.scope), body.stream_options
         self._num_taken += 1
         breaks_at = self._faults.check(self._num_taken)
         asked = self._asked(body, [self._truncated(body, prompt) for prompt in prompts], model, headers)
-        outlet = Outlet(send)
+        outlet = Outlet(call.send)
         if breaks_at is not None:
-            outlet = BreakingOutlet(send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
-        head = AnswerHead(self._request_id(headers), int(time.time()), model)
-        reply = HttpReply(
-            self._emulator,
-            self._counts,
-            outlet,
-            shape(head, asked),
-            asked,
-            body.stream if is_stream is None else is_stream,
-            options is not None and options.continuous_usage_stats,
-        )
+            outlet = BreakingOutlet(call.send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
+        shape = shape_of(AnswerHead(self._request_id(headers), int(time.time()), model), asked)
+        stream = cast(StreamShape, shape) if body.stream else None
+        has_counts = options is not None and options.continuous_usage_stats
+        reply = HttpReply(self._emulator, self._counts, outlet, shape, asked, stream, has_counts)
         self.num_open += 1
         try:
-            reply.submit(self._replica, scope.get(ARRIVED))
-            await _until_gone(receive, outlet)
+            reply.submit(self._replica, call.scope.get(ARRIVED))
+            await _until_gone(call.receive, outlet)
         finally:
             self.num_open -= 1
             if not reply.is_over:

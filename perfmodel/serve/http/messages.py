@@ -3,12 +3,12 @@
 __all__ = ["CountBody", "MessagesBody", "MessagesShape"]
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from perfmodel.serve.http.bodies import ChatBody
-from perfmodel.serve.http.errors import ErrorStyle
+from perfmodel.serve.http.errors import ErrorStyle, FieldError
 from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, TokenCounts, compact, text_of
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -45,10 +45,16 @@ class CountBody(BaseModel):
         return ChatBody.model_validate({**fields, "tool_choice": choice if tools else None, **more})
 
 
+def _at_least_one(value: int) -> int:
+    if value < 1:
+        raise FieldError(f"max_tokens: got {value}; expected at least 1", "body.max_tokens")
+    return value
+
+
 class MessagesBody(CountBody):
     """What is read of a request for a message."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Annotated[int, AfterValidator(_at_least_one)]
     stream: bool = False
     stop_sequences: list[str] | None = None
     temperature: float | None = None
@@ -87,46 +93,39 @@ class MessagesShape:
     """A message, of which there is one answer: a text, or the use of a tool."""
 
     error_style: ErrorStyle = "anthropic"
+    preamble, has_done = b"", False
 
-    def __init__(self, head: AnswerHead, chat: ChatBody, asked: list[AskedAnswer]) -> None:
+    def __init__(self, chat: ChatBody, head: AnswerHead, asked: list[AskedAnswer]) -> None:
         self._answer, self._called, self._asked = asked[0].answer, chat.called, asked[0]
         self._head = {"id": f"chatcmpl-{head.request_id}", "type": "message", "role": "assistant", "model": head.model}
         self._call_id = f"toolu_{head.request_id}"
 
-    def preamble(self) -> bytes:
-        """As of an `AnswerShape`."""
-        return b""
-
     def opening(self, index: int) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         usage = {"input_tokens": self._asked.order.num_prompt_tokens, "output_tokens": 0}
-        empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         block = {"type": "text", "text": ""} if self._called is None else self._use({})
         start = _event("message_start", message={**self._head, **empty})
         return start + _event("content_block_start", index=0, content_block=block)
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         piece = self._answer.pieces[place]
         kind, name = ("text_delta", "text") if self._called is None else ("input_json_delta", "partial_json")
         return _event("content_block_delta", index=0, delta={"type": kind, name: piece})
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         end = _event("content_block_stop", index=0) + _event("message_delta", delta=delta, usage=_counts(usage))
         return end + _event("message_stop")
 
-    def failure(self, body: bytes) -> bytes:
-        """As of an `AnswerShape`."""
-        return b"event: error\ndata: " + body + b"\n\n"
-
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         text = text_of(self._answer)
         block = {"type": "text", "text": text} if self._called is None else self._use(_parsed(text))
         value = {**self._head, "content": [block], "stop_reason": self._stop_reason, "usage": _counts(usage)}

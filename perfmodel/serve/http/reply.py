@@ -11,9 +11,10 @@ from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Fate
 from perfmodel.serve.http.errors import HttpError, error_body
 from perfmodel.serve.http.outlet import Outlet
-from perfmodel.serve.http.shapes import AnswerShape, AskedAnswer, TokenCounts
+from perfmodel.serve.http.shapes import AskedAnswer, StreamShape, TokenCounts, WholeShape
 from perfmodel.sim.replica.replica import EngineRank
 
+_DONE = b"data: [DONE]\n\n"
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _LOST = {
@@ -59,7 +60,7 @@ class HttpReply:
     emulator, counts: whose answers they are; what caches had of them
     outlet, shape:    over which they are sent, and how they are written
     asked:            all that the request asks for, in the order of their indices
-    is_stream:        token by token, or all at the end
+    stream:           how they are written token by token; None: all at the end
     with_counts:      of tokens, in each chunk
     """
 
@@ -68,16 +69,19 @@ class HttpReply:
         emulator: Emulator,
         counts: CachedCounts,
         outlet: Outlet,
-        shape: AnswerShape,
+        shape: WholeShape,
         asked: list[AskedAnswer],
-        is_stream: bool,
+        stream: StreamShape | None = None,
         with_counts: bool = False,
     ) -> None:
         self.shape, self.with_counts, self.outlet = shape, with_counts, outlet
         self.is_over = False  # nothing more is to be sent
         self._emulator, self._counts = emulator, counts
-        self._is_stream, self._has_begun = is_stream, False
-        self._choices = [(_Streamed if is_stream else _Choice)(self, index, one) for index, one in enumerate(asked)]
+        self.stream, self._has_begun = stream, False
+        self._choices = [
+            _Choice(self, index, one) if stream is None else _Streamed(self, stream, index, one)
+            for index, one in enumerate(asked)
+        ]
         self._num_open = len(asked)
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
@@ -88,7 +92,7 @@ class HttpReply:
                     choice.submit(self._emulator, self._counts, replica, arrived)
         except WorkloadError as error:
             self._fail(HttpError(400, str(error), "BadRequestError"))
-        if self._is_stream:
+        if self.stream is not None:
             self._emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
             if not self.is_over:
                 self.begin()
@@ -98,8 +102,8 @@ class HttpReply:
         if not self._has_begun:
             self._has_begun = True
             self.outlet.start(200, _EVENTS)
-            if preamble := self.shape.preamble():
-                self.outlet.body(preamble)
+            if self.stream is not None and self.stream.preamble:
+                self.outlet.body(self.stream.preamble)
 
     def abort(self) -> None:
         """Nobody waits any more."""
@@ -113,8 +117,9 @@ class HttpReply:
         if self._num_open or self.is_over:
             return
         self.is_over = True
-        if self._is_stream:
-            self.outlet.body(self.shape.closing(self._usage()), is_last=True)
+        if self.stream is not None:
+            done = _DONE if self.stream.has_done else b""
+            self.outlet.body(self.stream.closing(self._usage()) + done, is_last=True)
         else:
             self._send_whole(200, self.shape.whole(self._usage()), {})
 
@@ -128,7 +133,9 @@ class HttpReply:
         self.abort()
         body = error_body(error, self.shape.error_style)
         if self._has_begun:
-            self.outlet.body(self.shape.failure(body), is_last=True)
+            has_done = self.stream is not None and self.stream.has_done
+            head, done = (b"data: ", _DONE) if has_done else (b"event: error\ndata: ", b"")
+            self.outlet.body(head + body + b"\n\n" + done, is_last=True)
         else:
             self._send_whole(error.status, body, error.headers)
 
@@ -194,9 +201,9 @@ class _Choice:
 class _Streamed(_Choice):
     """A `Listener` that passes on each token."""
 
-    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
+    def __init__(self, reply: HttpReply, stream: StreamShape, index: int, asked: AskedAnswer) -> None:
         super().__init__(reply, index, asked)
-        self._frame = None if reply.with_counts else reply.shape.frame(index)
+        self._stream, self._frame = stream, None if reply.with_counts else stream.frame(index)
         self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
         self._num_sent = 0
 
@@ -211,8 +218,8 @@ class _Streamed(_Choice):
             return
         self.reply.begin()
         self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self.reply.shape.opening(self.index)]
-        parts += [self.reply.shape.token(self.index, place, self._counted(place)) for place in range(first, end)]
+        parts = [] if first else [self._stream.opening(self.index)]
+        parts += [self._stream.token(self.index, place, self._counted(place)) for place in range(first, end)]
         self.reply.outlet.body(b"".join(parts))
 
     def _counted(self, place: int) -> TokenCounts | None:

@@ -125,42 +125,39 @@ class ResponsesShape:
     """A response, of which there is one answer: a message, or the call of a tool."""
 
     error_style: ErrorStyle = "openai"
+    has_done = False
 
     def __init__(
-        self, head: AnswerHead, body: ResponsesBody, chat: ChatBody, asked: list[AskedAnswer], vocabulary: Vocabulary
+        self, body: ResponsesBody, chat: ChatBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
     ) -> None:
         self._body, self._chat, self._answer, self._vocabulary = body, chat, asked[0].answer, vocabulary
         self._head = {"id": f"resp_{head.request_id}", "created_at": head.created, "model": head.model}
         self._item_id, self._called = f"{'msg' if chat.called is None else 'fc'}_{head.request_id}", chat.called
         self._num_events = 0
-
-    def preamble(self) -> bytes:
-        """As of an `AnswerShape`."""
-        response = self._response("in_progress", [], None)
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        begun = self._response("in_progress", [], None)
+        kinds = ("response.created", "response.in_progress")
+        self.preamble = b"".join(self._event(kind, response=begun) for kind in kinds)
 
     def opening(self, index: int) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         added = self._event("response.output_item.added", item=self._item("in_progress"), output_index=0)
         if self._called is not None:
             return added
         return added + self._of_item("response.content_part.added", content_index=0, part=self._part("", []))
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of an `AnswerShape`: each event has a number."""
+        """As of a `StreamShape`: each event has a number."""
         return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         piece = self._answer.pieces[place]
         if self._called is not None:
             return self._of_item("response.function_call_arguments.delta", delta=piece)
         return self._of_item("response.output_text.delta", content_index=0, delta=piece, logprobs=[])
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         text = text_of(self._answer)
         if self._called is not None:
             events = self._of_item("response.function_call_arguments.done", arguments=text, name=self._called.name)
@@ -172,12 +169,8 @@ class ResponsesShape:
         events += self._event("response.output_item.done", item=item, output_index=0)
         return events + self._event("response.completed", response=self._ended(usage))
 
-    def failure(self, body: bytes) -> bytes:
-        """As of an `AnswerShape`."""
-        return b"event: error\ndata: " + body + b"\n\n"
-
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         return compact(self._ended(usage))
 
     def _ended(self, usage: TokenCounts) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from perfmodel.serve.http.errors import HttpError
-from perfmodel.serve.http.generation import Generation, Models
+from perfmodel.serve.http.generation import Call, Generation, Models
 from perfmodel.serve.http.messages import CountBody, MessagesBody
 from perfmodel.serve.http.openapi import Row, document
 from perfmodel.serve.http.reading import read_json
@@ -47,11 +47,11 @@ class _Endpoint:
 
     path: str
 
-    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, answer: Callable[[Call], Awaitable[None]]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
+        await self._answer(Call(scope, receive, send))
 
 
 class _Plain:

@@ -1,4 +1,4 @@
-"""/generative_scoring: how likely the first label is after a query with each item; here by a draw, for one token each."""
+"""/generative_scoring: how likely the first label is after a query with each item; here a draw, for a token each."""
 
 __all__ = ["ScoringBody", "ScoringShape"]
 
@@ -40,7 +40,7 @@ class ScoringBody(GenerationBody):
 
 
 class ScoringShape:
-    """The scores, which are never streamed."""
+    """The scores, of which there is no stream."""
 
     error_style: ErrorStyle = "openai"
 
@@ -49,34 +49,10 @@ class ScoringShape:
         self._asked = asked
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `WholeShape`."""
         rows: list[dict[str, Any]] = []
         for index, asked in enumerate(self._asked):
             score = float(uniform_draws(int(asked.answer.ids[0]), index, 1)[0])
             rows.append({"index": index, "object": "score", "score": score})
         counts = {**usage.as_json(), "prompt_tokens_details": None, "completion_tokens_details": None}
         return compact({**self._head, "object": "list", "data": rows, "usage": counts})
-
-    def preamble(self) -> bytes:
-        """As of an `AnswerShape`; there is no stream."""
-        return b""
-
-    def opening(self, index: int) -> bytes:
-        """As `preamble`."""
-        return b""
-
-    def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As `preamble`."""
-        return None
-
-    def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As `preamble`."""
-        return b""
-
-    def closing(self, usage: TokenCounts) -> bytes:
-        """As `preamble`."""
-        return b""
-
-    def failure(self, body: bytes) -> bytes:
-        """As `preamble`."""
-        return b""

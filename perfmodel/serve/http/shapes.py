@@ -2,11 +2,12 @@
 
 __all__ = [
     "AnswerHead",
-    "AnswerShape",
     "AskedAnswer",
     "ChatShape",
     "CompletionShape",
+    "StreamShape",
     "TokenCounts",
+    "WholeShape",
     "compact",
     "text_of",
 ]
@@ -21,7 +22,6 @@ from perfmodel.serve.http.errors import ErrorStyle
 from perfmodel.serve.http.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from perfmodel.serve.tokens import Vocabulary, WrittenAnswer
 
-_DONE = b"data: [DONE]\n\n"
 _COMPACT = (",", ":")
 _MARK = "\0"
 _UNUSED = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
@@ -74,14 +74,24 @@ class AnswerHead(NamedTuple):
     fingerprint: str = "perfmodel"
 
 
-class AnswerShape(Protocol):
-    """How the answers of one request are written, in the order of their indices."""
+class WholeShape(Protocol):
+    """How all answers of one request are written at once."""
 
     error_style: ErrorStyle
 
-    def preamble(self) -> bytes:
-        """The events of a stream before any answer."""
+    def whole(self, usage: TokenCounts) -> bytes:
+        """All answers."""
         ...
+
+
+class StreamShape(WholeShape, Protocol):
+    """How they are written token by token, too, in the order of their indices.
+
+    preamble: the events of a stream before any answer; has_done: it ends with [DONE], and its events have no names
+    """
+
+    preamble: bytes
+    has_done: bool
 
     def opening(self, index: int) -> bytes:
         """The events before the first token of answer `index`."""
@@ -97,15 +107,7 @@ class AnswerShape(Protocol):
         ...
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """The events after all answers."""
-        ...
-
-    def failure(self, body: bytes) -> bytes:
-        """The events of a stream that ends with the error `body`."""
-        ...
-
-    def whole(self, usage: TokenCounts) -> bytes:
-        """All answers at once."""
+        """The events after all answers, but for [DONE]."""
         ...
 
 
@@ -150,19 +152,18 @@ class _Stream:
         return _event({**value, **self._end} if is_last and not self.has_usage else value)
 
     def closing(self, usage: dict[str, Any]) -> bytes:
-        """The counts, if they are asked for, and the end."""
-        if not self.has_usage:
-            return _DONE
-        return _event({**self._head, "choices": [], "usage": usage, **self._end}) + _DONE
+        """The counts, if they are asked for."""
+        return _event({**self._head, "choices": [], "usage": usage, **self._end}) if self.has_usage else b""
 
 
 class ChatShape:
     """Chats, and several conversations at once."""
 
     error_style: ErrorStyle = "openai"
+    preamble, has_done = b"", True
 
     def __init__(
-        self, head: AnswerHead, body: ChatBody | BatchBody, asked: list[AskedAnswer], vocabulary: Vocabulary
+        self, body: ChatBody | BatchBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
     ) -> None:
         self._body, self._asked, self._vocabulary = body, asked, vocabulary
         self._head = {"id": f"chatcmpl-{head.request_id}", "created": head.created, "model": head.model}
@@ -172,12 +173,8 @@ class ChatShape:
         # Of several conversations none calls a tool, whatever they choose: vLLM takes the text as it is.
         self._called: CalledTool | None = body.called if isinstance(body, ChatBody) else None
 
-    def preamble(self) -> bytes:
-        """As of an `AnswerShape`."""
-        return b""
-
     def opening(self, index: int) -> bytes:
-        """As of an `AnswerShape`: whose turn it is, and the name of the tool that is called."""
+        """As of a `StreamShape`: whose turn it is, and the name of the tool that is called."""
         asked, usage = self._asked[index], None
         if self._body.stream_options is not None and self._body.stream_options.continuous_usage_stats:
             usage = _in_chunk(TokenCounts(asked.order.num_prompt_tokens, 0))
@@ -195,13 +192,13 @@ class ChatShape:
         return opening + self._chunk(index, {"content": None, "tool_calls": [call]}, None)
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         if self._body.num_logprobs is not None or self._body.return_token_ids:
             return None
         return _frame(self._chunk(index, self._delta(_MARK), None))
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         answer, is_last = self._asked[index].answer, place + 1 == len(self._asked[index].answer.pieces)
         counts, delta = None if usage is None else _in_chunk(usage), self._delta(answer.pieces[place])
         if not is_last or self._called is None:
@@ -229,15 +226,11 @@ class ChatShape:
         )
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         return self._stream.closing(_with_details(usage, has_created=True))
 
-    def failure(self, body: bytes) -> bytes:
-        """As of an `AnswerShape`."""
-        return b"data: " + body + b"\n\n" + _DONE
-
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         body, ids = self._body, self._asked[0].prompt_ids
         details: dict[str, Any] = _with_details(usage, has_created=True, multimodal_tokens=None)
         if isinstance(body, BatchBody):
@@ -258,7 +251,13 @@ class ChatShape:
 
     def _choice(self, index: int) -> dict[str, Any]:
         answer, body = self._asked[index].answer, self._body
-        message = {"role": self._role, "content": text_of(answer), "refusal": None, "annotations": None, "audio": None}
+        message: dict[str, Any] = {
+            "role": self._role,
+            "content": text_of(answer),
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+        }
         message |= {"function_call": None, "reasoning": None}
         if body.echo and isinstance(body, ChatBody) and body.messages:
             message["content"] = body.messages[-1].text + text_of(answer)
@@ -296,21 +295,18 @@ class CompletionShape:
     """Completions."""
 
     error_style: ErrorStyle = "openai"
+    preamble, has_done = b"", True
 
     def __init__(
-        self, head: AnswerHead, body: CompletionBody, asked: list[AskedAnswer], vocabulary: Vocabulary
+        self, body: CompletionBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
     ) -> None:
         self._body, self._asked, self._vocabulary = body, asked, vocabulary
         self._head = {"id": f"cmpl-{head.request_id}", "created": head.created, "model": head.model}
         self._fingerprint = head.fingerprint
         self._stream = _Stream(self._head, "text_completion", head.fingerprint, body)
 
-    def preamble(self) -> bytes:
-        """As of an `AnswerShape`."""
-        return b""
-
     def opening(self, index: int) -> bytes:
-        """As of an `AnswerShape`: the prompt, where it is to be echoed."""
+        """As of a `StreamShape`: the prompt, where it is to be echoed."""
         if not self._body.echo:
             return b""
         asked = self._asked[index]
@@ -320,14 +316,14 @@ class CompletionShape:
         return self._stream.chunk({**choice, "prompt_token_ids": ids, "token_ids": None})
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         if self._body.num_logprobs is not None or self._body.return_token_ids:
             return None
         choice = {"index": index, "text": _MARK, "logprobs": None, "finish_reason": None, "stop_reason": None}
         return _frame(self._stream.chunk({**choice, "prompt_token_ids": None, "token_ids": None}))
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         asked, body = self._asked[index], self._body
         answer, is_last = asked.answer, place + 1 == len(asked.answer.pieces)
         has_ids = body.return_token_ids
@@ -343,15 +339,11 @@ class CompletionShape:
         return self._stream.chunk(choice, None if usage is None else usage.as_json(), is_last)
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         return self._stream.closing(_with_details(usage, has_created=False))
 
-    def failure(self, body: bytes) -> bytes:
-        """As of an `AnswerShape`."""
-        return b"data: " + body + b"\n\n" + _DONE
-
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of an `AnswerShape`."""
+        """As of a `StreamShape`."""
         details = _with_details(usage, has_created=False, created_cache_tokens=None, multimodal_tokens=None)
         value = {
             **self._head,

@@ -1,7 +1,7 @@
 """What a Python server tells of itself beside its engine: requests over HTTP, the process, the interpreter.
 
-HTTP: names, labels and buckets of prometheus_fastapi_instrumentator 8, as vLLM's server sets it up; its seconds are those
-of the wall. The rest are prometheus_client's own collectors.
+HTTP: names, labels and buckets of prometheus_fastapi_instrumentator 8, as vLLM's server sets it up; its seconds are
+those of the wall. The rest are prometheus_client's own collectors.
 """
 
 __all__ = ["HttpCounts", "process_families"]
@@ -33,7 +33,11 @@ class HttpCounts:
         self._seconds, self._by_path = Histogram(_FINE), dict[tuple[str, str], Histogram]()
 
     def add(self, handler: str, method: str, status: int, sizes: tuple[int, int], seconds: float) -> None:
-        """A request was answered. handler: its path, as routes have it; sizes: content-length of it and of its answer"""
+        """A request was answered.
+
+        handler: its path, as routes have it; sizes: content-length of it and of its answer
+        method, status, seconds: of it; its answer's; from its beginning to the end of its answer
+        """
         if handler in _UNCOUNTED:
             return
         self._requests[handler, method, f"{status // 100}xx"] += 1
@@ -57,7 +61,9 @@ class HttpCounts:
             yield made
         name, text = "http_request_duration", "From a request to the end of its answer, in seconds of the wall"
         yield histogram_family(f"{name}_highr_seconds", text + ".", [(LabelSet(), self._seconds)])
-        samples = [(LabelSet(handler=path, method=method), seconds) for (path, method), seconds in self._by_path.items()]
+        samples = [
+            (LabelSet(handler=path, method=method), seconds) for (path, method), seconds in self._by_path.items()
+        ]
         yield histogram_family(f"{name}_seconds", text + ", by path.", samples)
 
 
@@ -65,5 +71,7 @@ def process_families() -> Iterator[Metric]:
     """The process and its interpreter, by prometheus_client's collectors."""
     for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
         for made in collector.collect():
-            made.samples = [sample._replace(labels=LabelSet(**sample.labels), value=float(sample.value)) for sample in made.samples]
+            made.samples = [
+                sample._replace(labels=LabelSet(**sample.labels), value=float(sample.value)) for sample in made.samples
+            ]
             yield made

@@ -9,8 +9,8 @@ from http_conversation import CHAT, COMPLETIONS, HELLO, served
 from virtual_time import run
 
 from perfmodel.serve import Order
-from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.bodies import ChatBody
+from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.http.reply import CachedCounts, HttpReply
 from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, ChatShape
 from perfmodel.serve.tokens import ByteTokens, WrittenAnswer
@@ -201,8 +201,8 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
 
     answer = WrittenAnswer(np.arange(3), ["a ", "b ", "c "], "length")
     asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
-    shape = ChatShape(AnswerHead("x", 0, "m"), ChatBody(**HELLO), asked, ByteTokens())
-    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, asked, is_stream=True)
+    shape = ChatShape(ChatBody(**HELLO), ByteTokens(), AnswerHead("x", 0, "m"), asked)
+    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, asked, stream=shape)
     reply.submit(None, None)
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
 
