@@ -22,9 +22,11 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import yaml
 from environments import python_of
 from surface_laws import laws
 from surface_model import MAX_MODEL_LEN, write_model
@@ -60,6 +62,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="keep the shapes of the real server's answers in this file")
     parser.add_argument("--against", type=Path, help="a recording to compare with, in place of a real server")
     parser.add_argument("--only", default="", help="requests that have this in their names")
+    parser.add_argument("--answers", type=Path, help="a .json that what was equal and what differed is written to")
     parser.add_argument("--verbose", action="store_true", help="print each difference")
     asked = parser.parse_args()
     model = write_model(asked.build / "surface")
@@ -74,7 +77,11 @@ def main() -> int:
             asked.record.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     with _running(asked.ours, our_command(model)) as url:
         actual = _document(url, asked)
-    return _compared(expected, actual, asked.verbose)
+    summary = _compared(expected, actual, asked.verbose)
+    if asked.answers is not None:
+        kept = json.loads(asked.answers.read_text(encoding="utf-8")) if asked.answers.exists() else {}
+        asked.answers.write_text(json.dumps({**kept, "surface": summary}, indent=1) + "\n", encoding="utf-8")
+    return int(bool(summary["unexplained"]))
 
 
 def real_command(version: str, build: Path, model: Path) -> list[str]:
@@ -191,23 +198,33 @@ def send(url: str, ask: Ask) -> Answer:
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
 
 
-def _compared(expected: dict[str, Any], actual: dict[str, Any], is_verbose: bool) -> int:
-    """Print what differs; 1 if anything does."""
+def _compared(expected: dict[str, Any], actual: dict[str, Any], is_verbose: bool) -> dict[str, Any]:
+    """Print what differs, and why as far as that is known; the same as a summary."""
+    known = yaml.safe_load((ROOT / "measurements" / "surface" / "known_differences.yaml").read_text(encoding="utf-8"))
     answers = {case["name"]: case["answer"] for case in actual["cases"]}
     cases = [case for case in expected["cases"] if case["name"] in answers]
-    num_equal = 0
+    differing: dict[str, str] = {}
     for case in cases:
         found = list(differences(case["answer"], answers[case["name"]]))
-        num_equal += not found
         for place, text in found[: None if is_verbose else 1]:
-            print(f"{case['name']}: {place}: {text}")
-    families = list(differences(expected["metrics"], actual["metrics"]))
-    for place, text in families:
-        print(f"metrics{place}: {text}")
-    for which, document in (("real", expected), ("ours", actual)):
-        print(f"laws, {which}: {document['laws']}")
-    print(f"{num_equal} of {len(cases)} answers equal; {len(families)} differences in /metrics")
-    return int(num_equal < len(cases) or bool(families))
+            why = _reason(known["answers"], "requests", case["name"])
+            differing[case["name"]] = why
+            print(f"{case['name']}: {place}: {text} ({why or 'NOT KNOWN'})")
+    for place, text in differences(expected["metrics"], actual["metrics"]):
+        family = place[1:].partition(".")[0]
+        differing[family] = why = _reason(known["metrics"], "families", family)
+        print(f"metrics{place}: {text} ({why or 'NOT KNOWN'})")
+    num_equal = sum(case["name"] not in differing for case in cases)
+    print(f"{num_equal} of {len(cases)} answers are equal; laws: {expected['laws']}, {actual['laws']}")
+    unexplained = sorted(name for name, why in differing.items() if not why)
+    laws_of = {"real": expected["laws"], "emulator": actual["laws"]}
+    counts = {"requests": len(cases), "equal": num_equal, "families": len(expected["metrics"])}
+    return {**counts, "differing": differing, "unexplained": unexplained, "laws": laws_of}
+
+
+def _reason(rows: list[dict[str, Any]], field: str, name: str) -> str:
+    """Why `name` is known to differ; empty: it is not."""
+    return next((row["why"] for row in rows if any(fnmatchcase(name, pattern) for pattern in row[field])), "")
 
 
 if __name__ == "__main__":

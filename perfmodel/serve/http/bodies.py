@@ -1,8 +1,8 @@
 """Bodies of OpenAI's requests: what is read of them, what is refused in words, and what is ignored.
 
 Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties, logit_bias, bad_words, metadata,
-store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Their ranges
-are vLLM's, and values beyond them refused as there.
+store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Values
+beyond vLLM's ranges are refused as there.
 
 Refused, as their time is not modelled or their answer could not be given: beam search, guided decoding by regular
 expressions and grammars, contents that are no text.
@@ -131,7 +131,7 @@ class GenerationBody(_Body):
         try:
             if (guide := self.guide) is not None:
                 guide.text(0)
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
             if isinstance(error, FieldError):
                 raise
             raise FieldError(f"structured_outputs: {error}") from None
@@ -310,7 +310,7 @@ def _said(messages: Iterable[_MessageBody], tools: Iterable[_Tool] | None) -> li
 
 
 class _TurnBody(_Body):
-    """Whose turn it is after a conversation."""
+    """The turn after a conversation: a new message, or the rest of the last."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -398,7 +398,7 @@ class ChatBody(_ConversationBody):
 
     @property
     def role(self) -> str:
-        """Whose the answer is."""
+        """The role of whoever answers."""
         return "assistant" if self.add_generation_prompt else (self.messages or [])[-1].role
 
     @property

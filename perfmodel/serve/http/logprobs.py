@@ -40,7 +40,8 @@ def _token(one: _Alternative) -> dict[str, Any]:
 
 
 def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], texts: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """As chats and responses have them: of each token with the text it adds, and of its `count` best alternatives."""
+    """As chats and responses have them: of the tokens `ids`, which add `texts`, and of the `count` best alternatives of
+    each, from `vocabulary`."""
     rows = []
     for token_id, text in zip(ids, texts, strict=True):
         ranked = _alternatives(vocabulary, token_id, text, max(count, 1))
@@ -51,7 +52,11 @@ def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], texts: Sequence[st
 def completion_logprobs(
     vocabulary: Vocabulary, ids: Sequence[int], texts: Sequence[str], count: int, as_ids: bool, start: int = 0
 ) -> dict[str, Any]:
-    """As completions have them. as_ids: tokens are written as `token_id:5`; start: characters of text before them"""
+    """As completions have them.
+
+    vocabulary, ids, texts, count: as of `chat_logprobs`
+    as_ids: tokens are written as `token_id:5`; start: characters of text before them
+    """
     rows = [_alternatives(vocabulary, *pair, max(count, 1)) for pair in zip(ids, texts, strict=True)]
     named = [[f"token_id:{one.token_id}" if as_ids else one.text for one in ranked] for ranked in rows]
     return {

@@ -1,6 +1,6 @@
 """`document`: what the server answers, as an OpenAPI 3.1 document, from its routes and the schemas of their bodies."""
 
-__all__ = ["Row", "document"]
+__all__ = ["PathRow", "document"]
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ _ERROR_SCHEMA = {
 }
 
 
-class Row(NamedTuple):
+class PathRow(NamedTuple):
     """A path of the server.
 
     methods: that it answers; answer: the name of what does
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 @cache
-def document(rows: tuple[Row, ...]) -> dict[str, Any]:
+def document(rows: tuple[PathRow, ...]) -> dict[str, Any]:
     """The document of these paths; the same each time."""
     bodies = sorted({row.body for row in rows if row.body is not None}, key=lambda kind: kind.__name__)
     _, schemas = models_json_schema([(kind, "validation") for kind in bodies], ref_template=_REFERENCE)
@@ -76,7 +76,7 @@ def document(rows: tuple[Row, ...]) -> dict[str, Any]:
     }
 
 
-def _operation(row: Row, method: str) -> dict[str, Any]:
+def _operation(row: PathRow, method: str) -> dict[str, Any]:
     answered: dict[str, Any] = {"description": row.summary}
     if row.media is not None:
         answered["content"] = {row.media: {}, **({"text/event-stream": {}} if row.is_streamed else {})}

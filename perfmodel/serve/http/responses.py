@@ -122,7 +122,10 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
 
 
 class ResponsesShape:
-    """A response, of which there is one answer: a message, or the call of a tool."""
+    """A response, of which there is one answer: a message, or the call of a tool.
+
+    body, chat: the request, and the same as a chat; vocabulary, head, asked: as of a `ChatShape`
+    """
 
     error_style: ErrorStyle = "openai"
     has_done = False

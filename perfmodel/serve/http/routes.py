@@ -18,7 +18,7 @@ from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, Det
 from perfmodel.serve.http.errors import HttpError
 from perfmodel.serve.http.generation import Call, Generation, Models
 from perfmodel.serve.http.messages import CountBody, MessagesBody
-from perfmodel.serve.http.openapi import Row, document
+from perfmodel.serve.http.openapi import PathRow, document
 from perfmodel.serve.http.reading import read_json
 from perfmodel.serve.http.responses import ResponsesBody, no_response
 from perfmodel.serve.http.scoring import ScoringBody
@@ -152,30 +152,30 @@ def _card(name: str, root: str, parent: str | None, max_model_len: int | None, o
 _GET, _POST = ("GET",), ("POST",)
 # What answers is a method of `Generation`, if it has one of that name, or of `_Plain`.
 PATHS = (
-    Row(
+    PathRow(
         "/v1/completions", _POST, "complete", "An answer that goes on with a prompt.", CompletionBody, is_streamed=True
     ),
-    Row("/v1/chat/completions", _POST, "chat", "The next message of a conversation.", ChatBody, is_streamed=True),
-    Row("/v1/chat/completions/batch", _POST, "batch", "The next message of several conversations.", BatchBody),
-    Row("/v1/responses", _POST, "respond", "A response to messages.", ResponsesBody, is_streamed=True),
-    Row("/v1/responses/{response_id}", _GET, "response", "A stored response: none is, so 404."),
-    Row("/v1/responses/{response_id}/cancel", _POST, "response", "The same."),
-    Row("/v1/messages", _POST, "message", "The next message, by Anthropic's API.", MessagesBody, is_streamed=True),
-    Row("/v1/messages/count_tokens", _POST, "count_tokens", "How many tokens messages have.", CountBody),
-    Row("/v1/models", _GET, "models", "The models that can be asked for."),
-    Row("/generative_scoring", _POST, "score", "How likely a label is after each item.", ScoringBody),
-    Row("/invocations", _POST, "invoke", "A chat or a completion, of whatever model.", is_streamed=True),
-    Row("/tokenize", _POST, "tokenize", "Token ids of a text or a conversation.", TokenizeBody),
-    Row("/detokenize", _POST, "detokenize", "The text of token ids.", DetokenizeBody),
-    Row("/health", _GET, "health", "200 once it answers.", media=None),
-    Row("/ping", ("GET", "POST"), "health", "200 once it answers.", media=None),
-    Row("/version", _GET, "version", "Of the engine that is emulated."),
-    Row("/load", _GET, "load", "Requests that are being answered."),
-    Row("/reset_prefix_cache", _POST, "reset_prefix_cache", "All prefix caches are empty after it.", media=None),
-    Row("/is_scaling_elastic_ep", _POST, "is_scaling", "Whether ranks are being added: never."),
-    Row("/scale_elastic_ep", _POST, "scale", "Ranks cannot be added, so 400."),
-    Row("/metrics", _GET, "metrics", "Metrics under the engine's names; 404 without.", media="text/plain"),
-    Row("/openapi.json", _GET, "openapi", "This document."),
+    PathRow("/v1/chat/completions", _POST, "chat", "The next message of a conversation.", ChatBody, is_streamed=True),
+    PathRow("/v1/chat/completions/batch", _POST, "batch", "The next message of several conversations.", BatchBody),
+    PathRow("/v1/responses", _POST, "respond", "A response to messages.", ResponsesBody, is_streamed=True),
+    PathRow("/v1/responses/{response_id}", _GET, "response", "A stored response: none is, so 404."),
+    PathRow("/v1/responses/{response_id}/cancel", _POST, "response", "The same."),
+    PathRow("/v1/messages", _POST, "message", "The next message, by Anthropic's API.", MessagesBody, is_streamed=True),
+    PathRow("/v1/messages/count_tokens", _POST, "count_tokens", "How many tokens messages have.", CountBody),
+    PathRow("/v1/models", _GET, "models", "The models that can be asked for."),
+    PathRow("/generative_scoring", _POST, "score", "How likely a label is after each item.", ScoringBody),
+    PathRow("/invocations", _POST, "invoke", "A chat or a completion, of whatever model.", is_streamed=True),
+    PathRow("/tokenize", _POST, "tokenize", "Token ids of a text or a conversation.", TokenizeBody),
+    PathRow("/detokenize", _POST, "detokenize", "The text of token ids.", DetokenizeBody),
+    PathRow("/health", _GET, "health", "200 once it answers.", media=None),
+    PathRow("/ping", ("GET", "POST"), "health", "200 once it answers.", media=None),
+    PathRow("/version", _GET, "version", "Of the engine that is emulated."),
+    PathRow("/load", _GET, "load", "Requests that are being answered."),
+    PathRow("/reset_prefix_cache", _POST, "reset_prefix_cache", "All prefix caches are empty after it.", media=None),
+    PathRow("/is_scaling_elastic_ep", _POST, "is_scaling", "Whether ranks are being added: never."),
+    PathRow("/scale_elastic_ep", _POST, "scale", "Ranks cannot be added, so 400."),
+    PathRow("/metrics", _GET, "metrics", "Metrics under the engine's names; 404 without.", media="text/plain"),
+    PathRow("/openapi.json", _GET, "openapi", "This document."),
 )
 
 
@@ -198,7 +198,7 @@ def routes(
     return [_route(row, generation, plain) for row in PATHS]
 
 
-def _route(row: Row, generation: Generation, plain: _Plain) -> Route:
+def _route(row: PathRow, generation: Generation, plain: _Plain) -> Route:
     answer = getattr(generation, row.answer, None)
     # An endpoint of its own for each route, by which `path_of` knows it.
     endpoint = partial(getattr(plain, row.answer)) if answer is None else _Endpoint(answer)

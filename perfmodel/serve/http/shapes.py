@@ -24,6 +24,7 @@ from perfmodel.serve.tokens import Vocabulary, WrittenAnswer
 
 _COMPACT = (",", ":")
 _MARK = "\0"
+_UNSAID = ("refusal", "annotations", "audio", "function_call", "reasoning")  # of a message
 _UNUSED = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
 
@@ -157,7 +158,10 @@ class _Stream:
 
 
 class ChatShape:
-    """Chats, and several conversations at once."""
+    """Chats, and several conversations at once.
+
+    body, head, asked: the request, what its answers begin with, and all of them; vocabulary: what tokens are made of
+    """
 
     error_style: ErrorStyle = "openai"
     preamble, has_done = b"", True
@@ -292,7 +296,7 @@ def _in_chunk(usage: TokenCounts) -> dict[str, Any]:
 
 
 class CompletionShape:
-    """Completions."""
+    """Completions. body, vocabulary, head, asked: as of a `ChatShape`"""
 
     error_style: ErrorStyle = "openai"
     preamble, has_done = b"", True

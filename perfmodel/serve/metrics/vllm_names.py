@@ -186,7 +186,7 @@ class VllmNames:
         return self._server.plus("engine", str(view.number))
 
     def _tool_calls(self) -> Metric:
-        """Of vLLM's parser of tool calls: here answers call none but those that they are made for."""
+        """What vLLM's parser of tool calls counts: here no answer is parsed, as calls are known beforehand."""
         kinds = product(("streaming", "non_streaming"), ("tool_call", "no_tool_call"), _REQUEST_TYPES)
         samples = [
             (self._server.plus("mode", mode).plus("outcome", outcome).plus("request_type", kind), 0)

@@ -6,7 +6,7 @@ All is settled when a request comes: the text depends on seeds alone, so where a
 __all__ = ["AnswerWriter", "LimitError", "Wanted", "WrittenAnswer"]
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Literal, NamedTuple
 from zlib import crc32
 
@@ -24,6 +24,7 @@ from perfmodel.sim.traffic.traces import read_trace
 from perfmodel.specs.traffic import Traffic
 
 _NUM_LENGTHS = 1 << 14  # drawn beforehand; each answer takes one by a hash
+_SEEN_BEFORE = 4  # tokens that decide whether another begins with a space
 _MOST_READ = 1 << 18  # of a trace's rows
 
 
@@ -111,9 +112,14 @@ class AnswerWriter:
         ids = self._vocabulary.encode(guide.text(number, "".join(texts[: max(num_tokens - shortest, 1)]).strip()))
         if len(ids) > num_tokens:  # several strings share what there is
             ids = self._vocabulary.encode(guide.text(number, texts[0].strip()))
-        shown = [self._vocabulary.decode(ids[:end]) for end in range(min(len(ids), num_tokens) + 1)]
-        pieces = [after[len(before) :] for before, after in pairwise(shown)]
+        pieces = [self._piece(ids, end) for end in range(1, min(len(ids), num_tokens) + 1)]
         return WrittenAnswer(ids[:num_tokens], pieces, "length" if len(ids) > num_tokens else "stop")
+
+    def _piece(self, ids: TokenIds, end: int) -> str:
+        """What token `end` - 1 adds to the text of those before it."""
+        start = max(end - _SEEN_BEFORE, 0)
+        before = self._vocabulary.decode(ids[start : end - 1])
+        return self._vocabulary.decode(ids[start:end])[len(before) :]
 
     def _number(self, wanted: Wanted, prompt: TokenIds, choice: int) -> int:
         """What all draws of this answer follow from: with a seed, the request; else, which request it is."""

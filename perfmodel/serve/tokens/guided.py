@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 _MOST_DEEP = 24  # levels of a schema that refers to itself
+_MOST_VALUES = 4096  # in one text, and characters of one string
 _FORMATS = {
     "date": "2026-11-25",
     "date-time": "2026-11-25T12:00:00Z",
@@ -45,12 +46,13 @@ class _Filler:
     """Values of the schema `root`, the same for the same `number`."""
 
     def __init__(self, root: Any, number: int, filling: str) -> None:
-        self._root, self._number, self._filling = root, number, filling
+        self._root, self._number, self._filling, self._left = root, number, filling, _MOST_VALUES
 
     def fill(self, schema: Any, depth: int) -> Any:
         """A value of `schema`, which may refer to the root."""
-        if depth > _MOST_DEEP:
-            raise ValueError("the schema refers to itself without an end")
+        self._left -= 1
+        if depth > _MOST_DEEP or self._left < 0:
+            raise ValueError("the schema has too many values, or refers to itself without an end")
         if schema is True or schema == {}:
             return self._filling if depth else {"answer": self._filling}
         if not isinstance(schema, Mapping):
@@ -67,11 +69,9 @@ class _Filler:
             merged: dict[str, Any] = {name: value for name, value in schema.items() if name != "allOf"}
             for part in schema["allOf"]:
                 part = self._referred(part["$ref"]) if "$ref" in part else part
-                merged = {
-                    **merged,
-                    **part,
-                    "properties": {**merged.get("properties", {}), **part.get("properties", {})},
-                }
+                properties = {**merged.get("properties", {}), **part.get("properties", {})}
+                required = [*merged.get("required", ()), *part.get("required", ())]
+                merged = {**merged, **part, "properties": properties, "required": required}
             return self.fill(merged, depth + 1)
         return self._of_type(schema, depth)
 
@@ -86,7 +86,7 @@ class _Filler:
             return {name: self.fill(properties.get(name, True), depth + 1) for name in needed}
         if kind == "array":
             firsts = schema.get("prefixItems", [])
-            count = max(schema.get("minItems", 1), len(firsts))
+            count = min(max(schema.get("minItems", 1), len(firsts)), _MOST_VALUES + 1)
             rest = [schema.get("items", True)] * (count - len(firsts))
             return [self.fill(item, depth + 1) for item in [*firsts, *rest]]
         if kind in ("integer", "number"):
@@ -105,6 +105,8 @@ class _Filler:
         if schema.get("format") in _FORMATS:
             return _FORMATS[schema["format"]]
         text = self._filling or "a"
+        if schema.get("minLength", 0) > _MOST_VALUES:
+            raise ValueError(f"minLength: got {schema['minLength']}; expected at most {_MOST_VALUES}")
         return text.ljust(schema.get("minLength", 0), "a")[: schema.get("maxLength")]
 
     def _referred(self, name: str) -> Any:
