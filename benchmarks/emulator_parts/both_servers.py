@@ -1,11 +1,11 @@
-"""Four clients against a real server and against the emulator of the same model: what each of them counts.
+"""Four clients against a real server and against the emulator of the same model: the counts of both.
 
     python benchmarks/emulator_parts/both_servers.py REAL_URL OUR_URL --model FOLDER --guidellm FOLDER \\
         --aiperf FOLDER --vllm PYTHON [--answers reports/surface_202611.json]
 
 Both servers stand already, as `benchmarks/witness/surface.py` starts them; FOLDER of the model has its tokenizer,
 PYTHON is that of an environment with vLLM, the other folders are as of `__main__` here. Each client sends 24 requests,
-4 at a time, for 32 tokens each. Beside what a client counts stands what the server's own /metrics have counted.
+4 at a time, for 32 tokens each. The server's own /metrics stand next to what a client counts.
 """
 
 __all__ = ["main"]
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("urls", nargs=2, metavar="URL")
     for name in ("model", "guidellm", "aiperf", "vllm"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--answers", type=Path, help="a .json that what is counted is written to, beside what it has")
+    parser.add_argument("--answers", type=Path, help="a .json that what is counted is added to")
     parser.add_argument(
         "--only", action="append", choices=sorted(_CLIENTS), help="a client; may be given several times"
     )
@@ -90,9 +90,9 @@ def _openai(asked: argparse.Namespace, url: str, out: Path) -> Counts:
     script = Path(__file__).with_name("clients.py")
     sizes = ("--requests", _REQUESTS, "--concurrency", _CONCURRENCY, "--prompt-tokens", 20, "--output-tokens", _ANSWER)
     words = [sys.executable, str(script), url, *map(str, sizes)]
-    found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-    failed = sum(found["failed"].values())
-    return Counts(f"openai {openai_version}", "chat", found["requests"], failed, None, found["tokens"])
+    result = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    failed = sum(result["failed"].values())
+    return Counts(f"openai {openai_version}", "chat", result["requests"], failed, None, result["tokens"])
 
 
 def _vllm_bench(asked: argparse.Namespace, url: str, out: Path) -> Counts:
@@ -106,17 +106,17 @@ def _vllm_bench(asked: argparse.Namespace, url: str, out: Path) -> Counts:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(load_tools.ROOT / "build" / "metadata")  # see witness/surface.py
     subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    found = json.loads((out / "bench.json").read_text(encoding="utf-8"))
-    tokens = found["total_input_tokens"], found["total_output_tokens"]
-    return Counts("vllm bench serve 0.30.0", "completions", found["completed"], found["failed"], *tokens)
+    result = json.loads((out / "bench.json").read_text(encoding="utf-8"))
+    tokens = result["total_input_tokens"], result["total_output_tokens"]
+    return Counts("vllm bench serve 0.30.0", "completions", result["completed"], result["failed"], *tokens)
 
 
 def _guidellm(asked: argparse.Namespace, url: str, out: Path) -> Counts:
     lengths = (_PROMPT, _ANSWER)
     programs = asked.guidellm.absolute() / "bin"
     tool = load_tools.guidellm(programs, url, asked.model, out, _CONCURRENCY, _REQUESTS, lengths)
-    (found,) = json.loads(tool.result.read_text(encoding="utf-8"))["benchmarks"]
-    totals, metrics = found["metrics"]["request_totals"], found["metrics"]
+    (result,) = json.loads(tool.result.read_text(encoding="utf-8"))["benchmarks"]
+    totals, metrics = result["metrics"]["request_totals"], result["metrics"]
     tokens = [int(metrics[f"{name}_token_count"]["successful"]["total_sum"]) for name in ("prompt", "output")]
     return Counts(tool.version, "chat", totals["successful"], totals["errored"], tokens[0], tokens[1])
 
@@ -127,10 +127,10 @@ def _aiperf(asked: argparse.Namespace, url: str, out: Path) -> Counts:
     tool = load_tools.aiperf(
         programs, url, asked.model, out, _CONCURRENCY, _REQUESTS, lengths, "surface", "completions"
     )
-    found = json.loads((tool.result / "profile_export_aiperf.json").read_text(encoding="utf-8"))
-    failed = int((found.get("error_request_count") or {"avg": 0})["avg"])
-    tokens = [int(found[f"total_usage_{name}_tokens"]["avg"]) for name in ("prompt", "completion")]
-    return Counts(tool.version, "completions", int(found["request_count"]["avg"]), failed, tokens[0], tokens[1])
+    result = json.loads((tool.result / "profile_export_aiperf.json").read_text(encoding="utf-8"))
+    failed = int((result.get("error_request_count") or {"avg": 0})["avg"])
+    tokens = [int(result[f"total_usage_{name}_tokens"]["avg"]) for name in ("prompt", "completion")]
+    return Counts(tool.version, "completions", int(result["request_count"]["avg"]), failed, tokens[0], tokens[1])
 
 
 _CLIENTS: dict[str, Callable[[argparse.Namespace, str, Path], Counts]] = {

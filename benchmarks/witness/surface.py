@@ -205,8 +205,8 @@ def _compared(expected: dict[str, Any], actual: dict[str, Any], is_verbose: bool
     cases = [case for case in expected["cases"] if case["name"] in answers]
     differing: dict[str, str] = {}
     for case in cases:
-        found = list(differences(case["answer"], answers[case["name"]]))
-        for place, text in found[: None if is_verbose else 1]:
+        pairs = list(differences(case["answer"], answers[case["name"]]))
+        for place, text in pairs[: None if is_verbose else 1]:
             why = _reason(known["answers"], "requests", case["name"])
             differing[case["name"]] = why
             print(f"{case['name']}: {place}: {text} ({why or 'NOT KNOWN'})")

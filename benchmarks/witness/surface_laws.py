@@ -26,7 +26,7 @@ _HANDLERS = ("/v1/completions", "/v1/chat/completions")
 
 
 def laws(send: Callable[[Ask], Answer]) -> dict[str, list[float]]:
-    """[counted, sent] by what is counted, of a few requests with one answer each, streamed and whole."""
+    """[counted, sent] by what is counted, of a few requests with one answer each."""
     before, sums = _sums(send), {"prompt": 0, "completion": 0}
     bodies: list[tuple[str, dict[str, Any]]] = []
     for number in range(6):

@@ -66,7 +66,7 @@ def _header(name: str, value: str) -> str:
 
 def _events(body: bytes) -> list[Any]:
     """Events in order, equal ones that follow each other once; those of several answers one after the other."""
-    found: list[tuple[float, Any]] = []
+    events: list[tuple[float, Any]] = []
     for part in body.decode().replace("\r\n", "\n").split("\n\n"):
         fields = dict(line.partition(":")[::2] for line in part.split("\n") if line)
         if not fields:
@@ -77,8 +77,8 @@ def _events(body: bytes) -> list[Any]:
         order = choices[0].get("index", 0) if choices else float("inf")
         shape = value if isinstance(value, str) else shape_of(value)
         event = {"event": fields["event"].strip(), "data": shape} if "event" in fields else shape
-        found.append((order, event))
-    ordered = sorted(found, key=lambda pair: pair[0])
+        events.append((order, event))
+    ordered = sorted(events, key=lambda pair: pair[0])
     return _runs([event for _, event in ordered])
 
 

@@ -80,20 +80,22 @@ class _Application:
             await self._router(scope, receive, send)
             return
         except HttpError as error:
-            said = error
+            answer = error
         except HTTPException as error:
-            said = HttpError(error.status_code, str(error.detail), headers=error.headers, style="detail")
+            answer = HttpError(error.status_code, str(error.detail), headers=error.headers, style="detail")
         except (ReplicaDownError, ClockStoppedError) as error:
-            said = HttpError(503, str(error), "ServiceUnavailableError")
+            answer = HttpError(503, str(error), "ServiceUnavailableError")
         except PerfmodelError as error:
-            said = HttpError(400, str(error), "BadRequestError")
+            answer = HttpError(400, str(error), "BadRequestError")
         except asyncio.CancelledError:
             return  # the server ends, and has waited long enough
         except Exception:
             _log.exception("a request could not be answered: a bug of perfmodel")
-            said = HttpError(500, "the server could not answer: a bug, which its log describes", "InternalServerError")
+            answer = HttpError(
+                500, "the server could not answer: a bug, which its log describes", "InternalServerError"
+            )
         with suppress(RuntimeError):  # of a server whose client has the beginning of an answer already
-            await send_error(send, said)
+            await send_error(send, answer)
 
 
 class _NotingSend:

@@ -303,7 +303,7 @@ class _Tool(BaseModel):
     function: _Function
 
 
-def _said(messages: Iterable[_MessageBody], tools: Iterable[_Tool] | None) -> list[ChatMessage]:
+def _conversation_of(messages: Iterable[_MessageBody], tools: Iterable[_Tool] | None) -> list[ChatMessage]:
     """A conversation, of which the tools are the first message."""
     texts = [ChatMessage("tool", json.dumps([tool.model_dump() for tool in tools]))] if tools else []
     return texts + [ChatMessage(message.role, message.text) for message in messages]
@@ -323,7 +323,7 @@ class _TurnBody(_Body):
 
 
 class _ConversationBody(GenerationBody, _TurnBody):
-    """What chats take beside their messages. Tools are part of the prompt, which grows by their text."""
+    """What chats take in addition to their messages. Tools are part of the prompt, which grows by their text."""
 
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
@@ -370,8 +370,8 @@ class _ConversationBody(GenerationBody, _TurnBody):
             return None
         is_forced = isinstance(self.tool_choice, dict)
         name = (_named(self.tool_choice) or "") if is_forced else self.tools[0].function.name
-        found = (tool.function.parameters or {} for tool in self.tools if tool.function.name == name)
-        return next((CalledTool(name, schema, is_forced) for schema in found), None)
+        schemas = (tool.function.parameters or {} for tool in self.tools if tool.function.name == name)
+        return next((CalledTool(name, schema, is_forced) for schema in schemas), None)
 
     @property
     def guide(self) -> Guide | None:
@@ -404,7 +404,7 @@ class ChatBody(_ConversationBody):
     @property
     def conversation(self) -> list[ChatMessage]:
         """The messages; tools are the first."""
-        return _said(self.messages or (), self.tools)
+        return _conversation_of(self.messages or (), self.tools)
 
 
 class BatchBody(_ConversationBody):
@@ -420,8 +420,8 @@ class BatchBody(_ConversationBody):
 
     @property
     def conversations(self) -> list[list[ChatMessage]]:
-        """The messages of each."""
-        return [_said(messages, self.tools) for messages in self.messages]
+        """The messages of each conversation."""
+        return [_conversation_of(messages, self.tools) for messages in self.messages]
 
 
 class TokenizeBody(_TurnBody):
@@ -435,7 +435,7 @@ class TokenizeBody(_TurnBody):
     @property
     def conversation(self) -> list[ChatMessage]:
         """The messages; tools are the first."""
-        return _said(self.messages or (), self.tools)
+        return _conversation_of(self.messages or (), self.tools)
 
     @model_validator(mode="after")
     def _has_one(self) -> "TokenizeBody":

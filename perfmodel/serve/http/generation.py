@@ -117,7 +117,7 @@ class Generation:
     async def batch(self, call: Call) -> None:
         """/v1/chat/completions/batch, which has no stream"""
         body = await read_json(call.scope, call.receive, self._settings, BatchBody)
-        model, prompts = self._models.check(body.model), [self._prompt(each) for each in body.conversations]
+        model, prompts = self._models.check(body.model), [self._prompt(messages) for messages in body.conversations]
         body = body.model_copy(update={"stream": False})
         await self._answer(body, prompts, model, partial(ChatShape, body, self._vocabulary), call)
 
@@ -173,8 +173,8 @@ class Generation:
 
     def _prompt(self, conversation: list[ChatMessage], has_answer: bool = True) -> TokenIds:
         if len(conversation) > self._emulator.max_model_len:
-            found = f"there are {len(conversation)} messages"
-            raise self._too_long(beyond_context(self._emulator.max_model_len, found, "send fewer"))
+            number = f"there are {len(conversation)} messages"
+            raise self._too_long(beyond_context(self._emulator.max_model_len, number, "send fewer"))
         try:
             return chat_prompt(self._vocabulary, conversation, has_answer)
         except WorkloadError as error:

@@ -40,8 +40,8 @@ class CountBody(BaseModel):
         choice: Any = _CHOICES.get(str(kind))
         if kind == "tool":
             choice = {"type": "function", "function": {"name": (self.tool_choice or {}).get("name")}}
-        said = [{"role": message.role, "content": _content(message.content)} for message in self.messages]
-        fields = {"model": self.model, "messages": system + said if said else [], "tools": tools or None}
+        messages = [{"role": message.role, "content": _content(message.content)} for message in self.messages]
+        fields = {"model": self.model, "messages": system + messages if messages else [], "tools": tools or None}
         return ChatBody.model_validate({**fields, "tool_choice": choice if tools else None, **more})
 
 
@@ -80,13 +80,14 @@ def _content(content: str | list[dict[str, Any]]) -> Any:
     if isinstance(content, str):
         return content
     return [
-        part if part.get("type") in ("text", "image") else {"type": "text", "text": _said(part)} for part in content
+        part if part.get("type") in ("text", "image") else {"type": "text", "text": _part_as_text(part)}
+        for part in content
     ]
 
 
-def _said(part: dict[str, Any]) -> str:
-    said = part.get("thinking", part.get("content", part.get("input", "")))
-    return said if isinstance(said, str) else json.dumps(said)
+def _part_as_text(part: dict[str, Any]) -> str:
+    content = part.get("thinking", part.get("content", part.get("input", "")))
+    return content if isinstance(content, str) else json.dumps(content)
 
 
 class MessagesShape:

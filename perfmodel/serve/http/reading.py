@@ -85,8 +85,8 @@ async def _all_of(receive: Receive, settings: ServerSettings) -> bytes:
 
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """The Content-Length among `headers`; 0 without one that is a number."""
-    found = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
-    return int(found) if found.isdigit() and len(found) <= _MOST_DIGITS else 0
+    length = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
+    return int(length) if length.isdigit() and len(length) <= _MOST_DIGITS else 0
 
 
 def _too_large(settings: ServerSettings) -> HttpError:

@@ -1,4 +1,4 @@
-"""What a Python server tells of itself beside its engine: requests over HTTP, the process, the interpreter.
+"""What a Python server reports of itself, not of its engine: requests over HTTP, the process, the interpreter.
 
 HTTP: names, labels and buckets of prometheus_fastapi_instrumentator 8, as vLLM's server sets it up; its seconds are
 those of the wall. The rest are prometheus_client's own collectors.

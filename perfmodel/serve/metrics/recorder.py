@@ -36,7 +36,7 @@ class _Known:
 class MetricsPage:
     """A page of metrics: those that `collect` yields whenever it is rendered. A collector of prometheus_client, too.
 
-    engines: yields those of the engines; http: what is told of the server beside them, if it is
+    engines: yields those of the engines; http: requests that its server answers, if they are counted
     """
 
     def __init__(self, engines: Callable[[], Iterator[Metric]], http: HttpCounts | None = None) -> None:

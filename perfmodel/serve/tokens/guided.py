@@ -110,9 +110,9 @@ class _Filler:
         return text.ljust(schema.get("minLength", 0), "a")[: schema.get("maxLength")]
 
     def _referred(self, name: str) -> Any:
-        found = self._root
+        value = self._root
         for part in name.lstrip("#/").split("/"):
-            if not isinstance(found, Mapping) or part not in found:
+            if not isinstance(value, Mapping) or part not in value:
                 raise ValueError(f"$ref: got {name[:40]!r}, which the schema does not have")
-            found = found[part]
-        return found
+            value = value[part]
+        return value
