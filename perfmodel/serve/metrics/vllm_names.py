@@ -62,19 +62,10 @@ _ROWS = (
     Row(_COUNTER, "vllm:external_prefix_cache_hits", "Tokens restored from there.", lambda v: v.num_restored),
     Row(_COUNTER, "vllm:mm_cache_queries", "Images looked up in their cache; never any.", lambda _: 0),
     Row(_COUNTER, "vllm:mm_cache_hits", "Images found there; never any.", lambda _: 0),
-    Row(
-        _COUNTER,
-        "vllm:estimated_flops_per_gpu",
-        "FLOPs of steps per device, by the cost model, as the mean of a pool's engines.",
-        lambda v: v.pool.usage().flops / len(v.pool.engines),
-    ),
-    Row(
-        _COUNTER,
-        "vllm:estimated_read_bytes_per_gpu",
-        "Bytes that steps move to and from memory per device, read and written ones, as the mean of a pool's engines.",
-        lambda v: v.pool.usage().hbm_bytes / len(v.pool.engines),
-    ),
-    Row(_COUNTER, "vllm:estimated_write_bytes_per_gpu", "0: written ones are among the read.", lambda _: 0),
+    # To add up what all steps have cost takes tens of milliseconds, for which tokens would have to wait.
+    Row(_COUNTER, "vllm:estimated_flops_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
+    Row(_COUNTER, "vllm:estimated_read_bytes_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
+    Row(_COUNTER, "vllm:estimated_write_bytes_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
     Row(_COUNTER, "vllm:generation_tokens", "Generated tokens.", lambda v: v.counts.generation_tokens),
 )
 _DRAFT_ROWS = (
