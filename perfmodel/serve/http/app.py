@@ -99,10 +99,11 @@ class _Application:
 
 
 class _NotingSend:
-    """`send`, of which it notes the status and the headers. It awaits nothing: a call for each token passes here."""
+    """`send`, of which it notes the status and the headers. after_start: may be called in its place from then on"""
 
     def __init__(self, send: Send) -> None:
-        self._send, self.status = send, 0
+        self._send = self.after_start = send
+        self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
     def __call__(self, message: Message) -> Awaitable[None]:
