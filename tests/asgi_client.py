@@ -19,10 +19,15 @@ class Response:
 
     @property
     def events(self):
-        """(seconds, what an event says) of a stream of events, but for the last, [DONE]."""
-        found = [(at, part) for at, data in self.chunks for part in data.split(b"\n\n") if part]
-        assert all(part.startswith(b"data: ") for _, part in found), found
-        return [(at, json.loads(part[6:])) for at, part in found if part != b"data: [DONE]"]
+        """(seconds, what an event says) of a stream of events, but for the last, [DONE]; names of events left out."""
+        found = []
+        for at, data in self.chunks:
+            for part in filter(None, data.split(b"\n\n")):
+                *names, line = part.split(b"\n")
+                assert line.startswith(b"data: "), part
+                assert all(name.startswith(b"event: ") for name in names), part
+                found.append((at, line[6:]))
+        return [(at, json.loads(line)) for at, line in found if line != b"[DONE]"]
 
 
 class Client:

@@ -73,13 +73,22 @@ def guidellm(
 
 
 def aiperf(
-    programs: Path, url: str, tokenizer: Path, out: Path, concurrency: int, num_requests: int, lengths: tuple[int, int]
+    programs: Path,
+    url: str,
+    tokenizer: Path,
+    out: Path,
+    concurrency: int,
+    num_requests: int,
+    lengths: tuple[int, int],
+    model: str = "llama-3.1-8b",
+    endpoint: str = "chat",
 ) -> Tool:
-    """So many requests of AIPerf in `programs`, `concurrency` at a time; lengths: tokens of prompts and of answers"""
+    """So many requests of AIPerf in `programs`, `concurrency` at a time; lengths: tokens of prompts and of answers;
+    model, endpoint: which it asks for, and how"""
     folder = out / "aiperf"
     words = [
-        *(str(programs / "aiperf"), "profile", "--url", url, "--endpoint-type", "chat", "--streaming"),
-        *("--model", "llama-3.1-8b", "--tokenizer", str(tokenizer), "--use-server-token-count"),
+        *(str(programs / "aiperf"), "profile", "--url", url, "--endpoint-type", endpoint, "--streaming"),
+        *("--model", model, "--tokenizer", str(tokenizer), "--use-server-token-count"),
         *("--concurrency", str(concurrency), "--request-count", str(num_requests), "--random-seed", "0"),
         *("--synthetic-input-tokens-mean", str(lengths[0]), "--output-tokens-mean", str(lengths[1])),
         *("--extra-inputs", "ignore_eos:true", "--artifact-dir", str(folder), "--ui", "none"),

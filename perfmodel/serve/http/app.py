@@ -4,17 +4,22 @@ __all__ = ["build_app"]
 
 import asyncio
 import logging
+import time
+from collections.abc import Awaitable
 from contextlib import suppress
+from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.serve.emulator import Emulator, ReplicaDownError
 from perfmodel.serve.http.errors import HttpError, send_error
 from perfmodel.serve.http.guard import Guard
-from perfmodel.serve.http.routes import Rendered, routes
+from perfmodel.serve.http.reading import content_length
+from perfmodel.serve.http.routes import Rendered, path_of, routes
+from perfmodel.serve.metrics import HttpCounts
 from perfmodel.serve.paced_clock import ClockStoppedError
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import BoundedTokens, ByteTokens, FileTokens
@@ -35,21 +40,31 @@ def build_app(
     """
     vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
     bounded = BoundedTokens(vocabulary, emulator.max_model_len)
-    router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=False)
-    return _Application(router, Guard(settings, emulator.clock))
+    router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=True)
+    return _Application(router, Guard(settings, emulator.clock), None if metrics is None else metrics.http)
 
 
 class _Application:
-    """What is outermost: nothing that goes wrong below reaches a client but as an error in words."""
+    """What is outermost: nothing that goes wrong below reaches a client but as an error in words. http: counts it"""
 
-    def __init__(self, router: Router, guard: Guard) -> None:
-        self._router, self._guard = router, guard
+    def __init__(self, router: Router, guard: Guard, http: HttpCounts | None) -> None:
+        self._router, self._guard, self._http = router, guard, http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
+            began, noting = time.perf_counter(), _NotingSend(send)
+            try:
+                await self._answer(scope, receive, noting)
+            finally:
+                if self._http is not None and noting.status:
+                    self._count(self._http, scope, noting, time.perf_counter() - began)
+
+    def _count(self, http: HttpCounts, scope: Scope, noted: "_NotingSend", seconds: float) -> None:
+        handler = path_of(scope) if noted.status != HTTPStatus.METHOD_NOT_ALLOWED else None
+        sizes = content_length(scope["headers"]), content_length(noted.headers)
+        http.add(handler or "none", scope["method"], noted.status, sizes, seconds)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -65,17 +80,33 @@ class _Application:
             await self._router(scope, receive, send)
             return
         except HttpError as error:
-            said = error
+            answer = error
         except HTTPException as error:
-            said = HttpError(error.status_code, str(error.detail), headers=error.headers)
+            answer = HttpError(error.status_code, str(error.detail), headers=error.headers, style="detail")
         except (ReplicaDownError, ClockStoppedError) as error:
-            said = HttpError(503, str(error), "ServiceUnavailableError")
+            answer = HttpError(503, str(error), "ServiceUnavailableError")
         except PerfmodelError as error:
-            said = HttpError(400, str(error), "BadRequestError")
+            answer = HttpError(400, str(error), "BadRequestError")
         except asyncio.CancelledError:
             return  # the server ends, and has waited long enough
         except Exception:
             _log.exception("a request could not be answered: a bug of perfmodel")
-            said = HttpError(500, "the server could not answer: a bug, which its log describes", "InternalServerError")
+            answer = HttpError(
+                500, "the server could not answer: a bug, which its log describes", "InternalServerError"
+            )
         with suppress(RuntimeError):  # of a server whose client has the beginning of an answer already
-            await send_error(send, said)
+            await send_error(send, answer)
+
+
+class _NotingSend:
+    """`send`, of which it notes the status and the headers. after_start: may be called in its place from then on"""
+
+    def __init__(self, send: Send) -> None:
+        self._send = self.after_start = send
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], message.get("headers", [])
+        return self._send(message)

@@ -1,24 +1,38 @@
-"""Bodies of requests: what is read of them, what is refused in words, and what is ignored, for no time depends on it.
+"""Bodies of OpenAI's requests: what is read of them, what is refused in words, and what is ignored.
 
-Ignored: temperature, top_p, top_k, min_p, seeds' effect on sampling, penalties, logit_bias, metadata, store, and fields
-that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`.
+Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties, logit_bias, bad_words, metadata,
+store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Values
+beyond vLLM's ranges are refused as there.
 
-Refused, because their time is not modelled or their answer could not be given: logprobs, beam search, guided decoding
-(response formats but text, tool choices that force a call), echo, suffix, contents that are no text.
+Refused, as their time is not modelled or their answer could not be given: beam search, guided decoding by regular
+expressions and grammars, contents that are no text.
 """
 
-__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "GenerationBody", "StreamOptions", "TokenizeBody"]
+__all__ = [
+    "BatchBody",
+    "CalledTool",
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "GenerationBody",
+    "StreamOptions",
+    "TokenizeBody",
+]
 
-from typing import Annotated, Any, Literal
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from perfmodel.serve.tokens import ChatMessage, Wanted
+from perfmodel.serve.http.errors import FieldError
+from perfmodel.serve.tokens import ChatMessage, Guide, Wanted
 
 _HIGHEST_ID = 2**63 - 1
 _HIGHEST_SEED = 2**63 - 1
 _MOST_STOPS = 64
 _MOST_COMPLETED = 16  # tokens of a completion that asks for no number: OpenAI's API, vLLM's and SGLang's servers
+_MOST_LOGPROBS = 20  # alternatives per token: vLLM's --max-logprobs
 
 TokenId = Annotated[int, Field(ge=0, le=_HIGHEST_ID)]
 # The first wrong item of a list is named, and no others: of millions each would take a hundred bytes to say so.
@@ -43,13 +57,27 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
+class _ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: dict[str, Any] | None = None
+
+
+class CalledTool(NamedTuple):
+    """The tool that an answer calls. is_forced: by its name, where any would do otherwise"""
+
+    name: str
+    schema: Any
+    is_forced: bool
+
+
 class GenerationBody(_Body):
     """What both kinds of generation take."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int = Field(default=0, ge=0)
     n: int = Field(default=1, ge=1)
-    best_of: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: str | TextList | None = None
@@ -62,29 +90,73 @@ class GenerationBody(_Body):
     cache_salt: str | None = Field(default=None, min_length=1)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = Field(default=None, min_length=1)
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
     use_beam_search: bool = False
-    prompt_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=-1, le=_MOST_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    echo: bool = False
+    response_format: _ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None  # until vLLM 0.12; `structured_outputs` since
+    guided_choice: list[str] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _can_be_answered(self) -> "GenerationBody":
-        if self.best_of is not None and self.best_of != self.n:
-            raise ValueError(f"best_of: found {self.best_of}, allowed as many as n ({self.n}); leave it out")
+        if self.n > 1 and self.temperature == 0 and not self.use_beam_search:
+            raise FieldError(f"n: got {self.n} with temperature 0, whose answers are all the same; expected 1")
         if self.use_beam_search:
-            raise ValueError("use_beam_search: beams are not modelled; leave it out")
-        if self.prompt_logprobs is not None:
-            raise ValueError("prompt_logprobs: what they cost is not modelled; leave it out")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            raise ValueError(f"response_format: found {str(kind)[:40]!r}, allowed: text; nothing guides decoding here")
+            raise FieldError("use_beam_search: beams are not modelled; leave it out")
+        if self.stream and self.prompt_logprobs is not None:
+            raise FieldError("prompt_logprobs: not in a stream; leave it or stream out", "prompt_logprobs")
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: allowed only with stream: true")
-        stops = self.stops
-        if len(stops) > _MOST_STOPS or not all(stops):
-            raise ValueError(f"stop: allowed are {_MOST_STOPS} texts at most, none of them empty")
+            raise FieldError("stream_options: allowed only with stream: true", "stream_options")
+        if len(self.stops) > _MOST_STOPS or not all(self.stops):
+            raise FieldError(f"stop: expected at most {_MOST_STOPS} texts, none of them empty")
         if self.most_tokens is not None and self.min_tokens > self.most_tokens:
-            raise ValueError(f"min_tokens: found {self.min_tokens}, allowed up to max_tokens ({self.most_tokens})")
+            raise FieldError(f"min_tokens: got {self.min_tokens}; expected at most max_tokens ({self.most_tokens})")
+        self._check_guide()
         return self
+
+    def _check_guide(self) -> None:
+        try:
+            if (guide := self.guide) is not None:
+                guide.text(0)
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+            if isinstance(error, FieldError):
+                raise
+            raise FieldError(f"structured_outputs: {error}") from None
+
+    @property
+    def guide(self) -> Guide | None:
+        """The shape that the answer is to have. Raises FieldError for one that cannot be filled."""
+        older = {
+            name: value
+            for name in ("json", "choice", "regex", "grammar")
+            if (value := getattr(self, f"guided_{name}")) is not None
+        }
+        if (
+            structured := older if self.structured_outputs is None else self.structured_outputs
+        ) or structured is not older:
+            return _structured(structured)
+        kind = None if self.response_format is None else self.response_format.type
+        if kind == "json_schema":
+            schema = (self.response_format.json_schema or {}).get("schema") if self.response_format else None
+            if schema is None:
+                raise FieldError("response_format: json_schema has no schema; give one", "response_format")
+            return Guide("json", _parsed(schema))
+        if kind == "structural_tag":
+            raise FieldError("response_format: structural tags are not modelled; use json_schema", "response_format")
+        return Guide("json", {}) if kind == "json_object" else None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -95,6 +167,16 @@ class GenerationBody(_Body):
     def most_tokens(self) -> int | None:
         """The most tokens of an answer; None where the request does not say."""
         return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives each token's logprobs have; None: there are no logprobs."""
+        return None
+
+    @property
+    def called(self) -> CalledTool | None:
+        """The tool that the answer has to call."""
+        return None
 
     def wanted(self) -> Wanted:
         """What it says of its answers."""
@@ -107,25 +189,59 @@ class GenerationBody(_Body):
             frozenset(self.stop_token_ids or ()),
             self.include_stop_str_in_output,
             self.seed,
+            guide=self.guide,
         )
+
+
+def _structured(given: dict[str, Any]) -> Guide:
+    """The shape that `structured_outputs` asks for."""
+    kinds = [
+        name for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag") if given.get(name)
+    ]
+    if len(kinds) != 1:
+        raise FieldError(
+            f"structured_outputs: got {', '.join(kinds) or 'none'}; expected one of json, choice, json_object"
+        )
+    (kind,) = kinds
+    if kind == "json":
+        return Guide("json", _parsed(given["json"]))
+    if kind == "choice" and isinstance(given["choice"], list):
+        return Guide("choice", given["choice"])
+    if kind == "json_object":
+        return Guide("json", {})
+    raise FieldError(f"structured_outputs: answers by a {kind} are not made here; use json or choice")
+
+
+def _parsed(schema: Any) -> Any:
+    return json.loads(schema) if isinstance(schema, str) else schema
 
 
 class CompletionBody(GenerationBody):
     """/v1/completions: one prompt or several, as texts or as token ids."""
 
-    prompt: str | TextList | TokenIdList | Annotated[list[TokenIdList], Field(fail_fast=True)]
+    prompt: str | TokenIdList | TextList | Annotated[list[TokenIdList], Field(fail_fast=True)] | None = None
     logprobs: int | None = None
-    echo: bool = False
     suffix: str | None = None
+    prompt_embeds: Any = None
 
     @model_validator(mode="after")
     def _is_plain(self) -> "CompletionBody":
-        for name in ("logprobs", "echo", "suffix"):
-            if getattr(self, name) not in (None, False):
-                raise ValueError(f"{name}: not modelled here; leave it out")
+        if self.prompt_embeds is not None:
+            raise FieldError("prompt_embeds: not modelled here; give a prompt", "prompt_embeds")
+        if self.suffix:
+            raise FieldError("suffix: not modelled here, as in vLLM; leave it out")
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= _MOST_LOGPROBS:
+            raise FieldError(f"logprobs: got {self.logprobs}; expected 0 to {_MOST_LOGPROBS}", "logprobs")
         if not self.prompts or not all(len(prompt) for prompt in self.prompts):
-            raise ValueError("prompt: found none, or an empty one; give at least a token")
+            raise FieldError(
+                "prompt: got none, or an empty one; give at least a token", None if self.prompt == [] else "prompt"
+            )
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As of `GenerationBody`."""
+        return self.logprobs
 
     def wanted(self) -> Wanted:
         """What it says of its answers, which go on with the prompt."""
@@ -139,7 +255,7 @@ class CompletionBody(GenerationBody):
             return [given]
         if given and isinstance(given[0], int):
             return [given]
-        return given  # type: ignore[return-value]  # the rest are lists of prompts
+        return given or []  # type: ignore[return-value]  # the rest are lists of prompts
 
 
 class _MessageBody(BaseModel):
@@ -153,42 +269,94 @@ class _MessageBody(BaseModel):
     @model_validator(mode="after")
     def _is_text(self) -> "_MessageBody":
         for part in self.content if isinstance(self.content, list) else ():
-            if part.get("type", "text") not in ("text", "refusal") or not isinstance(_part_text(part), str):
+            if part.get("type", "text") not in _TEXT_PARTS or not isinstance(_part_text(part), str):
                 kind = str(part.get("type"))[:40]
-                raise ValueError(f"content: found a part of type {kind!r}, allowed: text; its tokens are not modelled")
+                raise FieldError(f"content: got a part of type {kind!r}; expected text: its tokens are not modelled")
         return self
 
     @property
     def text(self) -> str:
         """All that it says, tool calls included."""
         parts = self.content if isinstance(self.content, list) else [{"text": self.content or ""}]
-        said = "".join(_part_text(part) for part in parts)
         calls = (self.model_extra or {}).get("tool_calls")
-        return f"{said}{calls}" if calls else said
+        return "".join(_part_text(part) for part in parts) + (str(calls) if calls else "")
+
+
+_TEXT_PARTS = ("text", "refusal", "input_text", "output_text")
 
 
 def _part_text(part: dict[str, Any]) -> Any:
     return part.get("text", part.get("refusal"))
 
 
-class ChatBody(GenerationBody):
-    """/v1/chat/completions. Tools are part of the prompt, which grows by their text; answers call none."""
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
 
-    messages: Annotated[list[_MessageBody], Field(fail_fast=True)] = Field(min_length=1)
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str = "function"
+    function: _Function
+
+
+def _conversation_of(messages: Iterable[_MessageBody], tools: Iterable[_Tool] | None) -> list[ChatMessage]:
+    """A conversation, of which the tools are the first message."""
+    texts = [ChatMessage("tool", json.dumps([tool.model_dump() for tool in tools]))] if tools else []
+    return texts + [ChatMessage(message.role, message.text) for message in messages]
+
+
+class _TurnBody(_Body):
+    """The turn after a conversation: a new message, or the rest of the last."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_turn(self) -> "_TurnBody":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise FieldError("continue_final_message: not with add_generation_prompt, which begins another message")
+        return self
+
+
+class _ConversationBody(GenerationBody, _TurnBody):
+    """What chats take in addition to their messages. Tools are part of the prompt, which grows by their text."""
+
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    chat_template: str | None = None
 
     @model_validator(mode="after")
-    def _is_plain(self) -> "ChatBody":
-        if self.logprobs or self.top_logprobs:
-            raise ValueError("logprobs: what they cost is not modelled; leave them out")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise ValueError("tool_choice: guided decoding is not modelled, so no call can be forced; use auto or none")
+    def _is_plain(self) -> "_ConversationBody":
+        if self.top_logprobs is not None and (self.top_logprobs < 0 or not self.logprobs):
+            raise FieldError("top_logprobs: expected 0 or more, and logprobs: true", "top_logprobs")
+        if (self.top_logprobs or 0) > _MOST_LOGPROBS:
+            raise FieldError(f"top_logprobs: got {self.top_logprobs}; expected at most {_MOST_LOGPROBS}", "logprobs")
+        if self.chat_template is not None:
+            raise FieldError("chat_template: a request's own is not trusted, as in vLLM by default; leave it out")
+        if self.tools == []:
+            raise FieldError("tools: got an empty list; leave it out", "tools")
+        self._check_choice()
         return self
+
+    def _check_choice(self) -> None:
+        choice = self.tool_choice
+        names = [tool.function.name for tool in self.tools or ()]
+        is_right = choice in (None, "none") or (names and (choice in ("auto", "required") or _named(choice) in names))
+        if not is_right:
+            expected = "none, auto, required, or one of the tools" if names else "no tool_choice, as there are no tools"
+            raise FieldError(f"tool_choice: got {str(choice)[:80]!r}; expected {expected}", "tool_choice")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As of `GenerationBody`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def most_tokens(self) -> int | None:
@@ -196,29 +364,83 @@ class ChatBody(GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def called(self) -> CalledTool | None:
+        """As of `GenerationBody`: the first tool where any will do."""
+        if self.tool_choice in (None, "none", "auto") or not self.tools:
+            return None
+        is_forced = isinstance(self.tool_choice, dict)
+        name = (_named(self.tool_choice) or "") if is_forced else self.tools[0].function.name
+        schemas = (tool.function.parameters or {} for tool in self.tools if tool.function.name == name)
+        return next((CalledTool(name, schema, is_forced) for schema in schemas), None)
+
+    @property
+    def guide(self) -> Guide | None:
+        """As of `GenerationBody`; a tool's arguments go first."""
+        return super().guide if self.called is None else Guide("json", self.called.schema)
+
+
+def _named(choice: Any) -> str | None:
+    """The tool that `tool_choice` names."""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+class ChatBody(_ConversationBody):
+    """/v1/chat/completions."""
+
+    messages: Annotated[list[_MessageBody], Field(fail_fast=True)] | None
+
+    @model_validator(mode="after")
+    def _has_messages(self) -> "ChatBody":
+        if not self.messages:
+            raise FieldError("messages: got none; give at least one")
+        return self
+
+    @property
+    def role(self) -> str:
+        """The role of whoever answers."""
+        return "assistant" if self.add_generation_prompt else (self.messages or [])[-1].role
+
+    @property
     def conversation(self) -> list[ChatMessage]:
         """The messages; tools are the first."""
-        tools = [ChatMessage("tool", str(self.tools))] if self.tools else []
-        return tools + [ChatMessage(message.role, message.text) for message in self.messages]
+        return _conversation_of(self.messages or (), self.tools)
 
 
-class TokenizeBody(_Body):
+class BatchBody(_ConversationBody):
+    """/v1/chat/completions/batch: several conversations, each with one answer."""
+
+    messages: Annotated[list[Annotated[list[_MessageBody], Field(min_length=1)]], Field(fail_fast=True, min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_one_answer(self) -> "BatchBody":
+        if self.n != 1:
+            raise FieldError(f"n: got {self.n}; expected 1 of each conversation", "n")
+        return self
+
+    @property
+    def conversations(self) -> list[list[ChatMessage]]:
+        """The messages of each conversation."""
+        return [_conversation_of(messages, self.tools) for messages in self.messages]
+
+
+class TokenizeBody(_TurnBody):
     """/tokenize: a text, or the messages of a conversation."""
 
     prompt: str | None = None
     messages: Annotated[list[_MessageBody], Field(fail_fast=True)] | None = None
-    add_generation_prompt: bool = True
+    tools: list[_Tool] | None = None
     return_token_strs: bool = False
 
     @property
     def conversation(self) -> list[ChatMessage]:
-        """The messages."""
-        return [ChatMessage(message.role, message.text) for message in self.messages or ()]
+        """The messages; tools are the first."""
+        return _conversation_of(self.messages or (), self.tools)
 
     @model_validator(mode="after")
     def _has_one(self) -> "TokenizeBody":
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt, messages: give one of them")
+        if self.prompt is None and self.messages is None:
+            raise FieldError("prompt, messages: got neither; give one of them", "body.prompt")
         return self
 
 

@@ -1,28 +1,42 @@
-"""`Generation`: the two routes that answer with tokens."""
+"""`Generation`: the routes that answer with tokens."""
 
-__all__ = ["Generation", "Models"]
+__all__ = ["Call", "Generation", "Models"]
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
 
 import numpy as np
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
 from perfmodel.serve.context import beyond_context
 from perfmodel.serve.emulator import Emulator, Order
-from perfmodel.serve.http.bodies import ChatBody, CompletionBody
-from perfmodel.serve.http.errors import HttpError, not_a_model
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from perfmodel.serve.http.errors import HttpError, in_style, not_a_model
 from perfmodel.serve.http.faults import BreakingOutlet, FaultDraws
+from perfmodel.serve.http.messages import CountBody, MessagesBody, MessagesShape
 from perfmodel.serve.http.outlet import Outlet
-from perfmodel.serve.http.reading import read_json
-from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
-from perfmodel.serve.http.shapes import AnswerShape
+from perfmodel.serve.http.reading import checked, read_any, read_json
+from perfmodel.serve.http.reply import CachedCounts, HttpReply
+from perfmodel.serve.http.responses import ResponsesBody, ResponsesShape
+from perfmodel.serve.http.scoring import ScoringBody, ScoringShape
+from perfmodel.serve.http.shapes import (
+    AnswerHead,
+    AskedAnswer,
+    ChatShape,
+    CompletionShape,
+    StreamShape,
+    WholeShape,
+)
 from perfmodel.serve.request_params import RequestParams
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.tokens import AnswerWriter, Vocabulary, block_hashes, chat_prompt
+from perfmodel.serve.tokens import AnswerWriter, ChatMessage, LimitError, Vocabulary, block_hashes, chat_prompt
 from perfmodel.serve.tokens.vocabulary import TokenIds
 from perfmodel.sim.traffic.hashed import hashed
 
@@ -50,8 +64,16 @@ class Models:
         return name if name in self.adapters else None
 
 
+class Call(NamedTuple):
+    """What an ASGI application is called with."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+
+
 class Generation:
-    """What answers requests with tokens, of either kind, and counts how many it is answering (`num_open`).
+    """What answers requests with tokens, of any kind, and counts how many it is answering (`num_open`).
 
     emulator, settings: what answers; to whom, and how
     vocabulary:         what prompts are counted by
@@ -74,50 +96,132 @@ class Generation:
         self._num_taken = 0
         emulator.observers.append(self._counts)
 
-    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def complete(self, call: Call) -> None:
         """/v1/completions"""
-        body = await read_json(scope, receive, self._settings, CompletionBody)
-        self._check_number(len(body.prompts) * body.n)
-        prompts = [
-            self._vocabulary.encode(prompt) if isinstance(prompt, str) else np.array(prompt, dtype=np.int64)
-            for prompt in body.prompts
-        ]
-        await self._answer(body, prompts, scope, receive, send)
+        body = await read_json(call.scope, call.receive, self._settings, CompletionBody)
+        await self._complete(body, self._models.check(body.model), call)
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _complete(self, body: CompletionBody, model: str, call: Call) -> None:
+        prompts = [self._ids(prompt) for prompt in body.prompts]
+        await self._answer(body, prompts, model, partial(CompletionShape, body, self._vocabulary), call)
+
+    async def chat(self, call: Call) -> None:
         """/v1/chat/completions"""
-        body = await read_json(scope, receive, self._settings, ChatBody)
-        self._check_number(body.n)
-        if len(body.messages) > self._emulator.max_model_len:
-            found = f"there are {len(body.messages)} messages"
-            raise beyond_context(self._emulator.max_model_len, found, "send fewer")
-        prompt = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
-        await self._answer(body, [prompt], scope, receive, send)
+        body = await read_json(call.scope, call.receive, self._settings, ChatBody)
+        await self._chat(body, self._models.check(body.model), call)
+
+    async def _chat(self, body: ChatBody, model: str, call: Call) -> None:
+        prompt = self._prompt(body.conversation, body.add_generation_prompt)
+        await self._answer(body, [prompt], model, partial(ChatShape, body, self._vocabulary), call)
+
+    async def batch(self, call: Call) -> None:
+        """/v1/chat/completions/batch, which has no stream"""
+        body = await read_json(call.scope, call.receive, self._settings, BatchBody)
+        model, prompts = self._models.check(body.model), [self._prompt(messages) for messages in body.conversations]
+        body = body.model_copy(update={"stream": False})
+        await self._answer(body, prompts, model, partial(ChatShape, body, self._vocabulary), call)
+
+    async def respond(self, call: Call) -> None:
+        """/v1/responses"""
+        body = await read_json(call.scope, call.receive, self._settings, ResponsesBody)
+        model, chat = self._models.check(body.model), checked(body.chat)
+        shape = partial(ResponsesShape, body, chat, self._vocabulary)
+        await self._answer(chat, [self._prompt(chat.conversation)], model, shape, call)
+
+    async def message(self, call: Call) -> None:
+        """/v1/messages"""
+        body = await read_json(call.scope, call.receive, self._settings, MessagesBody)
+        with in_style("anthropic"):
+            model, chat = self._models.check(body.model), checked(body.chat)
+            await self._answer(chat, [self._prompt(chat.conversation)], model, partial(MessagesShape, chat), call)
+
+    async def count_tokens(self, call: Call) -> None:
+        """/v1/messages/count_tokens"""
+        body = await read_json(call.scope, call.receive, self._settings, CountBody)
+        with in_style("anthropic"):
+            self._models.check(body.model)
+            count = len(self._prompt(checked(body.chat).conversation))
+        counted = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+        await JSONResponse(counted)(*call)
+
+    async def invoke(self, call: Call) -> None:
+        """/invocations, of SageMaker: a chat or a completion, of whatever model"""
+        data = await read_any(call.scope, call.receive, self._settings)
+        if not isinstance(data, dict):
+            raise HttpError(400, "body: expected an object, of a chat or a completion", "BadRequestError")
+        if "messages" in data:
+            await self._chat(checked(lambda: ChatBody.model_validate(data)), self._models.names[0], call)
+        else:
+            await self._complete(checked(lambda: CompletionBody.model_validate(data)), self._models.names[0], call)
+
+    async def score(self, call: Call) -> None:
+        """/generative_scoring: each item with the query is a prompt, for one token"""
+        body = await read_json(call.scope, call.receive, self._settings, ScoringBody)
+        model = self._models.check(body.model)
+        if max(body.label_token_ids or ()) >= self._vocabulary.size:
+            raise HttpError(400, "label_token_ids: got one that is not in the vocabulary", "BadRequestError")
+        prompts = [np.concatenate([self._ids(part) for part in parts]) for parts in body.parts]
+        await self._answer(body, prompts, model, ScoringShape, call)
+
+    def _ids(self, prompt: str | list[int]) -> TokenIds:
+        """Token ids of a text, or those that are given. Raises HttpError for one that the vocabulary does not have."""
+        if isinstance(prompt, str):
+            return self._vocabulary.encode(prompt)
+        if max(prompt) >= self._vocabulary.size:
+            raise HttpError(400, f"prompt: got token {max(prompt)}, which the vocabulary lacks", "BadRequestError")
+        return np.array(prompt, dtype=np.int64)
+
+    def _prompt(self, conversation: list[ChatMessage], has_answer: bool = True) -> TokenIds:
+        if len(conversation) > self._emulator.max_model_len:
+            number = f"there are {len(conversation)} messages"
+            raise self._too_long(beyond_context(self._emulator.max_model_len, number, "send fewer"))
+        try:
+            return chat_prompt(self._vocabulary, conversation, has_answer)
+        except WorkloadError as error:
+            raise self._too_long(error) from None
+
+    def _too_long(self, error: WorkloadError) -> HttpError:
+        param = "max_tokens" if isinstance(error, LimitError) else "input_tokens"
+        return HttpError(400, str(error), "BadRequestError", param)
+
+    def _truncated(self, body: GenerationBody, prompt: TokenIds) -> TokenIds:
+        """The end of `prompt` that the request asks for."""
+        most = body.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        if most > self._emulator.max_model_len:
+            text = f"truncate_prompt_tokens: got {most}; expected at most {self._emulator.max_model_len}"
+            raise HttpError(400, text, "BadRequestError", "truncate_prompt_tokens")
+        most = self._emulator.max_model_len - 1 if most < 0 else most
+        return prompt[max(len(prompt) - most, 0) :]
 
     async def _answer(
-        self, body: ChatBody | CompletionBody, prompts: list[TokenIds], scope: Scope, receive: Receive, send: Send
+        self,
+        body: GenerationBody,
+        prompts: list[TokenIds],
+        model: str,
+        shape_of: Callable[..., WholeShape],
+        call: Call,
     ) -> None:
-        model, headers, options = self._models.check(body.model), Headers(scope=scope), body.stream_options
+        """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
+        self._check_number(len(prompts) * body.n)
+        if any(not name.isdecimal() or int(name) >= self._vocabulary.size for name in body.logit_bias or ()):
+            raise HttpError(400, "logit_bias: got a token that the vocabulary lacks", "BadRequestError", "logit_bias")
+        headers, options = Headers(scope=call.scope), body.stream_options
         self._num_taken += 1
         breaks_at = self._faults.check(self._num_taken)
-        asked = self._asked(body, prompts, model, headers)
-        outlet = Outlet(send)
+        asked = self._asked(body, [self._truncated(body, prompt) for prompt in prompts], model, headers)
+        outlet = Outlet(call.send)
         if breaks_at is not None:
-            outlet = BreakingOutlet(send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
-        reply = HttpReply(
-            self._emulator,
-            self._counts,
-            outlet,
-            AnswerShape(isinstance(body, ChatBody), self._request_id(headers), int(time.time()), model),
-            asked,
-            body.stream,
-            options is not None and options.include_usage,
-            options is not None and options.continuous_usage_stats,
-        )
+            outlet = BreakingOutlet(call.send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
+        shape = shape_of(AnswerHead(self._request_id(headers), int(time.time()), model), asked)
+        stream = cast(StreamShape, shape) if body.stream else None
+        has_counts = options is not None and options.continuous_usage_stats
+        reply = HttpReply(self._emulator, self._counts, outlet, shape, asked, stream, has_counts)
         self.num_open += 1
         try:
-            reply.submit(self._replica, scope.get(ARRIVED))
-            await _until_gone(receive, outlet)
+            reply.submit(self._replica, call.scope.get(ARRIVED))
+            await _until_gone(call.receive, outlet)
         finally:
             self.num_open -= 1
             if not reply.is_over:
@@ -133,9 +237,7 @@ class Generation:
         given = headers.get("x-request-id", "")[:_LONGEST_ID]
         return given or f"{hashed(self._stream, self._num_taken):016x}"
 
-    def _asked(
-        self, body: ChatBody | CompletionBody, prompts: list[TokenIds], model: str, headers: Headers
-    ) -> list[AskedAnswer]:
+    def _asked(self, body: GenerationBody, prompts: list[TokenIds], model: str, headers: Headers) -> list[AskedAnswer]:
         """All answers that are asked for. Raises HttpError for prompts that are too long, or too many tokens in all."""
         session = headers.get("x-session-id") or body.user or None
         wanted = body.wanted()
@@ -146,7 +248,7 @@ class Generation:
                 try:
                     answer = self._writer.write(wanted, prompt, choice)
                 except WorkloadError as error:
-                    raise HttpError(400, str(error), "BadRequestError") from None
+                    raise self._too_long(error) from None
                 ids = np.concatenate([prompt, answer.ids])
                 num_tokens += len(ids)
                 if num_tokens > _MOST_TOKENS and len(asked):

@@ -13,9 +13,9 @@ from perfmodel.serve.http.errors import HttpError
 from perfmodel.serve.paced_clock import PacedClock
 from perfmodel.serve.settings import ServerSettings
 
-# vLLM's server asks for its key below /v1 alone; its /reset_prefix_cache, which is there in development mode only
-# (VLLM_SERVER_DEV_MODE=1), asks nobody.
-_KEYED = ("/v1", "/reset_prefix_cache")
+# vLLM's server asks for its key below /v1 alone; its /invocations and /generative_scoring generate for anybody, and its
+# /reset_prefix_cache, which is there in development mode only (VLLM_SERVER_DEV_MODE=1), asks nobody.
+_KEYED = ("/v1", "/reset_prefix_cache", "/invocations", "/generative_scoring")
 _CHANGES = ("/reset_prefix_cache",)  # something without a body that no form could have sent
 _ANYTIME = ("/metrics", "/version", "/openapi.json")  # before weights are loaded, too
 

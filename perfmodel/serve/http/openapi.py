@@ -1,39 +1,23 @@
-"""`document`: what the server answers, as an OpenAPI 3.1 document, from the same schemas that bodies are checked by."""
+"""`document`: what the server answers, as an OpenAPI 3.1 document, from its routes and the schemas of their bodies."""
 
-__all__ = ["document"]
+__all__ = ["PathRow", "document"]
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from perfmodel.serve.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from perfmodel.version import __version__
 
 _REFERENCE = "#/components/schemas/{model}"
-_POSTS: dict[str, tuple[type[BaseModel], str]] = {
-    "/v1/completions": (CompletionBody, "An answer that goes on with a prompt, whole or as server-sent events."),
-    "/v1/chat/completions": (ChatBody, "The next message of a conversation, whole or as server-sent events."),
-    "/tokenize": (TokenizeBody, "Token ids of a text or a conversation."),
-    "/detokenize": (DetokenizeBody, "The text of token ids."),
-}
-_GETS = {
-    "/v1/models": ("The models that can be asked for.", "application/json"),
-    "/health": ("200 once it answers.", None),
-    "/ping": ("200 once it answers.", None),
-    "/version": ("Of the engine that is emulated, and of perfmodel.", "application/json"),
-    "/load": ("Requests that are being answered.", "application/json"),
-    "/metrics": ("Metrics under the engine's names; 404 without.", "text/plain"),
-    "/openapi.json": ("This document.", "application/json"),
-}
-_STREAMED = {"/v1/completions", "/v1/chat/completions"}
 _ERRORS = {
     "400": "what is wrong with the request",
     "401": "no key, or a wrong one",
     "403": "a page of another site asks for what changes the server",
     "404": "no such model, or path",
     "408": "the body took too long",
+    "409": "requests hold KV blocks that a reset would need",
     "413": "the body is too large",
     "429": "more than the gateway's rate limit, or injected with --fail",
     "431": "the headers are too large",
@@ -47,7 +31,7 @@ _ERROR_SCHEMA = {
     "properties": {
         "error": {
             "type": "object",
-            "required": ["message", "type", "param", "code"],
+            "required": ["message", "type"],
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
@@ -59,17 +43,28 @@ _ERROR_SCHEMA = {
 }
 
 
+class PathRow(NamedTuple):
+    """A path of the server.
+
+    methods: that it answers; answer: the name of what does
+    summary: for readers; body: what it is sent; media: of its answer; is_streamed: server-sent events, too
+    """
+
+    path: str
+    methods: tuple[str, ...]
+    answer: str
+    summary: str
+    body: type[BaseModel] | None = None
+    media: str | None = "application/json"
+    is_streamed: bool = False
+
+
 @cache
-def document() -> dict[str, Any]:
-    """The document; always the same."""
-    bodies = [kind for kind, _ in _POSTS.values()]
+def document(rows: tuple[PathRow, ...]) -> dict[str, Any]:
+    """The document of these paths; the same each time."""
+    bodies = sorted({row.body for row in rows if row.body is not None}, key=lambda kind: kind.__name__)
     _, schemas = models_json_schema([(kind, "validation") for kind in bodies], ref_template=_REFERENCE)
-    paths: dict[str, Any] = {path: {"post": _post(path, kind, said)} for path, (kind, said) in _POSTS.items()}
-    for path, (said, media) in _GETS.items():
-        paths[path] = {"get": _operation(said, {media: {}} if media else None)}
-    paths["/ping"]["post"] = _operation(_GETS["/ping"][0], None)
-    refused = {"409": _error("requests hold KV blocks")}
-    paths["/reset_prefix_cache"] = {"post": _operation("All prefix caches are empty after it.", None, refused)}
+    paths = {row.path: {method.lower(): _operation(row, method) for method in row.methods} for row in rows}
     return {
         "openapi": "3.1.0",
         "info": {"title": "perfmodel serve", "version": __version__},
@@ -81,21 +76,19 @@ def document() -> dict[str, Any]:
     }
 
 
-def _post(path: str, kind: type[BaseModel], said: str) -> dict[str, Any]:
-    media: dict[str, Any] = {"application/json": {}}
-    if path in _STREAMED:
-        media["text/event-stream"] = {}
-    schema = {"$ref": _REFERENCE.format(model=kind.__name__)}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {**_operation(said, media), "requestBody": body}
-
-
-def _operation(said: str, media: dict[str, Any] | None, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    answered: dict[str, Any] = {"description": said}
-    if media is not None:
-        answered["content"] = media
+def _operation(row: PathRow, method: str) -> dict[str, Any]:
+    answered: dict[str, Any] = {"description": row.summary}
+    if row.media is not None:
+        answered["content"] = {row.media: {}, **({"text/event-stream": {}} if row.is_streamed else {})}
     errors = {status: _error(meaning) for status, meaning in _ERRORS.items()}
-    return {"summary": said, "responses": {"200": answered, **errors, **(more or {})}, "security": [{}, {"key": []}]}
+    operation = {"summary": row.summary, "responses": {"200": answered, **errors}, "security": [{}, {"key": []}]}
+    if "{" in row.path:
+        named = row.path.partition("{")[2].partition("}")[0]
+        operation["parameters"] = [{"name": named, "in": "path", "required": True, "schema": {"type": "string"}}]
+    if row.body is not None and method == "POST":
+        schema = {"$ref": _REFERENCE.format(model=row.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
 
 
 def _error(meaning: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Outlet:
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Begin an answer."""
         self._put({"type": "http.response.start", "status": status, "headers": headers})
+        self._send = getattr(self._send, "after_start", self._send)  # who notes beginnings need not see each token
 
     def body(self, data: bytes, is_last: bool = False) -> None:
         """Go on with it."""

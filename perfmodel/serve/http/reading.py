@@ -1,15 +1,17 @@
 """Bodies on their way in: bounded in bytes and in time, then checked."""
 
-__all__ = ["read_body", "read_json"]
+__all__ = ["checked", "content_length", "read_any", "read_body", "read_json"]
 
 import asyncio
-from typing import TypeVar
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from perfmodel.serve.http.errors import HttpError, unreadable
+from perfmodel.serve.http.errors import FieldError, HttpError, unreadable
 from perfmodel.serve.settings import ServerSettings
 
 _MOST_DIGITS = 18  # of a length; Python reads no number of thousands of them
@@ -22,16 +24,35 @@ async def read_json(scope: Scope, receive: Receive, settings: ServerSettings, ki
 
     Raises HttpError for one that is none.
     """
-    media = Headers(scope=scope).get("content-type", "").split(";")[0].strip().lower()
-    if media != "application/json":
-        raise HttpError(400, f"content-type: found {media[:40]!r}, allowed: application/json")
-    data = await read_body(scope, receive, settings)
+    data = await _json_bytes(scope, receive, settings)
+    return checked(lambda: kind.model_validate_json(data), data)
+
+
+async def read_any(scope: Scope, receive: Receive, settings: ServerSettings) -> Any:
+    """The same of any kind. Raises HttpError for what is no JSON."""
     try:
-        return kind.model_validate_json(data)
+        return json.loads(await _json_bytes(scope, receive, settings))
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"body: {error}") from None
+
+
+def checked(read: Callable[[], Body], data: bytes = b"") -> Body:
+    """What `read` gives of a body, `data`. Raises HttpError where a field is wrong."""
+    try:
+        return read()
     except ValidationError as error:
-        raise unreadable(error) from None
+        raise unreadable(error, data) from None
+    except FieldError as error:
+        raise HttpError(400, str(error), "BadRequestError", error.param) from None
     except RecursionError:
         raise HttpError(400, "body: nested too deep; flatten it") from None
+
+
+async def _json_bytes(scope: Scope, receive: Receive, settings: ServerSettings) -> bytes:
+    media = Headers(scope=scope).get("content-type", "").split(";")[0].strip().lower()
+    if media != "application/json":
+        raise HttpError(400, f"content-type: got {media[:40]!r}; expected application/json")
+    return await read_body(scope, receive, settings)
 
 
 async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) -> bytes:
@@ -60,6 +81,12 @@ async def _all_of(receive: Receive, settings: ServerSettings) -> bytes:
             raise _too_large(settings)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """The Content-Length among `headers`; 0 without one that is a number."""
+    length = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
+    return int(length) if length.isdigit() and len(length) <= _MOST_DIGITS else 0
 
 
 def _too_large(settings: ServerSettings) -> HttpError:

@@ -1,21 +1,20 @@
 """`HttpReply`: one request for answers, from its submission to its last byte; `CachedCounts`: what caches had of it."""
 
-__all__ = ["AskedAnswer", "CachedCounts", "HttpReply"]
+__all__ = ["CachedCounts", "HttpReply"]
 
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from math import ceil
-from typing import NamedTuple
 
 from perfmodel.engine import Request, StepPlan, StepRecord
 from perfmodel.errors import WorkloadError
-from perfmodel.serve.emulator import Emulator, Fate, Order
+from perfmodel.serve.emulator import Emulator, Fate
 from perfmodel.serve.http.errors import HttpError, error_body
 from perfmodel.serve.http.outlet import Outlet
-from perfmodel.serve.http.shapes import DONE, AnswerShape, TokenCounts
-from perfmodel.serve.tokens import WrittenAnswer
+from perfmodel.serve.http.shapes import AskedAnswer, StreamShape, TokenCounts, WholeShape
 from perfmodel.sim.replica.replica import EngineRank
 
+_DONE = b"data: [DONE]\n\n"
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _LOST = {
@@ -55,23 +54,14 @@ class CachedCounts:
         """Nobody asks."""
 
 
-class AskedAnswer(NamedTuple):
-    """One answer that a request asks for: the number of its prompt, and which of the prompt's answers it is."""
-
-    order: Order
-    answer: WrittenAnswer
-    prompt: int
-    choice: int
-
-
 class HttpReply:
     """Answers on their way to one client.
 
     emulator, counts: whose answers they are; what caches had of them
     outlet, shape:    over which they are sent, and how they are written
     asked:            all that the request asks for, in the order of their indices
-    is_stream:        token by token, or all at the end
-    with_usage, with_counts: a last chunk with the counts of tokens; counts in each chunk
+    stream:           how they are written token by token; None: all at the end
+    with_counts:      of tokens, in each chunk
     """
 
     def __init__(
@@ -79,17 +69,19 @@ class HttpReply:
         emulator: Emulator,
         counts: CachedCounts,
         outlet: Outlet,
-        shape: AnswerShape,
+        shape: WholeShape,
         asked: list[AskedAnswer],
-        is_stream: bool,
-        with_usage: bool = False,
+        stream: StreamShape | None = None,
         with_counts: bool = False,
     ) -> None:
         self.shape, self.with_counts, self.outlet = shape, with_counts, outlet
         self.is_over = False  # nothing more is to be sent
         self._emulator, self._counts = emulator, counts
-        self._is_stream, self._with_usage, self._has_begun = is_stream, with_usage, False
-        self._choices = [(_Streamed if is_stream else _Choice)(self, index, one) for index, one in enumerate(asked)]
+        self.stream, self._has_begun = stream, False
+        self._choices = [
+            _Choice(self, index, one) if stream is None else _Streamed(self, stream, index, one)
+            for index, one in enumerate(asked)
+        ]
         self._num_open = len(asked)
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
@@ -100,7 +92,7 @@ class HttpReply:
                     choice.submit(self._emulator, self._counts, replica, arrived)
         except WorkloadError as error:
             self._fail(HttpError(400, str(error), "BadRequestError"))
-        if self._is_stream:
+        if self.stream is not None:
             self._emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
             if not self.is_over:
                 self.begin()
@@ -110,6 +102,8 @@ class HttpReply:
         if not self._has_begun:
             self._has_begun = True
             self.outlet.start(200, _EVENTS)
+            if self.stream is not None and self.stream.preamble:
+                self.outlet.body(self.stream.preamble)
 
     def abort(self) -> None:
         """Nobody waits any more."""
@@ -123,12 +117,11 @@ class HttpReply:
         if self._num_open or self.is_over:
             return
         self.is_over = True
-        if self._is_stream:
-            usage = self.shape.usage(self._usage()) if self._with_usage else b""
-            self.outlet.body(usage + DONE, is_last=True)
+        if self.stream is not None:
+            done = _DONE if self.stream.has_done else b""
+            self.outlet.body(self.stream.closing(self._usage()) + done, is_last=True)
         else:
-            body = self.shape.whole([choice.asked.answer for choice in self._choices], self._usage())
-            self._send_whole(200, body, {})
+            self._send_whole(200, self.shape.whole(self._usage()), {})
 
     def lose(self, fate: Fate) -> None:
         """The deployment has lost one of them, and so all."""
@@ -138,9 +131,11 @@ class HttpReply:
 
     def _fail(self, error: HttpError) -> None:
         self.abort()
-        body = error_body(error)
+        body = error_body(error, self.shape.error_style)
         if self._has_begun:
-            self.outlet.body(b"data: " + body + b"\n\n" + DONE, is_last=True)
+            has_done = self.stream is not None and self.stream.has_done
+            head, done = (b"data: ", _DONE) if has_done else (b"event: error\ndata: ", b"")
+            self.outlet.body(head + body + b"\n\n" + done, is_last=True)
         else:
             self._send_whole(error.status, body, error.headers)
 
@@ -151,10 +146,13 @@ class HttpReply:
 
     def _usage(self) -> TokenCounts:
         firsts = [choice for choice in self._choices if choice.asked.choice == 0]
+        cached = sum(choice.num_cached_tokens for choice in firsts)
+        block_size, prompts = self._emulator.block_size, [choice.asked.order.num_prompt_tokens for choice in firsts]
         return TokenCounts(
-            sum(choice.asked.order.num_prompt_tokens for choice in firsts),
+            sum(prompts),
             sum(choice.asked.order.num_output_tokens for choice in self._choices),
-            sum(choice.num_cached_tokens for choice in firsts),
+            cached,
+            max(sum(prompt // block_size * block_size for prompt in prompts) - cached, 0),
         )
 
 
@@ -203,9 +201,9 @@ class _Choice:
 class _Streamed(_Choice):
     """A `Listener` that passes on each token."""
 
-    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
+    def __init__(self, reply: HttpReply, stream: StreamShape, index: int, asked: AskedAnswer) -> None:
         super().__init__(reply, index, asked)
-        self._before, self._after = reply.shape.token_frame(index)
+        self._stream, self._frame = stream, None if reply.with_counts else stream.frame(index)
         self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
         self._num_sent = 0
 
@@ -213,27 +211,17 @@ class _Streamed(_Choice):
         """As of a `Listener`."""
         if self.reply.is_over:
             return
-        first, last = self._num_sent, self._last
-        if num_tokens == 1 and 0 < first < last - 1 and not self.reply.with_counts:
+        first, last, frame = self._num_sent, self._last, self._frame
+        if num_tokens == 1 and 0 < first < last - 1 and frame is not None:
             self._num_sent = first + 1  # nearly all calls: what can be ready is
-            self._send(self._before + encode_basestring_ascii(self._pieces[first]).encode() + self._after)
+            self._send(frame[0] + encode_basestring_ascii(self._pieces[first]).encode() + frame[1])
             return
         self.reply.begin()
         self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self.reply.shape.opening(self.index)]
-        if self.reply.with_counts:
-            parts += [self._counted(place) for place in range(first, end)]
-        else:
-            for piece in self.asked.answer.pieces[first : min(end, last - 1)]:
-                parts += (self._before, encode_basestring_ascii(piece).encode(), self._after)
-            if end == last:
-                parts.append(self.reply.shape.last_token(self.index, self.asked.answer, None))
+        parts = [] if first else [self._stream.opening(self.index)]
+        parts += [self._stream.token(self.index, place, self._counted(place)) for place in range(first, end)]
         self.reply.outlet.body(b"".join(parts))
 
-    def _counted(self, place: int) -> bytes:
-        """The chunk of token number `place`, with the counts up to it."""
-        answer, shape = self.asked.answer, self.reply.shape
-        usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1)
-        if place + 1 == len(answer.pieces):
-            return shape.last_token(self.index, answer, usage)
-        return shape.token(self.index, answer.pieces[place], usage)
+    def _counted(self, place: int) -> TokenCounts | None:
+        """The counts up to token number `place`, if each chunk has them."""
+        return TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None

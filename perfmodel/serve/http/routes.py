@@ -1,9 +1,10 @@
 """`routes`: every path of the server, and what answers there."""
 
-__all__ = ["Rendered", "routes"]
+__all__ = ["PATHS", "Rendered", "path_of", "routes"]
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,12 +14,15 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from perfmodel.serve.emulator import Emulator
-from perfmodel.serve.http.bodies import DetokenizeBody, TokenizeBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from perfmodel.serve.http.errors import HttpError
-from perfmodel.serve.http.generation import Generation, Models
-from perfmodel.serve.http.openapi import document
+from perfmodel.serve.http.generation import Call, Generation, Models
+from perfmodel.serve.http.messages import CountBody, MessagesBody
+from perfmodel.serve.http.openapi import PathRow, document
 from perfmodel.serve.http.reading import read_json
-from perfmodel.serve.metrics import content_type, wants_openmetrics
+from perfmodel.serve.http.responses import ResponsesBody, no_response
+from perfmodel.serve.http.scoring import ScoringBody
+from perfmodel.serve.metrics import HttpCounts, content_type, wants_openmetrics
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import Vocabulary, chat_prompt
 from perfmodel.version import __version__
@@ -28,7 +32,10 @@ _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment wi
 
 
 class Rendered(Protocol):
-    """What is scraped."""
+    """What is scraped. http: where requests are counted, if they are"""
+
+    @property
+    def http(self) -> HttpCounts | None: ...
 
     def render(self, openmetrics: bool = False) -> bytes:
         """The metrics as they are now, in Prometheus's text or OpenMetrics'."""
@@ -38,11 +45,13 @@ class Rendered(Protocol):
 class _Endpoint:
     """An ASGI application for one path: to Starlette, a function would be one of a request and no more."""
 
-    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    path: str
+
+    def __init__(self, answer: Callable[[Call], Awaitable[None]]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
+        await self._answer(Call(scope, receive, send))
 
 
 class _Plain:
@@ -67,35 +76,39 @@ class _Plain:
 
     async def version(self, request: HttpRequest) -> Response:
         engine = self._emulator.scenario.engine.described.version
-        return JSONResponse({"version": str(engine.asked or engine.described or __version__), "perfmodel": __version__})
+        return JSONResponse({"version": str(engine.asked or engine.described or __version__)})
 
     async def load(self, request: HttpRequest) -> Response:
         return JSONResponse({"server_load": self._generation.num_open})
 
     async def models(self, request: HttpRequest) -> Response:
-        root, length = self._models.names[0], self._emulator.max_model_len
-        cards = [_card(name, root, None, length) for name in self._models.names]
-        cards += [_card(name, name, root, None) for name in self._models.adapters]
+        root, length, owner = (
+            self._models.names[0],
+            self._emulator.max_model_len,
+            self._emulator.scenario.engine.profile,
+        )
+        cards = [_card(name, root, None, length, owner) for name in self._models.names]
+        cards += [_card(name, name, root, None, owner) for name in self._models.adapters]
         return JSONResponse({"object": "list", "data": cards})
 
-    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, self._settings, TokenizeBody)
+    async def tokenize(self, request: HttpRequest) -> Response:
+        body = await read_json(request.scope, request.receive, self._settings, TokenizeBody)
         self._models.check(body.model)
-        if body.messages is not None:
+        if body.prompt is None:
             ids = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
         else:
-            ids = self._vocabulary.encode(body.prompt or "")
+            ids = self._vocabulary.encode(body.prompt)
         if body.return_token_strs and len(ids) > _MOST_STRINGS:
-            raise HttpError(400, f"return_token_strs: found {len(ids)} tokens, allowed {_MOST_STRINGS}; leave it out")
+            raise HttpError(400, f"return_token_strs: got {len(ids)} tokens; expected at most {_MOST_STRINGS}")
         strings = [self._vocabulary.decode(ids[i : i + 1]) for i in range(len(ids))] if body.return_token_strs else None
-        said = {"count": len(ids), "max_model_len": self._emulator.max_model_len, "tokens": ids.tolist()}
-        await JSONResponse({**said, "token_strs": strings})(scope, receive, send)
+        counted = {"count": len(ids), "max_model_len": self._emulator.max_model_len, "tokens": ids.tolist()}
+        return JSONResponse({**counted, "token_strs": strings})
 
-    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, self._settings, DetokenizeBody)
+    async def detokenize(self, request: HttpRequest) -> Response:
+        body = await read_json(request.scope, request.receive, self._settings, DetokenizeBody)
         self._models.check(body.model)
         text = self._vocabulary.decode(np.array(body.tokens, dtype=np.int64))
-        await JSONResponse({"prompt": text})(scope, receive, send)
+        return JSONResponse({"prompt": text})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
         emulator, replica = self._emulator, self._replica
@@ -109,17 +122,61 @@ class _Plain:
 
     async def metrics(self, request: HttpRequest) -> Response:
         if self._metrics is None:
-            raise HttpError(404, "Not Found")
+            raise HttpError(404, "Not Found", style="detail")
         is_open = wants_openmetrics(request.headers.get("accept", ""))
         return Response(self._metrics.render(openmetrics=is_open), headers={"content-type": content_type(is_open)})
 
     async def openapi(self, request: HttpRequest) -> Response:
-        return Response(json.dumps(document()), media_type="application/json")
+        return Response(json.dumps(document(PATHS)), media_type="application/json")
+
+    async def response(self, request: HttpRequest) -> Response:
+        raise no_response(request.path_params["response_id"])
+
+    async def is_scaling(self, request: HttpRequest) -> Response:
+        return JSONResponse({"is_scaling_elastic_ep": False})
+
+    async def scale(self, request: HttpRequest) -> Response:
+        raise HttpError(400, "the ranks are the scenario's; to add replicas under load give it cluster.autoscaling")
 
 
-def _card(name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
-    said = {"id": name, "object": "model", "created": _CREATED, "owned_by": "perfmodel", "root": root}
-    return {**said, "parent": parent, "max_model_len": max_model_len, "permission": []}
+def _card(name: str, root: str, parent: str | None, max_model_len: int | None, owner: str) -> dict[str, Any]:
+    permission = {"id": f"modelperm-{name}", "object": "model_permission", "created": _CREATED, "organization": "*"}
+    permission |= dict.fromkeys(
+        ("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False
+    )
+    permission |= {"allow_sampling": True, "allow_logprobs": True, "allow_view": True, "group": None}
+    card = {"id": name, "object": "model", "created": _CREATED, "owned_by": owner, "root": root}
+    return {**card, "parent": parent, "max_model_len": max_model_len, "permission": [permission]}
+
+
+_GET, _POST = ("GET",), ("POST",)
+# What answers is a method of `Generation`, if it has one of that name, or of `_Plain`.
+PATHS = (
+    PathRow(
+        "/v1/completions", _POST, "complete", "An answer that goes on with a prompt.", CompletionBody, is_streamed=True
+    ),
+    PathRow("/v1/chat/completions", _POST, "chat", "The next message of a conversation.", ChatBody, is_streamed=True),
+    PathRow("/v1/chat/completions/batch", _POST, "batch", "The next message of several conversations.", BatchBody),
+    PathRow("/v1/responses", _POST, "respond", "A response to messages.", ResponsesBody, is_streamed=True),
+    PathRow("/v1/responses/{response_id}", _GET, "response", "A stored response: none is, so 404."),
+    PathRow("/v1/responses/{response_id}/cancel", _POST, "response", "The same."),
+    PathRow("/v1/messages", _POST, "message", "The next message, by Anthropic's API.", MessagesBody, is_streamed=True),
+    PathRow("/v1/messages/count_tokens", _POST, "count_tokens", "How many tokens messages have.", CountBody),
+    PathRow("/v1/models", _GET, "models", "The models that can be asked for."),
+    PathRow("/generative_scoring", _POST, "score", "How likely a label is after each item.", ScoringBody),
+    PathRow("/invocations", _POST, "invoke", "A chat or a completion, of whatever model.", is_streamed=True),
+    PathRow("/tokenize", _POST, "tokenize", "Token ids of a text or a conversation.", TokenizeBody),
+    PathRow("/detokenize", _POST, "detokenize", "The text of token ids.", DetokenizeBody),
+    PathRow("/health", _GET, "health", "200 once it answers.", media=None),
+    PathRow("/ping", ("GET", "POST"), "health", "200 once it answers.", media=None),
+    PathRow("/version", _GET, "version", "Of the engine that is emulated."),
+    PathRow("/load", _GET, "load", "Requests that are being answered."),
+    PathRow("/reset_prefix_cache", _POST, "reset_prefix_cache", "All prefix caches are empty after it.", media=None),
+    PathRow("/is_scaling_elastic_ep", _POST, "is_scaling", "Whether ranks are being added: never."),
+    PathRow("/scale_elastic_ep", _POST, "scale", "Ranks cannot be added, so 400."),
+    PathRow("/metrics", _GET, "metrics", "Metrics under the engine's names; 404 without.", media="text/plain"),
+    PathRow("/openapi.json", _GET, "openapi", "This document."),
+)
 
 
 def routes(
@@ -129,7 +186,7 @@ def routes(
     metrics: Rendered | None,
     replica: int | None,
 ) -> list[Route]:
-    """Every route of the server.
+    """Every route of the server, in the order of `PATHS`.
 
     emulator, settings: what answers; to whom, and how
     vocabulary: what prompts are counted by
@@ -138,17 +195,22 @@ def routes(
     """
     generation = Generation(emulator, settings, vocabulary, replica)
     plain = _Plain(emulator, settings, vocabulary, generation, metrics, replica)
-    return [
-        Route("/v1/completions", _Endpoint(generation.complete), methods=["POST"]),
-        Route("/v1/chat/completions", _Endpoint(generation.chat), methods=["POST"]),
-        Route("/v1/models", plain.models),
-        Route("/tokenize", _Endpoint(plain.tokenize), methods=["POST"]),
-        Route("/detokenize", _Endpoint(plain.detokenize), methods=["POST"]),
-        Route("/health", plain.health),
-        Route("/ping", plain.health, methods=["GET", "POST"]),
-        Route("/version", plain.version),
-        Route("/load", plain.load),
-        Route("/reset_prefix_cache", plain.reset_prefix_cache, methods=["POST"]),
-        Route("/metrics", plain.metrics),
-        Route("/openapi.json", plain.openapi),
-    ]
+    return [_route(row, generation, plain) for row in PATHS]
+
+
+def _route(row: PathRow, generation: Generation, plain: _Plain) -> Route:
+    answer = getattr(generation, row.answer, None)
+    # An endpoint of its own for each route, by which `path_of` knows it.
+    endpoint = partial(getattr(plain, row.answer)) if answer is None else _Endpoint(answer)
+    endpoint.path = row.path  # type: ignore[union-attr]
+    route = Route(row.path, endpoint, methods=row.methods)
+    if row.path == "/metrics":
+        route.methods = None  # whatever the method, as a mounted application answers
+    elif route.methods is not None and row.path != "/openapi.json":
+        route.methods.discard("HEAD")  # which Starlette adds to GET, and FastAPI does not
+    return route
+
+
+def path_of(scope: Scope) -> str | None:
+    """The path of the route that has answered a request, as `PATHS` has it."""
+    return getattr(scope.get("endpoint"), "path", None)

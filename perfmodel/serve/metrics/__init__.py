@@ -1,6 +1,7 @@
 """Metrics of an emulator's engines under the names of the servers that it stands for."""
 
-__all__ = ["Metrics", "MetricsPage", "content_type", "wants_openmetrics"]
+__all__ = ["HttpCounts", "Metrics", "MetricsPage", "content_type", "wants_openmetrics"]
 
 from perfmodel.serve.metrics.formats import content_type, wants_openmetrics
+from perfmodel.serve.metrics.http_counts import HttpCounts
 from perfmodel.serve.metrics.recorder import Metrics, MetricsPage

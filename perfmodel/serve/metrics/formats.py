@@ -2,13 +2,14 @@
 
 __all__ = ["content_type", "wants_openmetrics"]
 
-_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import CONTENT_TYPE_LATEST
+
 _OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def content_type(openmetrics: bool) -> str:
     """The Content-Type of a page in OpenMetrics' format, or in Prometheus's text."""
-    return _OPEN if openmetrics else _PLAIN
+    return _OPEN if openmetrics else CONTENT_TYPE_LATEST
 
 
 def wants_openmetrics(accept: str) -> bool:

@@ -13,6 +13,7 @@ from perfmodel.serve.emulator import Emulator, Fate
 from perfmodel.serve.metrics.counts import EngineCounts, EngineView
 from perfmodel.serve.metrics.families import Naming
 from perfmodel.serve.metrics.histogram import Histogram
+from perfmodel.serve.metrics.http_counts import HttpCounts, process_families
 from perfmodel.serve.metrics.own_names import LATE_BOUNDS, own_families
 from perfmodel.serve.metrics.page_text import page_text
 from perfmodel.serve.metrics.sglang_names import SglangNames
@@ -33,10 +34,20 @@ class _Known:
 
 
 class MetricsPage:
-    """A page of metrics: those that `collect` yields whenever it is rendered. A collector of prometheus_client, too."""
+    """A page of metrics: those that `collect` yields whenever it is rendered. A collector of prometheus_client, too.
 
-    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
-        self.collect = collect
+    engines: yields those of the engines; http: requests that its server answers, if they are counted
+    """
+
+    def __init__(self, engines: Callable[[], Iterator[Metric]], http: HttpCounts | None = None) -> None:
+        self._engines, self.http = engines, http
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as they are now."""
+        if self.http is not None:
+            yield from process_families()
+            yield from self.http.families()
+        yield from self._engines()
 
     def render(self, openmetrics: bool = False) -> bytes:
         """The page as it is now; `content_type` says what it is."""
@@ -72,7 +83,8 @@ class Metrics:
         self._silent = self._shadows | {i for i, pool in self._pool_of.items() if pool.spec.role == "prefill"}
         self._lateness = Histogram(LATE_BOUNDS)
         self._slowed_s, self._num_stalled = 0.0, 0
-        self.page = MetricsPage(lambda: self._families(emulator.cluster.engines))
+        self._has_http = names == "vllm"
+        self.page = MetricsPage(lambda: self._families(emulator.cluster.engines), self._http())
         emulator.observers.append(self)
 
     def _named(self, names: str, model_name: str, legacy: bool, loras: Sequence[str]) -> Naming:
@@ -89,7 +101,15 @@ class Metrics:
     def of_replica(self, replica: int) -> MetricsPage:
         """A page for the replica of this number alone, `engine` being the data-parallel rank."""
         replicas = [each for pool in self._emulator.cluster.pools for each in pool.replicas]
-        return MetricsPage(lambda: self._families(replicas[replica].ranks))
+        return MetricsPage(lambda: self._families(replicas[replica].ranks), self._http())
+
+    @property
+    def http(self) -> HttpCounts | None:
+        """Requests that the page of all engines tells of."""
+        return self.page.http
+
+    def _http(self) -> HttpCounts | None:
+        return HttpCounts() if self._has_http else None
 
     def _families(self, engines: Sequence[EngineRank]) -> Iterator[Metric]:
         views = [

@@ -9,6 +9,7 @@ whose batch samples no token is no iteration.
 __all__ = ["VllmNames"]
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -52,16 +53,20 @@ _ROWS = (
         "Prompt tokens that were not computed here.",
         lambda v: v.counts.num_cached + v.counts.num_transferred,
     ),
-    Row(_COUNTER, "vllm:generation_tokens", "Generated tokens.", lambda v: v.counts.generation_tokens),
-)
-_TIER_ROWS = (
     Row(
         _COUNTER,
         "vllm:external_prefix_cache_queries",
         "Tokens looked up in the second tier, as they were not on the device.",
-        lambda v: v.num_asked - v.num_hit,
+        lambda v: 0 if v.engine.loop.scheduler.blocks.host is None else v.num_asked - v.num_hit,
     ),
     Row(_COUNTER, "vllm:external_prefix_cache_hits", "Tokens restored from there.", lambda v: v.num_restored),
+    Row(_COUNTER, "vllm:mm_cache_queries", "Images looked up in their cache; never any.", lambda _: 0),
+    Row(_COUNTER, "vllm:mm_cache_hits", "Images found there; never any.", lambda _: 0),
+    # To add up what all steps have cost takes tens of milliseconds, for which tokens would have to wait.
+    Row(_COUNTER, "vllm:estimated_flops_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
+    Row(_COUNTER, "vllm:estimated_read_bytes_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
+    Row(_COUNTER, "vllm:estimated_write_bytes_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
+    Row(_COUNTER, "vllm:generation_tokens", "Generated tokens.", lambda v: v.counts.generation_tokens),
 )
 _DRAFT_ROWS = (
     Row(_COUNTER, "vllm:spec_decode_num_drafts", "Drafts verified.", lambda v: v.counts.num_drafts),
@@ -107,11 +112,13 @@ _SIZES = (
     SizeRow("vllm:request_prefill_kv_computed_tokens", "Tokens of prompts without cached ones.", "computed", None),
     SizeRow("vllm:request_params_max_tokens", "Parameter max_tokens.", "max_tokens", None),
     SizeRow("vllm:request_params_n", "Parameter n.", "n", (1, 2, 5, 10, 20)),
+    SizeRow("vllm:request_num_preemptions", "Preemptions of requests.", "preemptions", (1, 2, 3, 4, 5, 10, 20)),
     SizeRow("vllm:iteration_tokens_total", "Tokens of a step.", "iteration", _ITERATION),
 )
 _LEGACY_SIZES = (SizeRow("vllm:time_per_output_token_seconds", "Between tokens" + _SECONDS, "itl", _PER_TOKEN),)
 
-_REASONS = ("stop", "length", "abort", "error")
+_REQUEST_TYPES = ("chat_completions", "responses", "other")
+_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 class VllmNames:
@@ -147,8 +154,6 @@ class VllmNames:
         """As of `Naming`."""
         labelled = [(self._labels(view), view) for view in views]
         rows = [*self._rows]
-        if any(view.engine.loop.scheduler.blocks.host is not None for view in views):
-            rows += _TIER_ROWS
         has_drafts = [view.engine.loop.scheduler.config.speculation is not None for view in views]
         if any(has_drafts):
             rows += _DRAFT_ROWS
@@ -160,6 +165,7 @@ class VllmNames:
         yield _by_source(labelled)
         yield _sleep_state(labelled)
         yield _ended(labelled)
+        yield self._tool_calls()
         yield _cache_config(labelled)
         if self._loras:
             yield self._lora_info()
@@ -169,6 +175,15 @@ class VllmNames:
 
     def _labels(self, view: EngineView) -> LabelSet:
         return self._server.plus("engine", str(view.number))
+
+    def _tool_calls(self) -> Metric:
+        """What vLLM's parser of tool calls counts: here no answer is parsed, as calls are known beforehand."""
+        kinds = product(("streaming", "non_streaming"), ("tool_call", "no_tool_call"), _REQUEST_TYPES)
+        samples = [
+            (self._server.plus("mode", mode).plus("outcome", outcome).plus("request_type", kind), 0)
+            for mode, outcome, kind in kinds
+        ]
+        return family(_COUNTER, "vllm:tool_call_parser_invocations", "Answers parsed for calls; never any.", samples)
 
     def _lora_info(self) -> Metric:
         running, waiting = self._adapters()

@@ -6,6 +6,8 @@ __all__ = [
     "ByteTokens",
     "ChatMessage",
     "FileTokens",
+    "Guide",
+    "LimitError",
     "Vocabulary",
     "Wanted",
     "WrittenAnswer",
@@ -13,9 +15,10 @@ __all__ = [
     "chat_prompt",
 ]
 
-from perfmodel.serve.tokens.answers import AnswerWriter, Wanted, WrittenAnswer
+from perfmodel.serve.tokens.answers import AnswerWriter, LimitError, Wanted, WrittenAnswer
 from perfmodel.serve.tokens.blocks import block_hashes
 from perfmodel.serve.tokens.bounded import BoundedTokens
 from perfmodel.serve.tokens.chat import ChatMessage, chat_prompt
 from perfmodel.serve.tokens.files import FileTokens
+from perfmodel.serve.tokens.guided import Guide
 from perfmodel.serve.tokens.vocabulary import ByteTokens, Vocabulary

@@ -3,7 +3,7 @@
 All is settled when a request comes: the text depends on seeds alone, so where a stop string would end it is known.
 """
 
-__all__ = ["AnswerWriter", "Wanted", "WrittenAnswer"]
+__all__ = ["AnswerWriter", "LimitError", "Wanted", "WrittenAnswer"]
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -15,6 +15,7 @@ import numpy as np
 from perfmodel.errors import WorkloadError
 from perfmodel.serve.context import beyond_context
 from perfmodel.serve.settings import ServerSettings
+from perfmodel.serve.tokens.guided import Guide
 from perfmodel.serve.tokens.vocabulary import TokenIds, Vocabulary
 from perfmodel.sim.traffic.distributions import draw_lengths
 from perfmodel.sim.traffic.hashed import hashed, hashes
@@ -23,6 +24,7 @@ from perfmodel.sim.traffic.traces import read_trace
 from perfmodel.specs.traffic import Traffic
 
 _NUM_LENGTHS = 1 << 14  # drawn beforehand; each answer takes one by a hash
+_SEEN_BEFORE = 4  # tokens that decide whether another begins with a space
 _MOST_READ = 1 << 18  # of a trace's rows
 
 
@@ -38,6 +40,7 @@ class Wanted(NamedTuple):
     keeps_stop:     whether the text has what it ended at
     seed:           of its content: equal requests with equal seeds have equal answers
     is_continued:   it goes on with the prompt's text, and does not begin a text of its own
+    guide:          the shape that its text has
     """
 
     max_tokens: int | None = None
@@ -49,6 +52,11 @@ class Wanted(NamedTuple):
     keeps_stop: bool = False
     seed: int | None = None
     is_continued: bool = False
+    guide: Guide | None = None
+
+
+class LimitError(WorkloadError):
+    """An answer longer than the model's context is asked for."""
 
 
 class WrittenAnswer(NamedTuple):
@@ -72,6 +80,7 @@ class AnswerWriter:
     def __init__(
         self, vocabulary: Vocabulary, traffic: Traffic, max_model_len: int, settings: ServerSettings, stream: int
     ) -> None:
+        self._vocabulary = vocabulary
         self._words, self._length, self._seed = vocabulary.words, settings.answer_length, settings.seed
         self._max_model_len, self._stream = max_model_len, stream
         self._lengths = _drawn_lengths(traffic, max_model_len, settings.seed)
@@ -84,6 +93,8 @@ class AnswerWriter:
         """
         number = self._number(wanted, prompt, choice)
         num_tokens, is_cut = self._num_tokens(wanted, len(prompt), number)
+        if wanted.guide is not None:
+            return self._guided(wanted.guide, number, num_tokens)
         picked = hashes(number, num_tokens) % np.uint64(len(self._words.texts))
         ids, pieces = self._words.ids[picked], [self._words.texts[i] for i in picked.tolist()]
         if not wanted.is_continued:
@@ -92,6 +103,23 @@ class AnswerWriter:
         if ended is not None:
             return _ended(wanted, ids, pieces, *ended)
         return WrittenAnswer(ids, pieces, "length" if is_cut else "stop")
+
+    def _guided(self, guide: Guide, number: int, num_tokens: int) -> WrittenAnswer:
+        """A text of the shape `guide`, whose strings fill about `num_tokens`; cut off where it is longer."""
+        shortest = len(self._vocabulary.encode(guide.text(number)))
+        first, step = number % len(self._words.texts), 7
+        texts = [self._words.texts[(first + step * i) % len(self._words.texts)] for i in range(num_tokens)]
+        ids = self._vocabulary.encode(guide.text(number, "".join(texts[: max(num_tokens - shortest, 1)]).strip()))
+        if len(ids) > num_tokens:  # several strings share what there is
+            ids = self._vocabulary.encode(guide.text(number, texts[0].strip()))
+        pieces = [self._piece(ids, end) for end in range(1, min(len(ids), num_tokens) + 1)]
+        return WrittenAnswer(ids[:num_tokens], pieces, "length" if len(ids) > num_tokens else "stop")
+
+    def _piece(self, ids: TokenIds, end: int) -> str:
+        """What token `end` - 1 adds to the text of those before it."""
+        start = max(end - _SEEN_BEFORE, 0)
+        before = self._vocabulary.decode(ids[start : end - 1])
+        return self._vocabulary.decode(ids[start:end])[len(before) :]
 
     def _number(self, wanted: Wanted, prompt: TokenIds, choice: int) -> int:
         """What all draws of this answer follow from: with a seed, the request; else, which request it is."""
@@ -108,6 +136,8 @@ class AnswerWriter:
             raise beyond_context(self._max_model_len, found, "shorten the prompt")
         unasked = room if wanted.most_unless_asked is None else min(wanted.most_unless_asked, room)
         limit = unasked if wanted.max_tokens is None else wanted.max_tokens
+        if limit > self._max_model_len:
+            raise LimitError(f"max_tokens: got {limit}; expected at most {self._max_model_len}, the model's context")
         if limit > room:
             found = f"{limit} were requested for a prompt of {num_prompt_tokens}"
             raise beyond_context(self._max_model_len, found, f"shorten the prompt, or ask for at most {room}")

@@ -12,7 +12,7 @@ class BoundedTokens:
     """`vocabulary`, for a context of `max_model_len` tokens: a text that cannot fit costs no time."""
 
     def __init__(self, vocabulary: Vocabulary, max_model_len: int) -> None:
-        self.words = vocabulary.words
+        self.words, self.size = vocabulary.words, vocabulary.size
         self._vocabulary, self._max_model_len = vocabulary, max_model_len
 
     def encode(self, text: str) -> TokenIds:

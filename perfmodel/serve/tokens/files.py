@@ -25,7 +25,7 @@ class FileTokens:
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = _loaded(path)
-        self.words = _words(self._tokenizer, path)
+        self.words, self.size = _words(self._tokenizer, path), self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`, without any that a tokenizer would put before and after it."""

@@ -39,9 +39,10 @@ class Words(NamedTuple):
 
 
 class Vocabulary(Protocol):
-    """Token ids of texts."""
+    """Token ids of texts. size: ids are below it"""
 
     words: Words
+    size: int
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`."""
@@ -58,7 +59,7 @@ class ByteTokens:
     def __init__(self) -> None:
         texts = [f"{first}{vowel}{last} " for first in _CONSONANTS for vowel in _VOWELS for last in _CONSONANTS]
         ids = np.concatenate([self.encode(text) for text in texts])
-        self.words = Words(texts, ids, texts, ids)
+        self.words, self.size = Words(texts, ids, texts, ids), 1 << 63
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the pieces of `text`."""

@@ -9,10 +9,11 @@ from http_conversation import CHAT, COMPLETIONS, HELLO, served
 from virtual_time import run
 
 from perfmodel.serve import Order
+from perfmodel.serve.http.bodies import ChatBody
 from perfmodel.serve.http.outlet import Outlet
-from perfmodel.serve.http.reply import AskedAnswer, CachedCounts, HttpReply
-from perfmodel.serve.http.shapes import AnswerShape
-from perfmodel.serve.tokens import WrittenAnswer
+from perfmodel.serve.http.reply import CachedCounts, HttpReply
+from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, ChatShape
+from perfmodel.serve.tokens import ByteTokens, WrittenAnswer
 
 
 def test_a_streamed_answer_has_a_chunk_for_each_token_at_the_time_of_its_step():
@@ -110,9 +111,10 @@ def test_a_stop_string_ends_the_answer_before_it():
         ("POST", COMPLETIONS, {"prompt": "a", "model": "x"}, 404, "The model `x` does not exist."),
         ("POST", COMPLETIONS, {"prompt": "a " * 20_000}, 400, "maximum context length is 8192 tokens"),
         ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 8192}, 400, "maximum context length is 8192 tokens"),
-        ("POST", COMPLETIONS, {"prompt": "a", "logprobs": 1}, 400, "logprobs"),
-        ("POST", COMPLETIONS, {"prompt": "a", "best_of": 2}, 400, "best_of"),
-        ("POST", CHAT, {**HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 9000}, 400, "at most 8192"),
+        ("POST", COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+        ("POST", COMPLETIONS, {"prompt": "a", "use_beam_search": True}, 400, "beams"),
+        ("POST", CHAT, {**HELLO, "structured_outputs": {"regex": "a+"}}, 400, "regex"),
         ("POST", CHAT, {**HELLO, "n": 5000}, 400, "allowed 1024"),
         ("POST", COMPLETIONS, {"prompt": [[1]] * 2000}, 400, "allowed 1024"),
         ("POST", COMPLETIONS, {"prompt": " " * 2_000_000}, 400, "maximum context length is 8192 tokens"),
@@ -120,9 +122,6 @@ def test_a_stop_string_ends_the_answer_before_it():
         ("POST", "/tokenize", {"prompt": "a" * 400_000, "return_token_strs": True}, 400, "return_token_strs"),
         ("POST", CHAT, {"messages": []}, 400, "messages"),
         ("POST", CHAT, b"{", 400, "content-type"),
-        ("GET", CHAT, b"", 405, "Method Not Allowed"),
-        ("GET", "/nowhere", b"", 404, "Not Found"),
-        ("GET", "/metrics", b"", 404, "Not Found"),
     ],
 )
 def test_errors_are_sentences_in_the_shape_of_the_engines_server(method, path, body, status, said):
@@ -133,6 +132,13 @@ def test_errors_are_sentences_in_the_shape_of_the_engines_server(method, path, b
     assert set(error) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(("path", "status"), [(CHAT, 405), ("/nowhere", 404), ("/metrics", 404)])
+def test_what_there_is_not_is_named_as_fastapi_does(path, status):
+    response = served(lambda client, _: client.get(path))
+    assert response.status == status
+    assert response.json() == {"detail": "Method Not Allowed" if status == 405 else "Not Found"}
+
+
 def test_the_document_describes_every_route():
     document = served(lambda client, _: client.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.1")
@@ -140,11 +146,13 @@ def test_the_document_describes_every_route():
         for method in methods:
             response = served(lambda client, _, m=method, p=path: client.call(m.upper(), p, {}))
             assert response.status not in (405, 500)
-            assert response.status != 404 or path == "/metrics"
+            assert response.status != 404 or path.startswith(("/metrics", "/v1/responses/"))
 
 
 class Formats:
     """A page of metrics that says which format it is in."""
+
+    http = None
 
     def render(self, openmetrics=False):
         return b"open" if openmetrics else b"plain"
@@ -193,7 +201,8 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
 
     answer = WrittenAnswer(np.arange(3), ["a ", "b ", "c "], "length")
     asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
-    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), AnswerShape(True, "x", 0, "m"), asked, is_stream=True)
+    shape = ChatShape(ChatBody(**HELLO), ByteTokens(), AnswerHead("x", 0, "m"), asked)
+    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, asked, stream=shape)
     reply.submit(None, None)
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
 

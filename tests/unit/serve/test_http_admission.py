@@ -8,6 +8,7 @@ import pytest
 from http_conversation import CHAT, COMPLETIONS, HELLO, served
 
 from perfmodel.errors import SpecError
+from perfmodel.serve.http.routes import PATHS
 from perfmodel.serve.settings import InjectedFaults, ServerSettings
 
 
@@ -28,6 +29,17 @@ def test_a_key_is_asked_for_below_v1():
         return models, (await client.get("/health")).status
 
     assert served(keys, ServerSettings(api_key="right")) == ([401, 401, 200], 200)
+
+
+def test_nothing_generates_without_the_key():
+    """Every path that takes a body, but for those that only count."""
+    free = {"/ping", "/tokenize", "/detokenize", "/is_scaling_elastic_ep", "/scale_elastic_ep"}
+    asking = [row.path for row in PATHS if "POST" in row.methods and row.path not in free]
+
+    async def statuses(client, _):
+        return {path: (await client.post(path, HELLO)).status for path in asking}
+
+    assert set(served(statuses, ServerSettings(api_key="right")).values()) == {401}
 
 
 @pytest.mark.parametrize(

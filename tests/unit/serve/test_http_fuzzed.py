@@ -12,23 +12,30 @@ from virtual_time import VirtualLoop
 from perfmodel.serve import Emulator
 from perfmodel.serve.http import build_app
 from perfmodel.serve.http.openapi import document
+from perfmodel.serve.http.routes import PATHS as ROWS
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.specs import load_scenario
 
 BASES = {
     "/v1/completions": {"prompt": "one two three", "max_tokens": 4},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "one"}], "max_completion_tokens": 4},
+    "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "one"}]], "max_completion_tokens": 4},
+    "/v1/responses": {"input": "one", "max_output_tokens": 4},
+    "/v1/messages": {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "one"}], "max_tokens": 4},
+    "/v1/messages/count_tokens": {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "one"}]},
+    "/generative_scoring": {"query": "one", "items": ["two"], "label_token_ids": [1, 2]},
+    "/invocations": {"prompt": "one", "max_tokens": 4},
     "/tokenize": {"prompt": "one two three"},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
-PATHS = sorted(document()["paths"])
+PATHS = sorted(row.path for row in ROWS)
 SMALL = (
     "engine.max_model_len=256",
     "traffic.input_tokens={distribution: fixed, value: 100}",
     "traffic.output_tokens={distribution: fixed, value: 20}",
 )
 NAMES = sorted(
-    {name for schema in document()["components"]["schemas"].values() for name in schema["properties"]}
+    {name for schema in document(ROWS)["components"]["schemas"].values() for name in schema["properties"]}
     | {"tool_calls", "echo", "logit_bias", "guided_json", ""}
 )
 
@@ -75,9 +82,10 @@ def check(response):
     assert response.is_complete
     assert b"Traceback" not in response.body
     if response.status >= 400:
-        error = response.json()["error"]
-        assert error["code"] == response.status
-        assert error["message"].strip()
+        body = response.json()
+        error = body.get("error", {})
+        assert error.get("code", response.status) == response.status
+        assert (body.get("detail") or error["message"]).strip()
 
 
 @settings(max_examples=300, deadline=None)

@@ -15,14 +15,17 @@ ALL = (
     "engine.kv_offload={capacity_bytes: 1.6e10, bandwidth_bytes_per_s: 2.0e10}",
     "cluster.replicas=2",
 )
-ROW = re.compile(r"^\| `([\w:]+)` \| (gauge|counter|histogram) \| ([^|]*)\|", re.MULTILINE)
+ROW = re.compile(r"^\| `([\w:]+)` \| (gauge|counter|histogram|summary) \| ([^|]*)\|", re.MULTILINE)
 SHARED = {"model_name", "engine", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "dp_rank", "le"}
 
 
 def published(names):
     """(name, type) -> the labels that are not those of all, of each metric."""
     emulator = Emulator(load_scenario("llama-3.1-8b-a100", ALL))
-    families = Page(Metrics(emulator, "a/model", names, legacy=True, loras=("sql",)).render()).families
+    metrics = Metrics(emulator, "a/model", names, legacy=True, loras=("sql",))
+    if metrics.http is not None:
+        metrics.http.add("/v1/models", "GET", 200, (0, 100), 0.1)
+    families = Page(metrics.render()).families
     return {
         (family.name, family.type): {label for sample in family.samples for label in sample.labels} - SHARED
         for family in families
