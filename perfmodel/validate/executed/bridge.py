@@ -77,6 +77,17 @@ class ExecutorPackage(Protocol):
         """Serves the scenario's workload for real."""
         ...
 
+    def execute_on(
+        self,
+        target: str,
+        scenario: Scenario,
+        model: str,
+        progress: Progress | None = None,
+        out: Path | None = None,
+    ) -> RunResult:
+        """Serves the scenario's workload on the engine that `target` names, `model` as the scenario calls it."""
+        ...
+
     def execute_repeatedly(
         self, scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None
     ) -> Sequence["ExecutedBeside"]:
@@ -129,9 +140,12 @@ class ExecutorPackage(Protocol):
         ...
 
 
-def load_executor() -> ExecutorPackage:
-    """The executor package. Raises MissingExtraError when it, or torch, is not installed."""
-    for name in ("torch", "perfmodel_executors"):
+def load_executor(*, needs_torch: bool = True) -> ExecutorPackage:
+    """The executor package. Raises MissingExtraError when it, or torch, is not installed.
+
+    needs_torch: not to run on another engine, which brings its own
+    """
+    for name in ("torch", "perfmodel_executors") if needs_torch else ("perfmodel_executors",):
         if find_spec(name) is None:
             raise MissingExtraError(
                 f"executing needs {name}, which is not installed: pip install 'perfmodel[executor]' "
