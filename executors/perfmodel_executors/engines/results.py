@@ -11,6 +11,7 @@ from perfmodel.cost import plan_memory, usd_per_hour
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, summarize
+from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
 
 Progress = Callable[[int, int | None], None]
@@ -51,7 +52,25 @@ def collected(
                 break
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
+    examined, accepted, num_offered = totals.pop("acceptance")
+    if num_offered:
+        counts = MeasuredAcceptance(method="ngram", examined=examined, accepted=accepted, offered=num_offered)
+        if out is not None:
+            (out / "acceptance.json").write_text(counts.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        scenario = _with_acceptance(scenario, counts)
     return summarized(scenario, collector, facts, totals)
+
+
+def _with_acceptance(scenario: Scenario, counts: MeasuredAcceptance) -> Scenario:
+    """The scenario with the acceptance that was counted, for whoever simulates it."""
+    config = scenario.engine.speculative_config
+    assert config is not None
+    assert counts.offered is not None
+    acceptance = Acceptance(per_position=counts.rates, offered=counts.offered / counts.examined[0])
+    engine = scenario.engine.model_copy(
+        update={"speculative_config": config.model_copy(update={"acceptance": acceptance})}
+    )
+    return scenario.model_copy(update={"engine": engine})
 
 
 def summarized(scenario: Scenario, collector: Collector, facts: dict[str, Any], totals: dict[str, Any]) -> RunResult:

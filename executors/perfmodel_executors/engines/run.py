@@ -21,7 +21,6 @@ from perfmodel.engine import Request
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.sim import RunResult, Workload
 from perfmodel.sim.clock import to_ticks
-from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.engines import vllm_process
 from perfmodel_executors.engines.arguments import (
@@ -136,7 +135,7 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
     longest = min(Workload(scenarios[0]).max_model_len - 8, engine.max_num_batched_tokens)
     return {
         "arguments": arguments,
-        "version": None if engine.version is None else _plain(engine.version),
+        "version": engine.version,
         "kind": scenarios[0].hardware.kind,
         "warm_up_tokens": max(1, min(longest, 64)),
         "loads": [_load(scenario) for scenario in scenarios],
@@ -151,10 +150,6 @@ def _load(scenario: Scenario) -> dict[str, Any]:
         "concurrency": workload.concurrency,
         "think_ns": to_ticks(workload.think_time_s) // _PS_PER_NS,
     }
-
-
-def _plain(version: str) -> str:
-    return ".".join(map(str, parse_version(version)[0])) or version
 
 
 def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]:

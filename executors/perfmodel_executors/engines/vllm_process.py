@@ -24,6 +24,7 @@ import heapq
 import importlib
 import json
 import os
+import re
 import sys
 import time
 from collections import deque
@@ -103,6 +104,7 @@ class StepLog:
         self._last_end = 0
         self.first_scheduled: dict[str, int] = {}
         self.preemptions: dict[str, int] = {}
+        self.examined, self.accepted, self.num_offered = [0], [0], 0  # drafted tokens by depth, as MeasuredAcceptance
         self._num_done = 0  # plans whose tokens are known and not out
         self._schedule, scheduler.schedule = scheduler.schedule, self._logged
         self._update, scheduler.update_from_output = scheduler.update_from_output, self._updated
@@ -124,7 +126,7 @@ class StepLog:
     def _row(self, plan: Any, started: int) -> list[Any]:
         """A StepRecord's fields but for its end, [tokens, computed before] of its chunks, and whom it drafts for."""
         drafts = plan.scheduled_spec_decode_tokens
-        chunks, context, num_decodes = [], 0, 0
+        chunks, context, decodes = [], 0, []
         for name, count in plan.num_scheduled_tokens.items():
             self.first_scheduled.setdefault(name, started)
             request = self._scheduler.requests[name]
@@ -133,13 +135,15 @@ class StepLog:
             if plain > 1:
                 chunks.append([plain, before])
             else:
-                num_decodes += 1
+                decodes.append(name)
                 context += before + 1
         drafted = sum(map(len, drafts.values()))
         tokens = plan.total_num_scheduled_tokens - drafted
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
         used = self.blocks.num_gpu_blocks - 1 - self.blocks.get_num_free_blocks()
-        return [tokens, num_decodes, context, len(chunks), running, waiting, used, drafts, drafted, chunks]
+        drafted_by = {name: len(drafts.get(name, ())) for name in decodes}
+        row = [tokens, len(decodes), context, len(chunks), running, waiting, used, 0, len(drafts), drafted]
+        return [row, chunks, drafted_by]
 
     def close(self) -> None:
         """The scheduler is on its own again."""
@@ -149,17 +153,28 @@ class StepLog:
         """The engine has something to do from now on."""
         self._last_end = now
 
-    def end(self, now: int, num_tokens: dict[str, int]) -> list[Any] | None:
+    def end(self, now: int, num_tokens: dict[str, int]) -> tuple[list[int], list[Any]] | None:
         """The oldest plan's record, and its chunks; num_tokens: that its requests got. None where none is done."""
         if not self._num_done:
             return None
         self._num_done -= 1
-        tokens, decodes, context, num_chunks, running, waiting, used, drafts, drafted, chunks = self._plans.popleft()
+        row, chunks, drafted = self._plans.popleft()
         start, self._last_end = self._last_end, now
-        accepted = sum(max(0, num_tokens.get(name, 1) - 1) for name in drafts)
-        row = [self._num_steps, 1, start, now, now - start, tokens, decodes, context, num_chunks, running, waiting]
+        accepted = [self._judge(count, num_tokens.get(name, 1) - 1) for name, count in drafted.items()]
         self._num_steps += 1
-        return [*row, used, 0, len(drafts), drafted, accepted, chunks]
+        return [self._num_steps - 1, 1, start, now, now - start, *row, sum(accepted)], chunks
+
+    def _judge(self, num_drafted: int, num_right: int) -> int:
+        """Count the tokens that were drafted for a sequence; a drafter that had none to offer counts as wrong."""
+        while len(self.examined) < num_drafted:
+            self.examined.append(0)
+            self.accepted.append(0)
+        self.num_offered += num_drafted > 0
+        for depth in range(max(1, min(num_drafted, num_right + 1))):
+            self.examined[depth] += 1
+        for depth in range(num_right):
+            self.accepted[depth] += 1
+        return num_right
 
 
 class _Request:
@@ -207,6 +222,7 @@ class Run:
             "num_preemptions": sum(self._log.preemptions.values()),
             "prefix_tokens_asked": self._prefix_tokens[0],
             "prefix_tokens_hit": self._prefix_tokens[1],
+            "acceptance": [self._log.examined, self._log.accepted, self._log.num_offered],
         }
 
     def _add_due(self) -> None:
@@ -246,7 +262,7 @@ class Run:
                 self._finish(name, now)
         record = self._log.end(now, num_tokens)
         if record is not None:
-            self._sender.send("step", record[:-1], record[-1], gaps)
+            self._sender.send("step", *record, gaps)
 
     def _own_name(self, external: str) -> str:
         """vLLM's own name of a request: ours, and random letters behind it."""
@@ -311,6 +327,11 @@ class _RefusedError(Exception):
     """kind, text: for the parent to word."""
 
 
+def _release(version: str) -> str:
+    """The version without build, and without trailing zeros: 0.30 of 0.30.0+cpu."""
+    return re.sub(r"(\.0)+$", "", version.split("+")[0].removeprefix("v"))
+
+
 def _engine(job: dict[str, Any]) -> tuple[Any, Any]:
     try:
         vllm = importlib.import_module("vllm")
@@ -318,7 +339,7 @@ def _engine(job: dict[str, Any]) -> tuple[Any, Any]:
         raise _RefusedError("absent" if error.name == "vllm" else "broken", f"{error}") from error
     except Exception as error:  # of another package, or of the machine: not that vLLM is absent
         raise _RefusedError("broken", f"{type(error).__name__}: {error}") from error
-    if job["version"] is not None and vllm.__version__.split("+")[0] != job["version"]:
+    if job["version"] is not None and _release(vllm.__version__) != _release(job["version"]):
         raise _RefusedError("version", vllm.__version__)
     kind = importlib.import_module("vllm.platforms").current_platform.device_type
     if (kind == "cpu") != (job["kind"] == "cpu"):
