@@ -17,8 +17,9 @@ Tokens = tuple[int, int]  # from, to
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "ngram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
-    "few blocks": {"num_gpu_blocks_override": 20},
+    "few blocks": {"num_gpu_blocks_override": None, "max_model_len": 512},  # as many as hold _FEW_TOKENS
 }
+_FEW_TOKENS = 640
 
 
 class Load(NamedTuple):
@@ -93,13 +94,16 @@ def scenario_text(model: str, card: str) -> str:
     )
 
 
-def overrides_of(load: Load, seed: int) -> list[str]:
-    """What `--set` changes for a load."""
+def overrides_of(model: str, load: Load, seed: int) -> list[str]:
+    """What `--set` changes for a load of a model."""
+    engine = dict(ENGINES[load.engine])
+    if "num_gpu_blocks_override" in engine:
+        engine["num_gpu_blocks_override"] = _FEW_TOKENS // _BLOCKS.get(model, 32)
     lengths = {"input_tokens": load.prompt, "output_tokens": load.answer}
     traffic: dict[str, Any] = {"arrivals": load.arrivals, "num_requests": load.num_requests}
     traffic |= {name: {"distribution": "uniform", "low": low, "high": high} for name, (low, high) in lengths.items()}
     if load.prefix:
         traffic["prefix"] = {"shared_tokens": load.prefix, "num_groups": 2}
     changes = {f"traffic.{name}": value for name, value in traffic.items()}
-    changes |= {f"engine.{name}": value for name, value in ENGINES[load.engine].items()}
+    changes |= {f"engine.{name}": value for name, value in engine.items()}
     return [f"{name}={json.dumps(value)}" for name, value in changes.items()] + [f"seed={seed}"]

@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "executors"), str(HERE)]
 
 from loads import ENGINES, LOADS, MODELS, REFERENCE, overrides_of, scenario_text  # noqa: E402
 
+from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.engines.run import OnEngine, execute_all_on  # noqa: E402
 
@@ -29,7 +30,7 @@ def _measure(model: str, engine: str, number: int, asked: argparse.Namespace) ->
     card = str(HERE / "models" / f"{model}.yaml")
     text = scenario_text(model, card)
     names = [name for name, load in LOADS.items() if load.engine == engine and (not asked.only or name in asked.only)]
-    random.Random(f"{model} {engine} {number}").shuffle(names)  # noqa: S311  # an order, no secret
+    random.Random(f"{model} {engine} {number}").shuffle(names)  # an order, no secret
     order = ["reference"]
     for name in names:
         order += [name, "reference"]
@@ -38,15 +39,22 @@ def _measure(model: str, engine: str, number: int, asked: argparse.Namespace) ->
     runs = []
     for name, folder in zip(order, folders, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
-        runs.append(OnEngine(load_scenario(text, overrides_of(loads[name], number)), card, folder))
-    results = execute_all_on(asked.on, runs)
+        runs.append(OnEngine(load_scenario(text, overrides_of(model, loads[name], number)), card, folder))
+    try:
+        results = execute_all_on(asked.on, runs)
+    except PerfmodelError as error:
+        refused = {"engine": engine, "loads": names, "sentence": str(error)}
+        (asked.out / model / f"refused {engine}.json").write_text(json.dumps(refused), encoding="utf-8")
+        print(f"{model}, {engine}: {error}")
+        return
     speeds = [_reference_s(folder) for folder in folders[::2]]
     for place, (name, folder, result) in enumerate(zip(order, folders, results, strict=True)):
         around = speeds[(place - 1) // 2 : (place - 1) // 2 + 2] if place % 2 else [speeds[place // 2]]
         record: dict[str, Any] = {"load": name, "round": number, "reference_s": sum(around) / len(around)}
         record |= {"summary": result.summary, "notes": result.notes, "measured_on": result.measured_on}
         (folder / "run.json").write_text(json.dumps(record, default=str), encoding="utf-8")
-    print(f"{model}, {engine}, round {number}: references {min(speeds) * 1e3:.1f} to {max(speeds) * 1e3:.1f} ms a token")
+    low, high = min(speeds) * 1e3, max(speeds) * 1e3
+    print(f"{model}, {engine}, round {number}: references {low:.1f} to {high:.1f} ms a token")
 
 
 def _reference_s(folder: Path) -> float:

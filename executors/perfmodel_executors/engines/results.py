@@ -2,7 +2,7 @@
 
 __all__ = ["CHUNKS", "Progress", "collected", "described", "summarized"]
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def collected(
     """
     turns, expected = scenario.traffic.has_conversations, Workload(scenario).num_requests
     totals: dict[str, Any] = {}
+    turn_of = _turns(scenario) if turns else {}
     with Collector(out, has_turns=turns) as collector, _ChunkFile(out) as chunks:
         for kind, *values in lines:
             if kind == "step":
@@ -44,7 +45,9 @@ def collected(
                 for gap in values[2]:
                     collector.add_gap(gap * _PS_PER_NS)
             elif kind == "request":
-                collector.add_request(_request(values[0]))
+                request = _request(values[0])
+                request.session, request.turn = turn_of.get(request.request_id, (None, -1))
+                collector.add_request(request)
                 if progress is not None:
                     progress(collector.num_finished, expected)
             else:
@@ -59,6 +62,12 @@ def collected(
             (out / "acceptance.json").write_text(counts.model_dump_json(indent=2) + "\n", encoding="utf-8")
         scenario = _with_acceptance(scenario, counts)
     return summarized(scenario, collector, facts, totals)
+
+
+def _turns(scenario: Scenario) -> dict[int, tuple[Hashable | None, int]]:
+    """The conversation of each request, and which of its turns it is."""
+    conversations = Workload(scenario).conversations()
+    return {request.request_id: (request.session, request.turn) for turns in conversations for _, request in turns}
 
 
 def _with_acceptance(scenario: Scenario, counts: MeasuredAcceptance) -> Scenario:

@@ -66,6 +66,12 @@ class ExecutorPackage(Protocol):
         """Measures this machine on `models` and writes the calibration; returns it and the file."""
         ...
 
+    def calibrate_on(
+        self, target: str, scenarios: Sequence[tuple[Scenario, str]], progress: Progress | None = None
+    ) -> Calibration:
+        """Runs each scenario, given with what it calls its model, on the engine `target`, and fits their steps."""
+        ...
+
     def execute_scenario(
         self,
         scenario: Scenario,
