@@ -81,7 +81,7 @@ def shapes_of(run: EngineSteps) -> list[BatchShape]:
     found = []
     for number, index in enumerate(steps.index.tolist()):
         decodes, context = int(steps.num_decodes[number]), int(steps.decode_context[number])
-        prefills = tuple(map(tuple, run.chunks.get(index, ())))
+        prefills = tuple((tokens, before) for tokens, before in run.chunks.get(index, ()))
         mean = context / max(1, decodes)
         shape = BatchShape(
             num_tokens=int(steps.num_tokens[number]),

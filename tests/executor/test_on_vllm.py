@@ -2,6 +2,7 @@
 
 import json
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.errors import PerfmodelError
 from perfmodel.report.runs import read_requests, read_steps
+from perfmodel.sim import Workload
 from perfmodel.specs import load_scenario
 from perfmodel_executors.engines.run import OnEngine, execute_all_on, execute_on
 
@@ -175,3 +177,55 @@ def test_an_interruption_keeps_what_was_measured(python, tmp_path):
         run(python, small(), out=tmp_path, progress=interrupt)
     assert len(read_requests(tmp_path / "requests.csv")) == 4
     assert len(read_steps(tmp_path / "steps.csv")) > 4
+
+
+def test_a_calibration_predicts_the_engine_that_it_was_fitted_to(python, tmp_path, monkeypatch):
+    """The fake engine takes as long for every step: so does the fit."""
+    monkeypatch.chdir(tmp_path)
+    changes = ("engine.profile=vllm", "traffic.num_requests=20", "traffic.arrivals.rate=100", "engine.block_size=32")
+    flags = [part for change in changes for part in ("--set", change)]
+    answer = CliRunner().invoke(app, ["calibrate", "--on", python, "tiny-llama-cpu", "--name", "fake", *flags])
+    assert answer.exit_code == 0, answer.stderr
+    assert {file.name for file in (tmp_path / "calibrations").iterdir()} == {"engine@fake.yaml", "cpu@fake.yaml"}
+    out = ["execute", "tiny-llama-cpu", "--on", python, "--out", "run", *flags, "--seed", "1"]
+    assert CliRunner().invoke(app, out).exit_code == 0
+    ours = [*flags, "--set", "engine.profile=fake", "--seed", "1"]
+    answer = CliRunner().invoke(app, ["validate", "executor", "tiny-llama-cpu", "--measured", "run", "--json", *ours])
+    assert answer.exit_code == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert report["rows"] == 20 + len(read_steps(tmp_path / "run" / "steps.csv"))
+    assert report["metrics"]["step"]["median_ape"] < 0.3
+    assert "cpu@fake" in json.dumps(report["provenance"]) or "cpu@vllm" in json.dumps(report["provenance"])
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The emulator, which answers as vLLM's server does."""
+    command = [sys.executable, "-m", "perfmodel", "serve", "tiny-llama-cpu", "--set", "engine.profile=vllm", "--port"]
+    with subprocess.Popen([*command, "0"], stderr=subprocess.PIPE, text=True) as process:
+        while " listening on " not in f" {(line := process.stderr.readline())}":
+            assert line, "the server has ended"
+        yield f"vllm:http://127.0.0.1:{line.strip().rsplit(':', 1)[1]}"
+        process.terminate()
+
+
+def test_a_server_is_asked_for_the_same(server, tmp_path):
+    pytest.importorskip("starlette")
+    result = execute_on(server, small(), "tiny-llama", out=tmp_path)
+    requests = read_requests(tmp_path / "requests.csv")
+    expected = {request.request_id: request for request in Workload(small()).requests()}
+    assert sorted(requests.request_id) == sorted(expected)
+    for number, prompt, output in zip(
+        requests.request_id, requests.num_prompt_tokens, requests.num_output_tokens, strict=True
+    ):
+        assert (prompt, output) == (expected[number].num_prompt_tokens, expected[number].max_output_tokens)
+    assert (requests.arrival_s < requests.first_token_s).all()
+    assert result.steps is None
+    assert any("no step records" in note for note in result.notes)
+
+
+def test_where_no_server_answers_is_one_sentence():
+    with pytest.raises(PerfmodelError, match="no server answers there"):
+        execute_on("vllm:http://127.0.0.1:9", small(), "tiny-llama")
+    with pytest.raises(PerfmodelError, match="without a path and without TLS"):
+        execute_on("vllm:https://127.0.0.1", small(), "tiny-llama")

@@ -10,7 +10,8 @@ __all__ = ["execute_on_server"]
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,29 +55,39 @@ class _Client:
     def __init__(self, host: str, port: int) -> None:
         self.host, self._port = host, port
 
-    async def open(self, method: str, path: str, body: Any = None) -> asyncio.StreamReader:
+    @asynccontextmanager
+    async def open(self, method: str, path: str, body: Any = None) -> AsyncIterator[asyncio.StreamReader]:
         """The body of the answer, still to be read. Raises PerfmodelError for another status than 200."""
         text = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\nContent-Length: {len(text)}\r\n"
         try:
             reader, writer = await asyncio.open_connection(self.host, self._port, limit=_LONGEST_LINE)
+        except OSError as error:
+            raise self._unreachable(error) from None
+        try:
             writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + text)
             status = int((await asyncio.wait_for(reader.readline(), _ANSWER_S)).split()[1])
             while (await reader.readline()).strip():
                 pass
+            if status != _HTTP_OK:
+                said = " ".join((await reader.read(2000)).decode(errors="replace").split())[:400]
+                raise PerfmodelError(f"{method} {path}: the server answers with status {status}: {said}")
+            yield reader
         except (OSError, IndexError, ValueError, TimeoutError) as error:
-            raise PerfmodelError(
-                f"--on vllm:http://{self.host}:{self._port}: no server answers there ({error or 'no answer in time'}); "
-                f"start one with `vllm serve MODEL`, or name the one that runs."
-            ) from None
-        if status != _HTTP_OK:
-            said = " ".join((await reader.read(2000)).decode(errors="replace").split())[:400]
-            raise PerfmodelError(f"{method} {path}: the server answers with status {status}: {said}")
-        return reader
+            raise self._unreachable(error) from None
+        finally:
+            writer.close()
+
+    def _unreachable(self, error: Exception) -> PerfmodelError:
+        return PerfmodelError(
+            f"--on vllm:http://{self.host}:{self._port}: no server answers there ({error or 'no answer in time'}); "
+            f"start one with `vllm serve MODEL`, or name the one that runs."
+        )
 
     async def get(self, path: str) -> Any:
         """The JSON document at `path`."""
-        data = await (await self.open("GET", path)).read()
+        async with self.open("GET", path) as reader:
+            data = await reader.read()
         return json.loads(data[data.index(b"{") : data.rindex(b"}") + 1])  # whole, or in one chunk
 
 
@@ -148,7 +159,12 @@ class _Run:
         if not request.priority:
             del body["priority"]  # refused by servers without priority scheduling
         request.first_scheduled_at = request.arrival  # a server does not say when
-        reader = await self._client.open("POST", "/v1/completions", body)
+        async with self._client.open("POST", "/v1/completions", body) as reader:
+            last = await self._read(request, reader)
+        self._finish(request, last)
+
+    async def _read(self, request: Request, reader: asyncio.StreamReader) -> int:
+        """The request's stream to its end; the tick of its last token."""
         last = 0
         while line := await asyncio.wait_for(reader.readline(), _ANSWER_S):
             if not line.startswith(b"data: {"):
@@ -158,15 +174,14 @@ class _Run:
                 raise PerfmodelError(f"request {request.request_id}: the server answers: {event['error']}")
             for choice in event.get("choices", ()):
                 ids = choice.get("token_ids") or ([0] if choice.get("text") else [])
-                if ids:
-                    if request.num_output_tokens:
-                        self._collector.add_gap(now - last)
-                    else:
-                        request.first_token_at = now
-                    self._put(request, ids)
-                    last = now
+                if ids and request.num_output_tokens:
+                    self._collector.add_gap(now - last)
+                elif ids:
+                    request.first_token_at = now
+                self._put(request, ids)
+                last = now if ids else last
             self._read_usage(request, event.get("usage"))
-        self._finish(request, last)
+        return last
 
     def _put(self, request: Request, ids: list[int]) -> None:
         for token in ids:
