@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace as Named
 
-_STEP_S = 0.002
+_STEP_S = 0.005
 
 
 class _Scheduler:
