@@ -126,6 +126,9 @@ def test_what_ran_is_said(python):
     assert result.measured_on["arguments"]["load_format"] == "dummy"
     assert result.measured_on["arguments"]["num_gpu_blocks_override"] == 1025  # with the null block
     assert result.num_blocks == 1024
+    assert result.measured_on["changed"] == {"enable_prefix_caching": False}
+    assert not result.scenario.engine.enable_prefix_caching
+    assert any("engine.enable_prefix_caching=false" in note for note in result.notes)
     assert "model" not in result.measured_on["arguments"]  # a folder that is gone
     json.dumps(result.to_json())
 

@@ -1,7 +1,8 @@
 """What another engine tells of a run, as our own executed runs have it: records, totals, and what it ran on."""
 
-__all__ = ["CHUNKS", "Progress", "collected", "described", "summarized"]
+__all__ = ["CHUNKS", "Progress", "changed_settings", "collected", "described", "summarized"]
 
+import json
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from perfmodel.cost import plan_memory, usd_per_hour
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, summarize
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
 
@@ -19,6 +21,12 @@ Progress = Callable[[int, int | None], None]
 CHUNKS = "chunks.csv"
 _CHUNK_COLUMNS = "step,num_tokens,num_computed_tokens"
 _PS_PER_NS = 1000
+# Of vLLM's configurations, what it changes of what it was asked for, where a backend does not do it.
+_PARTS = ("cache_config", "scheduler_config", "model_config")
+_SETTINGS = (
+    *("block_size", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling"),
+    *("max_num_batched_tokens", "max_num_seqs", "max_model_len"),
+)
 
 
 def collected(
@@ -137,6 +145,22 @@ class _ChunkFile:
             self._file.write("".join(f"{step},{tokens},{computed}\n" for tokens, computed in chunks))
 
 
+def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine came to have otherwise than `engine` says: its fields and their values.
+
+    facts: `measured_on` of a result
+    """
+    used = facts.get("used", {})
+    found = {name: value for part in _PARTS for name, value in used.get(part, {}).items() if name in _SETTINGS}
+    if facts.get("num_blocks") and engine.num_gpu_blocks_override is not None:
+        found["num_gpu_blocks_override"] = facts["num_blocks"]
+    asked = {name: getattr(engine, name) for name in found} | {"async_scheduling": engine.plans_ahead}
+    sizes = engine.described.facts.kv_block_sizes
+    if sizes and found.get("block_size") not in sizes:
+        found.pop("block_size", None)  # of a model with states: one block holds one, which our groups count otherwise
+    return {name: value for name, value in found.items() if value is not None and value != asked[name]}
+
+
 def described(result: RunResult, weights: str, arguments: dict[str, Any], environment: Mapping[str, str]) -> RunResult:
     """`result` with what it ran on, in words and as data."""
     facts = dict(result.measured_on or {})
@@ -146,6 +170,13 @@ def described(result: RunResult, weights: str, arguments: dict[str, Any], enviro
         f"Executed on vLLM {facts['versions']['vllm']} ({facts['device']}, {facts['num_threads']} threads) with "
         f"{weights}, in one process and without its HTTP server; times are of the wall's clock."
     ]
+    changed = changed_settings(result.scenario.engine, facts)
+    if changed:
+        said = ", ".join(f"engine.{name}={json.dumps(value)}" for name, value in changed.items())
+        notes.append(f"vLLM came to have other settings than the scenario, which is given with them here: {said}.")
+        facts["changed"] = changed
+        engine = result.scenario.engine.model_copy(update=changed)
+        result = replace(result, scenario=result.scenario.model_copy(update={"engine": engine}))
     expected = plan_memory(result.scenario.model, result.scenario.hardware, result.scenario.engine).num_kv_blocks
     if result.num_blocks != expected:
         notes.append(

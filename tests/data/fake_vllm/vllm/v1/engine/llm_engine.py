@@ -52,7 +52,8 @@ class LLMEngine:
     def __init__(self, args):
         self.scheduler = _Scheduler(args)
         self.engine_core = Named(engine_core=Named(scheduler=self.scheduler))
-        cache = Named(num_gpu_blocks=args.num_gpu_blocks_override, block_size=args.block_size)
+        blocks = {"num_gpu_blocks": args.num_gpu_blocks_override, "block_size": args.block_size}
+        cache = Named(**blocks, enable_prefix_caching=False)  # whatever was asked for
         compilation = Named(mode=0, cudagraph_mode=0, static_forward_context={})
         self.vllm_config = Named(
             cache_config=cache, scheduler_config=Named(max_num_seqs=args.max_num_seqs), compilation_config=compilation
