@@ -18,7 +18,7 @@ takes lines of JSON, each a list: what it is, and its values; times are in ns si
     ["error", kind, text]
 """
 
-__all__ = ["Load", "StepLog", "main"]
+__all__ = ["main"]
 
 import heapq
 import importlib
@@ -34,7 +34,7 @@ from typing import Any
 _FLUSH_NS = 1_000_000_000  # lines are written when nothing is to do, or once a second: the reader may share the core
 
 
-class Sender:
+class _Sender:
     """Lines for the parent, written when there is time."""
 
     def __init__(self, fd: int) -> None:
@@ -57,7 +57,7 @@ class Sender:
             self.flush()
 
 
-class Load:
+class _Arrivals:
     """What comes when: chains by the arrival of their first request, or `concurrency` of them at a time."""
 
     def __init__(self, load: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ class Load:
         heapq.heappush(self._due, (due, chain[0][0], chain[0], chain[1:]))
 
 
-class StepLog:
+class _StepLog:
     """What vLLM's scheduler plans, seen at `schedule`; the driver says when a plan's tokens are out."""
 
     def __init__(self, scheduler: Any, now: Any) -> None:
@@ -190,17 +190,17 @@ class _Request:
         self.outputs: list[int] = []
 
 
-class Run:
+class _LoadRun:
     """The load on its way through an engine."""
 
-    def __init__(self, engine: Any, params: Any, load: dict[str, Any], sender: Sender) -> None:
+    def __init__(self, engine: Any, params: Any, load: dict[str, Any], sender: _Sender) -> None:
         self._engine, self._params, self._sender = engine, params, sender
-        self._load = Load(load)
+        self._load = _Arrivals(load)
         self._under_way: dict[str, _Request] = {}
         self._said: dict[int, list[int]] = {}  # by the id of the next request of a chain
         self._prefix_tokens = [0, 0]
         self._started = time.monotonic_ns()
-        self._log = StepLog(engine.engine_core.engine_core.scheduler, self.now)
+        self._log = _StepLog(engine.engine_core.engine_core.scheduler, self.now)
 
     def now(self) -> int:
         return time.monotonic_ns() - self._started
@@ -378,7 +378,7 @@ def _warm_up(engine: Any, params: Any, num_tokens: int) -> None:
 
 def main(job_file: str, fd: int) -> int:
     """Run the loads of the job; 0 where they came to their end, or an error was told."""
-    sender = Sender(fd)
+    sender = _Sender(fd)
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     try:
         vllm, engine = _engine(job)
@@ -387,7 +387,7 @@ def main(job_file: str, fd: int) -> int:
         for load in job["loads"]:
             sender.flush()
             engine.reset_prefix_cache()
-            sender.send("done", Run(engine, _sampling(load), load, sender).serve())
+            sender.send("done", _LoadRun(engine, _sampling(load), load, sender).serve())
     except _RefusedError as refused:
         sender.send("error", *refused.args)
     except Exception as error:  # whatever vLLM raises in the middle is told, with its place in the log

@@ -91,7 +91,8 @@ class ExecutorPackage(Protocol):
         progress: Progress | None = None,
         out: Path | None = None,
     ) -> RunResult:
-        """Serves the scenario's workload on the engine that `target` names, `model` as the scenario calls it."""
+        """Serves the scenario's workload on the engine that `target` names, `model` as the scenario calls it; records
+        go to the folder `out`."""
         ...
 
     def execute_repeatedly(
