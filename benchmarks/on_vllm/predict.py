@@ -74,8 +74,9 @@ def scenario_of(model: str, run: Run) -> Any:
     """The load, with the settings that vLLM came to have."""
     text = scenario_text(model, _card(model))
     overrides = overrides_of(model, LOADS[run.load], run.number)
-    changed = changed_settings(load_scenario(text, overrides).engine, run.facts["measured_on"])
-    return load_scenario(text, [*overrides, *(f"engine.{name}={json.dumps(value)}" for name, value in changed.items())])
+    scenario = load_scenario(text, overrides)
+    changed = changed_settings(scenario.engine, run.facts["measured_on"])
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changed)})
 
 
 def fitted(model: str, runs: Sequence[Run]) -> FitResult:

@@ -224,21 +224,19 @@ def _is_run(folder: Path) -> bool:
 def _run_of_engine(
     scenario: str, folder: Path, overrides: list[str] | None, seed: int | None, progress: Progress | None
 ) -> "ValidationReport":
-    import json
-
     from perfmodel.calibrate.engine_runs import read_chunks
     from perfmodel.files.bounded import read_json
     from perfmodel.report.runs import read_requests, read_steps
     from perfmodel.validate.executed.recorded import validate_recorded
 
-    changes = list(overrides or ())
-    if (folder / "result.json").is_file():
-        measured_on = read_json(folder / "result.json").get("measured_on") or {}
-        changes += [f"engine.{name}={json.dumps(value)}" for name, value in measured_on.get("changed", {}).items()]
+    loaded = load(scenario, overrides, seed)
+    if (folder / "result.json").is_file():  # settings that the engine came to have are those of the prediction, too
+        changed = (read_json(folder / "result.json").get("measured_on") or {}).get("changed", {})
+        loaded = loaded.model_copy(update={"engine": loaded.engine.model_copy(update=changed)})
     steps, chunks = folder / "steps.csv", folder / "chunks.csv"
     parts = read_chunks(chunks) if chunks.is_file() else {}
     records = read_requests(folder / "requests.csv"), read_steps(steps), parts
-    return validate_recorded(load(scenario, changes, seed), *records, progress)
+    return validate_recorded(loaded, *records, progress)
 
 
 def _techniques(path: str, repeat: int, progress: Progress | None, report_file: Path | None) -> "ValidationReport":

@@ -155,9 +155,6 @@ def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, 
     if facts.get("num_blocks") and engine.num_gpu_blocks_override is not None:
         found["num_gpu_blocks_override"] = facts["num_blocks"]
     asked = {name: getattr(engine, name) for name in found} | {"async_scheduling": engine.plans_ahead}
-    sizes = engine.described.facts.kv_block_sizes
-    if sizes and found.get("block_size") not in sizes:
-        found.pop("block_size", None)  # of a model with states: one block holds one, which our groups count otherwise
     return {name: value for name, value in found.items() if value is not None and value != asked[name]}
 
 

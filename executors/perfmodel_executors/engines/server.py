@@ -197,6 +197,7 @@ class _Run:
             raise PerfmodelError(f"request {request.request_id}: the server's stream ended without a token.")
         request.finished_at = last
         self._collector.add_request(request)
+        self._collector.end_tick = max(self._collector.end_tick, last)
         self._store.release(request)
         self._arrivals.on_finished(request, last)
         self.on_answer()
