@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
+from textwrap import shorten
 from typing import IO, Any, NamedTuple
 
 from perfmodel.engine import Request
@@ -227,7 +228,7 @@ class _Engine:
         raise PerfmodelError(f"vLLM ended with status {self._process.wait()} before the run was over: {self._tail()}")
 
     def _error(self, kind: str, text: str) -> PerfmodelError:
-        said = " ".join(text.split())[:_LOG_TAIL]
+        said = shorten(text, _LOG_TAIL, placeholder=" ...")
         job = json.loads(self._job.read_text(encoding="utf-8"))
         sentences = {
             "absent": _absent(self._python),
