@@ -197,6 +197,7 @@ class _LoadRun:
         self._engine, self._params, self._sender = engine, params, sender
         self._load = _Arrivals(load)
         self._under_way: dict[str, _Request] = {}
+        self._own_names: dict[str, str] = {}  # vLLM's name of a request: ours, and random letters behind it
         self._said: dict[int, list[int]] = {}  # by the id of the next request of a chain
         self._prefix_tokens = [0, 0]
         self._started = time.monotonic_ns()
@@ -238,7 +239,8 @@ class _LoadRun:
                 self._params(fields[3]),
                 priority=fields[4],
             )
-            self._under_way[name or str(fields[0])] = request
+            name = name or str(fields[0])  # older versions return none
+            self._under_way[name], self._own_names[str(fields[0])] = request, name
             now = self.now()
 
     def _step(self) -> None:
@@ -247,7 +249,7 @@ class _LoadRun:
         num_tokens: dict[str, int] = {}
         gaps: list[int] = []
         for output in outputs:
-            name = output.request_id if output.request_id in self._under_way else self._own_name(output.request_id)
+            name = self._own_names.get(output.request_id, output.request_id)
             request = self._under_way[name]
             ids = output.outputs[0].token_ids
             if ids:
@@ -264,13 +266,10 @@ class _LoadRun:
         if record is not None:
             self._sender.send("step", *record, gaps)
 
-    def _own_name(self, external: str) -> str:
-        """vLLM's own name of a request: ours, and random letters behind it."""
-        return next(name for name in self._under_way if name.startswith(f"{external}-"))
-
     def _finish(self, name: str, now: int) -> None:
         request = self._under_way.pop(name)
         number, later = request.fields[0], request.later
+        del self._own_names[str(number)]
         self._prefix_tokens[0] += request.num_prompt
         self._prefix_tokens[1] += request.cached
         scheduled = self._log.first_scheduled.pop(name)
