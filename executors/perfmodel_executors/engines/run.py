@@ -21,7 +21,6 @@ from typing import IO, Any, NamedTuple
 from perfmodel.engine import Request
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.sim import RunResult, Workload
-from perfmodel.sim.clock import to_ticks
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.engines import vllm_process
 from perfmodel_executors.engines.arguments import (
@@ -149,7 +148,6 @@ def _load(scenario: Scenario) -> dict[str, Any]:
         "sampling": sampling_arguments(scenario),
         "chains": list(_chains(scenario, workload)),
         "concurrency": workload.concurrency,
-        "think_ns": to_ticks(workload.think_time_s) // _PS_PER_NS,
     }
 
 
@@ -159,7 +157,7 @@ def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]
     if not workload.traffic.has_conversations:
         for request in workload.requests():
             if not workload.refuses(request):
-                yield [_as_line(request, request.arrival, store.of(request))]
+                yield [_as_line(request, request.arrival, store.of(request), workload)]
                 store.release(request)
         return
     for turns in workload.conversations():
@@ -167,15 +165,19 @@ def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]
         said = 0
         for pause, request in turns:
             prompt = store.of(request)
-            chain.append(_as_line(request, pause if chain else request.arrival, prompt[said:]))
+            chain.append(_as_line(request, pause if chain else request.arrival, prompt[said:], workload))
             prompt += [0] * request.max_output_tokens  # the answer, which the engine will know
             said = len(prompt)
             store.release(request)
         yield chain
 
 
-def _as_line(request: Request, pause: int, tokens: list[int]) -> list[Any]:
-    return [request.request_id, pause // _PS_PER_NS, list(tokens), request.max_output_tokens, request.priority]
+def _as_line(request: Request, pause: int, tokens: list[int], workload: Workload) -> list[Any]:
+    think = workload.think_time(request.request_id) // _PS_PER_NS
+    return [
+        *(request.request_id, pause // _PS_PER_NS, list(tokens)),
+        *(request.max_output_tokens, request.priority, think),
+    ]
 
 
 class _Engine:

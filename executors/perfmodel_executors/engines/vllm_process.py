@@ -7,9 +7,10 @@ is in it.
 
 JOB is a JSON file: `arguments` of vLLM's EngineArgs, `version` (None: any), `kind` of device, and `loads`, which are
 run one after another, the prefix cache emptied between them. A load has `sampling` parameters, `chains` of requests,
-`concurrency` and `think_ns`. A chain is a conversation, or one request: `[id, pause_ns, prompt tokens that are new,
-output tokens, priority]` each; a pause counts from the answer before, a chain's first from the start of the load. FD
-takes lines of JSON, each a list: what it is, and its values; times are in ns since the start of the load.
+and `concurrency`. A chain is a conversation, or one request: `[id, pause_ns, prompt tokens that are new, output tokens,
+priority, think_ns]` each; a pause counts from the answer before, a chain's first from the start of the load, the time
+that a user of a closed loop thinks from the answer to it. FD takes lines of JSON, each a list: what it is, and its
+values; times are in ns since the start of the load.
 
     ["ready", facts]                                  the engine is loaded
     ["step", StepRecord's fields, chunks, gaps]       chunks: [tokens, tokens computed before] of each prompt's part
@@ -58,40 +59,45 @@ class _Sender:
 
 
 class _Arrivals:
-    """What comes when: chains by the arrival of their first request, or `concurrency` of them at a time."""
+    """What comes when: chains at their own times, or each as one of `concurrency` users is free for it."""
 
     def __init__(self, load: dict[str, Any]) -> None:
         self._waiting = deque(load["chains"])
         self._is_closed = load["concurrency"] is not None
-        self._think_ns = load["think_ns"]
-        self._due: list[tuple[int, int, list[Any], list[Any]]] = []
-        for _ in range(load["concurrency"] or len(self._waiting)):
-            self._begin(0)
+        self._users = [0] * (load["concurrency"] or 0)  # when each begins another chain
+        self._due: list[tuple[int, int, list[list[Any]]]] = []  # chains that go on
+
+    @property
+    def _next_begin(self) -> int | None:
+        if not self._waiting or (self._is_closed and not self._users):
+            return None
+        begin: int = self._users[0] if self._is_closed else self._waiting[0][0][1]
+        return begin
 
     @property
     def next_ns(self) -> int | None:
         """When the next request comes that is known to."""
-        return self._due[0][0] if self._due else None
+        begin = self._next_begin
+        return min([*([] if begin is None else [begin]), *(each[0] for each in self._due[:1])], default=None)
 
-    def pop(self) -> tuple[int, list[Any], list[Any]]:
+    def pop(self) -> tuple[int, list[Any], list[list[Any]]]:
         """(when it came, the request, those of its chain to come)"""
-        due, _, request, later = heapq.heappop(self._due)
-        return due, request, later
-
-    def on_finished(self, later: list[Any], now: int) -> None:
-        """A request is done: its chain goes on, or another one begins."""
-        if later:
-            self._push(now + later[0][1], later)
-        elif self._is_closed:
-            self._begin(now + self._think_ns)
-
-    def _begin(self, not_before: int) -> None:
-        if self._waiting:
+        now, begin = self.next_ns, self._next_begin
+        assert now is not None
+        if begin != now:
+            _, _, chain = heapq.heappop(self._due)
+        else:
             chain = self._waiting.popleft()
-            self._push(max(chain[0][1], not_before), chain)
+            if self._is_closed:
+                heapq.heappop(self._users)
+        return now, chain[0], chain[1:]
 
-    def _push(self, due: int, chain: list[Any]) -> None:
-        heapq.heappush(self._due, (due, chain[0][0], chain[0], chain[1:]))
+    def on_finished(self, request: list[Any], later: list[list[Any]], now: int) -> None:
+        """A request is done: its chain goes on, or its user thinks and begins another."""
+        if later:
+            heapq.heappush(self._due, (now + later[0][1], later[0][0], later))
+        elif self._is_closed:
+            heapq.heappush(self._users, now + request[5])
 
 
 class _StepLog:
@@ -277,7 +283,7 @@ class _LoadRun:
         self._sender.send("request", [*row, request.cached, self._log.preemptions.get(name, 0)])
         if later:
             self._said[later[0][0]] = request.said + request.outputs
-        self._load.on_finished(later, now)
+        self._load.on_finished(request.fields, later, now)
 
 
 def _scalars(config: Any) -> dict[str, Any]:

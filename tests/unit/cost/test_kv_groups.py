@@ -68,7 +68,7 @@ def test_where_all_layers_have_a_window_they_are_one_group_with_or_without_the_s
 
 
 def test_cpus_have_the_groups_of_gpus() -> None:
-    """`support_hybrid_kv_cache` of vLLM's CpuPlatform; a run of it on a CPU has four blocks for a prompt of a hybrid."""
+    """`support_hybrid_kv_cache` of vLLM's CpuPlatform; a run of a hybrid there has four blocks for each sequence."""
     assert groups_of("gemma-3-27b", "cpu") == groups_of("gemma-3-27b") != []
 
 
