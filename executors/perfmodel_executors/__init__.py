@@ -5,6 +5,8 @@
 
 __all__ = [
     "calibrate_cpu",
+    "calibrate_on",
+    "execute_on",
     "execute_repeatedly",
     "execute_scenario",
     "explain_occupancy",
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfmodel_executors.compiled.step import explain_occupancy
+    from perfmodel_executors.engines.calibrate import calibrate_on
+    from perfmodel_executors.engines.run import execute_on
     from perfmodel_executors.measure.calibrate import calibrate_cpu
     from perfmodel_executors.measure.repeated import execute_repeatedly
     from perfmodel_executors.quality import measure_quality, measure_sensitivity
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "calibrate_cpu": "perfmodel_executors.measure.calibrate",
+    "calibrate_on": "perfmodel_executors.engines.calibrate",
+    "execute_on": "perfmodel_executors.engines.run",
     "execute_repeatedly": "perfmodel_executors.measure.repeated",
     "execute_scenario": "perfmodel_executors.run",
     "explain_occupancy": "perfmodel_executors.compiled.step",

@@ -13,6 +13,7 @@ __all__ = [
     "RequestArrivals",
     "VirtualClock",
     "WallClock",
+    "arrivals_of",
     "serve",
     "serve_arrivals",
 ]
@@ -26,6 +27,7 @@ from typing import NamedTuple, Protocol
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
+from perfmodel.sim import Workload
 from perfmodel.sim.replica.flow_line import FlowLine
 from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time
 
@@ -198,6 +200,14 @@ class ConversationArrivals:
         request.arrival = arrival
         self._later[request.request_id] = later
         heapq.heappush(self._due, (arrival, request.request_id, request))
+
+
+def arrivals_of(workload: Workload) -> Arriving:
+    """What comes when, as the scenario says; without what the engine refuses."""
+    if workload.traffic.has_conversations:
+        return ConversationArrivals(workload.conversations(), workload.concurrency, workload.think_time)
+    requests = (request for request in workload.requests() if not workload.refuses(request))
+    return RequestArrivals(requests, workload.concurrency, workload.think_time)
 
 
 def serve(

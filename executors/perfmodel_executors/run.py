@@ -34,11 +34,9 @@ from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import (
-    Arriving,
-    ConversationArrivals,
     InStages,
-    RequestArrivals,
     WallClock,
+    arrivals_of,
     serve_arrivals,
 )
 from perfmodel_executors.kernels.tiles import choices
@@ -48,7 +46,8 @@ from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import open_ranks, open_runner
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
-from perfmodel_executors.sampling import Draws, settings_of
+from perfmodel_executors.sampling import Draws
+from perfmodel_executors.sampling_settings import settings_of
 from perfmodel_executors.speculation import build_speculator, check_speculation
 
 Progress = Callable[[int, int | None], None]
@@ -278,7 +277,7 @@ def _run(
         clock = WallClock() if live else None
         line = FlowLine(scenario.engine.pipeline_parallel_size)
         stages = InStages(line, lambda: executed.stage_ticks) if line.num_stages > 1 else None
-        serve_arrivals(loop, backend, _arrivals(workload), on_finished, on_step, clock, stages)
+        serve_arrivals(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     scheduler = loop.scheduler
@@ -297,10 +296,3 @@ def _run(
         scenario = executed.acceptance.put_into(scenario)
     summary = summarize(scenario, collector, totals)
     return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)
-
-
-def _arrivals(workload: Workload) -> Arriving:
-    if workload.traffic.has_conversations:
-        return ConversationArrivals(workload.conversations(), workload.concurrency, workload.think_time)
-    requests = (request for request in workload.requests() if not workload.refuses(request))
-    return RequestArrivals(requests, workload.concurrency, workload.think_time)

@@ -26,7 +26,7 @@ from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.support import check_capturable, check_served, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
-from perfmodel_executors.sampling import SamplingSettings
+from perfmodel_executors.sampling_settings import SamplingSettings
 
 
 class Runner(Protocol):

@@ -47,6 +47,9 @@ _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine
 _Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
 _ROUNDS = 2
 _STEP = 0.3  # of a number, to see what it does: well above the noise of changed schedules
+# Ranges are those of hosts of GPU servers, which steps are fitted to. Somebody's own may be a laptop, a shared virtual
+# machine or the CPU that computes: 8 and 13 ms a step of a model of 27 million parameters on one core of a server.
+_SLOW_HOST = 20.0
 _ENOUGH_REQUESTS = 100  # reports/own_servers_202611.md: errors at other rates are a fifth smaller than with 30
 _FEWEST_FOR_INTERVALS = 5  # runs from which on what is left of them says more than what ships
 
@@ -200,7 +203,8 @@ def _priors(shipped: EngineProfile) -> list[Prior]:
         spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MOST_SPREAD
         range_ = known[name]
         start = min(max(_number(shipped, name), range_.least), range_.most)
-        found.append(Prior(name, start, range_.least, range_.most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
+        most = range_.most * (_SLOW_HOST if name.startswith("host.") else 1.0)
+        found.append(Prior(name, start, range_.least, most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
     return found
 
 

@@ -12,7 +12,7 @@ import typer
 
 from perfmodel.answers.answer import Answer
 from perfmodel.cli.options import JsonFlag, Overrides
-from perfmodel.cli.own_server import DEFAULT_FOLDER, OwnServer, fit_to_load_tests
+from perfmodel.cli.own_server import DEFAULT_FOLDER, OwnServer, fit_to_engine, fit_to_load_tests
 from perfmodel.cli.terminal import give, print_json, progress_bar, say
 from perfmodel.errors import SpecError
 
@@ -86,7 +86,18 @@ Softmax = Annotated[
 ]
 MoreFiles = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[FILE...]", help="With --name: more results after --from's.", show_default=False),
+    typer.Argument(
+        metavar="[FILE...]", help="With --name: more results after --from's; with --on: scenarios.", show_default=False
+    ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ENGINE",
+        help="Run the scenarios on vLLM (as of `execute --on`) and fit whole steps of this device; with --name.",
+        show_default=False,
+    ),
 ]
 ServerName = Annotated[
     str | None,
@@ -135,6 +146,7 @@ def calibrate(
     overheads: Overheads = False,
     kernel_errors: KernelErrorsFlag = False,
     softmax: Softmax = False,
+    on: On = None,
     name: ServerName = None,
     scenario: ServedScenario = None,
     hardware: ServedOn = None,
@@ -149,8 +161,15 @@ def calibrate(
     Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
     (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) and steady states
     (.csv) the engine's profile; with --name, load tests of your own server (any file of `validate bench`) the host and
-    front end of that.
+    front end of that. With --on, runs scenarios on vLLM here and fits whole steps of this device: `--set
+    engine.profile=NAME` predicts others.
     """
+    if on is not None:
+        if name is None or measurements is not None:
+            raise SpecError("--on goes with SCENARIO... and --name NAME, and without --from.")
+        target = OwnServer(name, "vllm", (), None, {}, overrides or (), folder or Path(DEFAULT_FOLDER), force)
+        fit_to_engine(on, [str(each) for each in more or ()], target, as_json)
+        return
     if name is not None:
         own = _own_server(name, measurements, more, engine, model)
         flags = {**own.flags, **({"hardware": hardware} if hardware else {})}

@@ -1,6 +1,7 @@
-"""What `calibrate --from FILE... --name NAME` does: one's own server, fitted to its load tests and written by name."""
+"""What `calibrate --name NAME` does, fitted and written by name: one's own server, to its load tests (`--from`); one's
+own device under an engine, to runs of scenarios on it (`--on`)."""
 
-__all__ = ["DEFAULT_FOLDER", "OwnServer", "fit_to_load_tests"]
+__all__ = ["DEFAULT_FOLDER", "OwnServer", "fit_to_engine", "fit_to_load_tests"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,3 +55,34 @@ def fit_to_load_tests(asked: OwnServer, as_json: bool) -> None:
 
     give(Answer(lambda: {**fit.to_json(), "path": str(file)}, lambda: own_server_view(fit)), as_json)
     say(f"Written to {file}; `engine.profile: {asked.name}` uses it.")
+
+
+def fit_to_engine(target: str, scenarios: Sequence[str], asked: OwnServer, as_json: bool) -> None:
+    """Run the scenarios on the engine that `target` names, fit their steps, write both files that `asked.name` finds.
+
+    Raises SpecError where there are no scenarios, or files of that name are there already.
+    """
+    from perfmodel.calibrate.own_server import refuse_written
+    from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
+    from perfmodel.report.views.validation import calibration_view
+    from perfmodel.specs import load_scenario
+    from perfmodel.specs.engine.own_calibration import device_file
+    from perfmodel.specs.scenario_file import named_model
+    from perfmodel.validate.executed.bridge import load_executor
+
+    profile_file = refuse_written(asked.name, asked.folder, asked.is_forced)
+    if not scenarios:
+        raise SpecError(
+            f"--on {target}: give the scenarios to run, as in calibrate --on {target} chat.yaml --name mine."
+        )
+    loaded = [(load_scenario(each, asked.overrides), named_model(each, asked.overrides)) for each in scenarios]
+    with progress_bar("running") as progress:
+        calibration = load_executor(needs_torch=False).calibrate_on(target, loaded, progress)
+    profile = EngineProfile(
+        engine=calibration.engine, name=asked.name, source=calibration.source, date=calibration.date
+    )
+    file = save_calibration(calibration, device_file(profile_file, calibration.device))
+    save_engine_profile(profile, profile_file)
+    fitted = {**calibration.model_dump(mode="json"), "path": str(file), "profile_path": str(profile_file)}
+    give(Answer(lambda: fitted, lambda: calibration_view(calibration)), as_json)
+    say(f"Written to {profile_file} and {file}; `engine.profile: {asked.name}` uses them.")

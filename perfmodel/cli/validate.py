@@ -82,7 +82,8 @@ Measured = Annotated[
     typer.Option(
         "--measured",
         metavar="FOLDER",
-        help="With `executor`: compare with a device measured before (reports/measured/<device>), offline.",
+        help="With `executor`: compare with a device measured before (reports/measured/<device>), offline; with a "
+        "scenario, with a run of it (the --out of `execute`).",
         show_default=False,
     ),
 ]
@@ -124,6 +125,8 @@ def validate(
     with progress_bar("validating") as progress:
         if kind is Kind.bench:
             report = _bench(paths or [], _GivenFlags(deployment, asked.given), overrides, progress)
+        elif measured is not None and _is_run(measured):
+            report = _run_of_engine(_subject(kind, paths, measured), measured, overrides, seed, progress)
         elif measured is not None:
             from perfmodel.validate.executed.measured import validate_measured
 
@@ -164,7 +167,7 @@ def _refuse_misplaced(
 
     kind, asked, deployment, measured, overrides, seed, repeat: as of `validate`
     """
-    is_executed = kind is Kind.executor and measured is None
+    is_executed = kind is Kind.executor and (measured is None or _is_run(measured))
     if (seed is not None and not is_executed) or (overrides and not is_executed and kind is not Kind.bench):
         raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
     if not is_executed and kind is not Kind.techniques and repeat != 1:
@@ -181,7 +184,7 @@ def _refuse_misplaced(
 
 def _subject(kind: Kind, paths: list[str] | None, measured: Path | None = None) -> str:
     """What is compared with: a path or a scenario. Raises SpecError where there is none, or two."""
-    if measured is not None:
+    if measured is not None and not _is_run(measured):
         if paths:
             raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
         return str(measured)
@@ -211,6 +214,29 @@ def _executor(
     from perfmodel.validate.executed.bridge import load_executor
 
     return load_executor().validate_executor(loaded, repeats=repeat, progress=progress)
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether it is a run's (`perfmodel execute --out`), not a measured device's."""
+    return (folder / "requests.csv").is_file()
+
+
+def _run_of_engine(
+    scenario: str, folder: Path, overrides: list[str] | None, seed: int | None, progress: Progress | None
+) -> "ValidationReport":
+    from perfmodel.calibrate.engine_runs import read_chunks
+    from perfmodel.files.bounded import read_json
+    from perfmodel.report.runs import read_requests, read_steps
+    from perfmodel.validate.executed.recorded import validate_recorded
+
+    loaded = load(scenario, overrides, seed)
+    if (folder / "result.json").is_file():  # settings that the engine came to have are those of the prediction, too
+        changed = (read_json(folder / "result.json").get("measured_on") or {}).get("changed", {})
+        loaded = loaded.model_copy(update={"engine": loaded.engine.model_copy(update=changed)})
+    steps, chunks = folder / "steps.csv", folder / "chunks.csv"
+    parts = read_chunks(chunks) if chunks.is_file() else {}
+    records = read_requests(folder / "requests.csv"), read_steps(steps), parts
+    return validate_recorded(loaded, *records, progress)
 
 
 def _techniques(path: str, repeat: int, progress: Progress | None, report_file: Path | None) -> "ValidationReport":

@@ -12,7 +12,15 @@ from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_json
 from perfmodel.sim.records.collector import REQUEST_COLUMNS, STEP_COLUMNS
 
-RUN_FILES = ("requests.csv", "steps.csv", "result.json", "report.html", "timeline.json")
+RUN_FILES = (
+    "requests.csv",
+    "steps.csv",
+    "chunks.csv",
+    "acceptance.json",
+    "result.json",
+    "report.html",
+    "timeline.json",
+)
 _HEADERS = {"requests.csv": REQUEST_COLUMNS, "steps.csv": STEP_COLUMNS}
 
 

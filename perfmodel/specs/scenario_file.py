@@ -4,7 +4,7 @@ Order of authority: `--set`, the scenario file, the files that it names, the def
 `--set hardware=...` and `--set traffic=...` replace the name; deeper paths change what the named file says.
 """
 
-__all__ = ["list_hardware", "load_hardware", "load_scenario", "load_traffic"]
+__all__ = ["list_hardware", "load_hardware", "load_scenario", "load_traffic", "named_model"]
 
 import pathlib
 import re
@@ -75,6 +75,18 @@ def load_scenario(
     if isinstance(compression, dict) and compression.get("model") is not None:
         _resolve_model(compression, positions, folder, ("prompt_compression",))
     return served_scenario(parse(Scenario, data, positions), positions)
+
+
+def named_model(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> str:
+    """The model as the scenario, or `--set model=`, names it: a name, or a path that can be opened from here.
+
+    Raises SpecError as `load_scenario` does.
+    """
+    loaded, folder = read_scenario(path_or_name)
+    for change in map(parse_override, overrides):
+        if change.path == ("model",):
+            apply_override(change, loaded.data, change.path, loaded.positions)
+    return _beside(_name(loaded.data, "model", loaded.positions) or "", folder)
 
 
 def load_hardware(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> HardwareSpec:

@@ -64,7 +64,7 @@ from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
 from perfmodel_executors.runner import RunnerSetup, StepRunner
-from perfmodel_executors.sampling import settings_of
+from perfmodel_executors.sampling_settings import settings_of
 from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for

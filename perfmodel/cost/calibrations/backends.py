@@ -49,6 +49,7 @@ from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.weights.gguf import GGML_BLOCKS
 from perfmodel.ops.graphs.host_layers import host_family
 from perfmodel.specs.engine.backends import BackendFacts, backend_of
+from perfmodel.specs.engine.own_calibration import device_file
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
@@ -221,13 +222,15 @@ def _on_host(
 
 
 def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibration:
-    """What times the kernels of an engine on a device: tables of the device or of its relations, or what was fitted to
-    the engine's backend.
+    """What times the kernels of an engine on a device: what lies beside the profile of one's own server, tables of the
+    device or of its relations, or what was fitted to the engine's backend.
 
     Raises SpecError for a malformed file, and for a backend that the engine has not for the device.
     """
     if engine.described.facts.backends:
         return backend_calibration(hardware, engine)
+    if engine.calibration is not None and (own := device_file(engine.calibration, hardware.name)).is_file():
+        return load_calibration(hardware, engine.profile, own)
     return load_calibration(hardware, engine.profile)
 
 

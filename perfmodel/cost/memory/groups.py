@@ -14,7 +14,8 @@ None are formed where a block would not be equally large in all layers (heads of
 brings layers of its own. The switch (`disable_hybrid_kv_cache_manager`) is about mixtures: where all layers have the
 same window they share a table that keeps no more. With it, states are set apart (vLLM itself does not start then).
 Source: vllm-project/vllm, vllm/v1/core/kv_cache_utils.py (_get_kv_cache_groups_uniform_page_size) and
-vllm/config/vllm.py (what disables the manager: platforms other than GPUs, KV connectors that cannot tell groups apart).
+vllm/config/vllm.py (what disables the manager: platforms without it, as TPUs; KV connectors that cannot tell groups
+apart).
 """
 
 __all__ = ["LayerGroup", "StateBlocks", "kv_groups", "largest_share", "layer_groups", "state_blocks"]
@@ -34,6 +35,7 @@ from perfmodel.specs.engine.description import KvGroupRules
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
+_PLATFORMS = ("gpu", "cpu")  # whose `support_hybrid_kv_cache` says so, of vLLM's (0.30: vllm/platforms)
 Kind = tuple[int | None, bool]  # how far a query sees, and whether in chunks
 
 
@@ -65,7 +67,7 @@ def state_blocks(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -
     """
     rules = engine.described.facts.kv_groups
     is_off = "state" not in rules.kinds or engine.disable_hybrid_kv_cache_manager
-    if is_off or hardware.kind != "gpu" or not _can_have_groups(model, engine):
+    if is_off or hardware.kind not in _PLATFORMS or not _can_have_groups(model, engine):
         return None
     layers = list(enumerate(model.iter_layers()))
     keys = [i for i, layer in layers if isinstance(layer.mixer, Attention | LatentAttention)]
@@ -93,7 +95,7 @@ def layer_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -
     model: as served
     """
     rules = engine.described.facts.kv_groups
-    if not rules.kinds or hardware.kind != "gpu" or not _can_have_groups(model, engine):
+    if not rules.kinds or hardware.kind not in _PLATFORMS or not _can_have_groups(model, engine):
         return ()
     mixers = [layer.mixer for layer in model.iter_layers()]
     with_keys = {i: mixer for i, mixer in enumerate(mixers) if isinstance(mixer, Attention | LatentAttention)}

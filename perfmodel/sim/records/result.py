@@ -2,6 +2,7 @@
 
 __all__ = ["RunResult"]
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class RunResult(Printable):
     ensemble: "Ensemble | WholeRuns | None" = None  # what the intervals came from
     calibration: Calibration | None = None  # where one was given in place of the fitted ones
     profile: EngineProfile | None = None  # likewise
+    measured_on: Mapping[str, Any] | None = None  # of another engine's run: its versions, device and settings
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
@@ -44,6 +46,7 @@ class RunResult(Printable):
             "scenario": self.scenario.name,
             "clock": self.clock,
             **self.summary,
+            **({} if self.measured_on is None else {"measured_on": dict(self.measured_on)}),
             "notes": list(self.notes),
             "trust": None if (trust := self.trust) is None else trust.to_json(),
             "provenance": self.provenance(),

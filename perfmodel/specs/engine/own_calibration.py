@@ -1,10 +1,11 @@
 """Where the calibration of one's own server is: `engine.profile: my-h100` names `engine@my-h100.yaml`.
 
 Looked for beside the scenario, then in the working directory, in both also in their folder `calibrations`, then among
-the shipped ones. What ships has its name to itself: a file called like an engine is never read.
+the shipped ones. Kernels of a device that were fitted with it are in a file beside it (`cpu@my-h100.yaml`). What ships
+has its name to itself: a file called like an engine is never read.
 """
 
-__all__ = ["OwnCalibration", "own_calibration", "refuse_shipped_name"]
+__all__ = ["OwnCalibration", "device_file", "own_calibration", "refuse_shipped_name"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,12 @@ def own_calibration(name: str, folder: Path) -> OwnCalibration | None:
     if "/" in name or "\\" in name or looked_up("engines", name) is not None:
         return None
     return next((_read(file) for file in _places(name, folder) if may_touch(file) and file.is_file()), None)
+
+
+def device_file(calibration: str | Path, device: str) -> Path:
+    """Where the kernels of a device are that were fitted with a profile: `cpu@mine.yaml` beside `engine@mine.yaml`."""
+    path = Path(calibration)
+    return path.with_name(f"{device}@{path.name.removeprefix(_PREFIX)}")
 
 
 def refuse_shipped_name(name: str) -> None:

@@ -66,6 +66,12 @@ class ExecutorPackage(Protocol):
         """Measures this machine on `models` and writes the calibration; returns it and the file."""
         ...
 
+    def calibrate_on(
+        self, target: str, scenarios: Sequence[tuple[Scenario, str]], progress: Progress | None = None
+    ) -> Calibration:
+        """Runs each scenario, given with what it calls its model, on the engine `target`, and fits their steps."""
+        ...
+
     def execute_scenario(
         self,
         scenario: Scenario,
@@ -75,6 +81,18 @@ class ExecutorPackage(Protocol):
         kernels: str | None = None,
     ) -> RunResult:
         """Serves the scenario's workload for real."""
+        ...
+
+    def execute_on(
+        self,
+        target: str,
+        scenario: Scenario,
+        model: str,
+        progress: Progress | None = None,
+        out: Path | None = None,
+    ) -> RunResult:
+        """Serves the scenario's workload on the engine that `target` names, `model` as the scenario calls it; records
+        go to the folder `out`."""
         ...
 
     def execute_repeatedly(
@@ -129,9 +147,12 @@ class ExecutorPackage(Protocol):
         ...
 
 
-def load_executor() -> ExecutorPackage:
-    """The executor package. Raises MissingExtraError when it, or torch, is not installed."""
-    for name in ("torch", "perfmodel_executors"):
+def load_executor(*, needs_torch: bool = True) -> ExecutorPackage:
+    """The executor package. Raises MissingExtraError when it, or torch, is not installed.
+
+    needs_torch: not to run on another engine, which brings its own
+    """
+    for name in ("torch", "perfmodel_executors") if needs_torch else ("perfmodel_executors",):
         if find_spec(name) is None:
             raise MissingExtraError(
                 f"executing needs {name}, which is not installed: pip install 'perfmodel[executor]' "

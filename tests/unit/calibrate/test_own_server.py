@@ -87,6 +87,17 @@ def test_predictions_at_other_rates_come_back(fits: tuple[EngineProfile, OwnServ
             assert found[metric] == pytest.approx(truth[metric], rel=0.03), (rate, metric)
 
 
+def test_a_host_slower_than_those_of_gpu_servers_comes_back(tmp_path: Path) -> None:
+    """12 ms a step beside a device that takes 7; steps of GPU servers are fitted up to 5."""
+    shipped, rng = load_engine_profile("vllm"), np.random.default_rng(7)
+    hidden = with_values(shipped, {"host.hidden_step_s": 0.012})
+    files = [load_test(tmp_path / f"{rate}.json", rate, hidden, rng) for rate in (1, 3, 6)]
+    fit = fit_own_server("mine", read_bench_files(files)[0], GivenSetup(SCENARIO), "vllm")
+    truth, found = (served(4, profile).summary for profile in (hidden, fit.profile))
+    assert found["mean_tpot_ms"] == pytest.approx(truth["mean_tpot_ms"], rel=0.05)
+    assert fit.profile.host.hidden_step_s == pytest.approx(0.012, rel=0.1)
+
+
 def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
     """Some of the way to what was measured, never all of it; more runs that agree go further."""
     _, many, one = fits

@@ -67,13 +67,18 @@ def test_where_all_layers_have_a_window_they_are_one_group_with_or_without_the_s
     assert plan.max_context() >= plan.longest  # nothing limits it
 
 
+def test_cpus_have_the_groups_of_gpus() -> None:
+    """`support_hybrid_kv_cache` of vLLM's CpuPlatform; a run of a hybrid there has four blocks for each sequence."""
+    assert groups_of("gemma-3-27b", "cpu") == groups_of("gemma-3-27b") != []
+
+
 @pytest.mark.parametrize(
     ("why", "name", "hardware", "engine"),
     [
         ("the switch", "gpt-oss-120b", "h100-sxm-80gb", {"disable_hybrid_kv_cache_manager": True}),
         ("a version before", "gpt-oss-120b", "h100-sxm-80gb", {"version": "0.9.0"}),
         ("another engine, of which it is not known", "gpt-oss-120b", "h100-sxm-80gb", {"profile": "trtllm"}),
-        ("not for CPUs", "gpt-oss-120b", "cpu", {}),
+        ("not for TPUs", "gemma-3-27b", "tpu-v6e", {}),
         ("chunks only from 0.14 on", "llama-4-scout", "h100-sxm-80gb", {"version": "0.12"}),
         ("nothing differs", "llama-3.1-8b", "h100-sxm-80gb", {}),
         ("blocks of two sizes", "mimo-v2-flash", "h100-sxm-80gb", {}),

@@ -1,0 +1,183 @@
+"""What another engine tells of a run, as our own executed runs have it: records, totals, and what it ran on."""
+
+__all__ = ["CHUNKS", "Progress", "changed_settings", "collected", "described", "summarized"]
+
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cost import plan_memory, usd_per_hour
+from perfmodel.engine import Request, StepRecord
+from perfmodel.errors import WorkloadError
+from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, summarize
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
+from perfmodel.specs.scenario import Scenario
+
+Progress = Callable[[int, int | None], None]
+
+CHUNKS = "chunks.csv"
+_CHUNK_COLUMNS = "step,num_tokens,num_computed_tokens"
+_PS_PER_NS = 1000
+# Of vLLM's configurations, what it changes of what it was asked for, where a backend does not do it.
+_PARTS = ("cache_config", "scheduler_config", "model_config")
+_SETTINGS = (
+    *("block_size", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling"),
+    *("max_num_batched_tokens", "max_num_seqs", "max_model_len"),
+)
+
+
+def collected(
+    scenario: Scenario,
+    lines: Iterator[list[Any]],
+    facts: dict[str, Any],
+    progress: Progress | None,
+    out: Path | None,
+) -> RunResult:
+    """The records of one load, as `lines` bring them, up to the one that says that it is done.
+
+    facts: of the engine; progress, out: as of `execute_on`
+
+    Raises WorkloadError where there was no request, and what `lines` raise; records written so far stay.
+    """
+    turns, expected = scenario.traffic.has_conversations, Workload(scenario).num_requests
+    totals: dict[str, Any] = {}
+    turn_of = _turns(scenario) if turns else {}
+    with Collector(out, has_turns=turns) as collector, _ChunkFile(out) as chunks:
+        for kind, *values in lines:
+            if kind == "step":
+                collector.add_step(_step_record(values[0]))
+                chunks.add(values[0][0], values[1])
+                for gap in values[2]:
+                    collector.add_gap(gap * _PS_PER_NS)
+            elif kind == "request":
+                request = _request(values[0])
+                request.session, request.turn = turn_of.get(request.request_id, (None, -1))
+                collector.add_request(request)
+                if progress is not None:
+                    progress(collector.num_finished, expected)
+            else:
+                totals = values[0]
+                break
+    if not collector.num_finished:
+        raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
+    examined, accepted, num_offered = totals.pop("acceptance")
+    if num_offered:
+        counts = MeasuredAcceptance(method="ngram", examined=examined, accepted=accepted, offered=num_offered)
+        if out is not None:
+            (out / "acceptance.json").write_text(counts.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        scenario = _with_acceptance(scenario, counts)
+    return summarized(scenario, collector, facts, totals)
+
+
+def _turns(scenario: Scenario) -> dict[int, tuple[Hashable | None, int]]:
+    """The conversation of each request, and which of its turns it is."""
+    conversations = Workload(scenario).conversations()
+    return {request.request_id: (request.session, request.turn) for turns in conversations for _, request in turns}
+
+
+def _with_acceptance(scenario: Scenario, counts: MeasuredAcceptance) -> Scenario:
+    """The scenario with the acceptance that was counted, for whoever simulates it."""
+    config = scenario.engine.speculative_config
+    assert config is not None
+    assert counts.offered is not None
+    acceptance = Acceptance(per_position=counts.rates, offered=counts.offered / counts.examined[0])
+    engine = scenario.engine.model_copy(
+        update={"speculative_config": config.model_copy(update={"acceptance": acceptance})}
+    )
+    return scenario.model_copy(update={"engine": engine})
+
+
+def summarized(scenario: Scenario, collector: Collector, facts: dict[str, Any], totals: dict[str, Any]) -> RunResult:
+    """The result of what was collected; facts: of the engine, with `num_blocks` where it is known."""
+    num_blocks = facts.get("num_blocks") or 0
+    peak = max(collector.used_blocks_peak.values(), default=0)
+    device = DeviceTotals(
+        num_devices=scenario.num_devices,
+        kv_cache_usage_peak=peak / num_blocks if num_blocks and collector.num_steps else None,
+        usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
+        **totals,
+    )
+    version = facts["versions"].get("vllm")
+    if version is not None:
+        engine = scenario.engine.model_copy(update={"version": version.split("+")[0]})
+        scenario = scenario.model_copy(update={"engine": engine})
+    summary = summarize(scenario, collector, device)
+    return RunResult(
+        scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks, measured_on=facts
+    )
+
+
+def _step_record(fields: list[int]) -> StepRecord:
+    record = StepRecord(*fields)
+    times = {name: getattr(record, name) * _PS_PER_NS for name in ("start", "end", "first_duration")}
+    return record._replace(**times)
+
+
+def _request(fields: list[int]) -> Request:
+    number, arrival, scheduled, first, finished, prompt, output, cached, preemptions = fields
+    request = Request(number, arrival * _PS_PER_NS, prompt, output)
+    request.first_scheduled_at, request.first_token_at = scheduled * _PS_PER_NS, first * _PS_PER_NS
+    request.finished_at = finished * _PS_PER_NS
+    request.num_output_tokens, request.num_cached_tokens, request.num_preemptions = output, cached, preemptions
+    return request
+
+
+class _ChunkFile:
+    """`chunks.csv`: the parts of prompts that each step computed; a context manager."""
+
+    def __init__(self, out: Path | None) -> None:
+        self._file = None if out is None else (out / CHUNKS).open("w", encoding="utf-8", newline="\n")
+        if self._file is not None:
+            self._file.write(_CHUNK_COLUMNS + "\n")
+
+    def __enter__(self) -> "_ChunkFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, step: int, chunks: list[list[int]]) -> None:
+        if self._file is not None and chunks:
+            self._file.write("".join(f"{step},{tokens},{computed}\n" for tokens, computed in chunks))
+
+
+def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine came to have otherwise than `engine` says: its fields and their values.
+
+    facts: `measured_on` of a result
+    """
+    used = facts.get("used", {})
+    found = {name: value for part in _PARTS for name, value in used.get(part, {}).items() if name in _SETTINGS}
+    if facts.get("num_blocks") and engine.num_gpu_blocks_override is not None:
+        found["num_gpu_blocks_override"] = facts["num_blocks"]
+    asked = {name: getattr(engine, name) for name in found} | {"async_scheduling": engine.plans_ahead}
+    return {name: value for name, value in found.items() if value is not None and value != asked[name]}
+
+
+def described(result: RunResult, weights: str, arguments: dict[str, Any], environment: Mapping[str, str]) -> RunResult:
+    """`result` with what it ran on, in words and as data."""
+    facts = dict(result.measured_on or {})
+    own = {name: value for name, value in arguments.items() if name != "model" or not Path(str(value)).is_absolute()}
+    facts |= {"arguments": own, "environment": dict(environment)}
+    notes = [
+        f"Executed on vLLM {facts['versions']['vllm']} ({facts['device']}, {facts['num_threads']} threads) with "
+        f"{weights}, in one process and without its HTTP server; times are of the wall's clock."
+    ]
+    changed = changed_settings(result.scenario.engine, facts)
+    if changed:
+        said = ", ".join(f"engine.{name}={json.dumps(value)}" for name, value in changed.items())
+        notes.append(f"vLLM came to have other settings than the scenario, which is given with them here: {said}.")
+        facts["changed"] = changed
+        engine = result.scenario.engine.model_copy(update=changed)
+        result = replace(result, scenario=result.scenario.model_copy(update={"engine": engine}))
+    expected = plan_memory(result.scenario.model, result.scenario.hardware, result.scenario.engine).num_kv_blocks
+    if result.num_blocks != expected:
+        notes.append(
+            f"vLLM has {result.num_blocks:,} KV blocks and the memory plan of the scenario {expected:,}; "
+            f"engine.num_gpu_blocks_override makes them alike."
+        )
+    return replace(result, notes=(*result.notes, *notes), measured_on=facts)

@@ -1,0 +1,249 @@
+"""`perfmodel execute --on vllm...`: a scenario on vLLM itself, its records in the form of our own executed runs.
+
+vllm                    the vLLM of this environment
+vllm:PATH               that of another one: its interpreter, or its folder
+vllm:http://HOST:PORT   a server that runs already (`perfmodel_executors.engines.server`); it has no step records
+"""
+
+__all__ = ["OnEngine", "execute_all_on", "execute_on", "interpreter_of"]
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from textwrap import shorten
+from typing import IO, Any, NamedTuple
+
+from perfmodel.engine import Request
+from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
+from perfmodel.sim import RunResult, Workload
+from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.engines import vllm_process
+from perfmodel_executors.engines.arguments import (
+    engine_arguments,
+    environment_of,
+    refuse_unserved,
+    sampling_arguments,
+    write_model,
+)
+from perfmodel_executors.engines.results import Progress, collected, described
+from perfmodel_executors.tokens import TokenStore
+
+_PS_PER_NS = 1000
+_START_ARGUMENTS = ("-P", vllm_process.__file__)  # -P: the script's folder must not stand before vLLM's packages
+_END_S = 20.0
+_LOG_TAIL = 400  # characters of what vLLM printed last
+
+
+class OnEngine(NamedTuple):
+    """A scenario to run on an engine.
+
+    model: as the scenario names it: a card, a folder with a config.json, a repository
+    out:   folder to stream `requests.csv`, `steps.csv` and `chunks.csv` (the parts of prompts in each step) to
+    """
+
+    scenario: Scenario
+    model: str
+    out: Path | None = None
+
+
+def execute_on(
+    target: str, scenario: Scenario, model: str, progress: Progress | None = None, out: Path | None = None
+) -> RunResult:
+    """Serve the scenario's traffic on the vLLM that `target` names (see the module), arrivals at their times.
+
+    model, out: as of `OnEngine`; progress: called with (requests finished, requests in all if known)
+
+    Raises MissingExtraError where there is no vLLM, UnsupportedError for what it has no argument for, PerfmodelError
+    where it is another version than the scenario's, refuses an argument or fails; WorkloadError for traffic without
+    requests.
+    """
+    return execute_all_on(target, [OnEngine(scenario, model, out)], progress)[0]
+
+
+def execute_all_on(target: str, runs: Sequence[OnEngine], progress: Progress | None = None) -> list[RunResult]:
+    """The same of several scenarios, one after another: those with equal arguments on one engine, started once."""
+    for run in runs:
+        refuse_unserved(run.scenario)
+    _, _, place = target.partition(":")
+    if place.startswith(("http://", "https://")):
+        from perfmodel_executors.engines.server import execute_on_server
+
+        return [execute_on_server(place, run.scenario, progress, run.out) for run in runs]
+    python = interpreter_of(target)
+    groups: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        setup = [run.model, engine_arguments(run.scenario, "", True), run.scenario.hardware.kind]
+        groups.setdefault(json.dumps([*setup, run.scenario.engine.version]), []).append(number)
+    found: dict[int, RunResult] = {}
+    for numbers in groups.values():
+        found |= zip(numbers, _on_one_engine(python, [runs[number] for number in numbers], progress), strict=True)
+    return [found[number] for number in range(len(runs))]
+
+
+def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | None) -> list[RunResult]:
+    first = runs[0].scenario
+    with TemporaryDirectory(prefix="perfmodel-vllm-") as folder:
+        name, has_weights = write_model(runs[0].model, Path(folder))
+        job = _job([run.scenario for run in runs], engine_arguments(first, name, has_weights))
+        file = Path(folder, "job.json")
+        file.write_text(json.dumps(job), encoding="utf-8")
+        environment = environment_of(first, is_local=Path(name).exists()) | os.environ
+        found = []
+        with _Engine(python, file, environment) as lines:
+            facts: dict[str, Any] = next(lines)[1]
+            for run in runs:
+                found.append(collected(run.scenario, lines, facts, progress, run.out))
+    weights = "the weights of the checkpoint" if has_weights else "dummy weights"
+    shown = {key: environment[key] for key in environment_of(first, is_local=True) if key in environment}
+    return [described(result, weights, job["arguments"], shown) for result in found]
+
+
+def interpreter_of(target: str) -> str:
+    """The interpreter that runs vLLM: our own for `vllm`, else the one named behind it.
+
+    Raises MissingExtraError where this environment has no vLLM, SpecError for what names no interpreter.
+    """
+    engine, _, place = target.partition(":")
+    if engine != "vllm":
+        raise SpecError(f"--on {target}: allowed vllm, vllm:PATH of an interpreter, or vllm:http://HOST:PORT.")
+    if not place:
+        if find_spec("vllm") is None:
+            raise MissingExtraError(_absent(sys.executable))
+        return sys.executable
+    path = Path(place).expanduser()
+    path = path / "bin" / "python" if path.is_dir() else path
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise SpecError(f"--on {target}: {path} is no interpreter; give the bin/python of an environment with vLLM.")
+    return str(path.absolute())
+
+
+def _absent(python: str) -> str:
+    return (
+        f"vLLM is not installed for {python}; install it there, name the interpreter that has it (--on "
+        f"vllm:PATH/bin/python), or a server that runs (--on vllm:http://127.0.0.1:8000)."
+    )
+
+
+def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, Any]:
+    """What `vllm_process` reads."""
+    engine = scenarios[0].engine
+    longest = min(Workload(scenarios[0]).max_model_len - 8, engine.max_num_batched_tokens)
+    return {
+        "arguments": arguments,
+        "version": engine.version,
+        "kind": scenarios[0].hardware.kind,
+        "warm_up_tokens": max(1, min(longest, 64)),
+        "loads": [_load(scenario) for scenario in scenarios],
+    }
+
+
+def _load(scenario: Scenario) -> dict[str, Any]:
+    workload = Workload(scenario)
+    return {
+        "sampling": sampling_arguments(scenario),
+        "chains": list(_chains(scenario, workload)),
+        "concurrency": workload.concurrency,
+    }
+
+
+def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]:
+    """Requests, or turns of conversations, with the tokens of their prompts, as `vllm_process` reads them."""
+    store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
+    if not workload.traffic.has_conversations:
+        for request in workload.requests():
+            if not workload.refuses(request):
+                yield [_as_line(request, request.arrival, store.of(request), workload)]
+                store.release(request)
+        return
+    for turns in workload.conversations():
+        chain: list[list[Any]] = []
+        said = 0
+        for pause, request in turns:
+            prompt = store.of(request)
+            chain.append(_as_line(request, pause if chain else request.arrival, prompt[said:], workload))
+            prompt += [0] * request.max_output_tokens  # the answer, which the engine will know
+            said = len(prompt)
+            store.release(request)
+        yield chain
+
+
+def _as_line(request: Request, pause: int, tokens: list[int], workload: Workload) -> list[Any]:
+    think = workload.think_time(request.request_id) // _PS_PER_NS
+    return [
+        *(request.request_id, pause // _PS_PER_NS, list(tokens)),
+        *(request.max_output_tokens, request.priority, think),
+    ]
+
+
+class _Engine:
+    """The process that runs vLLM; a context manager whose lines are what it has to tell."""
+
+    def __init__(self, python: str, job: Path, environment: Mapping[str, str]) -> None:
+        self._python, self._environment, self._job = python, dict(environment), job
+        self._log: IO[bytes] = TemporaryFile()  # noqa: SIM115  # closed with the process
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Iterator[list[Any]]:
+        reading, writing = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [self._python, *_START_ARGUMENTS, self._job, str(writing)],
+                env=self._environment,
+                pass_fds=(writing,),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # Ctrl-C is for us: we end it, and keep what it has told
+            )
+        except OSError as error:
+            os.close(reading)
+            raise SpecError(f"--on vllm:{self._python}: cannot be run ({error.strerror or error}).") from None
+        finally:
+            os.close(writing)
+        return self._lines(reading)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def _lines(self, reading: int) -> Iterator[list[Any]]:
+        """What it tells, until it is done. Raises PerfmodelError where it fails before."""
+        with os.fdopen(reading, encoding="utf-8") as lines:
+            for text in lines:
+                line: list[Any] = json.loads(text)
+                if line[0] == "error":
+                    raise self._error(line[1], line[2])
+                yield line
+        assert self._process is not None
+        raise PerfmodelError(f"vLLM ended with status {self._process.wait()} before the run was over: {self._tail()}")
+
+    def _error(self, kind: str, text: str) -> PerfmodelError:
+        said = shorten(text, _LOG_TAIL, placeholder=" ...")
+        job = json.loads(self._job.read_text(encoding="utf-8"))
+        sentences = {
+            "absent": _absent(self._python),
+            "broken": f"the vLLM of {self._python} cannot be imported: {said}",
+            "version": f"found vLLM {said}, and the scenario is of {job['version']}; install that one, or --set "
+            f"engine.version={said.split('+')[0]}.",
+            "device": f"this vLLM runs on {said}, and the scenario's hardware is a {job['kind']}; --set hardware=NAME.",
+            "refused": f"vLLM does not start with these arguments: {said}",
+            "failed": f"vLLM failed in the middle of the run: {said}",
+        }
+        return (MissingExtraError if kind == "absent" else PerfmodelError)(sentences[kind])
+
+    def _tail(self) -> str:
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
+        return " ".join(self._log.read().decode(errors="replace").split()) or "it printed nothing"

@@ -1,0 +1,203 @@
+"""A scenario against a vLLM server that runs already: the same prompts, at their times, by streaming HTTP.
+
+A token's time is that of the piece of the stream that brings it, so the server's front end is in all times. Which
+steps there were a server does not say, nor whom it preempted; hits of its prefix cache only where it is started with
+`--enable-prompt-tokens-details`. Plain HTTP, a connection for each request.
+"""
+
+__all__ = ["execute_on_server"]
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from perfmodel.engine import Request
+from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
+from perfmodel.sim import Collector, RunResult, Workload
+from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.driver import Arriving, arrivals_of
+from perfmodel_executors.engines.arguments import sampling_arguments
+from perfmodel_executors.engines.results import Progress, summarized
+from perfmodel_executors.tokens import TokenStore
+
+_PS_PER_NS = 1000
+_ANSWER_S = 600.0  # without a byte from the server
+_HTTP_OK = 200
+_LONGEST_LINE = 1 << 24  # of a stream: its first event has the prompt in it
+
+
+def execute_on_server(
+    url: str, scenario: Scenario, progress: Progress | None = None, out: Path | None = None
+) -> RunResult:
+    """The scenario's traffic, sent to the server at `url`; its model's vocabulary must hold the scenario's tokens.
+
+    progress, out: as of `execute_on`
+
+    Raises SpecError for another address than http://HOST:PORT, PerfmodelError where nothing answers there, or a request
+    is refused.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None or parts.path.strip("/"):
+        raise SpecError(f"--on vllm:{url}: allowed vllm:http://HOST:PORT, without a path and without TLS.")
+    client = _Client(parts.hostname, parts.port or 80)
+    return asyncio.run(_serve(client, scenario, progress, out))
+
+
+class _Client:
+    """One server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self._port = host, port
+
+    @asynccontextmanager
+    async def open(self, method: str, path: str, body: Any = None) -> AsyncIterator[asyncio.StreamReader]:
+        """The body of the answer, still to be read. Raises PerfmodelError for another status than 200."""
+        text = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\nContent-Length: {len(text)}\r\n"
+        try:
+            reader, writer = await asyncio.open_connection(self.host, self._port, limit=_LONGEST_LINE)
+        except OSError as error:
+            raise self._unreachable(error) from None
+        try:
+            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + text)
+            status = int((await asyncio.wait_for(reader.readline(), _ANSWER_S)).split()[1])
+            while (await reader.readline()).strip():
+                pass
+            if status != _HTTP_OK:
+                said = " ".join((await reader.read(2000)).decode(errors="replace").split())[:400]
+                raise PerfmodelError(f"{method} {path}: the server answers with status {status}: {said}")
+            yield reader
+        except (OSError, IndexError, ValueError, TimeoutError) as error:
+            raise self._unreachable(error) from None
+        finally:
+            writer.close()
+
+    def _unreachable(self, error: Exception) -> PerfmodelError:
+        return PerfmodelError(
+            f"--on vllm:http://{self.host}:{self._port}: no server answers there ({error or 'no answer in time'}); "
+            f"start one with `vllm serve MODEL`, or name the one that runs."
+        )
+
+    async def get(self, path: str) -> Any:
+        """The JSON document at `path`."""
+        async with self.open("GET", path) as reader:
+            data = await reader.read()
+        return json.loads(data[data.index(b"{") : data.rindex(b"}") + 1])  # whole, or in one chunk
+
+
+async def _serve(client: _Client, scenario: Scenario, progress: Progress | None, out: Path | None) -> RunResult:
+    model = (await client.get("/v1/models"))["data"][0]["id"]
+    version = str((await client.get("/version")).get("version", ""))
+    workload = Workload(scenario)
+    with Collector(out, has_turns=scenario.traffic.has_conversations) as collector:
+        run = _Run(client, scenario, model, arrivals_of(workload), collector)
+        run.on_answer = lambda: progress and progress(collector.num_finished, workload.num_requests)
+        await run.serve()
+    if not collector.num_finished:
+        raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
+    facts = {"versions": {"vllm": version}, "url": f"http://{client.host}", "model": model}
+    requests = collector.requests()
+    asked, hit = int(requests.num_prompt_tokens.sum()), int(requests.num_cached_tokens.sum())
+    totals = {"prefix_tokens_asked": asked, "prefix_tokens_hit": hit}
+    note = (
+        f"Executed by the server of vLLM {version} at {client.host} with its model {model}; times are those of the "
+        f"client. A server has no step records, and does not say whom it preempted."
+    )
+    result = summarized(scenario, collector, facts, totals)
+    return replace(result, steps=None, notes=(*result.notes, note))
+
+
+class _Run:
+    """Requests under way; `on_answer` is called when one has ended."""
+
+    def __init__(
+        self, client: _Client, scenario: Scenario, model: str, arrivals: Arriving, collector: Collector
+    ) -> None:
+        self._client, self._arrivals, self._collector, self._model = client, arrivals, collector, model
+        self._sampling = sampling_arguments(scenario)
+        self._store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
+        self._started = time.monotonic_ns()
+        self._changed = asyncio.Event()
+        self.on_answer: Callable[[], object] = lambda: None
+
+    def _now(self) -> int:
+        return (time.monotonic_ns() - self._started) * _PS_PER_NS
+
+    async def serve(self) -> None:
+        """Until all is answered. Raises what the first request raises that fails."""
+        tasks: set[asyncio.Task[None]] = set()
+        while tasks or self._arrivals.next_tick is not None:
+            for request in self._arrivals.pop_due(self._now()):
+                tasks.add(asyncio.create_task(self._ask(request)))
+            due = self._arrivals.next_tick
+            wait = None if due is None else max(0.0, (due - self._now()) / 1e12)
+            if not tasks:
+                await asyncio.sleep(wait or 0.0)
+                continue
+            done, tasks = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    async def _ask(self, request: Request) -> None:
+        body = {
+            "model": self._model,
+            "prompt": self._store.of(request),
+            "max_tokens": request.max_output_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            "priority": request.priority,
+            **self._sampling,
+        }
+        if not request.priority:
+            del body["priority"]  # refused by servers without priority scheduling
+        request.first_scheduled_at = request.arrival  # a server does not say when
+        async with self._client.open("POST", "/v1/completions", body) as reader:
+            last = await self._read(request, reader)
+        self._finish(request, last)
+
+    async def _read(self, request: Request, reader: asyncio.StreamReader) -> int:
+        """The request's stream to its end; the tick of its last token."""
+        last = 0
+        while line := await asyncio.wait_for(reader.readline(), _ANSWER_S):
+            if not line.startswith(b"data: {"):
+                continue
+            now, event = self._now(), json.loads(line[6:])
+            if "error" in event:
+                raise PerfmodelError(f"request {request.request_id}: the server answers: {event['error']}")
+            for choice in event.get("choices", ()):
+                ids = choice.get("token_ids") or ([0] if choice.get("text") else [])
+                if ids and request.num_output_tokens:
+                    self._collector.add_gap(now - last)
+                elif ids:
+                    request.first_token_at = now
+                self._put(request, ids)
+                last = now if ids else last
+            self._read_usage(request, event.get("usage"))
+        return last
+
+    def _put(self, request: Request, ids: list[int]) -> None:
+        for token in ids:
+            self._store.put(request, request.num_prompt_tokens + request.num_output_tokens, token)
+            request.num_output_tokens += 1
+
+    def _read_usage(self, request: Request, usage: dict[str, Any] | None) -> None:
+        if usage is not None:
+            request.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+    def _finish(self, request: Request, last: int) -> None:
+        if request.first_token_at is None:
+            raise PerfmodelError(f"request {request.request_id}: the server's stream ended without a token.")
+        request.finished_at = last
+        self._collector.add_request(request)
+        self._collector.end_tick = max(self._collector.end_tick, last)
+        self._store.release(request)
+        self._arrivals.on_finished(request, last)
+        self.on_answer()
