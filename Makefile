@@ -71,8 +71,9 @@ docs: $(VENV)/.docs
 # emulator_accuracy.py (twenty minutes, by lean_client.py), emulator_day.py (24, takes a trace), emulator_parts
 # (six, needs GuideLLM, AIPerf, Prometheus and haproxy), deployment_files.py (one, downloads linters);
 # web_screenshots.py and web_page.py (three each, need playwright and Chromium); closed_loop.py (eight, needs a
-# server); write_measurements.py, which takes the
-# cited files; and cross_validate_attention.py, cross_validate_operators.py, cross_validate_serving.py,
+# server); llama_rates (fourteen on a core of its own, needs what make witness ENGINE=llama.cpp installs);
+# write_measurements.py, which takes the cited files; and cross_validate_attention.py, cross_validate_operators.py,
+# cross_validate_serving.py,
 # cross_validate_local.py and cross_validate_served.py, which take folders of recorded measurements.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/simulator_speed.py

@@ -130,7 +130,8 @@ class GroupedKVBlocks(KVBlockManager):
         return self._num_taken(request, num_tokens, len(list(cached)), is_whole=False) <= self.num_free
 
     def can_admit(self, request: Request, num_tokens: int, num_whole: int, cached: Sequence[int]) -> bool:
-        """As of the base; in time a request has given up rows, so it is checked for no more than it holds at once."""
+        """As of the base with `num_tokens`, `num_whole` and `cached`; in time a request has given up rows, so it is
+        checked for no more than it holds at once."""
         if num_whole > num_tokens and self._num_taken(request, num_whole, len(cached), is_whole=True) > self.num_free:
             return False
         return self._num_taken(request, num_tokens, len(cached), is_whole=False) <= self.num_free
