@@ -73,7 +73,7 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     arguments.setdefault("async_scheduling", False)
     if "num_speculative_tokens" in config:
         arguments["speculative_config"] = {
-            "method": "ngram",
+            "method": "ngram_gpu" if arguments["async_scheduling"] else "ngram",
             "num_speculative_tokens": config["num_speculative_tokens"],
             "prompt_lookup_max": 2,
         }
@@ -170,8 +170,9 @@ class _Case:
         """A plan of vLLM's, its scripted outcome, its grants and whom it preempted."""
         plan = self.scheduler.schedule()
         granted = plan.num_scheduled_tokens
+        admitted = {new.req_id for new in plan.scheduled_new_reqs} | plan.scheduled_cached_reqs.resumed_req_ids
         grants = sorted([int(i), self.requests[i].num_computed_tokens - n, n] for i, n in granted.items())
-        sampled = [self._sample(i, plan) for i in granted]
+        sampled = [self._sample(i, plan, i in admitted) for i in granted]
         outcome = ModelRunnerOutput(
             req_ids=list(granted),
             req_id_to_index={i: place for place, i in enumerate(granted)},
@@ -182,13 +183,13 @@ class _Case:
         )
         return plan, outcome, grants, sorted(int(i) for i in (plan.preempted_req_ids or ()))
 
-    def _sample(self, i: str, plan: Any) -> list[int]:
+    def _sample(self, i: str, plan: Any, is_admitted: bool) -> list[int]:
         request = self.requests[i]
         drafted = plan.scheduled_spec_decode_tokens.get(i, [])
         if request.num_computed_tokens - len(drafted) < request.num_tokens:
             return []
         token = 50 + int(i)  # no other request's: equal prompts have answers of their own
-        if not drafted or drafted[0] < 0:  # placeholders that pad a request's first step are never right
+        if not drafted or is_admitted:  # placeholders that pad a request's first step are never right
             return [token]
         script = self.recorded[int(i)]["accepted"]
         accepted = script[self.num_verified.get(i, 0) % len(script)]
@@ -198,7 +199,7 @@ class _Case:
     def take(self, plan: Any, outcome: Any) -> None:
         self.scheduler.update_from_output(plan, outcome)
         count = self.config.get("num_speculative_tokens")
-        if count:  # everyone who has just sampled a token drafts
+        if count and not self.config.get("async_scheduling"):  # everyone who has just sampled a token drafts
             ids = [i for i, tokens in zip(outcome.req_ids, outcome.sampled_token_ids, strict=True) if tokens]
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * count for _ in ids]))
 

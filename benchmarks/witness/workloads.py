@@ -8,18 +8,18 @@ __all__ = ["FEATURES", "draw_case"]
 import random
 from typing import Any
 
-FEATURES = ("base", "async", "abort", "pipeline", "speculation", "states", "windows")
+FEATURES = ("base", "async", "abort", "pipeline", "speculation", "states", "windows", "async-speculation")
 
 
 def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     """One workload that exercises `feature`, one of FEATURES, beside what all do."""
     rng = random.Random(f"{feature} {seed}")
     config = _engine(rng)
-    if feature == "async" or (feature in ("abort", "states", "windows") and rng.random() < 0.4):
+    if feature in ("async", "async-speculation") or (feature in ("abort", "states", "windows") and rng.random() < 0.4):
         config["async_scheduling"] = True
     if feature == "pipeline":
         config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
-    if feature == "speculation":
+    if feature in ("speculation", "async-speculation"):
         config["num_speculative_tokens"] = rng.choice([1, 2, 3, 5])
     if feature in ("states", "windows"):
         config["kv_groups"] = _groups(rng, feature, config["block_size"])
@@ -31,7 +31,7 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)
-    if feature == "speculation":
+    if feature in ("speculation", "async-speculation"):
         most = config["num_speculative_tokens"]
         for request in requests:
             request["accepted"] = [rng.randrange(most + 1) for _ in range(rng.choice([1, 3, 7]))]

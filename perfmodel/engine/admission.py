@@ -134,7 +134,10 @@ class Reservations:
                 f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or "
                 + ("set enable_chunked_prefill" if config.keeps_kv else "keep the KV cache")
             )
-        most = max(self.num_tokens(request, longest), longest + self._spare_slots)
+        last = longest + self._spare_slots
+        if config.speculation is not None and config.speculation.is_ahead:
+            last = max(min(last, config.max_model_len), longest)  # drafts end there
+        most = max(self.num_tokens(request, longest), last)
         if blocks.num_filled(most) + blocks.num_buffers > blocks.num_blocks:
             raise WorkloadError(
                 f"request {request.request_id} needs KV blocks for {most} tokens, but the pool has {blocks.num_blocks} "

@@ -17,6 +17,7 @@ class Speculation:
     pipelined:   the next draft is made while this one is verified
     estimate:    where the estimate of acceptance begins
     past_end:    drafts are as deep however few tokens a request lacks, up to the longest sequence (vLLM)
+    is_ahead:    the next plan is made before it is known which drafts are right, as if all were (vLLM's AsyncScheduler)
     """
 
     nodes: tuple[int, ...]
@@ -25,6 +26,7 @@ class Speculation:
     pipelined: bool = False
     estimate: float = 1.0
     past_end: bool = False
+    is_ahead: bool = False
 
     @property
     def depth(self) -> int:
@@ -34,7 +36,8 @@ class Speculation:
     @property
     def spare_slots(self) -> int:
         """KV slots beyond a request's last token that a step may need: a tree has more nodes than it brings tokens."""
-        return self.nodes[-1] if self.past_end else max(nodes - depth for depth, nodes in enumerate(self.nodes))
+        spare = self.nodes[-1] if self.past_end else max(nodes - depth for depth, nodes in enumerate(self.nodes))
+        return spare + self.nodes[-1] if self.is_ahead else spare
 
     def depth_at(self, num_decodes: int, acceptance: float) -> int:
         """How deep requests draft in a step in which so many decode, with acceptance estimated as that."""
@@ -85,7 +88,7 @@ class SchedulerConfig:
     is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
     rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
-    speculation:      requests that decode draft tokens, too; only without planning ahead (`ServeLoop`)
+    speculation:      requests that decode draft tokens, too
     pipeline_parallel_size: stages of the device that plans pass one after another: so many may be under way at once
     max_plan_seqs:    with several stages, sequences of one plan; 0: as many as there are
     slots:            requests take slots that keep their KV (llama-server); with continuous batching, on one stage

@@ -29,6 +29,8 @@ class StepPlan:
                      Pipelined drafters work on what comes after all `decodes` of a plan with depths, of 0, too
     padded:          requests that are admitted for one token, which is padded to the length of a verification, and the
                      padding of all, in tokens: computed in vain (vLLM, so that one CUDA graph fits the step)
+    num_wasted_tokens: once applied, tokens of requests that ended with the plan before, after this one was made; these
+                     are not among `decodes` any more
     num_draft_tokens: drafted tokens that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
     decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
     decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
@@ -75,6 +77,7 @@ class StepPlan:
         "num_restored_tokens",
         "num_stalled",
         "num_stored_blocks",
+        "num_wasted_tokens",
         "padded",
         "positions",
         "preempted",
@@ -91,7 +94,7 @@ class StepPlan:
         self.draft_depths: list[int] = []
         self.num_draft_tokens = self.num_accepted_tokens = 0
         self.padded: tuple[Request, ...] = ()
-        self.num_padding_tokens = 0
+        self.num_padding_tokens = self.num_wasted_tokens = 0
         self.num_accepted: Sequence[int] = ()
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
@@ -114,7 +117,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + self.num_draft_tokens + self.num_padding_tokens + self.num_chunk_tokens
+        beside = self.num_draft_tokens + self.num_padding_tokens + self.num_wasted_tokens
+        return len(self.decodes) + beside + self.num_chunk_tokens
 
     @property
     def num_samples(self) -> int:

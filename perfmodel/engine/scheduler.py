@@ -289,9 +289,8 @@ class Scheduler:
             request.num_computed_tokens = num_ready
             budget -= missing + padding
             self._running.admit(request, missing, plan)
-            if padding:
-                plan.padded += (request,)
-                plan.num_padding_tokens += padding
+            if padding and self._drafting is not None:
+                self._drafting.pad(request, padding, plan)
             blocks.publish(request)
         for entry in skipped:
             heapq.heappush(self._waiting, entry)
@@ -361,9 +360,11 @@ class Scheduler:
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
         """Take the tokens that `plan` has sampled by `now`, with drafts as `Outcome` says; returns who is done."""
         cohort, watch = self._running.cohort, self.watch
-        if plan.draft_depths and self._drafting is not None:
-            assert num_accepted is not None, "the backend did not say which drafted tokens were right"
-            self._drafting.take_accepted(plan, num_accepted)
+        if self._drafting is not None:
+            num_accepted = self._drafting.leave_out_ended(plan, num_accepted)
+            if plan.draft_depths:
+                assert num_accepted is not None, "the backend did not say which drafted tokens were right"
+                self._drafting.take_accepted(plan, num_accepted)
         uneven = plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
         plan.num_gaps = plan.num_samples - uneven
         self._running.come_back(plan)

@@ -19,7 +19,7 @@ import gzip
 import json
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -197,10 +197,9 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             config, slots=replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
         )
     if extras.num_speculative_tokens:
-        if spec.async_scheduling:
-            raise SpecError("got num_speculative_tokens with async_scheduling; our engine plans no drafts ahead")
         nodes = tuple(range(extras.num_speculative_tokens + 1))
-        config = replace(config, speculation=Speculation(nodes, past_end=spec.rules.drafts_past_end))
+        past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
+        config = replace(config, speculation=Speculation(nodes, past_end=past_end, is_ahead=is_ahead))
     scripts = _Acceptance(case)
     blocks = kv_block_manager(spec, extras.num_blocks, extras.groups, num_buffers=extras.num_states)
     scheduler = Scheduler(config, blocks)
@@ -208,7 +207,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
     known = {request.request_id: request for _, request in pending}
     under_way: deque[StepPlan] = deque()
-    most_under_way = 2 if spec.plans_ahead else config.pipeline_parallel_size
+    most_under_way = 2 if spec.async_scheduling else config.pipeline_parallel_size
     for step in range(_MAX_STEPS):
         if not (pending or under_way or scheduler.has_requests):
             return
@@ -222,7 +221,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         is_empty = True
         if scheduler.has_requests:
             plan = scheduler.plan(step)
-            yield _as_step(step, plan, scheduler)
+            yield _as_step(step, plan, scheduler, under_way)
             under_way.append(plan)
             is_empty = not plan
         if is_empty or len(under_way) == most_under_way:
@@ -324,15 +323,23 @@ def _block_hashes(number: int, recorded: _RecordedRequest, block_size: int) -> t
     return (*shared, *(("prompt", number, row) for row in range(num_shared, num_full)))
 
 
-def _as_step(step: int, plan: StepPlan, scheduler: Scheduler) -> Step:
-    lone = plan.num_padding_tokens // max(len(plan.padded), 1)
-    depths = plan.draft_depths or [0] * len(plan.decodes)
+def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan]) -> Step:
+    """`plan` as recorded: tokens of drafts that are being verified count as computed."""
+    drafting = [other for other in under_way if other.draft_depths or other.padded]
+    behind = {request: drafted for other in drafting for request, drafted in _drafted(other)}
     decodes = [
-        (request.request_id, scheduler.num_computed(request) - 1, 1 + (lone if request in plan.padded else depth))
-        for request, depth in zip(plan.decodes, depths, strict=True)
+        (request.request_id, scheduler.num_computed(request) - 1 + behind.get(request, 0), 1 + drafted)
+        for request, drafted in _drafted(plan)
     ]
     chunks = [(grant.request.request_id, grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks]
     return step, sorted(decodes + chunks), sorted(request.request_id for request in plan.preempted)
+
+
+def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
+    """Each of the plan's decodes, with its drafted or padding tokens."""
+    padding = plan.num_padding_tokens // max(len(plan.padded), 1)
+    for request, depth in zip(plan.decodes, plan.draft_depths or [0] * len(plan.decodes), strict=True):
+        yield request, padding if request in plan.padded else depth
 
 
 # ------------------------------------------------------------------ differences

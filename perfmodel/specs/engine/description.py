@@ -72,6 +72,8 @@ class BatchingRules(Spec):
     caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone in the engine
     drafts_past_end:   drafts are as long however few tokens a request lacks
     pads_lone_tokens:  a request that is admitted for one token beside verifications is padded to their length
+    drafts_ahead:      methods of drafting with which asynchronous scheduling plans the next step although it is not known
+                       yet which drafts are right; with others no step is planned ahead
     chunks_prompts:    a prompt may be computed in several steps
     whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
@@ -86,6 +88,7 @@ class BatchingRules(Spec):
     caps_lone_prompts: bool = True
     drafts_past_end: bool = False
     pads_lone_tokens: bool = False
+    drafts_ahead: tuple[str, ...] = ()
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
