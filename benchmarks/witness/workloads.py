@@ -8,7 +8,17 @@ __all__ = ["FEATURES", "draw_case"]
 import random
 from typing import Any
 
-FEATURES = ("base", "async", "abort", "pipeline", "speculation", "states", "windows", "async-speculation")
+FEATURES = (
+    "base",
+    "async",
+    "abort",
+    "pipeline",
+    "speculation",
+    "states",
+    "windows",
+    "async-speculation",
+    "whole-prompts",
+)
 
 
 def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
@@ -17,6 +27,10 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     config = _engine(rng)
     if feature in ("async", "async-speculation") or (feature in ("abort", "states", "windows") and rng.random() < 0.4):
         config["async_scheduling"] = True
+    if feature == "whole-prompts":
+        config["enable_chunked_prefill"] = False
+        config["max_num_batched_tokens"] = config["max_model_len"] + rng.choice([0, 0, 256])
+        config["async_scheduling"] = rng.random() < 0.4
     if feature == "pipeline":
         config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
     if feature in ("speculation", "async-speculation"):
