@@ -18,6 +18,7 @@ FEATURES = (
     "windows",
     "async-speculation",
     "whole-prompts",
+    "transfer",
 )
 
 
@@ -42,6 +43,10 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         if feature == "windows" and rng.random() < 0.6:
             config["num_blocks"] = _num_blocks(rng, config)
     requests = _requests(rng, config)
+    if feature == "transfer":
+        config["kv_role"] = rng.choice(["kv_both", "kv_both", "kv_consumer"])
+        config["async_scheduling"] = rng.random() < 0.5
+        _script_transfers(rng, config, requests)
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)
@@ -94,6 +99,22 @@ def _request(
     output = rng.randrange(1, min(config["max_model_len"] - prompt, rng.choice([4, 40, 180])) + 1)
     drawn = {"arrival": arrival, "prompt": prompt, "output": output, "shared": shared, "group": group[0]}
     return {**drawn, "priority": rng.randrange(3) if config["scheduling_policy"] == "priority" else 0}
+
+
+def _script_transfers(rng: random.Random, config: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+    """Requests whose KV comes from other engines, at once or later, in part or not at all; and goes to others."""
+    size, part, is_prompt = config["block_size"], rng.random(), rng.random() < 0.5
+    for request in requests:
+        prompt = request["prompt"]
+        if rng.random() < part:  # a decode engine's: all of the prompt; a store's: whole blocks
+            request["load"] = prompt if is_prompt else prompt // size * size
+            if is_prompt or rng.random() < 0.5:
+                request["load_steps"] = rng.choice([1, 2, 5, 20])
+                if rng.random() < 0.15:
+                    request["loaded"] = rng.randrange(-(-request["load"] // size) + 1) * size
+        if rng.random() < 0.3:  # a prefill engine's
+            request["output"] = 1 if rng.random() < 0.5 else request["output"]
+            request["send_steps"] = rng.choice([1, 2, 5, 20])
 
 
 def _groups(rng: random.Random, feature: str, block_size: int) -> list[dict[str, Any]]:

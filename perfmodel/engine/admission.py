@@ -27,7 +27,6 @@ __all__ = [
     "fcfs",
     "priority",
     "shortest_first",
-    "urgency",
 ]
 
 from collections.abc import Callable
@@ -57,11 +56,6 @@ def shortest_first(request: Request) -> tuple[int, ...]:
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "shortest-first": shortest_first}
-
-
-def urgency(policy: str) -> Callable[[Request], int]:
-    """Rank of requests whose KV was computed elsewhere, before their order of arrival; the least goes first."""
-    return (lambda request: request.priority) if policy == "priority" else (lambda _: 0)
 
 
 @dataclass(frozen=True, slots=True)

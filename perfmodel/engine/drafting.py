@@ -16,9 +16,9 @@ brings one token while it does. A request that has just begun to decode, and one
 What a request gets from a step differs from request to request, so there is no cohort: each is looked at in every step.
 A plan advances counts by the one token that comes in any case; `take_accepted` adds what was right of the drafts.
 
-Ahead (`Speculation.is_ahead`), a plan is made while drafts of the one before are still being verified. It takes them all
-for right: it wants blocks behind them, and no room for more than the longest sequence. Once it is known which were
-wrong, what it computes moves up by as many tokens; what it computes for a request that has ended meanwhile is wasted.
+Ahead (`Speculation.is_ahead`), a plan is made while drafts of the one before are still being verified. It takes all of
+them for right: it wants blocks behind them, and no room for more than the longest sequence. Once it is known how many
+were, what it computes stands behind those; what it computes for a request that has ended meanwhile is wasted.
 Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`).
 """
 
@@ -32,6 +32,8 @@ from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import RunningRequests
+
+_TOO_MANY = 1 << 40  # tokens: more than any budget
 
 
 class AcceptanceEstimate:
@@ -74,9 +76,10 @@ class DraftingRequests(RunningRequests):
         self._speculation = config.speculation
         self._max_model_len, self._spans = config.max_model_len, config.spans
         is_fixed = not config.speculation.depths and config.speculation.disable_by_batch_size is None
-        self._pads = config.pads_lone_tokens and is_fixed
+        self._pads = config.pads_lone_tokens if is_fixed else "never"
+        self._waits_to_be_padded = config.waits_to_be_padded
         self._newly_right: dict[Request, int] = {}  # tokens of its last verification that came with the newest one
-        self._under_way: dict[Request, int] = {}  # drafted or padding tokens of its newest plan, not verified yet
+        self._unverified: dict[Request, int] = {}  # drafted or padding tokens of its newest plan, not verified yet
         self._ended: set[Request] = set()  # with the plan before one that computes something for them
         self._has_running = False  # the plan that is being made grants running requests something
         self._continues_prompt = False  # the plan that is being made computes a prompt of a running request
@@ -92,20 +95,20 @@ class DraftingRequests(RunningRequests):
         """`plan` computes so many tokens in vain beside the one for which `request` was admitted."""
         plan.padded += (request,)
         plan.num_padding_tokens += num_tokens
-        self._under_way[request] = num_tokens
+        self._unverified[request] = num_tokens
 
     def leave(self, request: Request) -> None:
         super().leave(request)
-        self._under_way.pop(request, None)
+        self._unverified.pop(request, None)
 
     def drop(self, request: Request) -> None:
         super().drop(request)
         self._has_draft.discard(request)
-        self._under_way.pop(request, None)
+        self._unverified.pop(request, None)
 
     def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
         super()._preempt(victim, plan, num_computed, num_known)
-        self._under_way.pop(victim, None)
+        self._unverified.pop(victim, None)
 
     def num_known_tokens(self, request: Request) -> int:
         if self._speculation.is_ahead:
@@ -149,7 +152,7 @@ class DraftingRequests(RunningRequests):
             num_slots, deep = request.num_prompt_tokens + promised - computed, 0
             if num_slots == 1 and not decodes:
                 continue
-            under_way = self._under_way.get(request, 0)
+            under_way = self._unverified.get(request, 0)
             computed += under_way
             if under_way and computed >= self._max_model_len - 1:  # vLLM: no position for another token
                 plan.is_complete = False
@@ -166,7 +169,7 @@ class DraftingRequests(RunningRequests):
                     deep = self._speculation.depth_within(deep, budget - 1)
                 num_slots += nodes[deep]
             if self._blocks.gives_up_rows:
-                self._release(request, computed)
+                self._release(request, computed - under_way)
             if computed + num_slots > len(request.block_ids) * block_size:
                 given_back = self._find_blocks(request, computed + num_slots, plan)
                 if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
@@ -182,10 +185,13 @@ class DraftingRequests(RunningRequests):
         return budget
 
     def padding(self, plan: StepPlan, num_computed: int) -> int:
-        if not self._pads or self._continues_prompt or not (self._has_running or num_computed):
+        pads = self._has_running if self._pads == "beside_running" else self._has_running or num_computed
+        if self._pads == "never" or self._continues_prompt or not pads:
             return 0
-        padding = self._nodes[-1]
-        return padding if num_computed + padding + 2 <= self._max_model_len else 0
+        padding, waits = self._nodes[-1], self._waits_to_be_padded
+        if num_computed + padding + 2 - waits <= self._max_model_len:  # the next token has room, too, unless it waits
+            return padding
+        return _TOO_MANY if waits else 0
 
     def _depth_before_end(self, num_computed: int, num_lacking: int, most_deep: int) -> int:
         """How deep a request with so many tokens computed drafts that lacks so many of its output."""
@@ -211,9 +217,9 @@ class DraftingRequests(RunningRequests):
         request.last_step = plan.index
         self._newly_right.pop(request, None)
         if depth:
-            self._under_way[request] = self._nodes[depth]
+            self._unverified[request] = self._nodes[depth]
         else:
-            self._under_way.pop(request, None)
+            self._unverified.pop(request, None)
         plan.decodes.append(request)
         plan.draft_depths.append(depth)
         plan.num_draft_tokens += self._nodes[depth]
@@ -235,10 +241,11 @@ class DraftingRequests(RunningRequests):
         return None if num_accepted is None else [num_accepted[place] for place in kept]
 
     def come_back(self, plan: StepPlan) -> None:
-        if self._under_way:
+        super().come_back(plan)
+        if self._unverified:
             for request in (*plan.decodes, *plan.padded):
                 if request.last_step == plan.index:  # no plan since
-                    self._under_way.pop(request, None)
+                    self._unverified.pop(request, None)
 
     def take_accepted(self, plan: StepPlan, num_accepted: Sequence[int]) -> None:
         """Count as computed, and as output, the drafted tokens of each of `decodes` that were right."""

@@ -43,6 +43,8 @@ class StepPlan:
     group_tokens:    tokens of the plans of all ranks that step together with this one; 0: it steps alone
     num_stalled:     how many more of `decodes` that is true for, their previous tokens having come in one step
     cohort_age:      the age of the `DecodeCohort` with this plan, if it granted its members anything, else 0
+    loads:           requests whose KV begins to come from elsewhere with this plan, into blocks that they have now; or
+                     need not come, of those that run, since it is in the prefix cache
     preempted:       requests that lost their blocks while this plan was made
     num_restored_tokens, num_restored_blocks: KV that comes back from a second tier for this step (`HostBlocks`)
     num_stored_blocks: blocks that go there before this step, where it waits for them
@@ -67,6 +69,7 @@ class StepPlan:
         "group_tokens",
         "index",
         "is_complete",
+        "loads",
         "num_accepted",
         "num_accepted_tokens",
         "num_chunk_tokens",
@@ -109,6 +112,7 @@ class StepPlan:
         self.singles: list[Request] = []
         self.resumed: list[Request] = []
         self.preempted: list[Request] = []
+        self.loads: tuple[Request, ...] = ()
         self.is_complete = True
         self.positions: list[int] = []
         self.block_tables: dict[int, list[int]] = {}
@@ -133,7 +137,7 @@ class StepPlan:
         """Nobody starts, resumes or is preempted, nor is a copy waited for: each of `decodes` follows up its token of
         the step before."""
         others = self.chunks or self.singles or self.resumed or self.num_stalled or self.preempted
-        return not (others or self.num_stored_blocks)
+        return not (others or self.num_stored_blocks or self.loads)
 
     @property
     def chunk_lengths(self) -> tuple[tuple[int, int], ...]:

@@ -38,6 +38,7 @@ class ServeLoop:
         can_plan_ahead = config.speculation is None or config.speculation.is_ahead
         self.async_scheduling = async_scheduling and can_plan_ahead and self._most_under_way == 1
         self._ahead: StepPlan | None = None
+        self.on_load: Callable[[Request], None] | None = None  # called for each of `StepPlan.loads`
         # Of a leap whose plans are made: index and context of its first, and the counts beside it.
         self._leap: tuple[int, int, tuple[int, int, int]] | None = None
 
@@ -67,15 +68,26 @@ class ServeLoop:
             return None
         plan = self._ahead
         if plan is None or not (plan.decodes or plan.chunks):
+            if plan is not None:
+                self._begin_loads(plan)
             plan = self.scheduler.plan(now, admits)
             while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
                 plan = self.scheduler.plan(now, admits)
             if not plan:
                 self._ahead = None
+                self._begin_loads(plan)
                 return None
+        if plan.loads:
+            self._begin_loads(plan)
         self._ahead = self.scheduler.plan(now, admits) if self.async_scheduling else None
         self._num_under_way += 1
         return plan
+
+    def _begin_loads(self, plan: StepPlan) -> None:
+        """`plan` begins, be it with nothing to compute."""
+        for request in plan.loads:
+            assert self.on_load is not None, f"nobody brings the KV of {request}"
+            self.on_load(request)
 
     def finish_step(
         self, plan: StepPlan, started: int, now: int, num_accepted: Sequence[int] | None = None

@@ -57,7 +57,7 @@ class SimulatedAcceptance:
         ]
 
     def _draw_of(self, request: Request) -> float:
-        """Of its next token; of its last where it has ended since the plan was made."""
+        """The draw of the next token of `request`; of its last where it has ended since the plan was made."""
         draws = self._draws.get(request.request_id) or self._new_draws(request)
         return draws[min(request.num_output_tokens, request.max_output_tokens - 1)]
 

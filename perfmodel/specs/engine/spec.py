@@ -176,6 +176,11 @@ class EngineSpec(Spec):
         can = drafts is None or (drafts.method in self.rules.drafts_ahead and not drafts.pipelined)
         return self.async_scheduling and can
 
+    @property
+    def defers_frees(self) -> bool:
+        """Whether an engine that exchanges KV with others frees no blocks that a plan under way may write."""
+        return self.rules.defers_frees and (self.plans_ahead or self.pipeline_parallel_size > 1)
+
     @model_validator(mode="after")
     def _balances_what_is_shared_out(self) -> "EngineSpec":
         copies = self.eplb_config.num_redundant_experts

@@ -69,9 +69,8 @@ def test_drafts_of_some_methods_are_planned_ahead(
     profile: str, version: str | None, method: str, is_ahead: bool
 ) -> None:
     """vllm/config/vllm.py of these versions, `async_scheduling`: EAGLE's and MTP's, from 0.28 on draft models."""
-    model = {"model": "qwen3-0.6b"} if method == "draft_model" else {}
-    drafts = {"method": method, "num_speculative_tokens": 3, **model}
-    engine = EngineSpec.model_validate({"profile": profile, "version": version, "speculative_config": drafts})
+    drafts = chain().model_copy(update={"method": method})
+    engine = EngineSpec(profile=profile, version=version).model_copy(update={"speculative_config": drafts})
     assert EngineSpec().plans_ahead
     assert engine.plans_ahead == is_ahead
     assert not engine.model_copy(update={"async_scheduling": False}).plans_ahead
