@@ -21,6 +21,7 @@ os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_
 
 import torch
 from vllm import __version__
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -73,10 +74,17 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     arguments.setdefault("async_scheduling", False)
     if "num_speculative_tokens" in config:
         arguments["speculative_config"] = {
-            "method": "ngram",
+            "method": "ngram_gpu" if arguments["async_scheduling"] else "ngram",
             "num_speculative_tokens": config["num_speculative_tokens"],
             "prompt_lookup_max": 2,
         }
+    if "kv_role" in config:
+        arguments["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="ScriptedConnector",
+            kv_connector_module_path="scripted_connector",
+            kv_role=config["kv_role"],
+            kv_load_failure_policy="recompute",
+        )
     if config.get("pipeline_parallel_size", 1) > 1:
         arguments["distributed_executor_backend"] = "mp"
     num_blocks = config["num_blocks"] + 1  # one of vLLM's is the null block
@@ -142,11 +150,20 @@ class _Case:
     def __init__(self, case: dict[str, Any], model: str) -> None:
         self.config, self.recorded = case["config"], case["requests"]
         self.scheduler = _scheduler(self.config, model)
+        self.connector = self.scheduler.get_kv_connector()
+        if self.connector is not None:
+            self.connector.script, self.connector.block_size = self.recorded, self.config["block_size"]
         self.requests: dict[str, Any] = {}
         self.num_verified: dict[str, int] = {}  # request -> verifications so far
         self.hasher = None
         if self.config["enable_prefix_caching"]:
             self.hasher = get_request_block_hasher(self.config["block_size"], _HASH)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests wait or run, or KV is under way."""
+        moving = self.connector is not None and bool(self.connector.loads or self.connector.sends)
+        return moving or self.scheduler.has_unfinished_requests()
 
     def add(self, number: int) -> None:
         recorded = self.recorded[number]
@@ -170,8 +187,12 @@ class _Case:
         """A plan of vLLM's, its scripted outcome, its grants and whom it preempted."""
         plan = self.scheduler.schedule()
         granted = plan.num_scheduled_tokens
+        admitted = {new.req_id for new in plan.scheduled_new_reqs} | plan.scheduled_cached_reqs.resumed_req_ids
         grants = sorted([int(i), self.requests[i].num_computed_tokens - n, n] for i, n in granted.items())
-        sampled = [self._sample(i, plan) for i in granted]
+        if self.connector is not None:
+            grants = sorted([*grants, *([int(i), tokens, 0] for i, tokens in self.connector.begun.items())])
+            self.connector.begun.clear()
+        sampled = [self._sample(i, plan, i in admitted) for i in granted]
         outcome = ModelRunnerOutput(
             req_ids=list(granted),
             req_id_to_index={i: place for place, i in enumerate(granted)},
@@ -182,13 +203,13 @@ class _Case:
         )
         return plan, outcome, grants, sorted(int(i) for i in (plan.preempted_req_ids or ()))
 
-    def _sample(self, i: str, plan: Any) -> list[int]:
+    def _sample(self, i: str, plan: Any, is_admitted: bool) -> list[int]:
         request = self.requests[i]
         drafted = plan.scheduled_spec_decode_tokens.get(i, [])
         if request.num_computed_tokens - len(drafted) < request.num_tokens:
             return []
         token = 50 + int(i)  # no other request's: equal prompts have answers of their own
-        if not drafted or drafted[0] < 0:  # placeholders that pad a request's first step are never right
+        if not drafted or is_admitted:  # placeholders that pad a request's first step are never right
             return [token]
         script = self.recorded[int(i)]["accepted"]
         accepted = script[self.num_verified.get(i, 0) % len(script)]
@@ -196,9 +217,11 @@ class _Case:
         return [token] * (1 + min(accepted, len(drafted)))
 
     def take(self, plan: Any, outcome: Any) -> None:
+        if self.connector is not None:
+            outcome.kv_connector_output = self.connector.outcome()
         self.scheduler.update_from_output(plan, outcome)
         count = self.config.get("num_speculative_tokens")
-        if count:  # everyone who has just sampled a token drafts
+        if count and not self.config.get("async_scheduling"):  # everyone who has just sampled a token drafts
             ids = [i for i, tokens in zip(outcome.req_ids, outcome.sampled_token_ids, strict=True) if tokens]
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * count for _ in ids]))
 
@@ -213,22 +236,24 @@ def run_case(case: dict[str, Any], model: str, most_steps: int = 20_000) -> list
     under_way: deque[Any] = deque()
     steps: list[Any] = []
     for step in range(most_steps):
-        if not (pending or under_way or state.scheduler.has_unfinished_requests()):
+        if not (pending or under_way or state.has_work):
             break
         while pending and recorded[pending[0]]["arrival"] <= step:
             state.add(pending.popleft())
         while aborts and aborts[0][0] <= step:
             state.abort(aborts.popleft()[1])
-        if not (under_way or state.scheduler.has_unfinished_requests()):
+        if not (under_way or state.has_work):
             steps.append([step, [], []])
             continue
         grants: list[list[int]] = []
-        if state.scheduler.has_unfinished_requests():
+        if state.has_work:
             plan, outcome, grants, preempted = state.plan()
             steps.append([step, grants, preempted])
             under_way.append((plan, outcome))
-        if under_way and not (grants and len(under_way) < most):
+        if under_way and not (any(n for _, _, n in grants) and len(under_way) < most):
             state.take(*under_way.popleft())
+    else:
+        raise RuntimeError(f"requests still wait after {most_steps} steps: nothing runs any more")
     return steps
 
 

@@ -8,18 +8,33 @@ __all__ = ["FEATURES", "draw_case"]
 import random
 from typing import Any
 
-FEATURES = ("base", "async", "abort", "pipeline", "speculation", "states", "windows")
+FEATURES = (
+    "base",
+    "async",
+    "abort",
+    "pipeline",
+    "speculation",
+    "states",
+    "windows",
+    "async-speculation",
+    "whole-prompts",
+    "transfer",
+)
 
 
 def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     """One workload that exercises `feature`, one of FEATURES, beside what all do."""
     rng = random.Random(f"{feature} {seed}")
     config = _engine(rng)
-    if feature == "async" or (feature in ("abort", "states", "windows") and rng.random() < 0.4):
+    if feature in ("async", "async-speculation") or (feature in ("abort", "states", "windows") and rng.random() < 0.4):
         config["async_scheduling"] = True
+    if feature == "whole-prompts":
+        config["enable_chunked_prefill"] = False
+        config["max_num_batched_tokens"] = config["max_model_len"] + rng.choice([0, 0, 256])
+        config["async_scheduling"] = rng.random() < 0.4
     if feature == "pipeline":
         config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
-    if feature == "speculation":
+    if feature in ("speculation", "async-speculation"):
         config["num_speculative_tokens"] = rng.choice([1, 2, 3, 5])
     if feature in ("states", "windows"):
         config["kv_groups"] = _groups(rng, feature, config["block_size"])
@@ -28,10 +43,14 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         if feature == "windows" and rng.random() < 0.6:
             config["num_blocks"] = _num_blocks(rng, config)
     requests = _requests(rng, config)
+    if feature == "transfer":
+        config["kv_role"] = rng.choice(["kv_both", "kv_both", "kv_consumer"])
+        config["async_scheduling"] = rng.random() < 0.5
+        _script_transfers(rng, config, requests)
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)
-    if feature == "speculation":
+    if feature in ("speculation", "async-speculation"):
         most = config["num_speculative_tokens"]
         for request in requests:
             request["accepted"] = [rng.randrange(most + 1) for _ in range(rng.choice([1, 3, 7]))]
@@ -80,6 +99,22 @@ def _request(
     output = rng.randrange(1, min(config["max_model_len"] - prompt, rng.choice([4, 40, 180])) + 1)
     drawn = {"arrival": arrival, "prompt": prompt, "output": output, "shared": shared, "group": group[0]}
     return {**drawn, "priority": rng.randrange(3) if config["scheduling_policy"] == "priority" else 0}
+
+
+def _script_transfers(rng: random.Random, config: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+    """Requests whose KV comes from other engines, at once or later, in part or not at all; and goes to others."""
+    size, part, is_prompt = config["block_size"], rng.random(), rng.random() < 0.5
+    for request in requests:
+        prompt = request["prompt"]
+        if rng.random() < part:  # a decode engine's: all of the prompt; a store's: whole blocks
+            request["load"] = prompt if is_prompt else prompt // size * size
+            if is_prompt or rng.random() < 0.5:
+                request["load_steps"] = rng.choice([1, 2, 5, 20])
+                if rng.random() < 0.15:
+                    request["loaded"] = rng.randrange(-(-request["load"] // size) + 1) * size
+        if rng.random() < 0.3:  # a prefill engine's
+            request["output"] = 1 if rng.random() < 0.5 else request["output"]
+            request["send_steps"] = rng.choice([1, 2, 5, 20])
 
 
 def _groups(rng: random.Random, feature: str, block_size: int) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from perfmodel.cost import StageTicks
-from perfmodel.engine import Outcome, Request, StepPlan
+from perfmodel.engine import Outcome, Request, RequestStatus, StepPlan
 from perfmodel_executors.exits import DrawnExits
 from perfmodel_executors.measure.drift import DriftMeter
 from perfmodel_executors.measure.protocol import uninterrupted
@@ -132,8 +132,10 @@ class ExecutedBackend:
             proposer.release(grant.request.request_id)
         assert self.acceptance is not None
         guessed = verified.guessed or [None] * len(drafting)
-        for each, path, count, guess in zip(drafting, verified.paths, verified.num_drafted, guessed, strict=True):
-            self.acceptance.add(each.depth, path, count, guess)
+        each_drafted = zip(plan.decodes, drafting, verified.paths, verified.num_drafted, guessed, strict=True)
+        for request, each, path, count, guess in each_drafted:
+            if request.status is not RequestStatus.FINISHED:  # since the plan was made
+                self.acceptance.add(each.depth, path, count, guess)
         return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
 
     def release(self, request: Request) -> None:

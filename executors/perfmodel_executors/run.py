@@ -261,15 +261,20 @@ def _run(
     workload = Workload(scenario)
     turns = scenario.traffic.has_conversations
     with Collector(out, has_token_times=scenario.needs_token_times, has_turns=turns) as collector:
+        ending: list[Request] = []  # now, and with the step before: of these the plan that follows may compute tokens
+        ended: list[Request] = []
 
         def on_finished(request: Request) -> None:
             collector.add_request(request)
-            executed.release(request)
+            ending.append(request)
             if progress is not None:
                 progress(collector.num_finished, workload.num_requests)
 
         def on_step(record: StepRecord) -> None:
             collector.add_step(record)
+            for request in ended:
+                executed.release(request)
+            ended[:], ending[:] = ending, ()
             gaps = loop.scheduler.irregular_gaps
             while gaps:
                 collector.add_gap(*gaps.pop())

@@ -27,7 +27,6 @@ __all__ = [
     "fcfs",
     "priority",
     "shortest_first",
-    "urgency",
 ]
 
 from collections.abc import Callable
@@ -57,11 +56,6 @@ def shortest_first(request: Request) -> tuple[int, ...]:
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "shortest-first": shortest_first}
-
-
-def urgency(policy: str) -> Callable[[Request], int]:
-    """Rank of requests whose KV was computed elsewhere, before their order of arrival; the least goes first."""
-    return (lambda request: request.priority) if policy == "priority" else (lambda _: 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +128,10 @@ class Reservations:
                 f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or "
                 + ("set enable_chunked_prefill" if config.keeps_kv else "keep the KV cache")
             )
-        most = max(self.num_tokens(request, longest), longest + self._spare_slots)
+        last = longest + self._spare_slots
+        if config.speculation is not None and config.speculation.is_ahead:
+            last = max(min(last, config.max_model_len), longest)  # drafts end there
+        most = max(self.num_tokens(request, longest), last)
         if blocks.num_filled(most) + blocks.num_buffers > blocks.num_blocks:
             raise WorkloadError(
                 f"request {request.request_id} needs KV blocks for {most} tokens, but the pool has {blocks.num_blocks} "

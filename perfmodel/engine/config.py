@@ -17,6 +17,7 @@ class Speculation:
     pipelined:   the next draft is made while this one is verified
     estimate:    where the estimate of acceptance begins
     past_end:    drafts are as deep however few tokens a request lacks, up to the longest sequence (vLLM)
+    is_ahead:    the next plan is made before it is known which drafts are right, as if all were (vLLM, asynchronous)
     """
 
     nodes: tuple[int, ...]
@@ -25,6 +26,7 @@ class Speculation:
     pipelined: bool = False
     estimate: float = 1.0
     past_end: bool = False
+    is_ahead: bool = False
 
     @property
     def depth(self) -> int:
@@ -34,7 +36,8 @@ class Speculation:
     @property
     def spare_slots(self) -> int:
         """KV slots beyond a request's last token that a step may need: a tree has more nodes than it brings tokens."""
-        return self.nodes[-1] if self.past_end else max(nodes - depth for depth, nodes in enumerate(self.nodes))
+        spare = self.nodes[-1] if self.past_end else max(nodes - depth for depth, nodes in enumerate(self.nodes))
+        return spare + self.nodes[-1] if self.is_ahead else spare
 
     def depth_at(self, num_decodes: int, acceptance: float) -> int:
         """How deep requests draft in a step in which so many decode, with acceptance estimated as that."""
@@ -80,12 +83,18 @@ class SchedulerConfig:
                       full blocks (vLLM), the prompt's (SGLang), or nothing
     caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone (vLLM before 0.31)
     poll_every:       arrivals are looked at every so many decodes, and after prompts (SGLang's receive interval)
-    pads_lone_tokens: a request admitted for one token beside verifications is padded to their length (vLLM)
+    pads_lone_tokens: a request admitted for one token is padded to the length of a verification (vLLM): beside requests
+                      that run, also without any where it is found in the prefix cache (always), or never
+    waits_to_be_padded: one that has no room for that in the longest sequence waits; else it is not padded
+    loads_need_slot:  KV from elsewhere begins to come while fewer than max_num_seqs run (vLLM); else as soon as there
+                      are blocks for it
+    defers_frees:     a plan under way may still write its blocks, and KV from elsewhere could come into them: no
+                      request of such a plan is preempted (vLLM, consumers of KV)
     keeps_kv:         without, nothing is cached: each step computes all tokens of every sequence that it advances
     is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
     rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
-    speculation:      requests that decode draft tokens, too; only without planning ahead (`ServeLoop`)
+    speculation:      requests that decode draft tokens, too
     pipeline_parallel_size: stages of the device that plans pass one after another: so many may be under way at once
     max_plan_seqs:    with several stages, sequences of one plan; 0: as many as there are
     slots:            requests take slots that keep their KV (llama-server); with continuous batching, on one stage
@@ -106,8 +115,11 @@ class SchedulerConfig:
     reserves_output: bool = False
     stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
     caps_lone_prompts: bool = True
-    pads_lone_tokens: bool = False
+    pads_lone_tokens: Literal["never", "beside_running", "always"] = "never"
+    waits_to_be_padded: bool = False
     poll_every: int = 1
+    loads_need_slot: bool = False
+    defers_frees: bool = False
     keeps_kv: bool = True
     is_contiguous: bool = False
     rounds_output: bool = False

@@ -15,11 +15,16 @@ brings one token while it does. A request that has just begun to decode, and one
 
 What a request gets from a step differs from request to request, so there is no cohort: each is looked at in every step.
 A plan advances counts by the one token that comes in any case; `take_accepted` adds what was right of the drafts.
+
+Ahead (`Speculation.is_ahead`), a plan is made while drafts of the one before are still being verified. It takes all of
+them for right: it wants blocks behind them, and no room for more than the longest sequence. Once it is known how many
+were, what it computes stands behind those; what it computes for a request that has ended meanwhile is wasted.
+Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`).
 """
 
 __all__ = ["AcceptanceEstimate", "DraftingRequests"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig
@@ -27,6 +32,8 @@ from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import RunningRequests
+
+_TOO_MANY = 1 << 40  # tokens: more than any budget
 
 
 class AcceptanceEstimate:
@@ -67,10 +74,13 @@ class DraftingRequests(RunningRequests):
         super().__init__(config, blocks, key, on_preempted)
         assert config.speculation is not None
         self._speculation = config.speculation
-        self._max_model_len = config.max_model_len
+        self._max_model_len, self._spans = config.max_model_len, config.spans
         is_fixed = not config.speculation.depths and config.speculation.disable_by_batch_size is None
-        self._pads = config.pads_lone_tokens and is_fixed
+        self._pads = config.pads_lone_tokens if is_fixed else "never"
+        self._waits_to_be_padded = config.waits_to_be_padded
         self._newly_right: dict[Request, int] = {}  # tokens of its last verification that came with the newest one
+        self._unverified: dict[Request, int] = {}  # drafted or padding tokens of its newest plan, not verified yet
+        self._ended: set[Request] = set()  # with the plan before one that computes something for them
         self._has_running = False  # the plan that is being made grants running requests something
         self._continues_prompt = False  # the plan that is being made computes a prompt of a running request
         self._estimate = AcceptanceEstimate(config.speculation.estimate)
@@ -81,11 +91,28 @@ class DraftingRequests(RunningRequests):
         self._prompts.clear()  # all are in the cohort
         self._joining.clear()
 
+    def pad(self, request: Request, num_tokens: int, plan: StepPlan) -> None:
+        """`plan` computes so many tokens in vain beside the one for which `request` was admitted."""
+        plan.padded += (request,)
+        plan.num_padding_tokens += num_tokens
+        self._unverified[request] = num_tokens
+
+    def leave(self, request: Request) -> None:
+        super().leave(request)
+        self._unverified.pop(request, None)
+
     def drop(self, request: Request) -> None:
         super().drop(request)
         self._has_draft.discard(request)
+        self._unverified.pop(request, None)
+
+    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
+        super()._preempt(victim, plan, num_computed, num_known)
+        self._unverified.pop(victim, None)
 
     def num_known_tokens(self, request: Request) -> int:
+        if self._speculation.is_ahead:
+            return super().num_known_tokens(request)
         return request.num_computed_tokens - self._newly_right.pop(request, 0)
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
@@ -125,6 +152,11 @@ class DraftingRequests(RunningRequests):
             num_slots, deep = request.num_prompt_tokens + promised - computed, 0
             if num_slots == 1 and not decodes:
                 continue
+            under_way = self._unverified.get(request, 0)
+            computed += under_way
+            if under_way and computed >= self._max_model_len - 1:  # vLLM: no position for another token
+                plan.is_complete = False
+                continue
             if budget <= 0:
                 plan.is_complete = False
                 continue
@@ -137,7 +169,7 @@ class DraftingRequests(RunningRequests):
                     deep = self._speculation.depth_within(deep, budget - 1)
                 num_slots += nodes[deep]
             if self._blocks.gives_up_rows:
-                self._release(request, computed)
+                self._release(request, computed - under_way)
             if computed + num_slots > len(request.block_ids) * block_size:
                 given_back = self._find_blocks(request, computed + num_slots, plan)
                 if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
@@ -153,10 +185,13 @@ class DraftingRequests(RunningRequests):
         return budget
 
     def padding(self, plan: StepPlan, num_computed: int) -> int:
-        if not self._pads or self._continues_prompt or not (self._has_running or num_computed):
+        pads = self._has_running if self._pads == "beside_running" else self._has_running or num_computed
+        if self._pads == "never" or self._continues_prompt or not pads:
             return 0
-        padding = self._nodes[-1]
-        return padding if num_computed + padding + 2 <= self._max_model_len else 0
+        padding, waits = self._nodes[-1], self._waits_to_be_padded
+        if num_computed + padding + 2 - waits <= self._max_model_len:  # the next token has room, too, unless it waits
+            return padding
+        return _TOO_MANY if waits else 0
 
     def _depth_before_end(self, num_computed: int, num_lacking: int, most_deep: int) -> int:
         """How deep a request with so many tokens computed drafts that lacks so many of its output."""
@@ -181,15 +216,43 @@ class DraftingRequests(RunningRequests):
         request.num_promised_tokens += 1
         request.last_step = plan.index
         self._newly_right.pop(request, None)
+        if depth:
+            self._unverified[request] = self._nodes[depth]
+        else:
+            self._unverified.pop(request, None)
         plan.decodes.append(request)
         plan.draft_depths.append(depth)
         plan.num_draft_tokens += self._nodes[depth]
 
+    def leave_out_ended(self, plan: StepPlan, num_accepted: Sequence[int] | None) -> Sequence[int] | None:
+        """`plan` has been executed: what it computed for requests that had ended is wasted. Returns `num_accepted` of
+        the others."""
+        if not self._ended:
+            return num_accepted
+        kept = [place for place, request in enumerate(plan.decodes) if request not in self._ended]
+        self._ended.clear()
+        num_before, num_left_out = plan.num_tokens, len(plan.decodes) - len(kept)
+        plan.decodes = [plan.decodes[place] for place in kept]
+        if plan.draft_depths:
+            plan.draft_depths = [plan.draft_depths[place] for place in kept]
+            plan.num_draft_tokens = sum([self._nodes[depth] for depth in plan.draft_depths])
+        plan.num_wasted_tokens = num_before - plan.num_tokens
+        assert num_left_out, "nothing was computed for the requests that had ended"
+        return None if num_accepted is None else [num_accepted[place] for place in kept]
+
+    def come_back(self, plan: StepPlan) -> None:
+        super().come_back(plan)
+        if self._unverified:
+            for request in (*plan.decodes, *plan.padded):
+                if request.last_step == plan.index:  # no plan since
+                    self._unverified.pop(request, None)
+
     def take_accepted(self, plan: StepPlan, num_accepted: Sequence[int]) -> None:
         """Count as computed, and as output, the drafted tokens of each of `decodes` that were right."""
-        is_pipelined = self._speculation.pipelined
+        is_pipelined, is_ahead, ahead = self._speculation.pipelined, self._speculation.is_ahead, self.previous
         self._has_draft.clear()
         num_judged = num_right = 0
+        moved: dict[Request, int] = {}  # requests that `ahead` was made for before this was known -> right drafts
         for request, depth, right in zip(plan.decodes, plan.draft_depths, num_accepted, strict=True):
             assert 0 <= right <= depth + is_pipelined, f"{request} drafted {depth} tokens, not {right}"
             if right > depth:
@@ -198,10 +261,36 @@ class DraftingRequests(RunningRequests):
             if depth:
                 num_judged += right + (right < depth)
                 num_right += right
-                right = min(right, request.num_remaining_tokens)  # beyond its end nothing counts
-                request.num_computed_tokens += right
+                # Beyond its end nothing counts; one more token comes in any case.
+                right = min(right, request.max_output_tokens - request.num_output_tokens - 1)
+                if request.status is not RequestStatus.PREEMPTED:
+                    request.num_computed_tokens += right
+                    if not is_ahead:
+                        self._newly_right[request] = right
                 request.num_promised_tokens += right
                 request.num_output_tokens += right
-                self._newly_right[request] = right
+                if ahead is not plan and request.last_step == ahead.index:
+                    moved[request] = right
         self._estimate.add(num_judged, num_right)
         plan.num_accepted, plan.num_accepted_tokens = num_accepted, num_right
+        if moved:
+            self._move_up(ahead, moved)
+
+    def _move_up(self, ahead: StepPlan, moved: Mapping[Request, int]) -> None:
+        """`ahead` computes its tokens behind so many more of each request; for those that end now, in vain."""
+        ahead.decode_context += sum(moved.values())
+        for number, span in enumerate(self._spans):
+            grown = sum(
+                [
+                    min(request.num_computed_tokens, span) - min(request.num_computed_tokens - right, span)
+                    for request, right in moved.items()
+                ]
+            )
+            windowed = list(ahead.decode_windowed)
+            windowed[number] += grown
+            ahead.decode_windowed = tuple(windowed)
+        if ahead.positions:
+            ahead.positions = [
+                place + moved.get(request, 0) for request, place in zip(ahead.decodes, ahead.positions, strict=True)
+            ]
+        self._ended.update(request for request in moved if request.num_output_tokens + 1 == request.max_output_tokens)

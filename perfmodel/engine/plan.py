@@ -29,6 +29,8 @@ class StepPlan:
                      Pipelined drafters work on what comes after all `decodes` of a plan with depths, of 0, too
     padded:          requests that are admitted for one token, which is padded to the length of a verification, and the
                      padding of all, in tokens: computed in vain (vLLM, so that one CUDA graph fits the step)
+    num_wasted_tokens: once applied, tokens of requests that ended with the plan before, after this one was made; these
+                     are not among `decodes` any more
     num_draft_tokens: drafted tokens that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
     decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
     decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
@@ -41,6 +43,8 @@ class StepPlan:
     group_tokens:    tokens of the plans of all ranks that step together with this one; 0: it steps alone
     num_stalled:     how many more of `decodes` that is true for, their previous tokens having come in one step
     cohort_age:      the age of the `DecodeCohort` with this plan, if it granted its members anything, else 0
+    loads:           requests whose KV begins to come from elsewhere with this plan, into blocks that they have now; or
+                     need not come, of those that run, since it is in the prefix cache
     preempted:       requests that lost their blocks while this plan was made
     num_restored_tokens, num_restored_blocks: KV that comes back from a second tier for this step (`HostBlocks`)
     num_stored_blocks: blocks that go there before this step, where it waits for them
@@ -65,6 +69,7 @@ class StepPlan:
         "group_tokens",
         "index",
         "is_complete",
+        "loads",
         "num_accepted",
         "num_accepted_tokens",
         "num_chunk_tokens",
@@ -75,6 +80,7 @@ class StepPlan:
         "num_restored_tokens",
         "num_stalled",
         "num_stored_blocks",
+        "num_wasted_tokens",
         "padded",
         "positions",
         "preempted",
@@ -91,7 +97,7 @@ class StepPlan:
         self.draft_depths: list[int] = []
         self.num_draft_tokens = self.num_accepted_tokens = 0
         self.padded: tuple[Request, ...] = ()
-        self.num_padding_tokens = 0
+        self.num_padding_tokens = self.num_wasted_tokens = 0
         self.num_accepted: Sequence[int] = ()
         self.chunks: list[Grant] = []
         self.num_chunk_tokens = 0
@@ -106,6 +112,7 @@ class StepPlan:
         self.singles: list[Request] = []
         self.resumed: list[Request] = []
         self.preempted: list[Request] = []
+        self.loads: tuple[Request, ...] = ()
         self.is_complete = True
         self.positions: list[int] = []
         self.block_tables: dict[int, list[int]] = {}
@@ -114,7 +121,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + self.num_draft_tokens + self.num_padding_tokens + self.num_chunk_tokens
+        beside = self.num_draft_tokens + self.num_padding_tokens + self.num_wasted_tokens
+        return len(self.decodes) + beside + self.num_chunk_tokens
 
     @property
     def num_samples(self) -> int:
@@ -129,7 +137,7 @@ class StepPlan:
         """Nobody starts, resumes or is preempted, nor is a copy waited for: each of `decodes` follows up its token of
         the step before."""
         others = self.chunks or self.singles or self.resumed or self.num_stalled or self.preempted
-        return not (others or self.num_stored_blocks)
+        return not (others or self.num_stored_blocks or self.loads)
 
     @property
     def chunk_lengths(self) -> tuple[tuple[int, int], ...]:

@@ -73,7 +73,8 @@ class Request:
     num_output_tokens:     output tokens that exist (promised minus those still in flight)
     num_source_tokens:     of its prompt before it was shortened, if it was
     admission:             its place in the order of admissions
-    num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all
+    num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all. While it
+                           waits without blocks, they are to be fetched; with blocks, they have come
     buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
     tables:                blocks of further groups of layers, where there are any
     session, turn:         whose turn it is in a conversation of several, if it is in one, and which, from 0 (else -1)

@@ -42,6 +42,7 @@ class RunningRequests:
         self._threshold = config.long_prefill_token_threshold
         self.caps_prompts = True  # in this step
         self._recomputes = not config.keeps_kv
+        self._defers_frees = config.defers_frees
         self._stays_of_preempted = config.stays_of_preempted
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self._num_admissions = 0
@@ -103,7 +104,7 @@ class RunningRequests:
 
     def send_out(self, plan: StepPlan) -> None:
         """`plan`, which grants something, is under way from now on."""
-        if self._blocks.gives_up_rows:
+        if self._blocks.gives_up_rows or self._defers_frees:
             self._under_way.append(plan)
 
     def come_back(self, plan: StepPlan) -> None:
@@ -333,6 +334,8 @@ class RunningRequests:
         while not self._blocks.can_allocate(request, num_tokens):
             # First come, first served: who was admitted last.
             victim = next(reversed(self.requests)) if self._is_fcfs else max(self.requests, key=self._key)
+            if self._defers_frees and self.is_in_flight(victim, plan):
+                return None  # its blocks would not be free now
             num_known = self.num_known_tokens(victim)
             if victim.last_step == plan.index:  # a grant of this plan named them, one token before those under way
                 num_known = victim.num_computed_tokens - (victim.num_promised_tokens - victim.num_output_tokens) + 1
@@ -345,6 +348,18 @@ class RunningRequests:
             if victim is request:
                 return None
         return given_back
+
+    def is_in_flight(self, request: Request, plan: StepPlan | None = None) -> bool:
+        """Whether a plan that has not come back computes something of `request`; `plan`, which is being made, aside."""
+        num_granted = plan is not None and request.last_step == plan.index
+        if request.num_promised_tokens - request.num_output_tokens > num_granted:
+            return True
+        return any(grant.request is request for other in self._under_way for grant in other.chunks)
+
+    def num_reserved_blocks(self) -> int:
+        """Blocks that those who have begun their prompts still lack to its end."""
+        begun = (request for request in self.requests if request.last_step < 0)
+        return sum([max(self._blocks.num_needed(request, request.num_tokens), 0) for request in begun])
 
     def num_known_tokens(self, request: Request) -> int:
         """Leading tokens of `request`, which gives up its KV blocks, that were known when these last got contents.

@@ -11,12 +11,10 @@ this one runs; `apply` then turns promised tokens into output tokens. As lengths
 __all__ = ["Scheduler"]
 
 import heapq
-from bisect import insort
-from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from perfmodel.engine.admission import DISCIPLINES, POLICIES, Reservations, urgency
+from perfmodel.engine.admission import DISCIPLINES, POLICIES, Reservations
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.drafting import DraftingRequests
 from perfmodel.engine.kv_blocks import KVBlockManager
@@ -41,7 +39,6 @@ class Scheduler:
         self.num_prefix_tokens_asked = 0
         self.num_prefix_tokens_hit = 0
         self._key = POLICIES[config.scheduling_policy]
-        self.urgency = urgency(config.scheduling_policy)  # of those whose KV comes from elsewhere
         self._drafting: DraftingRequests | None = None
         kind = PipelinedRequests if config.pipeline_parallel_size > 1 else RunningRequests
         self._running: RunningRequests = kind(config, blocks, self._key, self._requeue)
@@ -56,14 +53,17 @@ class Scheduler:
         self._reservations = Reservations(config, self._discipline)
         self._max_batch = min(config.max_num_seqs, self._discipline.max_batch or config.max_num_seqs)
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap by policy key
-        self._transferred: deque[Request] = deque()  # waiting too, with KV blocks that another engine has filled
         self.detached: dict[int, Request] = {}  # hold blocks but neither wait nor run: KV on its way in, or out
+        self._load_keys: dict[
+            int, tuple[int, ...]
+        ] = {}  # of those of them that wait for KV: their places in `_waiting`
         # (ticks, how many times) between two tokens of a request that sat out steps in between
         self.irregular_gaps: list[tuple[int, int]] = []
         self._budget = (
             config.max_num_batched_tokens if self._discipline.uses_budget else config.max_model_len * self._max_batch
         )
         self._next_index = 0
+        self._loads_without_slot = False  # KV may begin to come while no slot is free
         self._spares_lone_prompts = config.long_prefill_token_threshold > 0 and not config.caps_lone_prompts
         self._poll_at = 0  # a step in which arrivals are looked at; so are they every `poll_every` from there
         self._may_admit = False  # something happened since the last plan that could let a waiting request in
@@ -72,7 +72,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._transferred)
+        return len(self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -84,7 +84,7 @@ class Scheduler:
 
     def counts(self) -> tuple[int, int, int]:
         """Requests that run, requests that wait, and blocks in use, as step records have them."""
-        num_waiting, blocks = len(self._waiting) + len(self._transferred), self.blocks
+        num_waiting, blocks = len(self._waiting), self.blocks
         return len(self._running.requests), num_waiting, blocks.num_blocks - blocks.num_free
 
     @property
@@ -95,7 +95,6 @@ class Scheduler:
     def waiting(self) -> Iterator[Request]:
         """Waiting requests, in no particular order."""
         yield from (request for _, request in self._waiting)
-        yield from self._transferred
 
     def num_computed(self, request: Request) -> int:
         """Tokens of `request` whose KV is computed once the plans made so far have run."""
@@ -103,30 +102,28 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._running or self._waiting or self._transferred)
+        return bool(self._running or self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue `request`. Raises WorkloadError for one that could never run. One that `reserve` has given blocks waits
-        for a slot only; its KV is there now."""
-        if self.detached.pop(request.request_id, None) is not None:
-            insort(self._transferred, request, key=self.urgency)
-        else:
-            self.check_can_ever_run(request)
-            heapq.heappush(self._waiting, (self._key(request), request))
-        self._may_admit = True
+        """Queue `request`. Raises WorkloadError for one that could never run.
 
-    def can_reserve(self, request: Request, num_spared: int = 0) -> bool:
-        """Whether no request waits, and blocks for transferred KV of `request` are free beside `num_spared` more."""
-        wanted = self._reservations.num_tokens(request, request.num_tokens)
-        return not self._waiting and self.blocks.num_needed(request, wanted) + num_spared <= self.blocks.num_free
-
-    def reserve(self, request: Request) -> None:
-        """Give `request` the blocks that its transferred KV will fill (`can_reserve` first).
-
-        It neither waits nor runs until `add`. Blocks for the next token are among them, so it needs no others to join.
+        One with `num_transferred_tokens` is given blocks for these once it is its turn, and is among `loads` of that
+        plan; from then on it waits for `finish_load`.
         """
-        self.blocks.allocate(request, self._reservations.num_tokens(request, request.num_tokens))
-        self.detached[request.request_id] = request
+        self.check_can_ever_run(request)
+        heapq.heappush(self._waiting, (self._key(request), request))
+        self._may_admit = True
+        if request.num_transferred_tokens:
+            self._loads_without_slot = not self.config.loads_need_slot
+
+    def finish_load(self, request: Request, num_tokens: int | None = None) -> None:
+        """The KV for which `request` was given blocks has come, all of it or that of the first `num_tokens`."""
+        del self.detached[request.request_id]
+        if num_tokens is not None:
+            num_here = request.num_hashed_blocks * self.blocks.block_size
+            request.num_computed_tokens = min(max(num_tokens, num_here), request.num_computed_tokens)
+        heapq.heappush(self._waiting, (self._load_keys.pop(request.request_id), request))
+        self._may_admit = True
 
     def release(self, request: Request) -> None:
         """Take back the blocks of a finished request that kept them."""
@@ -161,8 +158,7 @@ class Scheduler:
         """Take `request` from those that wait, or whose KV is on its way; False if it is not among them."""
         if self.detached.get(request.request_id) is request:
             del self.detached[request.request_id]
-        elif request in self._transferred:
-            self._transferred.remove(request)
+            self._load_keys.pop(request.request_id, None)
         else:
             place = next((i for i, (_, waiting) in enumerate(self._waiting) if waiting is request), None)
             if place is None:
@@ -197,30 +193,28 @@ class Scheduler:
     def plan(self, now: int, admits: bool = True) -> StepPlan:
         """The next step at time `now`; an empty plan when nothing can run. Without `admits`, no request is admitted."""
         plan, budget = StepPlan(self._next_index), self._budget
-        if not (self._running.has_ready or self._waiting or self._transferred):
+        if not (self._running.has_ready or self._waiting):
             return plan
         is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not self._running.requests
         exclusive = self.config.prefill_exclusive
         if self._spares_lone_prompts:
             self._running.caps_prompts = len(self._running) + self.num_waiting > 1
-        if self._slotted is not None and admits and self._waiting:
-            self._fill_slots(self._slotted, now)
+        slotted = None if self._loads_without_slot else self._slotted  # with KV from elsewhere they wait as others do
+        if slotted is not None and admits and self._waiting:
+            self._fill_slots(slotted, now)
         budget = self._running.grant(plan, budget, decodes=not exclusive)
         # Only now: until here a grant could still be taken back, and its blocks with it.
         if plan.chunks or plan.singles or plan.resumed:
             for request in [grant.request for grant in plan.chunks] + plan.singles + plan.resumed:
                 self.blocks.publish(request)
-        # Those that hold blocks without a slot go first: they may be the ones that a preempted request lacks.
-        may_admit = admits and self._slotted is None and is_polled and self._waiting
-        if may_admit and not (plan.preempted or self._transferred) and self._may_join(now):
-            self._admit(plan, budget, now)
+        num_joined = 0
+        if admits and slotted is None and is_polled and self._waiting and not plan.preempted and self._may_join(now):
+            num_joined = self._admit(plan, budget, now)
         if exclusive:
-            if plan.chunks or plan.singles:
+            if plan.chunks or len(plan.singles) > num_joined:
                 plan.is_complete = False  # decodes stand still while prompts are computed
             else:
                 budget = self._running.grant(plan, budget)
-        if is_polled and self._transferred and not plan.preempted and not (exclusive and plan.chunks):
-            self._admit_transferred(plan, budget, now)
         self._sum_up(plan)
         self._running.previous = plan
         self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
@@ -249,9 +243,10 @@ class Scheduler:
         is_full = len(self._waiting) >= self._max_batch
         return not discipline.waits_to_fill or is_full or now >= self._oldest_arrival() + self.config.batch_timeout
 
-    def _admit(self, plan: StepPlan, budget: int, now: int) -> None:
-        """Let waiting requests in, in policy order, until the first that does not fit."""
-        blocks, config, host = self.blocks, self.config, self.blocks.host
+    def _admit(self, plan: StepPlan, budget: int, now: int) -> int:
+        """Let waiting requests in, in policy order, until the first that does not fit; returns how many decode at once,
+        with KV from elsewhere."""
+        blocks, config, host, num_joined = self.blocks, self.config, self.blocks.host, 0
         skipped: list[tuple[tuple[int, ...], Request]] = []
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
@@ -259,42 +254,56 @@ class Scheduler:
                 heapq.heappop(self._waiting)  # what a plan computes of it must come back first
                 skipped.append(self._skip(key, request))
                 continue
-            cached = blocks.cached_prefix(request)
-            num_cached = num_ready = len(cached) * blocks.block_size
-            if host is not None:
-                num_ready = host.num_ready(request, num_cached, blocks.block_size)
+            has_come = bool(request.num_transferred_tokens and request.block_ids) and self._take_load(request)
+            if has_come:
+                cached: list[int] = []
+                num_cached = num_ready = min(request.num_computed_tokens, request.num_tokens - 1)
+            else:
+                cached = blocks.cached_prefix(request)
+                num_cached = num_ready = len(cached) * blocks.block_size
+                if request.num_transferred_tokens > num_cached:
+                    if not self._begin_load(self._waiting[0], cached, plan):
+                        break
+                    continue
+                if host is not None:
+                    num_ready = host.num_ready(request, num_cached, blocks.block_size)
             missing = request.num_tokens - num_ready
-            if missing > budget and not (config.enable_chunked_prefill and config.keeps_kv):
-                break
             padding = self._running.padding(plan, num_ready) if missing == 1 else 0
             if padding >= budget:
                 break
-            if missing > 1 and config.keeps_kv:
-                missing = self._running.chunk(missing, budget)
+            if config.keeps_kv:
+                missing = self._running.chunk(missing, missing)
+            if missing > budget and not (config.enable_chunked_prefill and config.keeps_kv):
+                break
+            missing = min(missing, budget)
             reserved = self._reservations.num_tokens(request, num_ready + missing + padding)
             num_whole = request.num_tokens if config.scheduler_reserve_full_isl else 0
-            if not blocks.can_admit(request, reserved, num_whole, cached):
+            if has_come:
+                has_room = blocks.can_allocate(request, max(reserved, num_whole))
+            else:
+                has_room = blocks.can_admit(request, reserved, num_whole, cached)
+            if not has_room:
                 break
             heapq.heappop(self._waiting)
             blocks.allocate(request, reserved, cached)
-            self.num_prefix_tokens_asked += request.num_tokens
-            self.num_prefix_tokens_hit += num_ready
-            if host is not None:
-                plan.num_restored_blocks += host.restore(request, num_cached, num_ready, blocks.block_size)
-                plan.num_restored_tokens += num_ready - num_cached
-            if request.first_scheduled_at is None:
-                request.first_scheduled_at = now
-                request.num_cached_tokens = num_ready
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_ready
+            if not has_come:
+                self._restore(request, num_cached, num_ready, plan)
+                if request.num_transferred_tokens:
+                    plan.loads += (request,)
+                    request.num_transferred_tokens = 0
+            num_joined += has_come and missing == 1
             budget -= missing + padding
-            self._running.admit(request, missing, plan)
-            if padding:
-                plan.padded += (request,)
-                plan.num_padding_tokens += padding
+            self._enter(request, num_ready, missing, plan, now)
+            if padding and self._drafting is not None:
+                self._drafting.pad(request, padding, plan)
             blocks.publish(request)
         for entry in skipped:
             heapq.heappush(self._waiting, entry)
+        if self._loads_without_slot and not self._running.has_place(plan, self._max_batch):
+            self._begin_loads(plan)
+        if not (plan or self._running.requests or self.detached) and self._put_loaded_first():
+            return self._admit(plan, budget, now)
+        return num_joined
 
     def _fill_slots(self, slotted: SlottedRequests, now: int) -> None:
         """Give waiting requests the free slots, before the step gives anybody tokens.
@@ -320,16 +329,82 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
         self._num_deferred = len(self._waiting)
 
-    def _admit_transferred(self, plan: StepPlan, budget: int, now: int) -> None:
-        """Let in, in their order, requests whose KV has come from elsewhere: each decodes its next token."""
-        while self._transferred and budget > 0 and self._running.has_place(plan, self._max_batch):
-            request = self._transferred.popleft()
-            if request.first_scheduled_at is None:
-                request.first_scheduled_at = now
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = request.num_transferred_tokens
-            budget -= 1
-            self._running.admit(request, 1, plan)
+    def _put_loaded_first(self) -> bool:
+        """Nothing runs, since the blocks that whoever is next lacks are held by requests whose KV has come: the first
+        of these goes before. False if there is none. (vLLM waits for ever.)"""
+        loaded = [entry for entry in self._waiting if entry[1].block_ids]
+        if not loaded or self._waiting[0][1].block_ids:
+            return False
+        first = min(loaded)
+        self._waiting.remove(first)
+        self._waiting.append(((-3 * _MANY,), first[1]))
+        heapq.heapify(self._waiting)
+        return True
+
+    def _restore(self, request: Request, num_cached: int, num_ready: int, plan: StepPlan) -> None:
+        """`request` is let in with `num_ready` tokens there, all but the first `num_cached` from a second tier."""
+        host = self.blocks.host
+        self.num_prefix_tokens_asked += request.num_tokens
+        self.num_prefix_tokens_hit += num_ready
+        if host is not None:
+            plan.num_restored_blocks += host.restore(request, num_cached, num_ready, self.blocks.block_size)
+            plan.num_restored_tokens += num_ready - num_cached
+
+    def _enter(self, request: Request, num_ready: int, num_new_tokens: int, plan: StepPlan, now: int) -> None:
+        """`request`, with `num_ready` tokens there and blocks for more, runs from `plan` on."""
+        if request.first_scheduled_at is None:
+            request.first_scheduled_at = now
+            request.num_cached_tokens = num_ready
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_ready
+        self._running.admit(request, num_new_tokens, plan)
+
+    def _begin_loads(self, plan: StepPlan) -> None:
+        """Give those blocks whose KV can come while they wait for a slot, in their order."""
+        blocks = self.blocks
+        for entry in sorted(self._waiting):
+            request = entry[1]
+            if request.num_transferred_tokens and not request.block_ids:
+                cached = blocks.cached_prefix(request)
+                is_here = request.num_transferred_tokens <= len(cached) * blocks.block_size
+                if not (is_here or self._begin_load(entry, cached, plan)):
+                    return
+
+    def _begin_load(self, entry: tuple[tuple[int, ...], Request], cached: list[int], plan: StepPlan) -> bool:
+        """Give the request of `entry`, which waits, blocks for its KV that comes from elsewhere, beyond `cached`; False
+        if they are not free, beside those that prompts under way still need."""
+        request = entry[1]
+        blocks, total = self.blocks, min(request.num_transferred_tokens, request.num_tokens)
+        reserved = self._reservations.num_tokens(request, total)
+        num_whole = request.num_tokens if self.config.scheduler_reserve_full_isl else 0
+        if not blocks.can_admit(request, reserved, num_whole, cached):
+            return False
+        begun = [other for other in self.detached.values() if other.request_id in self._load_keys]
+        begun += [other for _, other in self._waiting if other.block_ids]
+        others = sum([max(blocks.num_needed(other, other.num_tokens), 0) for other in begun])
+        others += self._running.num_reserved_blocks()
+        if others and not blocks.can_allocate(request, reserved + others * blocks.block_size, cached):
+            return False
+        self._waiting.remove(entry)
+        heapq.heapify(self._waiting)
+        key, _ = self._skip(*entry)
+        blocks.allocate(request, reserved, cached)
+        self.num_prefix_tokens_asked += request.num_tokens
+        self.num_prefix_tokens_hit += len(cached) * blocks.block_size
+        request.num_computed_tokens = total
+        self.detached[request.request_id], self._load_keys[request.request_id] = request, key
+        plan.loads += (request,)
+        return True
+
+    def _take_load(self, request: Request) -> bool:
+        """The KV of `request`, which is the next that waits, has come: others may have it now, too. False if none of it
+        has: it waits as if it had not been on its way."""
+        if request.num_computed_tokens:
+            self.blocks.publish(request)
+            return True
+        request.num_transferred_tokens = 0
+        self.blocks.free(request, 0)
+        return False
 
     def _sum_up(self, plan: StepPlan) -> None:
         """Enter who decodes, and what they have in their KV."""
@@ -361,9 +436,11 @@ class Scheduler:
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
         """Take the tokens that `plan` has sampled by `now`, with drafts as `Outcome` says; returns who is done."""
         cohort, watch = self._running.cohort, self.watch
-        if plan.draft_depths and self._drafting is not None:
-            assert num_accepted is not None, "the backend did not say which drafted tokens were right"
-            self._drafting.take_accepted(plan, num_accepted)
+        if self._drafting is not None:
+            num_accepted = self._drafting.leave_out_ended(plan, num_accepted)
+            if plan.draft_depths:
+                assert num_accepted is not None, "the backend did not say which drafted tokens were right"
+                self._drafting.take_accepted(plan, num_accepted)
         uneven = plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
         plan.num_gaps = plan.num_samples - uneven
         self._running.come_back(plan)
@@ -471,7 +548,8 @@ class Scheduler:
         running = self._running.requests
         for request in self.waiting:
             assert request not in running, f"{request} waits and runs"
-        for _, request in self._waiting:
-            assert not request.block_ids, f"{request} waits with blocks"
+        waiting = [request for _, request in self._waiting]
+        for request in waiting:
+            assert request.num_transferred_tokens or not request.block_ids, f"{request} waits with blocks"
         self._running.check_integrity()
-        self.blocks.check_integrity([*running, *self._transferred, *self.detached.values()])
+        self.blocks.check_integrity([*running, *waiting, *self.detached.values()])

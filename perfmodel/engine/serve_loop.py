@@ -7,7 +7,8 @@ device's; a request that arrives during step N is first seen when N+1 starts and
     outcome = backend.execute(plan)       # a driver lets `outcome.duration` pass on its clock
     finished, record = loop.finish_step(plan, started, now, outcome.num_accepted)
 
-With speculation nothing is planned ahead: what a step may compute depends on how many drafted tokens were right.
+With speculation the next step is planned ahead only where the engine does so (`Speculation.is_ahead`): what a step may
+compute depends on how many drafted tokens were right, so the plan takes all that are under way for right.
 
 On p pipeline stages up to p plans are under way, as in vLLM's `step_with_batch_queue`: the driver calls `start_step`
 until it returns None, because the queue is full or no request can be granted tokens, then waits for the oldest plan's
@@ -34,8 +35,10 @@ class ServeLoop:
         config = scheduler.config
         self._most_under_way = config.pipeline_parallel_size
         self._num_under_way = 0
-        self.async_scheduling = async_scheduling and config.speculation is None and self._most_under_way == 1
+        can_plan_ahead = config.speculation is None or config.speculation.is_ahead
+        self.async_scheduling = async_scheduling and can_plan_ahead and self._most_under_way == 1
         self._ahead: StepPlan | None = None
+        self.on_load: Callable[[Request], None] | None = None  # called for each of `StepPlan.loads`
         # Of a leap whose plans are made: index and context of its first, and the counts beside it.
         self._leap: tuple[int, int, tuple[int, int, int]] | None = None
 
@@ -65,15 +68,26 @@ class ServeLoop:
             return None
         plan = self._ahead
         if plan is None or not (plan.decodes or plan.chunks):
+            if plan is not None:
+                self._begin_loads(plan)
             plan = self.scheduler.plan(now, admits)
             while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
                 plan = self.scheduler.plan(now, admits)
             if not plan:
                 self._ahead = None
+                self._begin_loads(plan)
                 return None
+        if plan.loads:
+            self._begin_loads(plan)
         self._ahead = self.scheduler.plan(now, admits) if self.async_scheduling else None
         self._num_under_way += 1
         return plan
+
+    def _begin_loads(self, plan: StepPlan) -> None:
+        """`plan` begins, be it with nothing to compute."""
+        for request in plan.loads:
+            assert self.on_load is not None, f"nobody brings the KV of {request}"
+            self.on_load(request)
 
     def finish_step(
         self, plan: StepPlan, started: int, now: int, num_accepted: Sequence[int] | None = None
@@ -162,7 +176,7 @@ def _record(
             started,
             now,
             first_duration,
-            num_decodes + plan.num_draft_tokens + plan.num_padding_tokens + plan.num_chunk_tokens,
+            plan.num_tokens,
             num_decodes,
             context,
             len(plan.chunks),

@@ -106,8 +106,8 @@ class _Stream:
             self.request, self.num_sampled = request, 0
         if has_drafts:
             self.num_sampled = request.num_output_tokens
-        elif not self.num_sampled and request.num_transferred_tokens:
-            self.num_sampled = 2  # the first, of another engine, leaves with its second
+        elif not self.num_sampled:
+            self.num_sampled = request.num_output_tokens  # 2 where the first, of another engine, leaves with its second
         else:
             self.num_sampled += 1  # counters of those that decode together stand still
         return self.num_sampled

@@ -4,10 +4,14 @@ A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
 
     config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are
     requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
-              are those of all prompts of its `group`; `accepted`: of its verifications, in turn; `slot`: which it
-              was given, where the engine has slots
+              are those of all prompts of its `group`; `accepted`: of its verifications, in turn; `load`: so many
+              leading tokens are in the KV cache of another engine, and come within the step that wants them, or, with
+              `load_steps`, for its first admission, once so many outcomes were taken since; `loaded`: so many of them,
+              where a load fails; `send_steps`: outcomes taken since it ended until another engine has fetched its KV;
+              `slot`: which it was given, where the engine has slots
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
-              fourth number says in how many further steps the same requests get as many tokens, each behind the last
+              fourth number says in how many further steps the same requests get as many tokens, each behind the last.
+              A grant of 0 tokens: KV of that many tokens begins to come from another engine
 
 Each step of a case makes one plan and then takes the outcome of the oldest plan under way; under async scheduling a
 plan is made before the outcome of the one before it is known, as in vLLM's `step_with_batch_queue`.
@@ -19,14 +23,15 @@ import gzip
 import json
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from perfmodel.engine import Request, Scheduler, Speculation, StepPlan
+from perfmodel.engine import HostBlocks, Request, RequestStatus, Scheduler, Speculation, StepPlan
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
@@ -53,6 +58,10 @@ class _RecordedRequest(Spec):
     abort: int | None = None
     accepted: tuple[int, ...] = ()
     slot: int | None = Field(default=None, ge=0)
+    load: int = Field(default=0, ge=0)
+    load_steps: int | None = Field(default=None, ge=1)
+    loaded: int | None = Field(default=None, ge=0)
+    send_steps: int | None = Field(default=None, ge=1)
 
 
 class RecordedCase(Spec):
@@ -175,6 +184,7 @@ def _features_of(case: RecordedCase) -> list[str]:
         "--cache-ram": config.get("cache_ram"),
         "--kv-unified": config.get("kv_unified"),
         "aborts": any(request.abort is not None for request in case.requests),
+        "KV transfer": config.get("kv_role"),
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]
@@ -197,32 +207,39 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             config, slots=replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
         )
     if extras.num_speculative_tokens:
-        if spec.async_scheduling:
-            raise SpecError("got num_speculative_tokens with async_scheduling; our engine plans no drafts ahead")
         nodes = tuple(range(extras.num_speculative_tokens + 1))
-        config = replace(config, speculation=Speculation(nodes, past_end=spec.rules.drafts_past_end))
-    scripts = _Acceptance(case)
-    blocks = kv_block_manager(spec, extras.num_blocks, extras.groups, num_buffers=extras.num_states)
+        past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
+        config = replace(config, speculation=Speculation(nodes, past_end=past_end, is_ahead=is_ahead))
+    if extras.kv_role is not None:
+        config = replace(config, defers_frees=spec.defers_frees)
+    scripts, transfers = _Acceptance(case), _Transfers(case)
+    host = transfers.immediate()
+    blocks = kv_block_manager(spec, extras.num_blocks, extras.groups, num_buffers=extras.num_states, host=host)
     scheduler = Scheduler(config, blocks)
     pending = deque(_arrivals(case, spec))
+    for _, request in pending:
+        transfers.prepare(request)
     aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
     known = {request.request_id: request for _, request in pending}
     under_way: deque[StepPlan] = deque()
-    most_under_way = 2 if spec.plans_ahead else config.pipeline_parallel_size
+    most_under_way = 2 if spec.async_scheduling else config.pipeline_parallel_size
     for step in range(_MAX_STEPS):
-        if not (pending or under_way or scheduler.has_requests):
+        has_work = scheduler.has_requests or bool(transfers.under_way)
+        if not (pending or under_way or has_work):
             return
         while pending and pending[0][0] <= step:
             scheduler.add(pending.popleft()[1])
         while aborts and aborts[0][0] <= step:
             scheduler.abort(known[aborts.pop(0)[1]])
-        if not (under_way or scheduler.has_requests):
+        has_work = scheduler.has_requests or bool(transfers.under_way)
+        if not (under_way or has_work):
             yield step, [], []
             continue
         is_empty = True
-        if scheduler.has_requests:
+        if has_work:
             plan = scheduler.plan(step)
-            yield _as_step(step, plan, scheduler)
+            transfers.begin(plan.loads)
+            yield _as_step(step, plan, scheduler, under_way)
             under_way.append(plan)
             is_empty = not plan
         if is_empty or len(under_way) == most_under_way:
@@ -230,7 +247,8 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             if config.slots is not None and slots is not None:
                 begun = [*plan.singles, *(grant.request for grant in plan.chunks)]
                 slots.update((request.request_id, request.admission) for request in begun)
-            scheduler.apply(plan, step, scripts.of(plan))
+            finished = scheduler.apply(plan, step, scripts.of(plan))
+            transfers.pass_outcome(scheduler, finished)
 
 
 class _RecordedGroup(Spec):
@@ -254,6 +272,7 @@ class _Extras(Spec):
     kv_groups: tuple[_RecordedGroup, ...] = ()
     cache_ram: bool = False  # --cache-ram with --cache-idle-slots
     kv_unified: bool = False
+    kv_role: Literal["kv_consumer", "kv_both"] | None = None
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -291,6 +310,60 @@ class _Acceptance:
         return script[(self._num_verified[number] - 1) % len(script)]
 
 
+class _Transfers:
+    """KV on its way in and out, as a case scripts it."""
+
+    def __init__(self, case: RecordedCase) -> None:
+        self._requests = case.requests
+        self.under_way: dict[Request, int] = {}  # outcomes left
+
+    def immediate(self) -> HostBlocks | None:
+        """What comes within the step that wants it; None where nothing does."""
+        tokens = {i: request.load for i, request in enumerate(self._requests) if request.load_steps is None}
+        return _ImmediateKV(tokens) if any(tokens.values()) else None
+
+    def prepare(self, request: Request) -> None:
+        """Before it arrives: what of it is elsewhere."""
+        recorded = self._requests[request.request_id]
+        request.num_transferred_tokens = recorded.load if recorded.load_steps is not None else 0
+        request.keeps_blocks = recorded.send_steps is not None
+
+    def begin(self, loads: Iterable[Request]) -> None:
+        """KV of these requests begins to come, if they wait for it."""
+        for request in loads:
+            if request.status is RequestStatus.WAITING:
+                self.under_way[request] = self._requests[request.request_id].load_steps or 1
+
+    def pass_outcome(self, scheduler: Scheduler, finished: Iterable[Request]) -> None:
+        """An outcome was taken, with which these requests ended."""
+        for request in sorted(self.under_way, key=attrgetter("request_id")):
+            self.under_way[request] -= 1
+        over = [request for request, left in self.under_way.items() if not left]
+        for request in sorted(over, key=attrgetter("request_id")):
+            del self.under_way[request]
+            if request.status is RequestStatus.FINISHED:
+                scheduler.release(request)
+            else:
+                scheduler.finish_load(request, self._requests[request.request_id].loaded)
+        for request in finished:
+            if request.keeps_blocks:
+                self.under_way[request] = self._requests[request.request_id].send_steps or 1
+
+
+class _ImmediateKV(HostBlocks):
+    """A second tier with so many leading tokens of requests, by their numbers, whenever they are admitted."""
+
+    def __init__(self, tokens: Mapping[int, int]) -> None:
+        super().__init__(capacity=0)
+        self._tokens = tokens
+
+    def num_ready(self, request: Request, num_cached: int, block_size: int) -> int:
+        return max(num_cached, min(self._tokens.get(request.request_id, 0), request.num_tokens - 1))
+
+    def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
+        return 0
+
+
 class _Placed(NamedTuple):
     step: int
     request: Request
@@ -324,15 +397,25 @@ def _block_hashes(number: int, recorded: _RecordedRequest, block_size: int) -> t
     return (*shared, *(("prompt", number, row) for row in range(num_shared, num_full)))
 
 
-def _as_step(step: int, plan: StepPlan, scheduler: Scheduler) -> Step:
-    lone = plan.num_padding_tokens // max(len(plan.padded), 1)
-    depths = plan.draft_depths or [0] * len(plan.decodes)
+def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan]) -> Step:
+    """`plan` as recorded: tokens of drafts that are being verified count as computed."""
+    drafting = [other for other in under_way if other.draft_depths or other.padded]
+    behind = {request: drafted for other in drafting for request, drafted in _drafted(other)}
     decodes = [
-        (request.request_id, scheduler.num_computed(request) - 1, 1 + (lone if request in plan.padded else depth))
-        for request, depth in zip(plan.decodes, depths, strict=True)
+        (request.request_id, scheduler.num_computed(request) - 1 + behind.get(request, 0), 1 + drafted)
+        for request, drafted in _drafted(plan)
     ]
     chunks = [(grant.request.request_id, grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks]
+    loads = [request for request in plan.loads if request.status is RequestStatus.WAITING]
+    chunks += [(request.request_id, request.num_computed_tokens, 0) for request in loads]
     return step, sorted(decodes + chunks), sorted(request.request_id for request in plan.preempted)
+
+
+def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
+    """Each of the plan's decodes, with its drafted or padding tokens."""
+    padding = plan.num_padding_tokens // max(len(plan.padded), 1)
+    for request, depth in zip(plan.decodes, plan.draft_depths or [0] * len(plan.decodes), strict=True):
+        yield request, padding if request in plan.padded else depth
 
 
 # ------------------------------------------------------------------ differences
@@ -376,7 +459,9 @@ def _in_words(step: Step | None, other: Step | None) -> str:
         return "no further plan"
     known = ({tuple(grant) for grant in other[1]}, set(other[2])) if other is not None else (set(), set())
     grants = [
-        f"{n} tokens of request {i} behind {computed}" for i, computed, n in step[1] if (i, computed, n) not in known[0]
+        f"{n} tokens of request {i} behind {computed}" if n else f"{computed} tokens of request {i} begin to come"
+        for i, computed, n in step[1]
+        if (i, computed, n) not in known[0]
     ]
     preempted = [f"request {request} preempted" for request in step[2] if request not in known[1]]
     return "; ".join([*grants, *preempted]) or "nothing else"

@@ -45,7 +45,7 @@ def tandem(
         clock = Lockstep(env, OneStepBackend(draws))
         if is_prefill:
             return EngineRank(clock, index, loop, lambda r, q: server.on_prefilled(r, q), lambda r, _: None)
-        return EngineRank(clock, index, loop, lambda r, q: server.on_decoded(r, q), lambda r, _: server.fetch(r))
+        return EngineRank(clock, index, loop, lambda r, q: server.on_decoded(r, q), lambda r, _: None)
 
     first = FleetRouter("round_robin", [Replica([replica(0, prefill, True)])])
     second = FleetRouter("random", [Replica([replica(1 + i, decode, False)]) for i in range(num_decode)])

@@ -57,7 +57,7 @@ METHODS = {
 WITHOUT_SPANS = ["gqa", "moe", "int8"]
 
 
-def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=True):
+def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=True, is_ahead=False):
     """Outputs by request, and the backend, of an engine that drafts as METHODS[method] says."""
     config = METHODS[method]
     engine = EngineSpec(speculative_config=config, block_size=BLOCK_SIZE)
@@ -69,14 +69,17 @@ def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=
         case_config,
         record_positions=True,
         spans=(),
-        speculation=Speculation(config.nodes_by_depth, pipelined=config.pipelined),
+        speculation=Speculation(
+            config.nodes_by_depth, pipelined=config.pipelined, past_end=is_ahead, is_ahead=is_ahead
+        ),
     )
-    loop = ServeLoop(Scheduler(scheduling, KVBlockManager(num_blocks, BLOCK_SIZE, has_prefix_cache)), False)
+    loop = ServeLoop(Scheduler(scheduling, KVBlockManager(num_blocks, BLOCK_SIZE, has_prefix_cache)), is_ahead)
     outputs = {}
 
     def on_finished(request):
         outputs[request.request_id] = backend.tokens.outputs(request)
-        backend.release(request)
+        if not is_ahead:  # else the next step may have been planned for it
+            backend.release(request)
 
     serve(loop, backend, iter(requests), on_finished, lambda record: None)
     assert len(outputs) == len(requests)
@@ -91,34 +94,46 @@ def executed_cases(draw):
     return replace(case, rows=rows, rolling_span=None, num_blocks=num_blocks)
 
 
-@given(executed_cases(), st.sampled_from(sorted(METHODS)), st.sampled_from(sorted(DECODERS)))
-@settings(max_examples=40, deadline=None)
-def test_the_tokens_are_those_of_the_request_alone_without_drafts(case: Case, method: str, name: str) -> None:
-    """All batching disciplines, chunked and shared prompts, preemption, KV in int8."""
+@given(executed_cases(), st.sampled_from(sorted(METHODS)), st.sampled_from(sorted(DECODERS)), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_tokens_are_those_of_the_request_alone_without_drafts(
+    case: Case, method: str, name: str, is_ahead: bool
+) -> None:
+    """All batching disciplines, chunked and shared prompts, preemption, KV in int8; also planned ahead."""
     if (METHODS[method].tree or METHODS[method].lookahead) and name not in WITHOUT_SPANS:
         name = "gqa"
     decoder = DECODERS[name]
-    outputs, _, _ = served(decoder, case.config, case.num_blocks, case.requests(), method, case.has_prefix_cache)
+    is_ahead &= not METHODS[method].pipelined
+    requests, has_cache = case.requests(), case.has_prefix_cache
+    outputs, _, _ = served(decoder, case.config, case.num_blocks, requests, method, has_cache, is_ahead)
     for request in case.requests():
         assert outputs[request.request_id] == alone(decoder, request)
 
 
+AHEAD = [False, True]
+
+
+@pytest.mark.parametrize("is_ahead", AHEAD)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_preempted_requests_draft_on_to_the_same_tokens(method):
+def test_preempted_requests_draft_on_to_the_same_tokens(method, is_ahead):
+    is_ahead &= not METHODS[method].pipelined
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=40, block_size=BLOCK_SIZE)
     requests = [Request(i, 0, 10, 24) for i in range(4)]
-    outputs, _, loop = served(DECODERS["gqa"], config, 17, requests, method)
+    outputs, _, loop = served(DECODERS["gqa"], config, 17, requests, method, is_ahead=is_ahead)
     assert loop.scheduler.num_preemptions > 0
     assert outputs == {r.request_id: alone(DECODERS["gqa"], r) for r in requests}
 
 
-@pytest.mark.parametrize("method", ["itself", "itself ahead", "itself in a tree"])
-def test_a_drafter_that_is_the_model_is_always_right(method):
+@pytest.mark.parametrize(
+    ("method", "is_ahead"),
+    [("itself", False), ("itself", True), ("itself ahead", False), ("itself in a tree", False)],
+)
+def test_a_drafter_that_is_the_model_is_always_right(method, is_ahead):
     """Also behind prefixes that only another request has computed, so its KV is what the model's would be."""
     config = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
     shared = tuple(("prefix", i) for i in range(5))
     requests = [Request(i, i * 10**9, 23 + i, 17, shared) for i in range(4)]
-    _, backend, loop = served(DECODERS["gqa"], config, 100, requests, method)
+    _, backend, loop = served(DECODERS["gqa"], config, 100, requests, method, is_ahead=is_ahead)
     assert loop.scheduler.num_prefix_tokens_hit > 0
     assert backend.acceptance.accepted == backend.acceptance.examined
     assert backend.acceptance.mean_length > 3

@@ -77,8 +77,6 @@ def serve(
         client.on_finished(lost.request)
 
     def on_step(replica: EngineRank, _: StepRecord) -> None:
-        if server is not None:
-            server.fetch(replica)
         replica.loop.scheduler.check_integrity()
 
     def on_prefilled(replica: EngineRank, request: Request) -> None:

@@ -120,12 +120,11 @@ class Cluster:
         from perfmodel.sim.fleet.prefill_decode import PrefillDecode
 
         assert self.transfers is not None
-        stages, pools, specs = PrefillDecode(on_step), dict[int, Pool](), self.scenario.pools
+        stages, pools, specs = PrefillDecode(), dict[int, Pool](), self.scenario.pools
         for number in sorted(deployment.pools, key=lambda number: specs[number].role != "prefill"):
             is_prefill = specs[number].role == "prefill"
             ends = stages.on_prefilled if is_prefill else stages.on_decoded
-            steps = on_step if is_prefill else stages.on_decode_step
-            pools[number] = self._pool(specs[number], ends, steps, front_end=False)
+            pools[number] = self._pool(specs[number], ends, on_step, front_end=False)
         mine = list(pools.values())
         calibration, profile, _ = self._basis_of(mine[0].scenario)
         server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))

@@ -4,20 +4,21 @@ One request, in the order of vLLM's NIXL connector, Dynamo and TensorRT-LLM:
 
 1. the front end hands it to a prefill replica, where it is a request for one token;
 2. that token sampled, its KV blocks stay where they are and a decode replica is chosen;
-3. when the decode replica has KV blocks for the whole prompt and one more token, it fetches the prompt's KV: the
-   transfer waits for the links of both engines, then takes its time; then the prefill replica's blocks go free;
-4. as soon as a sequence slot is free the decode replica goes on from token 2, as for any running request.
+3. there it waits like any other request until it is its turn and KV blocks for the prompt are free; with the step
+   planned then it fetches what its prefix cache does not have of the prompt's KV: the transfer waits for the links of
+   both engines, then takes its time; then the prefill replica's blocks go free;
+4. as soon as a sequence slot is free the decode replica goes on: from token 2 (TensorRT-LLM, SGLang), or it computes
+   the prompt's last token again and samples token 1 anew (vLLM, `BatchingRules.resamples_first`).
 
-The client has the first token when that first decode step is over (it comes with the second, as TensorRT-LLM sends it),
-so TTFT contains the wait for a decode slot and the transfer. An answer of one token ends at the prefill replica.
+The client has the first token when that first decode step is over (with the second, where the decode replica goes on
+from that), so TTFT contains the wait for a decode slot and the transfer. An answer of one token ends at the prefill
+replica.
 
 A replica that fails takes with it what it has, and what is on its way to it or from it: `fail`.
 """
 
 __all__ = ["DisaggregatedServer"]
 
-from bisect import insort
-from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -40,7 +41,7 @@ class _Stage(Enum):
     ENTRANCE = "waits for a prefill replica to be there"
     PREFILL = "with its prefill replica"
     BETWEEN = "waits for a decode replica to be there"
-    INBOUND = "waits for its decode replica's blocks"
+    INBOUND = "waits for its decode replica's turn and blocks"
     MOVING = "its KV is on its way"
     DECODE = "with its decode replica"
 
@@ -72,6 +73,7 @@ class DisaggregatedServer:
     to_prefill, to_decode: the routers of the two roles
     cost_of: the cost of a transfer between two replicas; transfers: those under way
     front_end: the HTTP server in front, if there is one
+    resamples_first: decode replicas sample the first token again
     on_finished: called with (replica that had it last, request) for each request that is done
     """
 
@@ -84,6 +86,7 @@ class DisaggregatedServer:
         on_finished: Callable[[EngineRank, Request], None],
         front_end: FrontEnd | None = None,
         transfers: KvTransfers | None = None,
+        resamples_first: bool = False,
     ) -> None:
         self.env = env
         self.transfers = transfers or KvTransfers(env)
@@ -91,7 +94,7 @@ class DisaggregatedServer:
         self.decode_entrance = Entrance(to_decode, self._expect_at)
         self._cost_of, self._on_finished, self._front_end = cost_of, on_finished, front_end
         self._passages: dict[int, _Passage] = {}  # of requests that a client waits for, by their numbers
-        self._inbound: dict[int, deque[_Passage]] = {}  # by the decode replica that has no blocks for them yet
+        self._num_sampled = 0 if resamples_first else 1  # tokens with which requests come to decode replicas
         self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether a client still waits or not
 
     # ---------------------------------------------------------------- the way through
@@ -127,7 +130,7 @@ class DisaggregatedServer:
         request.first_scheduled_at = prefill.first_scheduled_at
         request.num_cached_tokens = prefill.num_cached_tokens
         request.num_preemptions = prefill.num_preemptions
-        request.num_promised_tokens = request.num_output_tokens = 1
+        request.num_promised_tokens = request.num_output_tokens = self._num_sampled if prefill.keeps_blocks else 1
         if not prefill.keeps_blocks:
             request.first_token_at, request.finished_at = prefill.first_token_at, prefill.finished_at
             request.first_token_batch = request.last_token_batch = prefill.first_token_batch
@@ -138,22 +141,16 @@ class DisaggregatedServer:
         self.decode_entrance.send(request)
 
     def _expect_at(self, request: Request, target: EngineRank) -> None:
-        target.loop.scheduler.check_can_ever_run(request)
-        target.expect(request)  # on its way counts, for routers
         passage = self._passages[request.request_id]
         passage.target, passage.stage = target, _Stage.INBOUND
-        inbound, urgency = self._inbound.setdefault(target.index, deque()), target.loop.scheduler.urgency
-        insort(inbound, passage, key=lambda other: urgency(other.request))
-        self.fetch(target)
-
-    def fetch(self, target: EngineRank) -> None:
-        """Start the transfers for which the decode replica `target` has blocks now, in their order."""
-        inbound = self._inbound.get(target.index)
-        while inbound and target.reserve(inbound[0].request):
-            self._move(inbound.popleft())
+        target.await_kv(request, lambda _, loading: self._move(self._passages[loading.request_id]))
 
     def _move(self, passage: _Passage) -> None:
         prefill, request = passage.prefill, passage.request
+        if request.status is RequestStatus.RUNNING:  # its prefix cache has it all
+            passage.source.release(prefill)
+            passage.stage = _Stage.DECODE
+            return
         cost = self._cost_of(passage.source.index, passage.target.index)
         prefill_ticks = 0
         if prefill.finished_at == self.env.ticks and prefill.first_scheduled_at is not None:
@@ -163,21 +160,18 @@ class DisaggregatedServer:
         if passage.source.is_dead:
             return
         ends = passage.source.index, passage.target.index
-        passage.transfer = self.transfers.start(
-            cost, *ends, request.num_prompt_tokens, lambda: self._arrived(passage), prefill_ticks
-        )
+        num_tokens = request.num_computed_tokens - request.num_hashed_blocks * passage.target.block_size
+        passage.transfer = self.transfers.start(cost, *ends, num_tokens, lambda: self._arrived(passage), prefill_ticks)
 
     def _arrived(self, passage: _Passage) -> None:
         request, target = passage.request, passage.target
         if self._passages.get(request.request_id) is not passage:  # its client has given up
             self._end_move(passage)
-            self.fetch(target)
             return
         del self._moving[passage]
         passage.source.release(passage.prefill)
-        target.forget((request,))
         passage.stage = _Stage.DECODE
-        target.add(request)
+        target.finish_load(request)
 
     def _end_move(self, passage: _Passage) -> None:
         """What either side keeps for a transfer that came to nothing is free again."""
@@ -207,8 +201,6 @@ class DisaggregatedServer:
         passage = self._passages.pop(request.request_id, None)
         if passage is not None:
             self._withdraw(passage)
-            if passage.stage in _HAS_TARGET:
-                self.fetch(passage.target)
         request.status = RequestStatus.ABORTED  # if it is in the front end, that keeps it from going on
         return True
 
@@ -242,9 +234,6 @@ class DisaggregatedServer:
         for passage in moving:
             self._stop(passage)
             self._end_move(passage)
-        ends = {p.target.index: p.target for p in (*lost, *moving) if p.stage in _HAS_TARGET}
-        for index in sorted(ends):
-            self.fetch(ends[index])
         return [passage.request for passage in lost]
 
     def _withdraw(self, passage: _Passage) -> None:
@@ -258,8 +247,7 @@ class DisaggregatedServer:
             self.decode_entrance.abort(request)
             passage.source.release(prefill)
         elif stage is _Stage.INBOUND:
-            self._inbound[passage.target.index].remove(passage)
-            passage.target.forget((request,))
+            passage.target.abort(request)
             passage.source.release(prefill)
         elif stage is _Stage.DECODE:
             passage.target.abort(request)
@@ -269,7 +257,6 @@ class DisaggregatedServer:
     def check_idle(self, engines: Sequence[EngineRank]) -> None:
         """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
         assert not self._passages
-        assert not any(self._inbound.values())
         assert not self._moving
         for engine in engines:
             scheduler = engine.loop.scheduler

@@ -18,7 +18,7 @@ and what the client waits for is what is left when the prefill ends, the last la
 That needs a place to go: if the decode engine has no blocks when the prefill ends, nothing has moved yet.
 
 All links may lead into one `Fabric`, which transfers then share; what moves under a prefill is taken to
-have its links' full rate. What is not modelled: prefixes that the decode engine has cached.
+have its links' full rate.
 """
 
 __all__ = ["Fabric", "KvTransfers", "TransferCost", "transfer_cost"]

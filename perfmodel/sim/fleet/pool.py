@@ -3,7 +3,7 @@
 __all__ = ["BasisOf", "FleetRouter", "Pool", "PoolBasis", "build_pool", "remembered_basis"]
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import NamedTuple
 
@@ -176,6 +176,8 @@ def build_pool(
     tier = second_tier(mine, costs)
     backend.restore = tier.cost if tier is not None else None
     config = scheduler_config(mine, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
+    if spec.role != "unified":
+        config = replace(config, defers_frees=mine.engine.defers_frees)
 
     def engine(index: int, lockstep: Lockstep) -> EngineRank:
         host = tier.blocks() if tier is not None else None

@@ -5,11 +5,11 @@ __all__ = ["PrefillDecode", "kv_transfers"]
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from perfmodel.engine import Request, StepRecord
+from perfmodel.engine import Request
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
 from perfmodel.sim.fleet.kv_transfer import Fabric, KvTransfers, TransferCost, transfer_cost
-from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, Pool
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 from perfmodel.specs.scenario import Scenario
 
@@ -17,8 +17,7 @@ from perfmodel.specs.scenario import Scenario
 class PrefillDecode:
     """What the engines of the two roles call; after `join` it goes to the server between them."""
 
-    def __init__(self, on_step: OnStep) -> None:
-        self._on_step = on_step
+    def __init__(self) -> None:
         self._server: DisaggregatedServer | None = None
 
     def join(
@@ -38,7 +37,8 @@ class PrefillDecode:
         prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
         routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
         costs = _transfer_costs(scenario, pools)
-        self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end, transfers)
+        resamples = any(pool.scenario.engine.rules.resamples_first for pool in decode)
+        self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end, transfers, resamples)
         return self._server
 
     def on_prefilled(self, replica: EngineRank, request: Request) -> None:
@@ -48,11 +48,6 @@ class PrefillDecode:
     def on_decoded(self, replica: EngineRank, request: Request) -> None:
         assert self._server is not None
         self._server.on_decoded(replica, request)
-
-    def on_decode_step(self, replica: EngineRank, record: StepRecord) -> None:
-        assert self._server is not None
-        self._server.fetch(replica)  # blocks may have gone free
-        self._on_step(replica, record)
 
 
 def kv_transfers(env: TickEnvironment, scenario: Scenario) -> KvTransfers:

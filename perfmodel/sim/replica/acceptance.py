@@ -50,13 +50,16 @@ class SimulatedAcceptance:
         beyond the share of steps in which there is one."""
         if self._offered >= 1.0:
             return plan.draft_depths
-        draws_of, share = self._draws, self._offered
+        share = self._offered
         return [
-            depth
-            if (draws_of.get(request.request_id) or self._new_draws(request))[request.num_output_tokens] < share
-            else 0
+            depth if self._draw_of(request) < share else 0
             for request, depth in zip(plan.decodes, plan.draft_depths, strict=True)
         ]
+
+    def _draw_of(self, request: Request) -> float:
+        """The draw of the next token of `request`; of its last where it has ended since the plan was made."""
+        draws = self._draws.get(request.request_id) or self._new_draws(request)
+        return draws[min(request.num_output_tokens, request.max_output_tokens - 1)]
 
     def _new_draws(self, request: Request) -> list[float]:
         if len(self._draws) >= _MOST_REMEMBERED:  # also of requests that ended without drafts

@@ -5,8 +5,7 @@ and the next begins on all of them at once; a rank without work joins in with an
 the tokens of the whole group (`StepPlan.group_tokens`), which is what the experts see.
 
 A leap runs until something in one of the engines changes by itself (a request finishes, a block runs out). An arrival
-cuts it: the step in progress is completed, as it would have been had the steps been taken one by one. So does someone
-who wants KV blocks that the rest of the leap may need (`free_blocks_for`).
+cuts it: the step in progress is completed, as it would have been had the steps been taken one by one.
 
 Steps that end at the same tick do so in the order of the engines' numbers, whenever they began: leaps or not.
 """
@@ -175,16 +174,6 @@ class Lockstep:
         if num_steps < self._num_steps:
             self._num_steps = num_steps
             self._pending = self._alarm(self._started + run.duration(num_steps) - self.env.ticks, self._end)
-
-    def free_blocks_for(self, rank: Rank, request: Request) -> bool:
-        """Whether `rank` can `reserve` for `request` now, as it could had all steps been taken one by one."""
-        scheduler = rank.loop.scheduler
-        run, ahead = self._run, self._num_steps - 1
-        if run is None or not ahead or not scheduler.can_reserve(request):
-            return scheduler.can_reserve(request)  # in a leap no blocks go free
-        if not scheduler.can_reserve(request, scheduler.most_blocks(ahead)):
-            self._settle(run)
-        return scheduler.can_reserve(request)
 
     def _settle(self, run: Run) -> None:
         """Cut the leap; the schedulers stand where they would while the step in progress runs."""

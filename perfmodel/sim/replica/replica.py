@@ -98,7 +98,7 @@ class EngineRank:
         return True
 
     def drop(self, request: Request) -> None:
-        """`request`, for which blocks were reserved, is not coming."""
+        """The KV of `request`, which has blocks for it, is not coming."""
         self._lockstep.abort(self, request)
 
     def _enter(self, request: Request) -> None:
@@ -161,12 +161,18 @@ class EngineRank:
         """Its steps take `factor` times as long from the next one on."""
         self._lockstep.slow_down(factor)
 
-    def reserve(self, request: Request) -> bool:
-        """Give `request`, still on its way, the KV blocks it needs to join; False if it has to be asked for again."""
-        if self.is_dead or not self._lockstep.free_blocks_for(self, request):
-            return False
-        self.loop.scheduler.reserve(request)
-        return True
+    def await_kv(self, request: Request, on_load: "Callable[[EngineRank, Request], None]") -> None:
+        """`request`, whose KV is elsewhere, arrives now: once it has blocks for it, `on_load` is called with this rank
+        and `request`, and `finish_load` has to follow."""
+        self.expect(request)
+        if not self.is_dead:
+            self.loop.on_load = lambda loading: on_load(self, loading)
+            self._lockstep.enter(self, request)
+
+    def finish_load(self, request: Request) -> None:
+        """The KV of `request` has come."""
+        self.loop.scheduler.finish_load(request)
+        self._lockstep.look_again()
 
     def release(self, request: Request) -> None:
         """The KV blocks that the finished `request` kept are free now: one that waits for them may be let in."""

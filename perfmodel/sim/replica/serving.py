@@ -81,6 +81,8 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
         stays_of_preempted=rules.stays_of_preempted,
         caps_lone_prompts=rules.caps_lone_prompts,
         pads_lone_tokens=rules.pads_lone_tokens,
+        waits_to_be_padded=rules.waits_to_be_padded,
+        loads_need_slot=rules.loads_need_slot,
         rounds_output=engine.reserve_output == "pow2",
         keeps_kv=engine.kv_cache != "off",
         is_contiguous=is_contiguous,

@@ -40,6 +40,7 @@ def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) 
         pipelined=config.pipelined,
         estimate=_judged_rate(rates),
         past_end=scenario.engine.rules.drafts_past_end,
+        is_ahead=scenario.engine.plans_ahead,
     )
 
 

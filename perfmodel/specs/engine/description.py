@@ -71,7 +71,16 @@ class BatchingRules(Spec):
                        in which blocks are freed
     caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone in the engine
     drafts_past_end:   drafts are as long however few tokens a request lacks
-    pads_lone_tokens:  a request that is admitted for one token beside verifications is padded to their length
+    pads_lone_tokens:  a request that is admitted for one token is padded to the length of a verification: beside
+                       requests that run, also without any where it is found in the prefix cache (always), or never
+    waits_to_be_padded: one that has no room for that in the longest sequence waits; else it is not padded
+    drafts_ahead:      methods of drafting with which asynchronous scheduling plans the next step although it is not
+                       known yet which drafts are right; with others no step is planned ahead
+    resamples_first:   with KV that another engine computed, the prompt's last token is computed again and the first
+                       token of the answer sampled again; else decoding goes on from the other engine's first token
+    loads_need_slot:   KV that another engine computed is fetched only while fewer than max_num_seqs requests run
+    defers_frees:      an engine that takes KV from others and has several plans under way preempts no request of a plan
+                       that is, since that may still write its blocks
     chunks_prompts:    a prompt may be computed in several steps
     whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
@@ -85,7 +94,12 @@ class BatchingRules(Spec):
     reuses_partial_first: bool = False
     caps_lone_prompts: bool = True
     drafts_past_end: bool = False
-    pads_lone_tokens: bool = False
+    pads_lone_tokens: Literal["never", "beside_running", "always"] = "never"
+    waits_to_be_padded: bool = False
+    drafts_ahead: tuple[str, ...] = ()
+    resamples_first: bool = False
+    loads_need_slot: bool = False
+    defers_frees: bool = False
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"

@@ -114,7 +114,7 @@ class EngineSpec(Spec):
     flash_attn_version: Literal[1, 2, 3] | None = None
     fused_kernels: bool = True
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
-    speculative_config: SpeculativeConfig | None = None  # with it no step is planned ahead: async_scheduling is off
+    speculative_config: SpeculativeConfig | None = None
 
     @model_validator(mode="after")
     def _budget_holds_a_batch(self) -> "EngineSpec":
@@ -171,8 +171,15 @@ class EngineSpec(Spec):
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether the next step is planned while one runs: not when it depends on how many drafted tokens are right."""
-        return self.async_scheduling and self.speculative_config is None
+        """Whether the next step is planned while one runs; with drafts, where the engine does so for their method."""
+        drafts = self.speculative_config
+        can = drafts is None or (drafts.method in self.rules.drafts_ahead and not drafts.pipelined)
+        return self.async_scheduling and can
+
+    @property
+    def defers_frees(self) -> bool:
+        """Whether an engine that exchanges KV with others frees no blocks that a plan under way may write."""
+        return self.rules.defers_frees and (self.plans_ahead or self.pipeline_parallel_size > 1)
 
     @model_validator(mode="after")
     def _balances_what_is_shared_out(self) -> "EngineSpec":

@@ -53,9 +53,27 @@ def test_stages_of_a_pipeline_do_not_speculate() -> None:
         EngineSpec(speculative_config=chain(), pipeline_parallel_size=2)
 
 
-def test_nothing_is_planned_ahead_of_drafts() -> None:
+@pytest.mark.parametrize(
+    ("profile", "version", "method", "is_ahead"),
+    [
+        ("vllm", "0.30.0", "eagle", True),
+        ("vllm", "0.30.0", "ngram", False),  # drafted by the host
+        ("vllm", "0.30.0", "medusa", False),
+        ("vllm", "0.30.0", "draft_model", True),
+        ("vllm", "0.27.1", "draft_model", False),
+        ("vllm", "0.14.1", "eagle", True),
+        ("sglang", None, "eagle", False),
+    ],
+)
+def test_drafts_of_some_methods_are_planned_ahead(
+    profile: str, version: str | None, method: str, is_ahead: bool
+) -> None:
+    """vllm/config/vllm.py of these versions, `async_scheduling`: EAGLE's and MTP's, from 0.28 on draft models."""
+    drafts = chain().model_copy(update={"method": method})
+    engine = EngineSpec(profile=profile, version=version).model_copy(update={"speculative_config": drafts})
     assert EngineSpec().plans_ahead
-    assert not EngineSpec(speculative_config=chain()).plans_ahead
+    assert engine.plans_ahead == is_ahead
+    assert not engine.model_copy(update={"async_scheduling": False}).plans_ahead
 
 
 def test_a_tree_has_all_its_nodes_verified() -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.engine import KVBlockManager, Scheduler
+from perfmodel.engine.drafting import DraftingRequests
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.slots import SlottedRequests
 from perfmodel.errors import SpecError
@@ -32,7 +33,7 @@ def test_all_plans_of_all_recorded_workloads_are_equal(recording: Path) -> None:
 
 
 def test_the_recording_of_the_newest_engine_exercises_all_rules() -> None:
-    by = validate_plans(str(next(file for file in RECORDINGS if "0.30" in file.name))).by
+    by = validate_plans(str(next(file for file in RECORDINGS if file.name == "vllm_0.30.0.json.gz"))).by
     assert sum(group["rows"] for name, group in by.items() if name.startswith("vllm")) >= 2000
     for feature in ("async scheduling", "prefix caching", "priority", "preemption", "aborts", "pipeline stages"):
         assert by[feature]["rows"] >= 300, feature
@@ -126,6 +127,93 @@ def goes_on_after_giving_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunningRequests, "_make_room", spares_itself)
 
 
+# Of drafts planned ahead, KV transfer and whole prompts.
+
+
+def forgets_drafts_under_way(patch: pytest.MonkeyPatch) -> None:
+    grant = DraftingRequests._grant_decode
+
+    def forgetful(self, request, depth, plan):
+        grant(self, request, depth, plan)
+        self._unverified.pop(request, None)
+
+    patch.setattr(DraftingRequests, "_grant_decode", forgetful)
+
+
+def counts_padding_as_verified(patch: pytest.MonkeyPatch) -> None:
+    pad = DraftingRequests.pad
+
+    def forgetful(self, request, num_tokens, plan):
+        pad(self, request, num_tokens, plan)
+        self._unverified.pop(request, None)
+
+    patch.setattr(DraftingRequests, "pad", forgetful)
+
+
+def names_drafts_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DraftingRequests, "num_known_tokens", lambda self, request: request.num_computed_tokens)
+
+
+def stops_drafting_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DraftingRequests, "_depth_before_end", lambda self, computed, lacking, most: min(lacking - 1, most))
+
+
+def goes_beyond_the_longest_sequence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DraftingRequests, "_depth_before_end", lambda self, computed, lacking, most: most)
+
+
+def preempts_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningRequests, "is_in_flight", lambda self, request, plan=None: False)
+
+
+def loads_what_prompts_need(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningRequests, "num_reserved_blocks", lambda self: 0)
+
+
+def loads_without_a_slot(patch: pytest.MonkeyPatch) -> None:
+    config = plans.engine_scheduler_config
+    patch.setattr(plans, "engine_scheduler_config", lambda *given: replace(config(*given), loads_need_slot=False))
+
+
+def hides_what_has_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_take_load", lambda self, request: bool(request.num_computed_tokens))
+
+
+def takes_lost_blocks_for_loaded(patch: pytest.MonkeyPatch) -> None:
+    finish = Scheduler.finish_load
+    patch.setattr(Scheduler, "finish_load", lambda self, request, num_tokens=None: finish(self, request))
+
+
+def frees_before_it_is_fetched(patch: pytest.MonkeyPatch) -> None:
+    add = Scheduler.add
+
+    def careless(self, request):
+        request.keeps_blocks = False
+        add(self, request)
+
+    patch.setattr(Scheduler, "add", careless)
+
+
+def cuts_whole_prompts(patch: pytest.MonkeyPatch) -> None:
+    config = plans.engine_scheduler_config
+    cutting = lambda *given: replace(config(*given), enable_chunked_prefill=True)  # noqa: E731
+    patch.setattr(plans, "engine_scheduler_config", cutting)
+
+
+NEW_WRONG_RULES = (
+    counts_padding_as_verified,
+    cuts_whole_prompts,
+    forgets_drafts_under_way,
+    frees_before_it_is_fetched,
+    goes_beyond_the_longest_sequence,
+    hides_what_has_come,
+    loads_what_prompts_need,
+    loads_without_a_slot,
+    names_drafts_under_way,
+    preempts_in_flight,
+    stops_drafting_at_the_end,
+    takes_lost_blocks_for_loaded,
+)
 WRONG_RULES = (
     admits_on_the_first_chunk,
     finds_the_last_token,
@@ -140,17 +228,34 @@ WRONG_RULES = (
 )
 
 
+def _cases(name: str) -> list[RecordedCase]:
+    recording = next(file for file in RECORDINGS if file.name == name)
+    return [RecordedCase.model_validate(case) for case in json.loads(gzip.decompress(recording.read_bytes()))["cases"]]
+
+
 @pytest.fixture(scope="module")
 def workloads() -> list[RecordedCase]:
-    newest = next(file for file in RECORDINGS if "0.30" in file.name)
-    cases = json.loads(gzip.decompress(newest.read_bytes()))["cases"]
-    return [RecordedCase.model_validate(case) for case in cases[:700:2]]
+    return _cases("vllm_0.30.0.json.gz")[:700:2]
+
+
+@pytest.fixture(scope="module")
+def new_workloads() -> list[RecordedCase]:
+    drafting = _cases("vllm_0.30.0_async-speculation.json.gz")
+    return [*_cases("vllm_0.30.0_transfer.json.gz"), *drafting]
 
 
 @pytest.mark.parametrize("plant", WRONG_RULES)
 def test_a_wrong_rule_is_noticed(plant, workloads: list[RecordedCase], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert any(_differs(case) for case in workloads)
+
+
+@pytest.mark.parametrize("plant", NEW_WRONG_RULES)
+def test_a_wrong_rule_of_drafts_or_transfers_is_noticed(
+    plant, new_workloads: list[RecordedCase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(_differs(case) for case in new_workloads)
 
 
 def starts_with_the_first_slot(patch: pytest.MonkeyPatch) -> None:
@@ -232,7 +337,7 @@ def _differs(case: RecordedCase, engine: str = "vllm", version: str = "0.30.0") 
     try:
         slots: dict[int, int] = {}
         steps = list(replay(case, engine, version, slots))
-    except (AssertionError, IndexError, KeyError):  # a wrong rule may also lose a block
+    except (AssertionError, IndexError, KeyError, ValueError):  # a wrong rule may also lose a block
         return True
     return plans._difference_in_words(steps, case, slots) is not None
 

@@ -39,17 +39,17 @@ class System:
         router: str = "round_robin",
         front_end: FrontEnd | None = None,
         on_step: Callable[[EngineRank], None] = lambda replica: None,
+        resamples_first: bool = False,
+        loads_need_slot: bool = False,
     ) -> None:
         self.env = env = TickEnvironment()
         self.done: list[Request] = []
 
         def loop(num_blocks: int, num_seqs: int) -> ServeLoop:
-            config = SchedulerConfig(num_seqs, 8192, block_size=4, scheduling_policy=policy)
+            config = SchedulerConfig(
+                num_seqs, 8192, block_size=4, scheduling_policy=policy, loads_need_slot=loads_need_slot
+            )
             return ServeLoop(Scheduler(config, KVBlockManager(num_blocks, 4)), async_scheduling=False)
-
-        def after_decode(replica: EngineRank, _: object) -> None:
-            self.server.fetch(replica)
-            on_step(replica)
 
         self.prefills = [
             EngineRank(
@@ -66,7 +66,7 @@ class System:
             num_prefill,
             loop(decode_blocks, decode_seqs),
             lambda r, q: self.server.on_decoded(r, q),
-            after_decode,
+            lambda r, _: on_step(r),
         )
         self.server = DisaggregatedServer(
             env,
@@ -75,6 +75,7 @@ class System:
             lambda source, target: cost,
             lambda _, request: self.done.append(request),
             front_end,
+            resamples_first=resamples_first,
         )
 
     def serve(self, *shapes: tuple[int, int]) -> list[Request]:
@@ -112,6 +113,32 @@ def test_one_request_over_an_infinitely_fast_link():
     (request,) = System(link()).serve((100, 5))
     assert times(request) == (3 + 1, 3 + 4)
     assert request.num_output_tokens == 5
+
+
+def test_a_decode_engine_that_samples_the_first_token_again_takes_a_step_more():
+    """vLLM computes the prompt's last token again: tokens 1 to 5 in steps of 1 s."""
+    (request,) = System(link(), resamples_first=True).serve((100, 5))
+    assert times(request) == (3 + 1, 3 + 5)
+    assert request.num_output_tokens == 5
+
+
+@pytest.mark.parametrize(("loads_need_slot", "second"), [(False, (9, 11)), (True, (11, 13))])
+def test_kv_comes_while_others_decode_unless_it_waits_for_a_slot(loads_need_slot: bool, second: tuple[int, int]):
+    """One slot, transfers of 2 s: the first request decodes from 5 to 8; the second's KV sets out at 6, or at 8."""
+    system = System(link(latency_s=2), decode_seqs=1, loads_need_slot=loads_need_slot)
+    for number, arrival in enumerate((0, 3)):
+        system.at(arrival, lambda n=number, s=arrival: system.server.add(Request(n, s * S, 10, 4)))
+    assert [times(request) for request in system.run()] == [(6, 8), second]
+
+
+def test_what_the_decode_engine_has_cached_is_not_fetched_again():
+    """0.1 s a token, blocks of 4: of the second prompt of 14 three blocks are there; of the third, of 12, all."""
+    system, shared = System(link(s_per_token=0.1)), ("a", "b", "c")
+    for number, (second, prompt) in enumerate(((0, 12), (20, 14), (40, 12))):
+        arriving = Request(number, second * S, prompt, 2, shared)
+        system.at(second, lambda request=arriving: system.server.add(request))
+    ends = [times(request)[1] for request in system.run()]
+    assert ends == pytest.approx([3 + 1.2 + 1, 20 + 3 + 0.2 + 1, 40 + 3 + 1])
 
 
 def test_a_transfer_takes_its_latency_and_its_bytes():
