@@ -10,7 +10,7 @@
 #                fails where a link or an anchor leads nowhere
 #   make bench   how fast the simulator is
 #   make witness vLLM's own scheduler beside ours on new random workloads (an environment of 3 GB under build/witness)
-#                (ENGINE=llama.cpp: llama-server's slots)
+#                (ENGINE=sglang: SGLang's, ENGINE=llama.cpp: llama-server's slots)
 #   make compiled-36     the tests of kernels' binaries, all of them, under Triton 3.6, which GPU machines have
 #   make compiled-37     the same under this machine's Triton, of which `make test` has a third
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is

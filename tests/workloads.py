@@ -5,6 +5,7 @@ __all__ = [
     "Served",
     "cached_in",
     "cases",
+    "estimated_cases",
     "grouped_cases",
     "judged",
     "pipelined_cases",
@@ -25,16 +26,18 @@ from hypothesis import strategies as st
 from perfmodel.engine import (
     DISCIPLINES,
     POLICIES,
+    Estimates,
     GroupedKVBlocks,
     KVBlockManager,
+    RadixKVBlocks,
     Request,
-    Scheduler,
     SchedulerConfig,
     ServeLoop,
     Slots,
     Speculation,
     StepPlan,
     StepRecord,
+    scheduler_for,
 )
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.kv_groups import KVGroup
@@ -83,8 +86,10 @@ class Case:
             blocks = GroupedKVBlocks(
                 self.num_blocks, BLOCK_SIZE, self.groups, self.has_prefix_cache, self.max_in_flight_tokens
             )
+        if self.config.estimates is not None:
+            blocks = RadixKVBlocks(self.num_blocks, BLOCK_SIZE, self.has_prefix_cache)
         watch = TokenWatch(lambda request: self.paces[request.request_id % len(self.paces)]) if self.paces else None
-        return ServeLoop(Scheduler(self.config, blocks, watch), self.is_async)
+        return ServeLoop(scheduler_for(self.config, blocks, watch), self.is_async)
 
 
 @st.composite
@@ -122,6 +127,32 @@ def cases(draw: st.DrawFn, max_requests: int = 25) -> Case:
         rows=tuple(rows),
         rolling_span=draw(st.sampled_from([None, None, 8, 20])),
     )
+
+
+@st.composite
+def estimated_cases(draw: st.DrawFn) -> Case:
+    """As `cases`, of engines that admit by estimates: too high, too low, with or without a radix tree."""
+    case, ratio = draw(cases()), draw(st.sampled_from([0.1, 0.5, 1.0]))
+    estimates = Estimates(
+        most_output_tokens=draw(st.sampled_from([10, 4096])),
+        first_ratio=ratio,
+        least_ratio=ratio / draw(st.sampled_from([1, 10])),
+        decay_steps=20,
+        spared_steps=draw(st.sampled_from([0, 3])),
+        ends_early=draw(st.booleans()),
+        duplicate_tokens=8,
+        most_sorted=draw(st.sampled_from([2, 128])),
+        refresh_every=3,
+    )
+    config = replace(
+        case.config,
+        batching="continuous",
+        reserves_output=False,
+        estimates=estimates,
+        max_num_batched_tokens=max(16, case.config.max_num_batched_tokens),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "lpm", "dfs-weight", "lof", "priority"])),
+    )
+    return replace(case, config=config, num_blocks=case.num_blocks + 2, rolling_span=None)
 
 
 @st.composite

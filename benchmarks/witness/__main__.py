@@ -3,6 +3,7 @@
     python benchmarks/witness vllm --version 0.30.0 --cases 200            draws new workloads, prints equal / different
     python benchmarks/witness vllm --version 0.30.0 --seed 0 --record FILE  keeps the decisions for `validate plans`
     python benchmarks/witness llama.cpp --cases 20         the same for llama-server, which is built on first use
+    python benchmarks/witness sglang --cases 180           and for SGLang's scheduler
 
 The engine runs in an environment of its own under build/witness, which this makes on first use (2.4 GB); nothing of it
 is a dependency of the project.
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import sglang_workloads
 from environments import NEWEST, python_of
 from slot_workloads import SLOT_FEATURES, draw_slot_case
 
@@ -30,8 +32,16 @@ from workloads import FEATURES, draw_case
 
 _HERE = Path(__file__).parent
 _BUILD = _HERE.parents[1] / "build" / "witness"
-_DRIVERS = {"llama.cpp": _HERE / "llama_server.py", "vllm": _HERE / "vllm_scheduler.py"}
-_WORKLOADS = {"llama.cpp": (SLOT_FEATURES, draw_slot_case), "vllm": (FEATURES, draw_case)}
+_DRIVERS = {
+    "llama.cpp": _HERE / "llama_server.py",
+    "sglang": _HERE / "sglang_scheduler.py",
+    "vllm": _HERE / "vllm_scheduler.py",
+}
+_WORKLOADS = {
+    "llama.cpp": (SLOT_FEATURES, draw_slot_case),
+    "sglang": (sglang_workloads.FEATURES, sglang_workloads.draw_case),
+    "vllm": (FEATURES, draw_case),
+}
 
 
 def main() -> int:

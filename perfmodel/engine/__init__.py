@@ -10,12 +10,15 @@ __all__ = [
     "Backend",
     "BlockListener",
     "Discipline",
+    "Estimates",
+    "EstimatingScheduler",
     "Grant",
     "GroupedKVBlocks",
     "HostBlocks",
     "HostCopies",
     "KVBlockManager",
     "Outcome",
+    "RadixKVBlocks",
     "Request",
     "RequestStatus",
     "Scheduler",
@@ -25,15 +28,18 @@ __all__ = [
     "Speculation",
     "StepPlan",
     "StepRecord",
+    "scheduler_for",
 ]
 
 from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
-from perfmodel.engine.config import SchedulerConfig, Slots, Speculation
+from perfmodel.engine.config import Estimates, SchedulerConfig, Slots, Speculation
+from perfmodel.engine.estimating import EstimatingScheduler, scheduler_for
 from perfmodel.engine.grouped_blocks import GroupedKVBlocks
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.host_copies import HostCopies
 from perfmodel.engine.kv_blocks import BlockListener, KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord
+from perfmodel.engine.radix_blocks import RadixKVBlocks
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.scheduler import Scheduler
 from perfmodel.engine.serve_loop import ServeLoop

@@ -1,6 +1,6 @@
 """What the scheduler may do in one step. Sizes in tokens and sequences, times in ticks of the driving clock."""
 
-__all__ = ["SchedulerConfig", "Slots", "Speculation"]
+__all__ = ["Estimates", "SchedulerConfig", "Slots", "Speculation"]
 
 from dataclasses import dataclass
 from typing import Literal
@@ -56,6 +56,34 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimates:
+    """How an engine that admits by what running requests may still need guesses that (SGLang), in tokens and steps.
+
+    most_output_tokens: of an answer, no more are expected
+    first_ratio, least_ratio: the share of their longest answers that running requests are expected to give: where it
+                        begins, and whenever the engine has been idle; and where it ends
+    decay_steps:        steps of decodes in which it falls from the first to the last of these
+    spared_steps:       after a retraction, of each request that stays so many more tokens are expected, and as many are
+                        kept free for each
+    ends_early:         whether answers may end before their longest, so that the ratio counts
+    duplicate_tokens:   by longest prefix, a request that has no more in the cache waits if it begins with as many
+                        tokens of another one that waits
+    most_sorted:        by longest prefix, more requests that wait are served first come, first served
+    refresh_every:      the cache sees the prompts of those that wait as used at every such admission
+    """
+
+    most_output_tokens: int = 4096
+    first_ratio: float = 0.7
+    least_ratio: float = 0.098
+    decay_steps: int = 600
+    spared_steps: int = 20
+    ends_early: bool = False
+    duplicate_tokens: int = 32
+    most_sorted: int = 128
+    refresh_every: int = 32
+
+
+@dataclass(frozen=True, slots=True)
 class Slots:
     """How requests are given slots, each with the KV of its last request (`SlottedRequests` says how).
 
@@ -95,6 +123,7 @@ class SchedulerConfig:
     rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))
     spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
     speculation:      requests that decode draft tokens, too
+    estimates:        requests are admitted by what those that run may still need; None: by the blocks that are free
     pipeline_parallel_size: stages of the device that plans pass one after another: so many may be under way at once
     max_plan_seqs:    with several stages, sequences of one plan; 0: as many as there are
     slots:            requests take slots that keep their KV (llama-server); with continuous batching, on one stage
@@ -125,6 +154,7 @@ class SchedulerConfig:
     rounds_output: bool = False
     spans: tuple[int, ...] = ()
     speculation: Speculation | None = None
+    estimates: Estimates | None = None
     pipeline_parallel_size: int = 1
     max_plan_seqs: int = 0
     slots: Slots | None = None

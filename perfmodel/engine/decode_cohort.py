@@ -79,6 +79,10 @@ class DecodeCohort:
         """The tokens of `request`, member or not, whose KV the plans so far compute."""
         return request.num_computed_tokens + self.age - self.joined.get(request, self.age)
 
+    def num_output(self, request: Request) -> int:
+        """The output tokens of `request`, member or not, that exist."""
+        return request.num_output_tokens + max(self._applied - self.joined.get(request, self._applied), 0)
+
     # ---------------------------------------------------------------- coming and going
 
     def join(self, request: Request) -> None:
@@ -229,6 +233,11 @@ class DecodeCohort:
     def num_blocks_due(self) -> int:
         """Blocks that the next step takes."""
         return self._due[(self.age + 1) % self._blocks.block_size]
+
+    @property
+    def num_blocks_taken(self) -> int:
+        """Blocks that the last step took, of those who are members now."""
+        return self._due[self.age % self._blocks.block_size]
 
     def advance(self, plan: StepPlan) -> None:
         """`plan` grants each member a token. The blocks due must be free."""

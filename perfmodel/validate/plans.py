@@ -2,7 +2,8 @@
 
 A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
 
-    config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are
+    config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are;
+              ignore_eos: whether the engine is told that answers have their full length (SGLang), which they have here
     requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
               are those of all prompts of its `group`; `accepted`: of its verifications, in turn; `load`: so many
               leading tokens are in the KV cache of another engine, and come within the step that wants them, or, with
@@ -31,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from perfmodel.engine import HostBlocks, Request, RequestStatus, Scheduler, Speculation, StepPlan
+from perfmodel.engine import HostBlocks, Request, RequestStatus, Scheduler, Speculation, StepPlan, scheduler_for
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
@@ -175,7 +176,9 @@ def _features_of(case: RecordedCase) -> list[str]:
         "async scheduling": config.get("async_scheduling"),
         "prefix caching": config.get("enable_prefix_caching"),
         "whole prompts": not config.get("enable_chunked_prefill", True),
-        "priority": config.get("scheduling_policy") == "priority",
+        "mixed chunks": config.get("prefill_exclusive") is False,
+        **{policy: config.get("scheduling_policy") == policy for policy in ("priority", "lpm", "dfs-weight", "lof")},
+        "answers that may end early": config.get("ignore_eos") is False,
         "long_prefill_token_threshold": config.get("long_prefill_token_threshold"),
         "speculation": config.get("num_speculative_tokens"),
         "pipeline stages": config.get("pipeline_parallel_size", 1) > 1,
@@ -214,8 +217,17 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         config = replace(config, defers_frees=spec.defers_frees)
     scripts, transfers = _Acceptance(case), _Transfers(case)
     host = transfers.immediate()
-    blocks = kv_block_manager(spec, extras.num_blocks, extras.groups, num_buffers=extras.num_states, host=host)
-    scheduler = Scheduler(config, blocks)
+    blocks = kv_block_manager(
+        spec,
+        extras.num_blocks,
+        extras.groups,
+        num_buffers=extras.num_states,
+        host=host,
+        by_estimates=config.estimates is not None,
+    )
+    if config.estimates is not None:
+        config = replace(config, estimates=replace(config.estimates, ends_early=not extras.ignore_eos))
+    scheduler = scheduler_for(config, blocks)
     pending = deque(_arrivals(case, spec))
     for _, request in pending:
         transfers.prepare(request)
@@ -269,6 +281,7 @@ class _Extras(Spec):
 
     num_blocks: int = Field(ge=1)
     num_speculative_tokens: int = Field(default=0, ge=0)
+    ignore_eos: bool = True
     kv_groups: tuple[_RecordedGroup, ...] = ()
     cache_ram: bool = False  # --cache-ram with --cache-idle-slots
     kv_unified: bool = False
@@ -437,7 +450,9 @@ def _difference_in_words(
 
 
 def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[int, Step | None, Step | None] | None:
-    """The first step that differs: its number, as recorded, and ours; None where all are equal."""
+    """The first step that differs: its number, as recorded, and ours; None where all are equal. Steps in which nothing
+    is decided are not compared: the numbers of the others tell them."""
+    ours, recorded = ([step for step in steps if step[1] or step[2]] for steps in (ours, recorded))
     for our_step, recorded_step in zip(ours, recorded, strict=False):
         if (
             our_step[0] != recorded_step[0]

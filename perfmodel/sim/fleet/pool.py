@@ -176,8 +176,8 @@ def build_pool(
     tier = second_tier(mine, costs)
     backend.restore = tier.cost if tier is not None else None
     config = scheduler_config(mine, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
-    if spec.role != "unified":
-        config = replace(config, defers_frees=mine.engine.defers_frees)
+    if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
+        config = replace(config, defers_frees=mine.engine.defers_frees, estimates=None)
 
     def engine(index: int, lockstep: Lockstep) -> EngineRank:
         host = tier.blocks() if tier is not None else None

@@ -21,14 +21,16 @@ from perfmodel.cost import SpeculativePricer
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.cost.memory.plan import num_buffers
 from perfmodel.engine import (
+    Estimates,
     GroupedKVBlocks,
     HostBlocks,
     KVBlockManager,
+    RadixKVBlocks,
     Request,
-    Scheduler,
     SchedulerConfig,
     ServeLoop,
     Slots,
+    scheduler_for,
 )
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.kv_groups import KVGroup
@@ -94,6 +96,7 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
         pipeline_parallel_size=engine.pipeline_parallel_size,
         max_plan_seqs=max_plan_seqs,
+        estimates=_estimates(engine),
         slots=_slots_of(engine),
     )
 
@@ -106,6 +109,16 @@ def _slots_of(engine: EngineSpec) -> Slots | None:
         return None
     is_unified = rules.is_unified_by_default and "max_num_seqs" not in engine.model_fields_set
     return Slots(rules.least_similarity, engine.enable_prefix_caching, rules.saves_prompts, is_unified)
+
+
+def _estimates(engine: EngineSpec) -> Estimates | None:
+    """How the engine estimates what running requests may still need, where that decides who is admitted."""
+    rules = engine.rules.estimates
+    is_plain = engine.kv_cache == "paged" and engine.batching == "continuous" and not engine.rules.reserves_output
+    has_one_plan = engine.pipeline_parallel_size == 1 and engine.speculative_config is None
+    if rules is None or not (is_plain and has_one_plan) or engine.scheduling_policy == "shortest-first":
+        return None
+    return Estimates(**rules.model_dump())
 
 
 def build_serve_loop(
@@ -128,8 +141,9 @@ def build_serve_loop(
         span += config.speculation.nodes[-1]  # a drafted token must not take the place of one that is still seen
     buffers = num_buffers(model, scenario.hardware, engine) if engine.kv_cache != "off" else 0
     groups = kv_groups(scenario.model, scenario.hardware, engine)
-    blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host)
-    scheduler = Scheduler(config, blocks, token_watch(scenario))
+    by_estimates = config.estimates is not None
+    blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host, by_estimates)
+    scheduler = scheduler_for(config, blocks, token_watch(scenario))
     return ServeLoop(scheduler, engine.plans_ahead)
 
 
@@ -140,10 +154,12 @@ def kv_block_manager(
     span: int | None = None,
     num_buffers: int = 0,
     host: HostBlocks | None = None,
+    by_estimates: bool = False,
 ) -> KVBlockManager:
     """`num_blocks` free KV blocks under the rules of `engine`.
 
     groups: of layers that keep different parts of a sequence, if any; span, num_buffers, host: as of `KVBlockManager`
+    by_estimates: whether requests are admitted so, which needs a radix tree and no more than plain blocks
     """
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged" and _slots_of(engine) is None
     partial_first = engine.rules.reuses_partial_first
@@ -152,6 +168,8 @@ def kv_block_manager(
         in_flight = most_under_way * engine.max_num_batched_tokens
         longest = engine.max_model_len
         return GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, in_flight, longest, partial_first)
+    if by_estimates and span is None and host is None and not num_buffers:
+        return RadixKVBlocks(num_blocks, engine.block_size, can_share)
     return KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host, partial_first)
 
 

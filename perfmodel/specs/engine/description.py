@@ -11,6 +11,7 @@ __all__ = [
     "EngineDefaults",
     "EngineDescription",
     "EngineFacts",
+    "EstimateRules",
     "ExpertsRow",
     "FormatRow",
     "FormatSupport",
@@ -45,6 +46,19 @@ _S = TypeVar("_S", bound=Spec)
 
 Use = Literal["server", "offline"]
 FormatSupport = Literal["native", "emulated", "weight_only", "refused"]
+
+
+class EstimateRules(Spec):
+    """Requests are admitted by what those that run may still need; see `perfmodel.engine.config.Estimates`."""
+
+    most_output_tokens: PositiveInt
+    first_ratio: float = Field(gt=0, le=1)
+    least_ratio: float = Field(gt=0, le=1)
+    decay_steps: PositiveInt
+    spared_steps: NonNegativeInt
+    duplicate_tokens: PositiveInt
+    most_sorted: PositiveInt
+    refresh_every: PositiveInt
 
 
 class SlotRules(Spec):
@@ -83,6 +97,7 @@ class BatchingRules(Spec):
                        that is, since that may still write its blocks
     chunks_prompts:    a prompt may be computed in several steps
     whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
+    estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
     slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
@@ -102,6 +117,7 @@ class BatchingRules(Spec):
     defers_frees: bool = False
     chunks_prompts: bool = True
     whole_prompts_raise_budget: bool = False
+    estimates: EstimateRules | None = None
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
     slots: SlotRules | None = None
 

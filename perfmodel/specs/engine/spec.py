@@ -81,7 +81,8 @@ class EngineSpec(Spec):
     # they see apart (`EngineFacts.kv_groups`)
     disable_hybrid_kv_cache_manager: bool = False
     enforce_eager: bool = False
-    scheduling_policy: Literal["fcfs", "priority", "shortest-first"] = "fcfs"
+    # lpm (longest cached prefix first), dfs-weight and lof (longest output first) are SGLang's
+    scheduling_policy: Literal["fcfs", "priority", "shortest-first", "lpm", "dfs-weight", "lof"] = "fcfs"
     async_scheduling: bool = True
     # Of engines for a single machine: what the kernels are run with (None: the device's own), tokens of a piece that a
     # step is computed in (0: whole), devices that the layers are split over, which work one after another, and layers

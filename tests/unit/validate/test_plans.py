@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.engine import KVBlockManager, Scheduler
+from perfmodel.engine import KVBlockManager, RadixKVBlocks, Scheduler, waiting_order
 from perfmodel.engine.drafting import DraftingRequests
+from perfmodel.engine.retracting import RetractingRequests
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.slots import SlottedRequests
 from perfmodel.errors import SpecError
@@ -340,6 +342,127 @@ def _differs(case: RecordedCase, engine: str = "vllm", version: str = "0.30.0") 
     except (AssertionError, IndexError, KeyError, ValueError):  # a wrong rule may also lose a block
         return True
     return plans._difference_in_words(steps, case, slots) is not None
+
+
+# ------------------------------------------------------------------ wrong rules of SGLang's
+
+
+def expects_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RetractingRequests, "num_expected", lambda self, request: 0)
+
+
+def keeps_its_first_estimate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RetractingRequests, "_decay", lambda self, num_steps: None)
+
+
+def retracts_the_longest_answers(patch: pytest.MonkeyPatch) -> None:
+    send_back = RetractingRequests._send_back
+
+    def other(self, victim, plan):
+        running = [request for request in self.requests if request.num_output_tokens and request is not victim]
+        longest = max(running, key=lambda request: request.num_output_tokens, default=victim)
+        send_back(self, longest, plan)
+
+    patch.setattr(RetractingRequests, "_send_back", other)
+
+
+def keeps_tokens_in_flight(patch: pytest.MonkeyPatch) -> None:
+    send_back = RetractingRequests._send_back
+
+    def keeping(self, victim, plan):
+        in_flight = victim.num_promised_tokens - victim.num_output_tokens
+        victim.num_output_tokens += in_flight
+        send_back(self, victim, plan)
+
+    patch.setattr(RetractingRequests, "_send_back", keeping)
+
+
+def evicts_the_newest(patch: pytest.MonkeyPatch) -> None:
+    touch = RadixKVBlocks._offer
+
+    def offer(self, node):
+        node.last_access = -node.last_access
+        touch(self, node)
+
+    patch.setattr(RadixKVBlocks, "_offer", offer)
+
+
+def evicts_only_what_is_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixKVBlocks, "want", lambda self, num_blocks: None)
+
+
+def splits_without_a_look(patch: pytest.MonkeyPatch) -> None:
+    split = RadixKVBlocks._split
+
+    def quiet(self, child, length):
+        before = child.last_access
+        parent = split(self, child, length)
+        child.last_access = before
+        return parent
+
+    patch.setattr(RadixKVBlocks, "_split", quiet)
+
+
+def never_looks_after_those_that_wait(patch: pytest.MonkeyPatch) -> None:
+    config = plans.engine_scheduler_config
+
+    def rarely(*given):
+        made = config(*given)
+        return replace(made, estimates=made.estimates and replace(made.estimates, refresh_every=10**9))
+
+    patch.setattr(plans, "engine_scheduler_config", rarely)
+
+
+def serves_duplicates_at_once(patch: pytest.MonkeyPatch) -> None:
+    config = plans.engine_scheduler_config
+
+    def at_once(*given):
+        made = config(*given)
+        return replace(made, estimates=made.estimates and replace(made.estimates, duplicate_tokens=10**6))
+
+    patch.setattr(plans, "engine_scheduler_config", at_once)
+
+
+def forgets_the_weights_of_subtrees(patch: pytest.MonkeyPatch) -> None:
+    children_first = waiting_order._children_first
+    patch.setattr(waiting_order, "_children_first", lambda blocks, weights=None: children_first(blocks))
+
+
+WRONG_RULES_OF_SGLANG = (
+    evicts_only_what_is_taken,
+    evicts_the_newest,
+    expects_nothing_of_others,
+    forgets_the_weights_of_subtrees,
+    keeps_its_first_estimate,
+    keeps_tokens_in_flight,
+    never_looks_after_those_that_wait,
+    retracts_the_longest_answers,
+    serves_duplicates_at_once,
+    splits_without_a_look,
+)
+
+
+@pytest.fixture(scope="module")
+def sglang_workloads() -> list[RecordedCase]:
+    newest = next(file for file in RECORDINGS if "sglang" in file.name)
+    cases = json.loads(gzip.decompress(newest.read_bytes()))["cases"]
+    cases.sort(key=lambda case: case["config"]["scheduling_policy"] == "fcfs")  # the others are few
+    return [RecordedCase.model_validate(case) for case in cases[:180] + cases[180::3]]
+
+
+@pytest.mark.parametrize("plant", WRONG_RULES_OF_SGLANG)
+def test_a_wrong_rule_of_sglang_is_noticed(
+    plant, sglang_workloads: list[RecordedCase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(_differs(case, "sglang", "0.5.23") for case in sglang_workloads)
+
+
+def test_the_recording_of_sglang_exercises_its_rules(sglang_workloads: list[RecordedCase]) -> None:
+    rows = Counter(feature for case in sglang_workloads for feature in plans._features_of(case))
+    for feature in ("async scheduling", "prefix caching", "mixed chunks", "lpm", "dfs-weight", "lof", "priority"):
+        assert rows[feature] >= 10, feature
+    assert rows["preemption"] >= 10
 
 
 # ------------------------------------------------------------------ the command

@@ -1,0 +1,441 @@
+"""`EstimatingScheduler`: admits requests by what those that run may still need, and computes prompts before decodes.
+
+SGLang's rules. A step computes prompts while any can be admitted, else all decodes; mixed, decodes go along with
+prompts. A request is admitted while the blocks that can be had suffice for its prompt, its longest answer and what is
+expected of all that run; only prompts take from the token budget. The first prompt that the budget cuts is the last of
+its step and goes on in the next. Once one was refused for want of blocks or slots nobody is looked at until a request
+leaves. Prompts are in the prefix cache when their step is over, parts of one when the next step is planned.
+"""
+
+__all__ = ["EstimatingScheduler", "scheduler_for"]
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from perfmodel.engine.admission import POLICIES
+from perfmodel.engine.config import Estimates, SchedulerConfig
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.plan import StepPlan
+from perfmodel.engine.radix_blocks import RadixKVBlocks, RadixNode
+from perfmodel.engine.request import Request, RequestStatus
+from perfmodel.engine.retracting import RetractingRequests
+from perfmodel.engine.scheduler import Scheduler
+from perfmodel.engine.token_watch import TokenWatch
+from perfmodel.engine.waiting_order import ORDERS, sort_waiting
+from perfmodel.errors import SpecError, WorkloadError
+
+
+def scheduler_for(config: SchedulerConfig, blocks: KVBlockManager, watch: TokenWatch | None = None) -> Scheduler:
+    """The scheduler under `config`: by estimates, if it has any and a radix tree knows the `blocks`.
+
+    Raises SpecError for an order of those that wait that it does not know.
+    """
+    orders = ORDERS if config.estimates is not None and isinstance(blocks, RadixKVBlocks) else POLICIES
+    if config.scheduling_policy not in orders:
+        raise SpecError(
+            f"got scheduling_policy={config.scheduling_policy}; this engine, with its KV cache, stages and drafts, "
+            f"serves by {', '.join(sorted(orders))}"
+        )
+    if config.estimates is not None and isinstance(blocks, RadixKVBlocks):
+        return EstimatingScheduler(config, blocks, watch)
+    return Scheduler(config, blocks, watch)
+
+
+class _Admission(NamedTuple):
+    """A request with the blocks that the tree has of it, and the tokens that it computes in a step."""
+
+    request: Request
+    node: RadixNode
+    num_computed: int
+    num_new_tokens: int
+
+
+class _Budget:
+    """What an admission may still take, in tokens.
+
+    total:    expected of those that run and were admitted; now: what the latter take at once, in whole pages
+    prompts:  left for prompts in this step; whole_prompts: none is cut, and the first may be longer than that
+    """
+
+    def __init__(self, blocks: RadixKVBlocks, prompts: int, whole_prompts: bool, num_decodes: int) -> None:
+        self._blocks = blocks
+        self._size = blocks.block_size
+        self.total: float = num_decodes
+        self.now = num_decodes
+        self.prompts = prompts - num_decodes
+        self.whole_prompts = whole_prompts
+
+    @property
+    def left(self) -> float:
+        """Tokens that can be had and nobody is expected to need."""
+        return self._blocks.num_free * self._size - self.total
+
+    @property
+    def left_now(self) -> int:
+        """Tokens that can be had, less those that this step takes."""
+        return self._blocks.num_free * self._size - self.now
+
+    def paged(self, num_tokens: int) -> int:
+        """Tokens of the pages that so many fill."""
+        return -(-num_tokens // self._size) * self._size
+
+    def charge(self, num_new_tokens: int, num_output_tokens: int) -> None:
+        """A request computes `num_new_tokens` and is expected to answer with `num_output_tokens`."""
+        paged = self.paged(num_new_tokens)
+        self.total += paged + self._size + num_output_tokens
+        self.now += paged + self._size
+        self.prompts -= paged
+
+
+class EstimatingScheduler(Scheduler):
+    """Plans steps over `radix` under `config`, which has `estimates`."""
+
+    def __init__(self, config: SchedulerConfig, radix: RadixKVBlocks, watch: TokenWatch | None = None) -> None:
+        super().__init__(replace(config, scheduling_policy="fcfs"), radix, watch)
+        self.config = config
+        assert config.estimates is not None
+        self._rules: Estimates = config.estimates
+        self._radix = radix
+        self._running = self._decoding = RetractingRequests(config, radix, self._requeue, self._rules)
+        self._running.cohort.watch = watch
+        self._queue: list[Request] = []  # who waits, in the order in which they were looked at last; so is `_waiting`
+        self._is_full = False  # nobody is admitted until a request leaves
+        self._num_admissions = 0  # how often the queue was sorted
+        self._num_decoding = 0  # requests that ran beside the last plan's prompts, if it had any
+        self._was_short = False  # the last one refused was refused for want of blocks
+        self._begun: dict[StepPlan, list[Request]] = {}  # plan -> those whose prompts end with it, in its order
+
+    # ---------------------------------------------------------------- requests in and out
+
+    def _requeue(self, victim: Request) -> None:
+        self.num_preemptions += 1
+        self._enqueue(victim)
+
+    def _enqueue(self, request: Request) -> None:
+        self._queue.append(request)
+        self._waiting.append(((), request))
+
+    def _dequeue(self, first: int, count: int) -> None:
+        """So many requests of the queue, from the one at `first` on, wait no more."""
+        del self._queue[first : first + count]
+        del self._waiting[first : first + count]
+
+    def add(self, request: Request) -> None:
+        """Queue `request`; see `Scheduler.add`."""
+        self.check_can_ever_run(request)
+        self._enqueue(request)
+        self._may_admit = not self._is_full
+
+    def _withdraw(self, request: Request) -> bool:
+        if request not in self._queue:
+            return super()._withdraw(request)
+        self._dequeue(self._queue.index(request), 1)
+        return True
+
+    def abort(self, request: Request) -> bool:
+        """See `Scheduler.abort`."""
+        self._is_full = False
+        return super().abort(request)
+
+    def _most_output(self, request: Request) -> int:
+        """The longest answer that an empty pool has room for beside the prompt of `request`, in whole pages."""
+        size = self._radix.block_size
+        return (self._radix.num_blocks - -(-request.num_prompt_tokens // size) - 1) * size - 1
+
+    def check_can_ever_run(self, request: Request) -> None:
+        """Raise WorkloadError for a request that an empty engine could not serve."""
+        super().check_can_ever_run(request)
+        if self._most_output(request) <= 0:
+            raise WorkloadError(
+                f"request {request.request_id} has a prompt of {request.num_prompt_tokens} tokens, but the pool has "
+                f"{self._radix.num_blocks} blocks of {self._radix.block_size}, of which two are for its answer; "
+                f"shorten it, or give the KV cache more memory"
+            )
+
+    # ---------------------------------------------------------------- planning
+
+    def plan(self, now: int, admits: bool = True) -> StepPlan:
+        """The next step at time `now`; see `Scheduler.plan`."""
+        plan, running = StepPlan(self._next_index), self._decoding
+        if not (running.requests or self._queue):
+            return plan
+        is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not running.requests
+        self._catch_up()
+        unfinished = running.unfinished_prompt
+        if unfinished is not None or (admits and is_polled and self._queue and not self._is_full):
+            self._admit_by_estimate(plan, now, unfinished)
+        if plan.chunks or plan.singles:
+            plan.is_complete = False
+            self._num_decoding = (
+                len(running.requests) - len(self._begun[plan]) - (running.unfinished_prompt is not None)
+            )
+            if not self.config.prefill_exclusive:
+                self._mix(plan)
+            self._poll_at = self._next_index + 1
+        else:
+            running.decode(plan)
+            if plan.preempted:
+                self._is_full = False
+        self._sum_up(plan)
+        running.previous = plan
+        self._may_admit = bool(self._queue) and not self._is_full
+        if plan.decodes or plan.chunks:
+            self._next_index += 1
+            running.send_out(plan)
+        return plan
+
+    def _catch_up(self) -> None:
+        """What the plan before leaves to do once it is under way."""
+        running, previous = self._decoding, self._decoding.previous
+        unfinished = running.unfinished_prompt
+        if unfinished is not None and any(grant.request is unfinished for grant in previous.chunks):
+            self._radix.checkpoint(unfinished, unfinished.num_computed_tokens)
+        had_prompts = bool(previous.chunks or previous.singles)
+        if had_prompts and (unfinished is not None or not self._num_decoding):
+            self._is_full = False
+        if len(running.requests) == (unfinished is not None) or self._may_preempt:
+            self._is_full = False
+
+    @property
+    def _may_preempt(self) -> bool:
+        """Whether each step looks at those that wait, as one might be urgent enough to take the place of another."""
+        return self.config.scheduling_policy == "priority"
+
+    def _mix(self, plan: StepPlan) -> None:
+        """Let decodes go along with the prompts of `plan`, if there are blocks for them."""
+        running = self._decoding
+        if self._num_decoding and running.decode(plan, self._begun[plan]) and plan.cohort_age:
+            running.put_first([*self._begun[plan], *filter(None, [running.unfinished_prompt])])
+            self._num_decoding = 0
+
+    def _admit_by_estimate(self, plan: StepPlan, now: int, unfinished: Request | None) -> None:
+        config, running = self.config, self._decoding
+        num_running = len(running.requests) - (unfinished is not None)
+        places = self._max_batch - len(running.requests)
+        if places <= 0 and unfinished is None and not self._may_preempt:
+            self._is_full = True
+            return
+        self._sort_queue()
+        num_decodes = 0 if config.prefill_exclusive else num_running
+        budget = _Budget(self._radix, self._budget, not config.enable_chunked_prefill, num_decodes)
+        budget.total += sum(
+            [running.num_expected(request) for request in running.requests if request is not unfinished]
+        )
+        num_continued = 0
+        if unfinished is not None:
+            num_continued = self._continue(unfinished, budget)
+        admitted = self._choose(budget, places, num_running, bool(num_continued))
+        self._start(plan, now, unfinished, num_continued, admitted)
+
+    def _sort_queue(self) -> None:
+        rules, queue = self._rules, self._queue
+        asked_tree = sort_waiting(queue, self.config.scheduling_policy, self._radix, rules)
+        if self.config.scheduling_policy != "fcfs":
+            self._waiting = [((), request) for request in queue]
+        if not asked_tree and queue:
+            if self._num_admissions % rules.refresh_every == 0:
+                for request in reversed(queue[: rules.most_sorted]):
+                    self._radix.match(request, request.num_tokens)
+            self._num_admissions += 1
+
+    def _continue(self, unfinished: Request, budget: _Budget) -> int:
+        """How many tokens of the prompt that was begun this step computes."""
+        missing, left = unfinished.num_tokens - unfinished.num_computed_tokens, budget.prompts
+        fitting = min(left, int(budget.left))
+        count = min(missing, fitting if fitting > 0 else left)
+        budget.charge(count, self._clipped(unfinished.max_output_tokens) if count == missing else 0)
+        return count
+
+    def _clipped(self, num_output_tokens: int) -> int:
+        return min(num_output_tokens, self._rules.most_output_tokens)
+
+    def _choose(self, budget: _Budget, places: int, num_running: int, continues: bool) -> list[_Admission]:
+        """Who of those that wait is admitted, in their order, until the first that is not."""
+        admitted: list[_Admission] = []
+        guards = _FreedLater(self, budget) if self._knows_lengths else None
+        for request in self._queue:
+            if budget.prompts <= 0 and budget.left > 0 and budget.left_now > 0:
+                break
+            self._is_full |= len(admitted) >= places
+            if self._is_full:
+                break
+            node = self._radix.match(request, request.num_tokens - 1)
+            one = self._fit(request, node, budget, bool(admitted) or continues, guards, admitted)
+            if one is not None:
+                admitted.append(one)
+                self._radix.adopt(request, node)
+                whole = one.num_computed + one.num_new_tokens == request.num_tokens
+                budget.charge(one.num_new_tokens, self._clipped(request.max_output_tokens) if whole else 0)
+            is_short = budget.left <= 0 or budget.left_now <= 0 if one is not None else self._was_short
+            if is_short:
+                self._is_full = bool(admitted) or continues or num_running > 0
+            if one is None or is_short or budget.prompts <= 0:
+                break
+        return admitted
+
+    @property
+    def _knows_lengths(self) -> bool:
+        """Whether it can be said when those that run will give their blocks back."""
+        return not self._rules.ends_early and not self._radix.enable_prefix_caching
+
+    def _fit(
+        self,
+        request: Request,
+        node: RadixNode,
+        budget: _Budget,
+        follows: bool,
+        guards: "_FreedLater | None",
+        admitted: list[_Admission],
+    ) -> _Admission | None:
+        """`request` as it can be admitted, or None; `_was_short` says whether blocks are what is missing."""
+        self._was_short = True
+        size = self._radix.block_size
+        num_computed = self._radix.depth(node) * size
+        missing = request.num_tokens - num_computed
+        if guards is not None:
+            if not guards.has_room_for(request, missing, admitted):
+                return None
+        else:
+            left_output = min(self._clipped(request.num_remaining_tokens), self._most_output(request))
+            unheld = self._radix.num_unheld(node) * size
+            if missing + left_output + size >= budget.left - unheld:
+                return None
+        self._was_short = False
+        if budget.whole_prompts:
+            if follows and budget.paged(missing) >= budget.prompts:
+                return None
+        elif (missing if guards is not None else budget.paged(missing)) > budget.prompts:
+            missing = budget.prompts if guards is not None else budget.prompts // size * size
+            if missing <= 0:
+                return None
+        return _Admission(request, node, num_computed, missing)
+
+    def _start(
+        self, plan: StepPlan, now: int, unfinished: Request | None, num_continued: int, admitted: list[_Admission]
+    ) -> None:
+        """Give all who compute prompts in `plan` their blocks, and their grants."""
+        if not (num_continued or admitted):
+            return
+        self._dequeue(0, len(admitted))
+        radix, size = self._radix, self._radix.block_size
+        num_tokens = num_continued + sum(one.num_new_tokens for one in admitted)
+        num_requests = len(admitted) + bool(num_continued)
+        radix.evict(num_tokens if size == 1 else -(-num_tokens // size) + num_requests)
+        if unfinished is not None:
+            radix.allocate(unfinished, unfinished.num_computed_tokens + num_continued)
+            self._decoding.continue_prompt(unfinished, num_continued, plan)
+        for request, _, num_computed, num_new_tokens in admitted:
+            radix.allocate(request, num_computed + num_new_tokens)
+            self.num_prefix_tokens_asked += request.num_tokens
+            self.num_prefix_tokens_hit += num_computed
+            if request.first_scheduled_at is None:
+                request.first_scheduled_at = now
+                request.num_cached_tokens = num_computed
+            request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = num_computed
+            self._running.admit(request, num_new_tokens, plan)
+        granted = [*filter(None, [unfinished]), *(one.request for one in admitted)]
+        self._begun[plan] = [request for request in granted if request is not self._decoding.unfinished_prompt]
+
+    # ---------------------------------------------------------------- what came of a plan
+
+    def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
+        """Take the tokens that `plan` has sampled by `now`; returns who is done."""
+        kept = plan.decodes, plan.samples, plan.singles, plan.resumed
+        dropped = self._decoding.dropped
+        if dropped:
+            vain = {request for of, request in dropped if of is plan}
+            plan.decodes, plan.samples, plan.singles, plan.resumed = (
+                [r for r in part if r not in vain] for part in kept
+            )
+            dropped -= {(plan, request) for request in vain}
+        finished = super().apply(plan, now, num_accepted)
+        begun = self._begun.pop(plan, None)
+        if begun:
+            sampled = {*plan.samples, *plan.singles}
+            for request in begun:
+                if request in sampled and request.status is RequestStatus.RUNNING:
+                    self._radix.checkpoint(request, request.num_prompt_tokens + request.num_output_tokens - 1)
+                elif request in sampled and request.status is RequestStatus.FINISHED:
+                    self._release(request)
+        if finished:
+            self._release_decoded(finished, begun or ())
+        plan.decodes, plan.samples, plan.singles, plan.resumed = kept
+        if not (self._queue or self._running.requests):
+            self._decoding.ratio = self._rules.first_ratio
+        return finished
+
+    def _free(self, finished: list[Request]) -> None:
+        """Nothing yet: they give their blocks back in the order of their step."""
+
+    def _release_decoded(self, finished: list[Request], begun: Sequence[Request]) -> None:
+        others = [request for request in finished if request not in begun]
+        if len(others) > 1 and not self.config.prefill_exclusive:
+            places = {request: place for place, request in enumerate(self._running.requests)}
+            others.sort(key=lambda request: places.get(request, -1))
+        for request in others:
+            self._release(request)
+        self._is_full = False
+        self._may_admit = bool(self._queue)
+
+    def _release(self, request: Request) -> None:
+        """`request` is done: all it has computed stays in the tree."""
+        if request in self._running.requests:
+            self._running.leave(request)
+        if request.keeps_blocks:
+            self.detached[request.request_id] = request
+            return
+        self._radix.checkpoint(request, request.num_computed_tokens)
+        self._radix.free(request)
+
+    def repeat(self, plan: StepPlan, times: int) -> None:
+        """See `Scheduler.repeat`."""
+        super().repeat(plan, times)
+        self._decoding.repeat(times)
+
+
+class _FreedLater:
+    """Without a cache, and with answers of known length: whether blocks suffice at all times to come, as running
+    requests give theirs back when they end."""
+
+    def __init__(self, scheduler: EstimatingScheduler, budget: _Budget) -> None:
+        self._scheduler = scheduler
+        self._budget = budget
+        self._states: list[tuple[int, int]] | None = None  # (tokens left to generate, tokens held)
+
+    def has_room_for(self, request: Request, missing: int, admitted: list[_Admission]) -> bool:
+        """Whether `request`, which computes `missing` tokens now, can be admitted beside the others."""
+        budget, size = self._budget, self._scheduler._radix.block_size
+        paged = budget.paged(missing) + size
+        if paged > min(budget.left_now, budget.left):
+            return False
+        if self._states is None:
+            running = self._scheduler._decoding
+            unfinished = running.unfinished_prompt
+            others = [other for other in running.requests if other is not unfinished]
+            granted = [*filter(None, [unfinished]), *(one.request for one in admitted)]
+            self._states = sorted(filter(None, map(self._state, [request, *others, *granted])), key=lambda s: s[0])
+        else:
+            self._insert(self._state(request))
+        left = budget.left_now - paged
+        freed = 0
+        for place, (num_left, num_held) in enumerate(self._states):
+            count = len(self._states) - place
+            if left + freed - num_left * count <= count:
+                return False
+            freed += num_held
+        return True
+
+    def _state(self, request: Request) -> tuple[int, int] | None:
+        num_output = self._scheduler._decoding.cohort.num_output(request)
+        left = request.max_output_tokens - num_output
+        return (left, request.num_prompt_tokens + num_output) if left > 0 else None
+
+    def _insert(self, state: tuple[int, int] | None) -> None:
+        """Enter `state` before the first with at least as much left, and before the last if there is none."""
+        assert self._states is not None
+        if state is None:
+            return
+        places = (place for place, (left, _) in enumerate(self._states) if state[0] <= left)
+        self._states.insert(next(places, max(len(self._states) - 1, 0)), state)

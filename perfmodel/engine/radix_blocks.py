@@ -1,0 +1,318 @@
+"""KV blocks whose contents a radix tree knows, as in SGLang: a block is free, private to a request, or in the tree.
+
+A node of the tree is a run of blocks behind those of its parents. Requests that hold a node hold its parents, too; what
+nobody holds can be evicted, leaf by leaf, the one longest without access first and whole, however few blocks are
+missing. A request gives its computed blocks to the tree at certain moments (`checkpoint`), not block by block: where
+the tree has the same contents already, the request goes on with the tree's blocks and its own become free.
+
+`num_free` counts what can be had: free blocks, and those that can be evicted.
+"""
+
+__all__ = ["RadixKVBlocks", "RadixNode"]
+
+import heapq
+from collections.abc import Hashable, Iterable, Sequence
+
+from perfmodel.engine.kv_blocks import KVBlockManager
+from perfmodel.engine.request import Request
+
+
+class RadixNode:
+    """`blocks` with `contents`, one behind the other, behind those of `parent`.
+
+    children:    first content -> node
+    num_locks:   requests that hold it, or a node behind it
+    last_access: when it was last looked at, on the tree's own clock
+    """
+
+    __slots__ = ("blocks", "children", "contents", "last_access", "num_locks", "parent")
+
+    def __init__(
+        self, parent: "RadixNode | None", contents: Sequence[Hashable], blocks: list[int], last_access: float
+    ) -> None:
+        self.parent = parent
+        self.contents = contents
+        self.blocks = blocks
+        self.children: dict[Hashable, RadixNode] = {}
+        self.num_locks = 0
+        self.last_access = last_access
+
+
+class RadixKVBlocks(KVBlockManager):
+    """`num_blocks` blocks of `block_size` tokens, with a tree of their contents (`enable_prefix_caching`) or without.
+
+    root:          the tree's, without blocks
+    num_evictable: blocks in the tree that no request holds; they count as free
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        super().__init__(num_blocks, block_size, enable_prefix_caching, reuses_partial_first=False)
+        self.num_evictable = 0
+        self._wanted = 0  # blocks that were to be free before those set aside were taken
+        self._begin()
+
+    def _begin(self) -> None:
+        """An empty tree."""
+        self._clock = 0.0
+        self.root = RadixNode(None, (), [], 0.0)
+        self.root.num_locks = 1
+        self._node_of: dict[Request, RadixNode] = {}
+        self._leaves: set[RadixNode] = set()  # of those that can be evicted
+        self._oldest: list[tuple[float, int, RadixNode]] = []  # heap; entries may be older than what they are of
+        self._num_entered = 0
+
+    # ---------------------------------------------------------------- looking
+
+    def match(self, request: Request, num_tokens: int) -> RadixNode:
+        """The node that ends the longest prefix of the first `num_tokens` of `request`; all on the way are accessed."""
+        self._pop_set_aside()
+        if not self.enable_prefix_caching or num_tokens < self.block_size:
+            return self.root
+        contents = request.contents[: num_tokens // self.block_size]
+        node, depth = self.root, 0
+        while depth < len(contents):
+            child = node.children.get(contents[depth])
+            if child is None:
+                break
+            length = _common(child.contents, contents, depth)
+            node, depth = child, depth + length
+            if length < len(child.contents):
+                node = self._split(child, length)
+                break
+        self._clock = time = self._clock + 1
+        at: RadixNode | None = node
+        while at is not None:
+            at.last_access = time
+            time -= 1e-5
+            at = at.parent
+        return node
+
+    def depth(self, node: RadixNode) -> int:
+        """Blocks of a request that `match` has found in the tree up to `node`."""
+        depth, at = 0, node
+        while at.parent is not None:
+            depth, at = depth + len(at.blocks), at.parent
+        return depth
+
+    def num_unheld(self, node: RadixNode) -> int:
+        """Blocks up to `node` that nobody holds: they are not free any more once a request has taken the node."""
+        count, at = 0, node
+        while at.parent is not None and not at.num_locks:
+            count, at = count + len(at.blocks), at.parent
+        return count
+
+    def adopt(self, request: Request, node: RadixNode) -> None:
+        """`request` begins with the blocks up to `node`."""
+        self._lock(node)
+        self._node_of[request] = node
+        request.block_ids = self._path(node)
+        request.num_hashed_blocks = len(request.block_ids)
+
+    def _path(self, node: RadixNode) -> list[int]:
+        runs = []
+        at = node
+        while at.parent is not None:
+            runs.append(at.blocks)
+            at = at.parent
+        return [block for run in reversed(runs) for block in run]
+
+    # ---------------------------------------------------------------- entering
+
+    def checkpoint(self, request: Request, num_tokens: int) -> None:
+        """Give the full blocks of the first `num_tokens` of `request`, which are computed, to the tree."""
+        self._pop_set_aside()
+        if not self.enable_prefix_caching:
+            return
+        num_full = num_tokens // self.block_size
+        self._name(request, num_full)
+        node, num_there = self._insert(request, num_full)
+        num_prompt = request.num_prompt_tokens // self.block_size
+        if 0 < num_prompt < num_full:
+            self._insert(request, num_prompt)  # answers are evicted before prompts
+        first = request.num_hashed_blocks
+        if num_there > first:
+            self._give_back(request.block_ids[first:num_there], False)
+        request.block_ids[:num_full] = self._path(node)
+        self._unlock(self._node_of.get(request))
+        self._lock(node)
+        self._node_of[request] = node
+        request.num_hashed_blocks = num_full
+
+    def _name(self, request: Request, num_blocks: int) -> None:
+        """See that the first blocks of `request` have contents; those that are like no other get names of their own."""
+        known = request.contents
+        if len(known) < num_blocks:
+            own = (("of request", request.request_id, number) for number in range(len(known), num_blocks))
+            request.contents = (*known, *own)
+
+    def _insert(self, request: Request, num_blocks: int) -> tuple[RadixNode, int]:
+        """The node that ends the first blocks of `request`, and how many of them were there before."""
+        contents, node, depth = request.contents[:num_blocks], self.root, 0
+        self._touch(node)
+        while depth < num_blocks:
+            child = node.children.get(contents[depth])
+            if child is None:
+                break
+            self._touch(child)
+            length = _common(child.contents, contents, depth)
+            node = self._split(child, length) if length < len(child.contents) else child
+            depth += length
+        if depth == num_blocks:
+            return node, depth
+        self._clock += 2
+        leaf = RadixNode(node, contents[depth:], request.block_ids[depth:num_blocks], self._clock - 2)
+        node.children[contents[depth]] = leaf
+        self._leaves.discard(node)
+        self.num_evictable += len(leaf.blocks)
+        self.num_free += len(leaf.blocks)
+        self._offer(leaf)
+        if self.listener is not None:
+            self.listener.on_stored(leaf.contents, contents[depth - 1] if depth else None, 0)
+        return leaf, depth
+
+    def _touch(self, node: RadixNode) -> None:
+        node.last_access = self._clock
+        self._clock += 1
+
+    def _split(self, child: RadixNode, length: int) -> RadixNode:
+        """A node of its own for the first `length` blocks of `child`."""
+        assert child.parent is not None
+        parent = RadixNode(child.parent, child.contents[:length], child.blocks[:length], self._clock)
+        self._clock += 2
+        parent.num_locks = child.num_locks
+        parent.children[child.contents[length]] = child
+        child.parent.children[child.contents[0]] = parent
+        child.parent, child.contents, child.blocks = parent, child.contents[length:], child.blocks[length:]
+        self._touch(child)
+        return parent
+
+    # ---------------------------------------------------------------- holding and leaving
+
+    def _lock(self, node: RadixNode) -> None:
+        at = node
+        while at.parent is not None:
+            if not at.num_locks:
+                self.num_evictable -= len(at.blocks)
+                self.num_free -= len(at.blocks)
+                self._leaves.discard(at)
+            at.num_locks += 1
+            at = at.parent
+
+    def _unlock(self, node: RadixNode | None) -> None:
+        at = node
+        while at is not None and at.parent is not None:
+            at.num_locks -= 1
+            if not at.num_locks:
+                self.num_evictable += len(at.blocks)
+                self.num_free += len(at.blocks)
+                if not at.children:
+                    self._offer(at)
+            at = at.parent
+
+    def _offer(self, node: RadixNode) -> None:
+        """`node` is a leaf that nobody holds."""
+        self._leaves.add(node)
+        self._num_entered += 1
+        heapq.heappush(self._oldest, (node.last_access, self._num_entered, node))
+
+    def free(self, request: Request, num_tokens: int | None = None) -> None:
+        """Take all blocks from `request`; what the tree has of it stays there until it is evicted."""
+        self._pop_set_aside()
+        self._give_back(request.block_ids[request.num_hashed_blocks :], False)
+        self._unlock(self._node_of.pop(request, None))
+        request.block_ids = []
+        request.num_hashed_blocks = 0
+
+    def publish(self, request: Request, num_computed: int | None = None) -> None:
+        """Nothing: the tree gets blocks by `checkpoint`."""
+
+    def publish_own(self, request: Request, num_tokens: int) -> None:
+        """Nothing: what the tree has of a request that loses its blocks stays, and no more."""
+
+    # ---------------------------------------------------------------- evicting
+
+    def can_have(self, num_blocks: int) -> bool:
+        """Whether so many more blocks can be had; if not, everything is evicted that can be, as they were asked for."""
+        return num_blocks <= self.num_free or self.evict(num_blocks)
+
+    def want(self, num_blocks: int) -> None:
+        """See that `num_blocks` are free, beside those set aside, once these are taken."""
+        self._wanted = max(self._wanted, self._num_to_pop + num_blocks)
+
+    def evict(self, num_blocks: int) -> bool:
+        """Evict until `num_blocks` are free, as far as nodes can be evicted; whether they are."""
+        self._pop_set_aside()
+        self._evict(num_blocks)
+        return self.num_free - self.num_evictable >= num_blocks
+
+    def _evict(self, num_blocks: int) -> None:
+        while self.num_free - self.num_evictable + self._num_to_pop < num_blocks and self._leaves:
+            time, _, node = heapq.heappop(self._oldest)
+            if node not in self._leaves:
+                continue
+            if node.last_access != time:
+                self._num_entered += 1
+                heapq.heappush(self._oldest, (node.last_access, self._num_entered, node))
+                continue
+            self._remove(node)
+
+    def _remove(self, node: RadixNode) -> None:
+        parent = node.parent
+        assert parent is not None
+        self._leaves.discard(node)
+        self.num_evictable -= len(node.blocks)
+        self.num_free -= len(node.blocks)
+        self._give_back(node.blocks, False)
+        del parent.children[node.contents[0]]
+        if parent.parent is not None and not parent.children and not parent.num_locks:
+            self._offer(parent)
+        if self.listener is not None:
+            for content in node.contents:
+                self.listener.on_removed(content, 0)
+
+    def _take(self, count: int, into: list[int]) -> None:
+        self._pop_set_aside()
+        self._evict(count)
+        super()._take(count, into)
+
+    def _pop_set_aside(self) -> None:
+        if self._wanted or self._num_to_pop:
+            self._evict(max(self._wanted, self._num_to_pop))
+            self._wanted = 0
+        super()._pop_set_aside()
+
+    def forget_all(self) -> None:
+        """Nothing is in memory any more; no request may hold a block."""
+        self.evict(self.num_blocks)
+        super().forget_all()
+        self._begin()
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError unless `requests`, all that hold blocks, the tree and the queue account for all."""
+        self._pop_set_aside()
+        requests = list(requests)
+        in_tree: set[int] = set()
+        nodes = [self.root]
+        for node in nodes:
+            nodes += node.children.values()
+            assert in_tree.isdisjoint(node.blocks), "a block is in the tree twice"
+            in_tree.update(node.blocks)
+            assert node is self.root or len(node.contents) == len(node.blocks)
+        unheld = sum(len(node.blocks) for node in nodes if not node.num_locks)
+        assert unheld == self.num_evictable, f"{unheld} blocks can be evicted, not {self.num_evictable}"
+        private = [block for request in requests for block in request.block_ids[request.num_hashed_blocks :]]
+        for request in requests:
+            assert set(request.block_ids[: request.num_hashed_blocks]) <= in_tree, f"{request} lost blocks of the tree"
+        fresh = range(self.num_blocks - self._num_fresh, self.num_blocks)
+        waiting = [*fresh, *(block for lot in self._queue for block in lot.blocks)]
+        assert len(waiting) + self.num_evictable == self.num_free, "free blocks are not those that can be had"
+        everything = [*waiting, *private, *self._aside, *in_tree]
+        assert len(everything) == len(set(everything)) == self.num_blocks, "a block is lost, or there twice"
+
+
+def _common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int) -> int:
+    """How many of `known` the `contents` from `first` on begin with."""
+    length = min(len(known), len(contents) - first)
+    if known[:length] == contents[first : first + length]:
+        return length
+    return next(i for i in range(length) if known[i] != contents[first + i])
