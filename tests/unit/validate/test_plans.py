@@ -142,26 +142,12 @@ def forgets_drafts_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DraftingRequests, "_grant_decode", forgetful)
 
 
-def counts_padding_as_verified(patch: pytest.MonkeyPatch) -> None:
-    pad = DraftingRequests.pad
-
-    def forgetful(self, request, num_tokens, plan):
-        pad(self, request, num_tokens, plan)
-        self._unverified.pop(request, None)
-
-    patch.setattr(DraftingRequests, "pad", forgetful)
-
-
 def names_drafts_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DraftingRequests, "num_known_tokens", lambda self, request: request.num_computed_tokens)
 
 
 def stops_drafting_at_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DraftingRequests, "_depth_before_end", lambda self, computed, lacking, most: min(lacking - 1, most))
-
-
-def goes_beyond_the_longest_sequence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DraftingRequests, "_depth_before_end", lambda self, computed, lacking, most: most)
 
 
 def preempts_in_flight(patch: pytest.MonkeyPatch) -> None:
@@ -203,11 +189,9 @@ def cuts_whole_prompts(patch: pytest.MonkeyPatch) -> None:
 
 
 NEW_WRONG_RULES = (
-    counts_padding_as_verified,
     cuts_whole_prompts,
     forgets_drafts_under_way,
     frees_before_it_is_fetched,
-    goes_beyond_the_longest_sequence,
     hides_what_has_come,
     loads_what_prompts_need,
     loads_without_a_slot,
