@@ -12,7 +12,8 @@ A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
               `slot`: which it was given, where the engine has slots
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
               fourth number says in how many further steps the same requests get as many tokens, each behind the last.
-              A grant of 0 tokens: KV of that many tokens begins to come from another engine
+              A grant of 0 tokens: KV of that many tokens begins to come from another engine. SGLang's have no steps in
+              which nothing is decided
 
 Each step of a case makes one plan and then takes the outcome of the oldest plan under way; under async scheduling a
 plan is made before the outcome of the one before it is known, as in vLLM's `step_with_batch_queue`.
@@ -228,6 +229,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     if config.estimates is not None:
         config = replace(config, estimates=replace(config.estimates, ends_early=not extras.ignore_eos))
     scheduler = scheduler_for(config, blocks)
+    omits_idle = config.estimates is not None
     pending = deque(_arrivals(case, spec))
     for _, request in pending:
         transfers.prepare(request)
@@ -245,13 +247,15 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             scheduler.abort(known[aborts.pop(0)[1]])
         has_work = scheduler.has_requests or bool(transfers.under_way)
         if not (under_way or has_work):
-            yield step, [], []
+            if not omits_idle:
+                yield step, [], []
             continue
         is_empty = True
         if has_work:
             plan = scheduler.plan(step)
             transfers.begin(plan.loads)
-            yield _as_step(step, plan, scheduler, under_way)
+            if plan or plan.preempted or not omits_idle:
+                yield _as_step(step, plan, scheduler, under_way)
             under_way.append(plan)
             is_empty = not plan
         if is_empty or len(under_way) == most_under_way:
@@ -450,9 +454,7 @@ def _difference_in_words(
 
 
 def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[int, Step | None, Step | None] | None:
-    """The first step that differs: its number, as recorded, and ours; None where all are equal. Steps in which nothing
-    is decided are not compared: the numbers of the others tell them."""
-    ours, recorded = ([step for step in steps if step[1] or step[2]] for steps in (ours, recorded))
+    """The first step that differs: its number, as recorded, and ours; None where all are equal."""
     for our_step, recorded_step in zip(ours, recorded, strict=False):
         if (
             our_step[0] != recorded_step[0]
