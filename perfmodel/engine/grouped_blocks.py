@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import cast
 
 from perfmodel.engine.kv_blocks import KVBlockManager
-from perfmodel.engine.request import FreedBlocks, GroupTables, Request
+from perfmodel.engine.request import GroupTables, Request
 from perfmodel.kv_groups import KVGroup
 
 NO_BLOCK = -1
@@ -205,26 +205,21 @@ class GroupedKVBlocks(KVBlockManager):
                 else:
                     gone = request.block_ids[old:new]
                     request.block_ids[old:new] = [NO_BLOCK] * (new - old)
-                self._give_up(request, number, old, gone)
+                self._give_up(request, old, gone)
                 old = new
             done = group.given_up_at(old, size)
             if next_done is None or done < next_done:
                 next_done = done
         return next_done
 
-    def _give_up(self, request: Request, number: int, first: int, blocks: list[int]) -> None:
-        """`request` has lost `blocks`, of rows from `first` on. Those that the cache does not know yet may be named
-        later (`publish_own`)."""
+    def _give_up(self, request: Request, first: int, blocks: list[int]) -> None:
+        """`request` has lost `blocks`, of rows from `first` on. Those without contents get none: they are reused before
+        what the request still holds, so they would be gone, too, when it comes back without that."""
         hashed: list[int] = []
         if request.num_hashed_blocks > first:
             num_hashed = request.num_hashed_blocks - first
-            hashed, blocks, first = blocks[:num_hashed], blocks[num_hashed:], first + num_hashed
-        if blocks:
-            freed = FreedBlocks(blocks, False)
-            if self.enable_prefix_caching:
-                assert request.tables is not None
-                request.tables.given_up.append((number, first, freed))
-            self._enqueue(freed)
+            hashed, blocks = blocks[:num_hashed], blocks[num_hashed:]
+        self._give_back(blocks, False)
         self._give_back(hashed, True)
 
     def publish(self, request: Request, num_computed: int | None = None) -> None:
@@ -241,18 +236,6 @@ class GroupedKVBlocks(KVBlockManager):
                 self._enter((number, request.contents[row]), blocks[row - offset])
             self._tell_stored(request.contents, since, last, number)
         request.num_hashed_blocks = last
-
-    def publish_own(self, request: Request, num_tokens: int) -> None:
-        """As of the base; what `request` has given up since is found, too, as far as it was not reused."""
-        super().publish_own(request, num_tokens)
-        if not self.enable_prefix_caching or request.tables is None:
-            return
-        for number, first, freed in request.tables.given_up:
-            for row, block in enumerate(freed.blocks[: max(len(request.contents) - first, 0)], first):
-                self._enter((number, request.contents[row]), block)
-                self._owners[block] = 0
-                self._lot_of[block] = freed
-                freed.has_hashed = True
 
     def _tell_removed(self, content: Hashable) -> None:
         assert self.listener is not None

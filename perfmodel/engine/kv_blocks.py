@@ -26,7 +26,7 @@ from typing import Protocol
 
 from perfmodel.engine.host_blocks import HostBlocks
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.request import FreedBlocks, Request
+from perfmodel.engine.request import Request
 
 _NUMBERS: list[int] = []
 
@@ -53,6 +53,16 @@ class BlockListener(Protocol):
     def on_cleared(self) -> None:
         """Nothing is in the cache any more."""
         ...
+
+
+class _Lot:
+    """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
+
+    __slots__ = ("blocks", "has_hashed")
+
+    def __init__(self, blocks: list[int], has_hashed: bool) -> None:
+        self.blocks = blocks
+        self.has_hashed = has_hashed
 
 
 class KVBlockManager:
@@ -90,13 +100,13 @@ class KVBlockManager:
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
         self._partial: list[int] = []  # freed before they were full; the last one is reused before any other block
-        self._queue: deque[FreedBlocks] = deque()
+        self._queue: deque[_Lot] = deque()
         self._num_entries = 0  # in all lots, those claimed back since included
         self._block_of: dict[Hashable, int] = {}  # hash -> block, the first of those with this content
         self._copies: dict[Hashable, list[int]] = {}  # hash -> further blocks, computed side by side, in their order
         self._hash_of: dict[int, Hashable] = {}  # block -> hash
         self._owners: dict[int, int] = {}  # hashed block -> number of requests that hold it
-        self._lot_of: dict[int, FreedBlocks] = {}  # hashed free block -> the lot it waits in
+        self._lot_of: dict[int, _Lot] = {}  # hashed free block -> the lot it waits in
         self._aside: list[int] = []  # set aside, and not handed out yet
         self._num_to_pop = 0  # set aside too, but still in the queue
 
@@ -243,7 +253,7 @@ class KVBlockManager:
         num_tokens: leading tokens whose blocks are reused last, if they are full; all computed ones unless given
         """
         if request.buffer_ids:
-            self._enqueue(FreedBlocks(request.buffer_ids, False))
+            self._enqueue(_Lot(request.buffer_ids, False))
             request.buffer_ids = []
         num_full = self._num_full(request, num_tokens)
         self._give_back_rows(request.block_ids, num_full, request.num_hashed_blocks > 0)
@@ -271,9 +281,9 @@ class KVBlockManager:
         if not blocks:
             return
         if not has_hashed:
-            lot = FreedBlocks(blocks, False)
+            lot = _Lot(blocks, False)
         else:
-            lot = FreedBlocks([], True)
+            lot = _Lot([], True)
             for block in blocks:
                 owners = self._owners.get(block)
                 if owners is not None:
@@ -284,7 +294,7 @@ class KVBlockManager:
                 lot.blocks.append(block)
         self._enqueue(lot)
 
-    def _enqueue(self, lot: FreedBlocks) -> None:
+    def _enqueue(self, lot: _Lot) -> None:
         """The blocks of `lot` are free from now on."""
         self.num_free += len(lot.blocks)
         self._num_entries += len(lot.blocks)
@@ -343,7 +353,7 @@ class KVBlockManager:
             if not blocks:
                 self._queue.popleft()
 
-    def _is_waiting_in(self, block: int, lot: FreedBlocks) -> bool:
+    def _is_waiting_in(self, block: int, lot: _Lot) -> bool:
         # A hashed block may have been claimed back from this lot, and even freed again into a later one.
         return block not in self._hash_of or self._lot_of.get(block) is lot
 

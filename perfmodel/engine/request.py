@@ -1,19 +1,9 @@
 """`Request`: a few counters, and what follows from them. Times are in ticks of whatever clock drives the engine."""
 
-__all__ = ["FreedBlocks", "GroupTables", "Request", "RequestStatus", "TokenTimes"]
+__all__ = ["GroupTables", "Request", "RequestStatus", "TokenTimes"]
 
 from collections.abc import Hashable
 from enum import Enum
-
-
-class FreedBlocks:
-    """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
-
-    __slots__ = ("blocks", "has_hashed")
-
-    def __init__(self, blocks: list[int], has_hashed: bool) -> None:
-        self.blocks = blocks
-        self.has_hashed = has_hashed
 
 
 class RequestStatus(Enum):
@@ -46,16 +36,14 @@ class TokenTimes:
 class GroupTables:
     """Blocks of a request where groups of layers keep different rows (`GroupedKVBlocks`).
 
-    firsts:   of each group, the first row that it keeps; others: blocks of each group but the first, from there on
-    given_up: (group, first row, where its blocks wait) of rows that were given up before the prefix cache knew them
+    firsts: of each group, the first row that it keeps; others: blocks of each group but the first, from there on
     """
 
-    __slots__ = ("firsts", "given_up", "others")
+    __slots__ = ("firsts", "others")
 
     def __init__(self, num_groups: int) -> None:
         self.firsts = [0] * num_groups
         self.others: list[list[int]] = [[] for _ in range(num_groups - 1)]
-        self.given_up: list[tuple[int, int, FreedBlocks]] = []
 
 
 class Request:
