@@ -1,6 +1,7 @@
-"""Our scheduler decides as the engines' own did: recordings replayed, and what a wrong rule would change."""
+"""Our scheduler decides as the engines' own did: recordings replayed (`test_wrong_rules.py`: what wrong rules change)."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.validate.plans import validate_plans
+from perfmodel.validate.plans import PlansReport, validate_plans
 
 RECORDINGS = sorted((Path(__file__).parents[3] / "measurements" / "plans").glob("*.json.gz"))
 CITED = Path(__file__).parents[4] / "shared" / "truth" / "plans" / "vllm_0.30.0.json.gz"
@@ -19,14 +20,21 @@ SMALL = {
 }
 
 
+@cache
+def report_of(recording: Path) -> PlansReport:
+    return validate_plans(str(recording))
+
+
+@pytest.mark.xdist_group("recorded plans")
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda file: file.name.removesuffix(".json.gz"))
 def test_all_plans_of_all_recorded_workloads_are_equal(recording: Path) -> None:
-    report = validate_plans(str(recording))
+    report = report_of(recording)
     assert report.rows == report.covered == report.equal > 100, report.worst[:1]
 
 
+@pytest.mark.xdist_group("recorded plans")
 def test_the_recording_of_the_newest_engine_exercises_all_rules() -> None:
-    by = validate_plans(str(next(file for file in RECORDINGS if file.name == "vllm_0.30.0.json.gz"))).by
+    by = report_of(next(file for file in RECORDINGS if file.name == "vllm_0.30.0.json.gz")).by
     assert sum(group["rows"] for name, group in by.items() if name.startswith("vllm")) >= 2000
     for feature in ("async scheduling", "prefix caching", "priority", "preemption", "aborts", "pipeline stages"):
         assert by[feature]["rows"] >= 300, feature
@@ -40,8 +48,9 @@ def test_the_cited_recording_is_equal_too() -> None:
     assert report.equal == report.rows == 400
 
 
+@pytest.mark.xdist_group("recorded plans")
 def test_the_recording_of_sglang_exercises_its_rules() -> None:
-    by = validate_plans(str(next(file for file in RECORDINGS if "sglang" in file.name))).by
+    by = report_of(next(file for file in RECORDINGS if "sglang" in file.name)).by
     for feature in ("async scheduling", "prefix caching", "mixed chunks", "lpm", "dfs-weight", "lof", "priority"):
         assert by[feature]["rows"] >= 10, feature
     assert by["preemption"]["rows"] >= 10
