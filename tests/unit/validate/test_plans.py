@@ -1,4 +1,4 @@
-"""Our scheduler decides as the engines' own did: recordings replayed. `test_wrong_rules.py`: what wrong rules change."""
+"""Our scheduler decides as the engines' own did: recordings replayed. `test_wrong_rules.py` says what notices what."""
 
 import json
 from functools import cache
