@@ -132,7 +132,7 @@ def write_model(model: str, folder: Path) -> tuple[str, bool]:
         return (
             (str(path), True)
             if has_weights
-            else (_write(json.loads((path / "config.json").read_text()), folder), False)
+            else (_write(json.loads((path / "config.json").read_text(encoding="utf-8")), folder), False)
         )
     if path.is_file() and path.suffix == ".gguf":
         return str(path), True
@@ -148,5 +148,5 @@ def write_model(model: str, folder: Path) -> tuple[str, bool]:
 
 
 def _write(config: dict[str, Any], folder: Path) -> str:
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8", newline="\n")
     return str(folder)

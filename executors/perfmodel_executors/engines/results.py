@@ -67,7 +67,9 @@ def collected(
     if num_offered:
         counts = MeasuredAcceptance(method="ngram", examined=examined, accepted=accepted, offered=num_offered)
         if out is not None:
-            (out / "acceptance.json").write_text(counts.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            (out / "acceptance.json").write_text(
+                counts.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n"
+            )
         scenario = _with_acceptance(scenario, counts)
     return summarized(scenario, collector, facts, totals)
 

@@ -91,7 +91,7 @@ def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | N
         name, has_weights = write_model(runs[0].model, Path(folder))
         job = _job([run.scenario for run in runs], engine_arguments(first, name, has_weights))
         file = Path(folder, "job.json")
-        file.write_text(json.dumps(job), encoding="utf-8")
+        file.write_text(json.dumps(job), encoding="utf-8", newline="\n")
         environment = environment_of(first, is_local=Path(name).exists()) | os.environ
         found = []
         with _Engine(python, file, environment) as lines:
@@ -185,7 +185,7 @@ class _Engine:
 
     def __init__(self, python: str, job: Path, environment: Mapping[str, str]) -> None:
         self._python, self._environment, self._job = python, dict(environment), job
-        self._log: IO[bytes] = TemporaryFile()  # noqa: SIM115  # closed with the process
+        self._log: IO[bytes] = TemporaryFile(mode="w+b")  # noqa: SIM115  # closed with the process
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Iterator[list[Any]]:

@@ -56,7 +56,7 @@ class _Client:
         self.host, self._port = host, port
 
     @asynccontextmanager
-    async def open(self, method: str, path: str, body: Any = None) -> AsyncIterator[asyncio.StreamReader]:
+    async def ask(self, method: str, path: str, body: Any = None) -> AsyncIterator[asyncio.StreamReader]:
         """The body of the answer, still to be read. Raises PerfmodelError for another status than 200."""
         text = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\nContent-Length: {len(text)}\r\n"
@@ -86,7 +86,7 @@ class _Client:
 
     async def get(self, path: str) -> Any:
         """The JSON document at `path`."""
-        async with self.open("GET", path) as reader:
+        async with self.ask("GET", path) as reader:
             data = await reader.read()
         return json.loads(data[data.index(b"{") : data.rindex(b"}") + 1])  # whole, or in one chunk
 
@@ -159,7 +159,7 @@ class _Run:
         if not request.priority:
             del body["priority"]  # refused by servers without priority scheduling
         request.first_scheduled_at = request.arrival  # a server does not say when
-        async with self._client.open("POST", "/v1/completions", body) as reader:
+        async with self._client.ask("POST", "/v1/completions", body) as reader:
             last = await self._read(request, reader)
         self._finish(request, last)
 

@@ -39,7 +39,7 @@ class _Sender:
     """Lines for the parent, written when there is time."""
 
     def __init__(self, fd: int) -> None:
-        self._file = os.fdopen(fd, "w", encoding="utf-8")
+        self._file = os.fdopen(fd, "w", encoding="utf-8", newline="\n")
         self._lines: list[str] = []
         self._written_at = 0
 
@@ -325,7 +325,7 @@ def _with_architecture(folder: str) -> None:
         names = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.get("model_type") in names:
             config["architectures"] = [names[config["model_type"]]]
-            file.write_text(json.dumps(config), encoding="utf-8")
+            file.write_text(json.dumps(config), encoding="utf-8", newline="\n")
 
 
 class _RefusedError(Exception):
