@@ -143,7 +143,13 @@ class DisaggregatedServer:
     def _expect_at(self, request: Request, target: EngineRank) -> None:
         passage = self._passages[request.request_id]
         passage.target, passage.stage = target, _Stage.INBOUND
-        target.await_kv(request, lambda _, loading: self._move(self._passages[loading.request_id]))
+        target.await_kv(request, lambda _, loading: self._begin_move(loading))
+
+    def _begin_move(self, request: Request) -> None:
+        """`request` has blocks for its KV, unless it has gone since the plan was made that gave it these."""
+        passage = self._passages.get(request.request_id)
+        if passage is not None and passage.request is request:
+            self._move(passage)
 
     def _move(self, passage: _Passage) -> None:
         prefill, request = passage.prefill, passage.request

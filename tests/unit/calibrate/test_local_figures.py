@@ -102,7 +102,7 @@ def test_localscore_is_the_mean_over_its_shapes():
         ("83bc2f28 (b6077)", None, "4400"),
         ("", datetime.date(2024, 5, 20), "2900"),
         ("", datetime.date(2023, 1, 1), "2900"),
-        ("", None, "6300"),
+        ("", None, "11549"),
     ],
 )
 def test_the_version_is_that_of_the_build_or_of_the_day(build, date, version):

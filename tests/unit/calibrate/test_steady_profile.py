@@ -68,8 +68,8 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
             for profile in (found, true)
         ]
         assert waits[0] == pytest.approx(waits[1], rel=0.1)
-    assert found.host.serial_step_s == pytest.approx(8e-4, rel=0.2)
-    # In runs of twenty requests a step more or less moves a mean by some per cent.
+    # In runs of twenty requests a step more or less moves a mean by some per cent, so 0.3 ms of a step are not told.
+    assert found.host.serial_step_s == pytest.approx(8e-4, abs=3e-4)
     errors = log_errors(simulate_steady_states(measured, profile=found))
     assert np.abs(np.median(errors.reshape(-1, 2), axis=0)).max() < 0.02
     # A dense model says nothing about launches of experts: what is left out is less sure than what was fitted.

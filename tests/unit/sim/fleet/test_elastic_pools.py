@@ -155,10 +155,11 @@ def test_a_disaggregated_shadow_changes_nothing_but_the_bill() -> None:
 
 
 def test_sessions_stay_with_their_prefill_replica_as_others_come_and_go() -> None:
-    """Prompts with the same beginning find it in one replica's cache, as often as if there were but one."""
+    """Prompts with the same beginning find it in one replica's cache, as often as if there were but one. The decode
+    replica looks into its own cache, too, under either router, so that rates differ less than those of prefills."""
     prefixes = "traffic.prefix={num_groups: 40, shared_tokens: 400}"
     rates = {}
     for router in ("session_affinity", "random"):
         pools = f"{{role: prefill, replicas: 4, router: {router}}}, {{role: decode}}"
         rates[router] = run(f"cluster.pools=[{pools}]", prefixes).summary["prefix_cache_hit_rate"]
-    assert rates["session_affinity"] > 1.2 * rates["random"]
+    assert rates["session_affinity"] > 1.1 * rates["random"]

@@ -39,7 +39,7 @@ def run(*arguments: Any, **keywords: Any) -> RunResult:
 
 
 def test_what_steps_bring_is_what_requests_have(tmp_path: Path) -> None:
-    result = run(EAGLE, 12, out=tmp_path)
+    result = run(EAGLE, 12, 400, "engine.async_scheduling=false", out=tmp_path)  # ahead, plans are made in vain, too
     steps, summary = read_steps(tmp_path / "steps.csv"), result.summary
     assert steps.num_draft_tokens.sum() == summary["num_draft_tokens"]
     assert summary["acceptance_rate"] == pytest.approx(steps.num_accepted_tokens.sum() / steps.num_draft_tokens.sum())
@@ -71,7 +71,7 @@ def test_what_a_drafter_does_not_offer_is_not_verified() -> None:
 
 def test_alone_a_request_gains_what_the_closed_form_says() -> None:
     """Tokens per round over the rounds' cost: within the noise of some thousand tokens, and the growing context."""
-    with_drafts = scenario(EAGLE, 1, 3000)
+    with_drafts = scenario(EAGLE, 1, 3000, "engine.async_scheduling=false")
     config = with_drafts.engine.speculative_config
     assert config is not None
     costs = step_costs(with_drafts)
