@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from perfmodel.engine.config import Estimates, SchedulerConfig
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.radix_blocks import RadixKVBlocks
-from perfmodel.engine.request import Request, RequestStatus
+from perfmodel.engine.request import Request
 from perfmodel.engine.running import RunningRequests
 
 
@@ -125,13 +125,7 @@ class RetractingRequests(RunningRequests):
             victim.num_promised_tokens -= in_flight
             self.dropped.add((self.previous, victim))
         self._radix.free(victim)
-        del self.requests[victim]
-        victim.num_computed_tokens = victim.num_transferred_tokens = 0
-        victim.last_step = -1
-        victim.num_preemptions += 1
-        victim.status = RequestStatus.PREEMPTED
-        plan.preempted.append(victim)
-        self._on_preempted(victim)
+        self._lose_slot(victim, plan)
 
     def put_first(self, requests: list[Request]) -> None:
         """`requests` come before those that have decoded beside their prompts."""

@@ -381,6 +381,10 @@ class RunningRequests:
         if blocks.host is None or not blocks.host.park(victim, num_computed, blocks.num_filled(num_computed)):
             blocks.publish_own(victim, min(num_computed, num_known, self._staying_of(victim)))
         blocks.free(victim, num_known)
+        self._lose_slot(victim, plan)
+
+    def _lose_slot(self, victim: Request, plan: StepPlan) -> None:
+        """`victim`, whose blocks are free, waits again, with nothing computed."""
         del self.requests[victim]
         victim.num_computed_tokens = victim.num_transferred_tokens = 0
         victim.last_step = -1
