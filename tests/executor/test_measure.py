@@ -153,6 +153,15 @@ def test_the_fit_predicts_steps_of_a_machine_that_obeys_the_formula(name):
     assert estimate_step(graph, timer, unseen).duration_s == pytest.approx(truth, rel=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1, 20, 300])
+def test_a_slower_machine_is_fitted_as_well(factor):
+    """A processor without bfloat16 instructions is hundreds of times slower than the declared peak: what parameters are
+    pulled to must not count that as an error of theirs."""
+    _, _, rows, seconds = synthetic(load_model("tiny-llama"))
+    fit = fit_steps(CPU, rows, [[factor * second] for second in seconds])
+    assert max(map(abs, fit.errors)) < 0.03
+
+
 def predicted(fit, shape, graph):
     """The linear formula written out: coefficient times feature, with the families that share a coefficient."""
     row = features(graph, CPU, shape)
