@@ -98,6 +98,8 @@ def _scheduler(config: dict[str, Any], model: str) -> Any:
     )
     vllm_config = args.create_engine_config()
     vllm_config.cache_config.num_gpu_blocks = num_blocks
+    if "drafter" in config:  # its scheduler asks for no more of a drafter than the name of the method
+        vllm_config.speculative_config.method = config["drafter"]
     vllm_config.scheduler_config.async_scheduling = arguments["async_scheduling"]  # which the CPU's platform takes back
     groups = [
         KVCacheGroupSpec([f"layer{number}"], _group(group, config))

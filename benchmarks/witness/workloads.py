@@ -17,9 +17,12 @@ FEATURES = (
     "states",
     "windows",
     "async-speculation",
+    "drafters",
     "whole-prompts",
     "transfer",
 )
+
+_SPECULATION = ("speculation", "async-speculation", "drafters")
 
 
 def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
@@ -34,13 +37,16 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
         config["async_scheduling"] = rng.random() < 0.4
     if feature == "pipeline":
         config["pipeline_parallel_size"] = rng.choice([2, 3, 4])
-    if feature in ("speculation", "async-speculation"):
+    if feature in _SPECULATION:
         config["num_speculative_tokens"] = rng.choice([1, 2, 3, 5])
-    if feature in ("states", "windows"):
+    if feature == "drafters":
+        config["drafter"] = rng.choice(["eagle", "eagle", "draft_model"])
+        config["async_scheduling"] = rng.random() < 0.5
+    if feature in ("states", "windows") or (feature == "drafters" and rng.random() < 0.3):
         config["kv_groups"] = _groups(rng, feature, config["block_size"])
-        config["enable_prefix_caching"] &= feature == "windows"  # off by default for models with states
+        config["enable_prefix_caching"] &= feature != "states"  # off by default for models with states
         config["num_blocks"] *= len(config["kv_groups"])
-        if feature == "windows" and rng.random() < 0.6:
+        if feature != "states" and rng.random() < 0.6:
             config["num_blocks"] = _num_blocks(rng, config)
     requests = _requests(rng, config)
     if feature == "transfer":
@@ -50,7 +56,7 @@ def draw_case(seed: int, feature: str = "base") -> dict[str, Any]:
     if feature == "abort":
         for request in rng.sample(requests, max(1, len(requests) // 4)):
             request["abort"] = request["arrival"] + rng.randrange(0, 60)
-    if feature in ("speculation", "async-speculation"):
+    if feature in _SPECULATION:
         most = config["num_speculative_tokens"]
         for request in requests:
             request["accepted"] = [rng.randrange(most + 1) for _ in range(rng.choice([1, 3, 7]))]
@@ -123,15 +129,16 @@ def _groups(rng: random.Random, feature: str, block_size: int) -> list[dict[str,
     count = rng.choice([1, 1, 2, 5])
     if feature == "states":
         return [{"kind": "full"}] + [{"kind": "state"}] * count
-    others = [_group(rng, block_size)] * count
+    kinds = ["window", "window", "chunk"][: 2 if feature == "drafters" else 3]  # vLLM refuses EAGLE with chunks
+    others = [_group(rng, block_size, kinds)] * count
     if rng.random() < 0.25:
-        others += [_group(rng, block_size)]
+        others += [_group(rng, block_size, kinds)]
     is_without_full = rng.random() < 0.15 and len(others) > 1
     return others if is_without_full else [{"kind": "full"}, *others]
 
 
-def _group(rng: random.Random, block_size: int) -> dict[str, Any]:
-    kind, span = rng.choice(["window", "window", "chunk"]), block_size * rng.choice([2, 4, 8])
+def _group(rng: random.Random, block_size: int, kinds: list[str]) -> dict[str, Any]:
+    kind, span = rng.choice(kinds), block_size * rng.choice([2, 4, 8])
     return {"kind": kind, "span": span + (rng.choice([0, 0, 1, -1, 5]) if kind == "window" else 0)}
 
 

@@ -94,9 +94,10 @@ class Reservations:
         self._config = config
         self._discipline = discipline
         self._spare_slots = config.speculation.spare_slots if config.speculation is not None else 0
+        self._num_lookahead = config.speculation.num_lookahead if config.speculation is not None else 0
 
-    def num_tokens(self, request: Request, needed: int) -> int:
-        """Tokens that a request is given blocks for when it joins; `needed` now."""
+    def num_tokens(self, request: Request, needed: int, is_load: bool = False) -> int:
+        """Tokens that a request is given blocks for when it joins; `needed` now, `is_load`: for KV from elsewhere."""
         config = self._config
         is_known = config.reserves_output and (config.is_contiguous or not self._discipline.reserves_all)
         if is_known:
@@ -106,7 +107,9 @@ class Reservations:
             return min(request.num_prompt_tokens + outputs - 1, config.max_model_len) + self._spare_slots
         if config.is_contiguous or self._discipline.reserves_all:
             return config.max_model_len + self._spare_slots
-        return needed
+        if is_load or not self._num_lookahead:
+            return needed
+        return max(needed, min(needed + self._num_lookahead, config.max_model_len))
 
     def check_can_ever_run(self, request: Request, blocks: KVBlockManager) -> None:
         """Raise WorkloadError for a request that an empty engine with these `blocks` could not serve."""
@@ -128,8 +131,8 @@ class Reservations:
                 f"max_num_batched_tokens={config.max_num_batched_tokens}; raise it or "
                 + ("set enable_chunked_prefill" if config.keeps_kv else "keep the KV cache")
             )
-        last = longest + self._spare_slots
-        if config.speculation is not None and config.speculation.is_ahead:
+        last = longest + self._spare_slots + self._num_lookahead
+        if config.speculation is not None and (config.speculation.is_ahead or self._num_lookahead):
             last = max(min(last, config.max_model_len), longest)  # drafts end there
         most = max(self.num_tokens(request, longest), last)
         if blocks.num_filled(most) + blocks.num_buffers > blocks.num_blocks:

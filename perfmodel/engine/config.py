@@ -18,6 +18,10 @@ class Speculation:
     estimate:    where the estimate of acceptance begins
     past_end:    drafts are as deep however few tokens a request lacks, up to the longest sequence (vLLM)
     is_ahead:    the next plan is made before it is known which drafts are right, as if all were (vLLM, asynchronous)
+    num_lookahead: KV slots behind those of a step that the drafter writes, up to the longest sequence (vLLM)
+    num_input_tokens: tokens of the budget that a request of a step takes beside its own: the drafter's input (vLLM)
+    rereads_last_block: the last block of a prefix that is found in the cache is computed again, for what the drafter
+                 reads of the model behind it (vLLM)
     """
 
     nodes: tuple[int, ...]
@@ -27,6 +31,9 @@ class Speculation:
     estimate: float = 1.0
     past_end: bool = False
     is_ahead: bool = False
+    num_lookahead: int = 0
+    num_input_tokens: int = 0
+    rereads_last_block: bool = False
 
     @property
     def depth(self) -> int:

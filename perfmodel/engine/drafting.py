@@ -74,6 +74,7 @@ class DraftingRequests(RunningRequests):
         super().__init__(config, blocks, key, on_preempted)
         assert config.speculation is not None
         self._speculation = config.speculation
+        self._num_lookahead = config.speculation.num_lookahead
         self._max_model_len, self._spans = config.max_model_len, config.spans
         is_fixed = not config.speculation.depths and config.speculation.disable_by_batch_size is None
         self._pads = config.pads_lone_tokens if is_fixed else "never"
@@ -170,13 +171,16 @@ class DraftingRequests(RunningRequests):
                 num_slots += nodes[deep]
             if self._blocks.gives_up_rows:
                 self._release(request, computed - under_way)
-            if computed + num_slots > len(request.block_ids) * block_size:
-                given_back = self._find_blocks(request, computed + num_slots, plan)
+            last = computed + num_slots
+            if self._num_lookahead:
+                last = max(last, min(last + self._num_lookahead, self._max_model_len))
+            if last > len(request.block_ids) * block_size:
+                given_back = self._find_blocks(request, last, plan)
                 if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
                     plan.is_complete = False
                     break
                 budget += given_back
-            budget -= num_slots
+            budget -= num_slots + self.num_input_tokens
             self._continues_prompt |= request.last_step < 0  # no token since it was admitted
             if is_chunk:
                 self._grant_chunk(request, num_slots, plan)

@@ -91,18 +91,37 @@ class GroupedKVBlocks(KVBlockManager):
 
     def _num_cached_rows(self, contents: Sequence[Hashable]) -> int:
         """Each kind of groups takes the length that those before it agree on, or the longest below; from the first on
-        again until all agree. Full attention and one other kind agree at once (vLLM, find_longest_cache_hit)."""
+        again until all agree. Full attention and one other kind agree at once (vLLM, find_longest_cache_hit). Where
+        the last block is computed again, a kind looks once for one more than it is asked for, and leaves it out."""
         num_rows = before = len(contents)
         is_simple = len(self._kinds) == 2 and self.groups[self._kinds[0][0]].span is None
+        all_kinds = set(range(len(self._kinds))) if self.rereads_last_block else set()
+        leaving = set(all_kinds)  # kinds that still leave one out
+        found: dict[int, int] = {}  # rows of full attention
         while True:
-            for numbers in self._kinds:
-                num_rows = self._longest(numbers, contents, num_rows)
-            if num_rows == before or is_simple:
-                return num_rows
+            for number, numbers in enumerate(self._kinds):
+                if number in found:
+                    num_rows = min(num_rows, found[number])
+                    continue
+                leaves_one = number in leaving
+                length = self._longest(numbers, contents, min(num_rows + leaves_one, len(contents)), leaves_one)
+                if self.groups[numbers[0]].span is None:
+                    found[number] = length
+                leaving.discard(number)
+                if not leaves_one and length < num_rows:
+                    leaving = set(all_kinds)
+                num_rows = length
+            if num_rows >= before or is_simple:
+                return min(num_rows, before)
             before = num_rows
 
-    def _longest(self, numbers: Sequence[int], contents: Sequence[Hashable], most: int) -> int:
-        """The longest hit of at most `most` rows of the groups with these numbers, which keep the same."""
+    def _longest(self, numbers: Sequence[int], contents: Sequence[Hashable], most: int, leaves_one: bool) -> int:
+        """The longest hit of at most `most` rows of the groups with these numbers, which keep the same; without its
+        last one if that is left out."""
+        length = self._found(numbers, contents, most, leaves_one)
+        return max(length - 1, 0) if leaves_one else length
+
+    def _found(self, numbers: Sequence[int], contents: Sequence[Hashable], most: int, leaves_one: bool) -> int:
         group, size = self.groups[numbers[0]], self.block_size
 
         def is_there(row: int) -> bool:
@@ -111,7 +130,7 @@ class GroupedKVBlocks(KVBlockManager):
         if group.span is None or group.is_chunk:  # from the first row that is seen on, as far as they are there
             start = group.first_row(most * size, size)
             return next((row for row in range(start, most) if not is_there(row)), most)
-        wanted, length = -(-(group.span - 1) // size), 0
+        wanted, length = -(-(group.span - 1) // size) + leaves_one, 0
         for row in reversed(range(most)):
             length = length + 1 if is_there(row) else 0
             if length and length >= wanted:

@@ -96,6 +96,7 @@ class KVBlockManager:
         self._reuses_partial_first = reuses_partial_first and self.enable_prefix_caching
         self.listener: BlockListener | None = None
         self.most_weight = 1  # the most that `weight` says
+        self.rereads_last_block = False  # whether of a prefix in the cache the last block is computed again
         self.gives_up_rows = False  # whether requests give up blocks while they run (`release`)
         self.num_free = num_blocks
         self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
@@ -161,7 +162,7 @@ class KVBlockManager:
             if block is None:
                 break
             blocks.append(block)
-        return blocks
+        return blocks[:-1] if self.rereads_last_block else blocks
 
     def can_allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> bool:
         """Whether `request` can hold `num_tokens` tokens, of which the blocks `cached` are already there."""

@@ -45,6 +45,7 @@ class RunningRequests:
         self._defers_frees = config.defers_frees
         self._stays_of_preempted = config.stays_of_preempted
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
+        self.num_input_tokens = config.speculation.num_input_tokens if config.speculation is not None else 0
         self._num_admissions = 0
         self.previous = StepPlan(-1)  # the plan before the one that is being made
         self._under_way: list[StepPlan] = []  # plans that have not come back, where blocks are given up meanwhile
@@ -342,7 +343,7 @@ class RunningRequests:
             num_drafted = plan.num_draft_tokens
             taken_back = _take_back(victim, plan, self._nodes)
             num_drafted -= plan.num_draft_tokens
-            given_back += taken_back
+            given_back += taken_back + (self.num_input_tokens if taken_back else 0)
             num_computed = victim.num_computed_tokens - (taken_back - num_drafted)
             self._preempt(victim, plan, num_computed, num_known)
             if victim is request:

@@ -44,6 +44,7 @@ class Scheduler:
         self._running: RunningRequests = kind(config, blocks, self._key, self._requeue)
         if config.speculation is not None:
             self._running = self._drafting = DraftingRequests(config, blocks, self._key, self._requeue)
+            blocks.rereads_last_block = config.speculation.rereads_last_block
         self._slotted: SlottedRequests | None = None
         if config.slots is not None:
             self._running = self._slotted = SlottedRequests(config, blocks, self._key, self._requeue)
@@ -62,6 +63,7 @@ class Scheduler:
         self._budget = (
             config.max_num_batched_tokens if self._discipline.uses_budget else config.max_model_len * self._max_batch
         )
+        self._budget -= self._running.num_input_tokens  # of the last request that a step has room for
         self._next_index = 0
         self._loads_without_slot = False  # KV may begin to come while no slot is free
         self._spares_lone_prompts = config.long_prefill_token_threshold > 0 and not config.caps_lone_prompts
@@ -292,7 +294,7 @@ class Scheduler:
                     plan.loads += (request,)
                     request.num_transferred_tokens = 0
             num_joined += has_come and missing == 1
-            budget -= missing + padding
+            budget -= missing + padding + self._running.num_input_tokens
             self._enter(request, num_ready, missing, plan, now)
             if padding and self._drafting is not None:
                 self._drafting.pad(request, padding, plan)
@@ -375,7 +377,7 @@ class Scheduler:
         if they are not free, beside those that prompts under way still need."""
         request = entry[1]
         blocks, total = self.blocks, min(request.num_transferred_tokens, request.num_tokens)
-        reserved = self._reservations.num_tokens(request, total)
+        reserved = self._reservations.num_tokens(request, total, is_load=True)
         num_whole = request.num_tokens if self.config.scheduler_reserve_full_isl else 0
         if not blocks.can_admit(request, reserved, num_whole, cached):
             return False

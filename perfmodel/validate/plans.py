@@ -39,6 +39,7 @@ from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
 from perfmodel.printable import Printable
 from perfmodel.sim.replica.serving import engine_scheduler_config, kv_block_manager
+from perfmodel.sim.traffic.draft_lengths import with_drafter
 from perfmodel.specs.engine.spec import EngineSpec
 
 _MAX_WORST = 10
@@ -213,7 +214,8 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     if extras.num_speculative_tokens:
         nodes = tuple(range(extras.num_speculative_tokens + 1))
         past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
-        config = replace(config, speculation=Speculation(nodes, past_end=past_end, is_ahead=is_ahead))
+        speculation = Speculation(nodes, past_end=past_end, is_ahead=is_ahead)
+        config = replace(config, speculation=with_drafter(speculation, spec.rules, extras.drafter))
     if extras.kv_role is not None:
         config = replace(config, defers_frees=spec.defers_frees)
     scripts, transfers = _Acceptance(case), _Transfers(case)
@@ -285,6 +287,7 @@ class _Extras(Spec):
 
     num_blocks: int = Field(ge=1)
     num_speculative_tokens: int = Field(default=0, ge=0)
+    drafter: Literal["ngram", "eagle", "draft_model"] = "ngram"
     ignore_eos: bool = True
     kv_groups: tuple[_RecordedGroup, ...] = ()
     cache_ram: bool = False  # --cache-ram with --cache-idle-slots

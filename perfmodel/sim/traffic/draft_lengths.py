@@ -4,20 +4,23 @@ Adaptively, a step drafts as deep as brings most tokens per second, E(k) / t(B, 
 acceptance that the engine has seen recently. The engine knows no seconds, so it is given a table.
 """
 
-__all__ = ["draft_lengths", "mean_context", "speculation_of"]
+__all__ = ["draft_lengths", "mean_context", "speculation_of", "with_drafter"]
 
+from dataclasses import replace
 from itertools import islice
 from math import prod
 
 from perfmodel.cost import SpeculativePricer, step_costs
 from perfmodel.engine import Speculation
 from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs.engine.description import BatchingRules
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.scenario import Scenario
 
 _REQUESTS_LOOKED_AT = 1000
 _NUM_ESTIMATES = 20  # rows of the table: equal parts of [0, 1]
 _ASSUMED_RATE = 0.7  # where none is given or measured: chat and code with common drafters lie around it
+_WITH_KV = ("draft_model", "eagle")  # methods whose drafters keep KV, in blocks as the model's
 _ALL_BATCHES_UPTO = 16  # beyond, batches are looked at in steps of an eighth
 
 
@@ -33,7 +36,7 @@ def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) 
     rates = _rates(config)
     if config.adaptive:
         depths = draft_lengths(scenario, config, pricer or step_costs(scenario).speculative_pricer())
-    return Speculation(
+    speculation = Speculation(
         nodes=config.nodes_by_depth,
         depths=depths,
         disable_by_batch_size=config.disable_by_batch_size,
@@ -41,6 +44,20 @@ def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) 
         estimate=_judged_rate(rates),
         past_end=scenario.engine.rules.drafts_past_end,
         is_ahead=scenario.engine.plans_ahead,
+    )
+    return with_drafter(speculation, scenario.engine.rules, config.method)
+
+
+def with_drafter(speculation: Speculation, rules: BatchingRules, method: str) -> Speculation:
+    """`speculation` with what a drafter takes that has KV of its own, under the engine's `rules`."""
+    if not rules.drafters_write_ahead or method not in _WITH_KV:
+        return speculation
+    reads_model = method == "eagle"
+    return replace(
+        speculation,
+        num_lookahead=speculation.depth,
+        num_input_tokens=0 if reads_model else 1,
+        rereads_last_block=reads_model,
     )
 
 

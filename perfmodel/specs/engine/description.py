@@ -90,6 +90,8 @@ class BatchingRules(Spec):
     waits_to_be_padded: one that has no room for that in the longest sequence waits; else it is not padded
     drafts_ahead:      methods of drafting with which asynchronous scheduling plans the next step although it is not
                        known yet which drafts are right; with others no step is planned ahead
+    drafters_write_ahead: a drafter with KV of its own has slots for its drafts behind those of a step, and one that
+                       reads the model's hidden states has the last block of a prefix in the cache computed again
     resamples_first:   with KV that another engine computed, the prompt's last token is computed again and the first
                        token of the answer sampled again; else decoding goes on from the other engine's first token
     loads_need_slot:   KV that another engine computed is fetched only while fewer than max_num_seqs requests run
@@ -112,6 +114,7 @@ class BatchingRules(Spec):
     pads_lone_tokens: Literal["never", "beside_running", "always"] = "never"
     waits_to_be_padded: bool = False
     drafts_ahead: tuple[str, ...] = ()
+    drafters_write_ahead: bool = False
     resamples_first: bool = False
     loads_need_slot: bool = False
     defers_frees: bool = False

@@ -314,14 +314,14 @@ def gives_up_a_token_late(patch: pytest.MonkeyPatch) -> None:
 def wants_a_row_more_before_a_hit(patch: pytest.MonkeyPatch) -> None:
     longest = GroupedKVBlocks._longest
 
-    def strict(self, numbers, contents, most):
+    def strict(self, *of):
         groups = self.groups
         self.groups = tuple(
             replace(group, span=group.span + self.block_size) if group.span and not group.is_chunk else group
             for group in groups
         )
         try:
-            return longest(self, numbers, contents, most)
+            return longest(self, *of)
         finally:
             self.groups = groups
 
@@ -331,6 +331,33 @@ def wants_a_row_more_before_a_hit(patch: pytest.MonkeyPatch) -> None:
 def admits_as_if_all_were_kept(patch: pytest.MonkeyPatch) -> None:
     taken = GroupedKVBlocks._num_taken
     patch.setattr(GroupedKVBlocks, "_num_taken", lambda self, *of, is_whole: taken(self, *of, is_whole=False))
+
+
+# Of drafters that have KV of their own.
+
+
+def _without(name: str, patch: pytest.MonkeyPatch) -> None:
+    with_drafter = plans.with_drafter
+    patch.setattr(plans, "with_drafter", lambda *of: replace(with_drafter(*of), **{name: 0}))
+
+
+def keeps_no_slots_for_drafts(patch: pytest.MonkeyPatch) -> None:
+    _without("num_lookahead", patch)
+
+
+def takes_nothing_of_the_budget_for_a_draft_model(patch: pytest.MonkeyPatch) -> None:
+    _without("num_input_tokens", patch)
+
+
+def reads_hidden_states_from_the_cache(patch: pytest.MonkeyPatch) -> None:
+    _without("rereads_last_block", patch)
+
+
+def leaves_a_block_out_in_every_round(patch: pytest.MonkeyPatch) -> None:
+    longest = GroupedKVBlocks._longest
+    patch.setattr(
+        GroupedKVBlocks, "_longest", lambda self, *of: longest(self, *of[:-1], leaves_one=self.rereads_last_block)
+    )
 
 
 # Recording -> how many of its cases are replayed, one in so many, and the rules.
@@ -375,6 +402,15 @@ WRONG_RULES = {
     "vllm_0.30.0_async-speculation": (
         (300, 1),
         (forgets_drafts_under_way, names_drafts_under_way, stops_drafting_at_the_end),
+    ),
+    "vllm_0.30.0_drafters": (
+        (299, 1),
+        (
+            keeps_no_slots_for_drafts,
+            leaves_a_block_out_in_every_round,
+            reads_hidden_states_from_the_cache,
+            takes_nothing_of_the_budget_for_a_draft_model,
+        ),
     ),
     "sglang_0.5.23": (
         (1080, 1),
