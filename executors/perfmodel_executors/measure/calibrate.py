@@ -72,6 +72,7 @@ DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
 MIN_ROUNDS = 10
 _MOST_PARAMETERS = 5e8
 _DEFAULT = Sampling()
+_DEFAULT_RANGE = StepRange()
 
 Progress = Callable[[int, int | None], None]
 
@@ -161,16 +162,18 @@ def calibrate_cpu(
     progress: Progress | None = None,
     budget_s: float = 25.0,
     min_rounds: int = MIN_ROUNDS,
+    span: StepRange = _DEFAULT_RANGE,
 ) -> tuple[Calibration, Path]:
     """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu`.
 
     out:      the file to write; by default where `engine.profile: perfmodel` looks for it
     budget_s: wall seconds of timed rounds per model; at least `min_rounds` are run whatever they take
+    span:     of the steps to time
     """
     hardware, engine = load_hardware("cpu"), EngineSpec(dtype="bfloat16", profile=ENGINE)
     names = list(models or DEFAULT_MODELS)
     specs = [load_model(name) for name in names]
-    times = [time_steps(m, hardware, engine, StepRange(), budget_s, min_rounds, progress=progress) for m in specs]
+    times = [time_steps(m, hardware, engine, span, budget_s, min_rounds, progress=progress) for m in specs]
     rows = [row for part in times for row in part.rows]
     fit = fit_steps(hardware, rows, [samples for part in times for samples in part.samples], ENGINE)
     command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in names if models)
