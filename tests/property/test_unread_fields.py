@@ -1,5 +1,6 @@
 """No value is lost: a field that the chosen kind does not read is an error that names those which it reads."""
 
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -66,6 +67,7 @@ READ_BY_ALL = {
     "EngineSpec.quantization_group_size",
     "EngineSpec.reserve_output",
     "EngineSpec.scheduling_policy",
+    "KvOffload.rule",
     "Pause.distribution",
     "PoolSpec.role",
     "PoolSpec.router",
@@ -121,7 +123,7 @@ def test_what_a_kind_does_not_read_is_refused(spec: type[VariantSpec], kind: str
 @pytest.mark.parametrize("spec", VARIANTS, ids=lambda spec: spec.__name__)
 def test_alternatives_are_given_once(spec: type[VariantSpec]) -> None:
     for group in spec.alternatives:
-        for first, second in zip(group, group[1:], strict=False):
+        for first, second in pairwise(group):
             kinds = spec.read_by.get(first, ("",))
             given = {spec.chosen_by: kinds[0]} if spec.chosen_by else {}
             with pytest.raises(ValidationError, match=f"got {first} beside {second}; give one"):
