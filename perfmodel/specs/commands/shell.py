@@ -3,11 +3,12 @@
 What only a run could know, the output of `$(...)`, a condition, a loop, is named where a command needs it.
 """
 
-__all__ = ["ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
+__all__ = ["ANYWHERE", "Placement", "ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from perfmodel.specs.commands.arithmetic import shell_arithmetic
 from perfmodel.specs.commands.lexing import (
@@ -44,6 +45,21 @@ class Unresolved(str):
         return made
 
 
+class Placement(NamedTuple):
+    """Where a manifest runs a container, as far as it says.
+
+    replicas: how many equal groups of `size` pods; device: the GPU's name as its node is labelled; gpus: of a pod
+    """
+
+    replicas: int | None = None
+    size: int | None = None
+    device: str | None = None
+    gpus: int | None = None
+
+
+ANYWHERE = Placement()
+
+
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
     """words: of the command; environment: what is set for it, by itself or exported before; line: from 1."""
@@ -51,6 +67,7 @@ class ShellCommand:
     words: tuple[str, ...]
     environment: Mapping[str, str]
     line: int
+    placement: Placement = ANYWHERE
 
 
 @dataclass(frozen=True, slots=True)
