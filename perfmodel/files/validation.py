@@ -117,7 +117,10 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
     context: dict[str, Any] = item.get("ctx", {})
     found = show_value(item["input"])
     if kind == "missing":
-        return "is missing and has no default"
+        around = _model_at(model_class, path[:-1])
+        choices = get_args(around.model_fields[str(path[-1])].annotation) if around is not None else ()
+        expected = ", ".join(choice for choice in choices if isinstance(choice, str))
+        return "is missing and has no default" + (f"; expected one of {expected}" if expected else "")
     if kind == "extra_forbidden":
         return unknown_key(str(path[-1]), _model_at(model_class, path[:-1]))
     if kind in ("value_error", "assertion_error"):

@@ -11,9 +11,9 @@ from functools import cached_property
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Resolved, Spec
@@ -25,7 +25,6 @@ from perfmodel.models.spec import ModelSpec
 Probability = Annotated[float, Field(ge=0, le=1)]
 _MOST_NODES = 4096  # of a tree, beside the token that it grows from
 _MOST_DEPTH = 128  # a step's cost is worked out for each, and for each batch
-
 # The field that a method cannot do without.
 _NEEDED = {
     "draft_model": "model",
@@ -226,6 +225,12 @@ class SpeculativeConfig(VariantSpec):
     pipelined: bool = False
     has_own_device: bool = False
     acceptance: Acceptance | None = None
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _by_its_cost(cls, method: Any) -> Any:
+        """vLLM's `eagle3`, and a multi-token predictor (`mtp`, `deepseek_mtp` ...), cost as EAGLE does."""
+        return "eagle" if method == "eagle3" or str(method).endswith("mtp") else method
 
     @model_validator(mode="after")
     def _method_has_its_fields(self) -> "SpeculativeConfig":

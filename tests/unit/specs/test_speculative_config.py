@@ -132,3 +132,14 @@ def test_a_measured_file_with_a_mistake_is_named(tmp_path: Path, text: str) -> N
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(SpecError, match=r"a\.json"):
         MeasuredAcceptance.read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "deepseek_mtp", "qwen3_next_mtp"])
+def test_names_of_drafters_over_hidden_states(method: str) -> None:
+    """vLLM's names of 2026; an MTP layer is priced as EAGLE's network."""
+    assert SpeculativeConfig.model_validate({"method": method, "num_speculative_tokens": 2}).method == "eagle"
+
+
+def test_a_method_that_is_missing_is_asked_for_by_its_names() -> None:
+    with pytest.raises(SpecError, match=r"speculative_config\.method: is missing.*expected one of draft_model, ngram"):
+        load_scenario("llama-3.1-8b-a100", ["engine.speculative_config.num_speculative_tokens=4"])
