@@ -4,6 +4,7 @@ __all__ = ["parse", "show_value", "unknown_key"]
 
 import types
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -14,7 +15,7 @@ from perfmodel.files.variants import VariantSpec, leave_out_unread
 from perfmodel.files.yaml_loader import Path, Positions
 
 _S = TypeVar("_S", bound=BaseModel)
-_MOST_SHOWN = 5
+_MOST_SHOWN, _MOST_LOOKED_AT = 5, 100
 
 # pydantic's error type -> what is allowed instead, with the limits of the error's context.
 _ALLOWED = {
@@ -48,9 +49,11 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
     try:
         return model_class.model_validate(data)
     except ValidationError as error:
-        by_line = sorted(_sentences(error, model_class, data, positions), key=lambda found: found[0])
+        first = islice(_sentences(error, model_class, data, positions), _MOST_LOOKED_AT)
+        by_line = sorted(first, key=lambda found: found[0])
         lines = list(dict.fromkeys(sentence for _, sentence in by_line))
-    more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+        count = max(len(lines), error.error_count() if len(by_line) == _MOST_LOOKED_AT else 0)
+    more = [f"... and {count - _MOST_SHOWN} more"] if count > _MOST_SHOWN else []
     raise SpecError("\n".join(lines[:_MOST_SHOWN] + more))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from perfmodel.errors import SpecError
 from perfmodel.specs.commands.arithmetic import shell_arithmetic
 from perfmodel.specs.commands.lexing import (
     HereDocument,
@@ -28,6 +29,7 @@ _PASSED_OVER = ("then", "do", "else", "elif", "{", "}", "!", "time", "exec", "in
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _REDIRECTS = ("<", ">", ">>", ">|", "<<<", ">&", "<&", "&>", "&>>")
 _DEEP = 20
+_MOST_EXPANDED = 100_000  # characters of a word whose variables are replaced
 _LONG = 200  # characters of a word that errors still show as a whole
 
 
@@ -251,6 +253,11 @@ def _expanded(word: Word, state: _State, depth: int = 0) -> list[str]:
         if values:
             texts[-1] += values[0]
             texts += values[1:]
+    if sum(map(len, texts)) > _MOST_EXPANDED:
+        raise SpecError(
+            f"{state.place}:{word.line}: got a word that its variables make longer than {_MOST_EXPANDED:,} characters; "
+            f"write what it stands for."
+        )
     if unknown:
         whole = "".join(map(_written, word.parts))
         return [Unresolved(whole if len(whole) <= _LONG else f"{' '.join(whole[:_LONG].split())} ...", unknown)]

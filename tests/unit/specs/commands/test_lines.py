@@ -392,3 +392,10 @@ def test_words_are_split_as_a_shell_splits_them() -> None:
     found = read_shell('p "$C-x"').commands[0].words[1]
     assert isinstance(found, Unresolved)
     assert found == "$C-x"
+
+
+def test_variables_that_double_end_in_a_sentence() -> None:
+    """Sixty doublings of one character would be 10^18."""
+    script = "A=a\n" + "A=$A$A\n" * 60 + f"{SERVE} --max-model-len $A"
+    with pytest.raises(SpecError, match="got a word that its variables make longer than 100,000 characters"):
+        read(script)
