@@ -5,7 +5,7 @@ What the flags leave open is assumed, and said in the notes of the answer.
 
 __all__ = ["FLAG_FIELDS", "MEMORY_FLAGS", "MOST_KINDS", "RUN_FLAGS", "STEP_FLAGS", "TRAFFIC", "Asked", "load"]
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TRAFFIC = "chat"  # where nothing else is asked for
 MOST_KINDS = 20  # of devices
+_LEAST_BARE_MS = 5  # below, whoever leaves the unit out may well mean seconds
 _LIMITS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2el_ms"}
 # Each flag, and the field of a scenario that it says.
 FLAG_FIELDS: Mapping[str, str] = {
@@ -88,7 +89,7 @@ class Asked:
         from perfmodel.files.yaml_loader import parse_value
         from perfmodel.specs.shorthand import Shorthand
 
-        slo = tuple((field, parse_value(given[flag], f"--{flag}")) for flag, field in _LIMITS.items() if flag in given)
+        slo = tuple((field, _limit(flag, given[flag])) for flag, field in _LIMITS.items() if flag in given)
         rate = parse_value(given["rate"], "--rate") if "rate" in given else None
         return Shorthand(given["model"], devices, given.get("traffic", TRAFFIC), rate, slo).to_data()
 
@@ -96,25 +97,38 @@ class Asked:
         """Field -> the flag that said it, for errors to name."""
         return {FLAG_FIELDS[name]: f"--{name} {value}" for name, value in self.given.items()}
 
-    def assumed(self, scenario: "Scenario") -> tuple[str, ...]:
-        """A note on what the flags have left open; none where a file says it all."""
+    def assumed(self, scenario: "Scenario", overrides: Sequence[str] | None = None) -> tuple[str, ...]:
+        """A note on what flags and `--set` have left open; none where a file says it all."""
         if self.scenario is not None:
             return ()
-        return (f"Assumed: {'; '.join(self._assumptions(scenario))}. Change any of it with --set.",)
+        given = {text.partition("=")[0].strip() for text in overrides or ()}
+        assumptions = "; ".join(self._assumptions(scenario, given))
+        return (f"Assumed: {assumptions}. Change any of it with --set.",) if assumptions else ()
 
-    def _assumptions(self, scenario: "Scenario") -> Iterator[str]:
-        """What stands in for each flag that the command has and that is not given."""
+    def _assumptions(self, scenario: "Scenario", given: Set[str]) -> Iterator[str]:
+        """What stands in for each flag that the command has and that is not given, nor its field by `--set`."""
         traffic, engine = scenario.traffic, scenario.engine
         absent = [name for name, value in self.flags.items() if value is None]
-        if "traffic" in absent:
+        if "traffic" in absent and "traffic" not in given:
             yield f"traffic {traffic.name} ({traffic.source})"
-        if "rate" in absent and traffic.arrivals.rate:
+        if "rate" in absent and traffic.arrivals.rate and not given & {"traffic.arrivals.rate", "traffic.arrivals"}:
             yield f"{traffic.arrivals.rate:g} requests/s, the traffic's own rate"
         if "ttft" in self.flags and not scenario.slo.is_given:
             yield "no limits on latency"
-        yield f"{engine.described.label} with its defaults"
-        if scenario.plan is None:
+        if not given & {"engine", "engine.profile", "engine.version"}:
+            yield f"{engine.described.label} with its defaults"
+        if scenario.plan is None and not given & {"engine", "engine.tensor_parallel_size"}:
             yield f"tensor_parallel_size {engine.tensor_parallel_size}"
+
+
+def _limit(flag: str, text: str) -> Any:
+    """A limit as it was given. Raises SpecError for a small number without a unit: seconds or milliseconds?"""
+    from perfmodel.files.yaml_loader import parse_value
+
+    value = parse_value(text, f"--{flag}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LEAST_BARE_MS:
+        raise SpecError(f"--{flag} {text}: got a number without a unit; write {value:g}s or {value:g}ms.")
+    return value
 
 
 def load(scenario: str, overrides: Sequence[str] | None, seed: int | None = None) -> "Scenario":

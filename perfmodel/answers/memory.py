@@ -28,7 +28,7 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
 
     plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
     types = fits_of_types(loaded.model, loaded.hardware, loaded.engine)
-    notes = [*asked.assumed(loaded), *format_notes(loaded.model, loaded.engine, loaded.hardware)]
+    notes = [*asked.assumed(loaded, overrides), *format_notes(loaded.model, loaded.engine, loaded.hardware)]
 
     def document() -> "Document":
         from perfmodel.report.views.step import memory_view

@@ -28,7 +28,7 @@ def answer_run(
     traffic that cannot be served.
     """
     loaded = asked.load(overrides, seed)
-    return answer_of_run(simulated(loaded, asked.assumed(loaded), progress))
+    return answer_of_run(simulated(loaded, asked.assumed(loaded, overrides), progress))
 
 
 def simulated(

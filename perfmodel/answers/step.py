@@ -66,7 +66,7 @@ def answer_run_steps(
     from perfmodel.report.views.step import kinds_of_steps, kinds_view
 
     result = sim.simulate(scenario, progress=progress)
-    result = replace(result, notes=(*asked.assumed(scenario), *result.notes))
+    result = replace(result, notes=(*asked.assumed(scenario, overrides), *result.notes))
     kinds = kinds_of_steps(result.steps) if result.steps is not None else []
 
     def data() -> dict[str, object]:
@@ -107,7 +107,7 @@ def _report(
     loaded = asked.load(overrides, seed)
     from perfmodel.planning.sweeps.step_report import estimate_choice
 
-    return replace(estimate_choice(loaded, batch, context, prefill), assumed=asked.assumed(loaded))
+    return replace(estimate_choice(loaded, batch, context, prefill), assumed=asked.assumed(loaded, overrides))
 
 
 def _view(report: "StepReport", is_roofline: bool = False) -> "Document":

@@ -54,7 +54,7 @@ def answer_whatif(
         progress,
         intervals,
     )
-    result = replace(result, assumed=asked.assumed(result.answers.scenario))
+    result = replace(result, assumed=asked.assumed(result.answers.scenario, overrides))
     return Answer(lambda: whatif_json(result), lambda: whatif_view(result, command), result)
 
 

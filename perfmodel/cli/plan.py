@@ -66,11 +66,13 @@ def plan(
     command = command_line("plan", *asked.arguments, **flags)
     tell = partial(_tell, export)
     found = answer_plan(asked, overrides, store, None, engine, progress_bar, tell, say, command)
-    if export is not None:
-        _export(found.result, export)
     give(found, as_json, report_file)
     if found.result.winner is None:  # scripts see by the status that nothing serves what was asked for
+        if export is not None:
+            say(f"--export {export}: nothing was written, since nothing serves what was asked for.")
         raise typer.Exit(EXIT_NO_ANSWER)
+    if export is not None:
+        _export(found.result, export)
 
 
 def _tell(export: Path | None, found: "Preliminary | PreliminaryJob") -> None:

@@ -139,7 +139,7 @@ def serve(
     )
     names, legacy = _metric_names(metrics_names), metrics_names == "legacy"
     telemetry = Telemetry(names, legacy, kv_events, kv_replay, kv_topic, kv_arrays)
-    _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), asked.assumed(loaded))
+    _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), asked.assumed(loaded, overrides))
 
 
 def _metric_names(asked: str | None) -> "MetricNames | None":

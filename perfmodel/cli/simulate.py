@@ -22,7 +22,7 @@ def simulate(
 
     run_to_folder(
         "simulating",
-        lambda progress, folder: answer_of_run(simulated(loaded, asked.assumed(loaded), progress, folder)),
+        lambda progress, folder: answer_of_run(simulated(loaded, asked.assumed(loaded, overrides), progress, folder)),
         out,
         as_json,
     )

@@ -4,16 +4,18 @@ __all__ = ["parse", "show_value", "unknown_key"]
 
 import types
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import Block, block_class
+from perfmodel.files.variants import VariantSpec, leave_out_unread
 from perfmodel.files.yaml_loader import Path, Positions
 
 _S = TypeVar("_S", bound=BaseModel)
-_MOST_SHOWN = 5
+_MOST_SHOWN, _MOST_LOOKED_AT = 5, 100
 
 # pydantic's error type -> what is allowed instead, with the limits of the error's context.
 _ALLOWED = {
@@ -43,13 +45,27 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
 
     Raises SpecError with one line per mistake, each with its place, at most five of them and the number of the others.
     """
+    _leave_out_unread(model_class, data, positions)
     try:
         return model_class.model_validate(data)
     except ValidationError as error:
-        by_line = sorted(_sentences(error, model_class, data, positions), key=lambda found: found[0])
+        first = islice(_sentences(error, model_class, data, positions), _MOST_LOOKED_AT)
+        by_line = sorted(first, key=lambda found: found[0])
         lines = list(dict.fromkeys(sentence for _, sentence in by_line))
-    more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+        count = max(len(lines), error.error_count() if len(by_line) == _MOST_LOOKED_AT else 0)
+    more = [f"... and {count - _MOST_SHOWN} more"] if count > _MOST_SHOWN else []
     raise SpecError("\n".join(lines[:_MOST_SHOWN] + more))
+
+
+def _leave_out_unread(model_class: type[BaseModel], data: Any, positions: Positions) -> None:
+    """Where an override chose another kind of a block, the file's fields of the former kind go."""
+    for place in {path[:-1] for path in positions.overridden}:
+        model, block = _model_at(model_class, place), data
+        for key in place:
+            block = block[key] if _has(block, key) else None
+        if isinstance(block, dict) and model is not None and issubclass(model, VariantSpec):
+            given = {str(path[-1]) for path in positions.overridden if path[:-1] == place}
+            leave_out_unread(model, block, given)
 
 
 def show_value(value: Any) -> str:
@@ -104,7 +120,10 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
     context: dict[str, Any] = item.get("ctx", {})
     found = show_value(item["input"])
     if kind == "missing":
-        return "is missing and has no default"
+        around = _model_at(model_class, path[:-1])
+        choices = get_args(around.model_fields[str(path[-1])].annotation) if around is not None else ()
+        expected = ", ".join(choice for choice in choices if isinstance(choice, str))
+        return "is missing and has no default" + (f"; expected one of {expected}" if expected else "")
     if kind == "extra_forbidden":
         return unknown_key(str(path[-1]), _model_at(model_class, path[:-1]))
     if kind in ("value_error", "assertion_error"):

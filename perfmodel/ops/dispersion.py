@@ -75,19 +75,23 @@ def _quantiles(a: float, b: float) -> Values:
     return np.asarray(np.minimum(found * (a / (a + b) / found.mean()), 1.0))
 
 
-def dispersed_routing(dispersion: float) -> Routing:
-    """The expected load of the rank that gets most, where popularity has so much `dispersion` (phi)."""
-    return partial(_slowest, dispersion) if dispersion > _LEAST else slowest_uniform_routing
+def dispersed_routing(dispersion: float, is_balanced: bool = False) -> Routing:
+    """The expected load of the rank that gets most, where popularity has so much `dispersion` (phi).
+
+    is_balanced: experts are placed and copied so that popularity is the same on all ranks; how many tokens a step
+    sends them still differs
+    """
+    return partial(_slowest, dispersion, is_balanced) if dispersion > _LEAST else slowest_uniform_routing
 
 
 @lru_cache(maxsize=65536)
-def _slowest(dispersion: float, ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
+def _slowest(dispersion: float, is_balanced: bool, ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
     local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
     if top_k == ffn.num_experts or not num_tokens:
         return slowest_uniform_routing(ffn, num_tokens, num_ranks)
     probability = top_k / ffn.num_experts
     if num_ranks > 1:
-        probability = _heaviest(dispersion, probability, local, num_tokens, num_ranks)
+        probability = _heaviest(0.0 if is_balanced else dispersion, probability, local, num_tokens, num_ranks)
     chance, tiles = dispersed_tiles(num_tokens, probability, dispersion)
     return ExpertLoad(local * chance, local * num_tokens * probability, tuple((local * tiles).tolist()))
 

@@ -13,6 +13,7 @@ from perfmodel.files.units import PerSecond, PositiveFloat, PositiveInt, Seconds
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
+_MOST_GPUS = 10_000  # as many engines as are simulated
 _JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
 _MOST_CANDIDATES = 100_000  # at 1,600 a second
 _MOST_RUNS = 1000  # of a second or so, at each rate that the search tries
@@ -120,7 +121,7 @@ class PlanSpec(Spec):
     attainment: float = Field(default=0.9, gt=0, lt=1)
     confidence: float = Field(default=0.8, ge=0, lt=1)
     rate: PerSecond | None = None
-    max_gpus: PositiveInt = 16
+    max_gpus: int = Field(default=16, ge=1, le=_MOST_GPUS)
     budget_usd_per_hour: PositiveFloat | None = None
     deadline_s: Seconds | None = Field(default=None, gt=0)
     link_domain: PositiveInt | None = None

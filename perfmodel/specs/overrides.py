@@ -117,7 +117,10 @@ def apply_override(
     else:
         found = target[last] if _has(target, last) else None
         target[last] = _scaled(default(path) if found is None else found, override, target)
-    positions.overridden[_resolved(data, path)] = override.text
+    place = _resolved(data, path)
+    for inside in [other for other in positions.overridden if other[: len(place)] == place]:
+        del positions.overridden[inside]  # what an earlier one set there is gone
+    positions.overridden[place] = override.text
 
 
 def hardware_places(override: Override, path: tuple[str, ...], data: Mapping[str, Any]) -> list[Path]:

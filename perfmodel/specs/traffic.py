@@ -16,17 +16,19 @@ __all__ = [
 ]
 
 from collections import Counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
+from perfmodel.files.variants import ReadBy, VariantSpec
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
 
 # Ten numbers are kept of each: 8 GB. At 10,000 a second, three hours.
 _MOST_REQUESTS = 100_000_000
+_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")  # processes with a rate
 _MOST_PROMPTS = 300_000  # distinct ones that repeat: all are drawn before the first request is sent, in six seconds
 
 
@@ -37,7 +39,7 @@ class Stage(Spec):
     duration_s: Seconds = Field(gt=0)
 
 
-class Arrivals(Spec):
+class Arrivals(VariantSpec):
     """When requests arrive. `stages` run back to back with the same process; a burst is an offline job, all at once.
 
     order: of a burst, who is first in line: as drawn (or listed in the trace), or the longest prompt or answer. Longest
@@ -46,6 +48,18 @@ class Arrivals(Spec):
            request. `vllm bench serve` takes 0.25 +- 0.07 ms (reports/measured/closed_loop_202611.md), little enough for
            users of equal requests to stay in step with each other on a real server, as they do without a pause
     """
+
+    chosen_by = "process"
+    read_by: ClassVar[ReadBy] = {
+        "rate": _RATES,
+        "stages": _RATES,
+        "cv": ("gamma",),
+        "concurrency": ("closed_loop",),
+        "think_time_s": ("closed_loop", *_RATES),  # `whatif` says how many users a rate is
+        "think_time_stddev_s": ("closed_loop",),
+        "order": ("burst",),
+    }
+    alternatives = (("rate", "stages"),)
 
     process: Literal["constant", "poisson", "poisson_fixed_count", "gamma", "closed_loop", "burst", "trace"] = "poisson"
     rate: PerSecond | None = None
@@ -60,17 +74,28 @@ class Arrivals(Spec):
     def _has_what_its_process_needs(self) -> "Arrivals":
         if self.process == "closed_loop" and self.concurrency is None:
             raise ValueError("closed_loop needs `concurrency`, the number of requests in flight")
-        if self.process in ("constant", "poisson", "poisson_fixed_count", "gamma") and not (self.rate or self.stages):
+        if self.process in _RATES and not (self.rate or self.stages):
             raise ValueError(f"{self.process} needs `rate` (requests per second) or `stages`")
-        if self.order != "given" and self.process != "burst":
-            raise ValueError(f"found order {self.order} in {self.process} arrivals; only a burst can be put in order")
         if self.think_time_stddev_s and not self.think_time_s:
             raise ValueError("think_time_stddev_s spreads a pause that is 0; give think_time_s, the mean pause, too")
         return self
 
 
-class Lengths(Spec):
+class Lengths(VariantSpec):
     """A distribution of token counts; drawn values are rounded and clipped to [min, max]."""
+
+    chosen_by = "distribution"
+    read_by: ClassVar[ReadBy] = {
+        "value": ("fixed",),
+        "low": ("uniform",),
+        "high": ("uniform",),
+        "mean": ("lognormal", "exponential"),
+        "p99": ("lognormal",),
+        "std": ("lognormal",),
+        "values": ("empirical",),
+        "path": ("empirical",),
+    }
+    alternatives = (("p99", "std"), ("values", "path"))
 
     distribution: Literal["fixed", "uniform", "lognormal", "exponential", "empirical"]
     value: PositiveInt | None = None
@@ -89,9 +114,9 @@ class Lengths(Spec):
         needs = {
             "fixed": self.value is not None,
             "uniform": self.low is not None and self.high is not None and self.low <= self.high,
-            "lognormal": self.mean is not None and (self.p99 is not None) != (self.std is not None),
+            "lognormal": self.mean is not None and (self.p99 or self.std) is not None,
             "exponential": self.mean is not None,
-            "empirical": (self.values is not None) != (self.path is not None),
+            "empirical": bool(self.values) or self.path is not None,
         }
         wants = {
             "fixed": "`value`",
@@ -288,7 +313,7 @@ class Traffic(Spec):
         """Requests that there will be, on average over seeds; None where a trace says so."""
         stages, rate = self.arrivals.stages, self.arrivals.rate
         arriving: float | None = None
-        if self.arrivals.process in ("constant", "poisson", "poisson_fixed_count", "gamma"):
+        if self.arrivals.process in _RATES:
             arriving = sum(stage.rate * stage.duration_s for stage in stages) if stages else None
             if not stages and self.duration_s is not None and rate is not None:
                 arriving = rate * self.duration_s
@@ -301,7 +326,7 @@ class Traffic(Spec):
         return self.arrivals.process == "burst"
 
 
-class ExpertRouting(Spec):
+class ExpertRouting(VariantSpec):
     """How tokens choose their experts, in models that have some.
 
     trained:   unequally, as trained routers leave it on real servers: popularity spread by `dispersion`, the variance
@@ -315,6 +340,9 @@ class ExpertRouting(Spec):
                      are dropped (GShard, Switch); None: each multiplies what it gets
     """
 
+    chosen_by = "distribution"
+    read_by: ClassVar[ReadBy] = {"dispersion": ("trained",), "alpha": ("power_law",), "popularity": ("recorded",)}
+
     distribution: Literal["trained", "uniform", "power_law", "recorded"] = "trained"
     dispersion: float | None = Field(default=None, ge=0, le=10)
     alpha: float | None = Field(default=None, gt=0, le=3)
@@ -323,21 +351,15 @@ class ExpertRouting(Spec):
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> "ExpertRouting":
-        if self.dispersion is not None and self.distribution != "trained":
-            raise ValueError(f"found dispersion, which {self.distribution} does not use; remove it")
-        needed = {"trained": None, "uniform": None, "power_law": "alpha", "recorded": "popularity"}[self.distribution]
-        for name in ("alpha", "popularity"):
-            value = getattr(self, name)
-            if name == needed and not value:
-                raise ValueError(f"{self.distribution} needs {name}")
-            if name != needed and value is not None:
-                raise ValueError(f"found {name}, which {self.distribution} does not use; remove it")
+        needed = {"power_law": "alpha", "recorded": "popularity"}.get(self.distribution)
+        if needed is not None and not getattr(self, needed):
+            raise ValueError(f"{self.distribution} needs {needed}")
         if self.popularity is not None and not sum(self.popularity):
             raise ValueError("popularity has only zeros; give counts of tokens for the experts")
         return self
 
 
-class Sampling(Spec):
+class Sampling(VariantSpec):
     """How tokens are drawn; `default` is what the model's generation_config makes a server do.
 
     The others are for runs that are executed; what sampling costs in a simulation follows from its method.
@@ -348,20 +370,17 @@ class Sampling(Spec):
     seed:        of the random numbers; else that of the scenario
     """
 
+    chosen_by = "method"
+    read_by: ClassVar[ReadBy] = {
+        "temperature": ("default", "random", "top_k", "top_p"),
+        "min_p": ("default", "random", "top_k", "top_p"),
+        "top_k": ("top_k", "top_p"),
+        "top_p": ("top_k", "top_p"),
+    }
+
     method: Literal["default", SamplingMethod] = "default"
     temperature: PositiveFloat = 1.0
     top_k: PositiveInt | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-
-    @model_validator(mode="after")
-    def _has_a_method_that_uses_it(self) -> "Sampling":
-        if self.method == "greedy" and self.model_fields_set - {"method", "seed"}:
-            name = min(self.model_fields_set - {"method", "seed"})
-            raise ValueError(f"found {name}, which greedy does not use; set method to random, top_k or top_p")
-        if self.method in ("default", "random"):
-            limits = {"top_k": self.top_k, "top_p": self.top_p}
-            for name in (each for each, value in limits.items() if value is not None):
-                raise ValueError(f"found {name}, which method {self.method} does not use; set method to {name}")
-        return self

@@ -46,11 +46,11 @@ class RoutingFit(Spec):
         """The dispersion of blocks with so many experts."""
         return self.dispersion * num_experts / _EXPERTS
 
-    def routing(self) -> Routing:
-        """The load of the rank that gets most, in blocks of any number of experts."""
+    def routing(self, is_balanced: bool = False) -> Routing:
+        """The load of the rank that gets most, in blocks of any number of experts; see `dispersed_routing`."""
 
         def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-            return dispersed_routing(self.among(ffn.num_experts))(ffn, num_tokens, num_ranks)
+            return dispersed_routing(self.among(ffn.num_experts), is_balanced)(ffn, num_tokens, num_ranks)
 
         return route
 
@@ -62,7 +62,8 @@ def load_routing_fit() -> RoutingFit:
 
 
 def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
-    """How loaded the slowest rank of `scenario` is. Experts that all are alike gain nothing from being placed.
+    """How loaded the slowest rank of `scenario` is. Experts that all are alike gain nothing from being placed; where
+    only the spread of their popularity is known, placing them (`enable_eplb`) is taken to even it out.
 
     fit: in place of the committed one
     """
@@ -77,5 +78,5 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
     if spec.distribution == "uniform" or (spec.dispersion is None and engine.profile == "datasheet"):
         return slowest_uniform_routing
     if spec.dispersion is not None:
-        return dispersed_routing(spec.dispersion)
-    return (fit or load_routing_fit()).routing()
+        return dispersed_routing(spec.dispersion, engine.enable_eplb)
+    return (fit or load_routing_fit()).routing(engine.enable_eplb)

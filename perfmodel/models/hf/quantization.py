@@ -21,6 +21,7 @@ _KEPT = QuantizationSpec().kept
 # What stays where `quant_method: mxfp4` quantizes a mixture of experts: Hugging Face's and vLLM's loaders know experts
 # alone in it, whatever modules_to_not_convert names (transformers' integrations/mxfp4.py; gpt-oss).
 _BESIDE_EXPERTS = frozenset({"attention", "linear_attention", "dense_ffn", "shared_experts"})
+_MOST_REPEATS, _LONGEST_PATTERN = 5, 500  # of a pattern in a list of ignored modules
 _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 
 # (weights, activations, group_size, group_rows)
@@ -266,10 +267,25 @@ def _components(layer: Layer) -> set[str]:
     return found
 
 
+def _checked(pattern: str) -> re.Pattern[str]:
+    """A regular expression whose search ends soon: Python's tries all ways to share a name out over repetitions.
+
+    Raises ValueError where groups are repeated, or more than `_MOST_REPEATS` repetitions follow each other.
+    """
+    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern)  # without escapes and classes of characters
+    repeats = re.findall(r"[*+]|\{\d*,\d*\}", plain)
+    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or re.search(r"\)(?:[*+]|\{)", plain):
+        raise ValueError(
+            f"got the pattern {pattern[:60]!r} in its list of ignored modules; expected at most {_MOST_REPEATS} "
+            f"repetitions, none of them of a group: name the modules, or write globs"
+        )
+    return re.compile(pattern)
+
+
 def _compiled(entry: str) -> re.Pattern[str]:
     """A regular expression as it stands; a glob or a name must end where a module name ends."""
     if entry.startswith("re:"):
-        return re.compile(entry[3:])
+        return _checked(entry[3:])
     # Prefixes differ between files (`model.language_model.`, `language_model.model.`): compare from `layers.` on.
     tail = entry[entry.index("layers.") :] if "layers." in entry else entry
     body = translate(tail).removesuffix("\\Z").removesuffix("\\z")

@@ -24,7 +24,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
             f"No calibration for {used.device}: times are the datasheet roofline with assumed launch overheads, "
             f"a lower bound that real kernels exceed, often by half or more."
         )
-    notes += network_notes(scenario)
+    notes += [*network_notes(scenario), *_encoder_notes(scenario)]
     if scenario.engine.calibration is not None:
         own = profile_of(scenario.engine)
         fitted_to = own.source.partition(";")[0]
@@ -101,6 +101,17 @@ def network_notes(scenario: Scenario) -> list[str]:
             f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s one way for each device. Set cluster.network to the real one."
         )
     return [*dict.fromkeys(notes), *_kv_notes(scenario)]
+
+
+def _encoder_notes(scenario: Scenario) -> list[str]:
+    """That requests are text, where a model has more than a text decoder."""
+    models = {model.name: model for model in (scenario.model, *(pool.model for pool in scenario.pools)) if model}
+    return [
+        f"{name} is served text: {model.extra_params / 1e9:.2g} billion parameters beside its decoder (an encoder of "
+        f"images, as a rule) lie in memory, and what they compute is not modelled."
+        for name, model in models.items()
+        if model.extra_params
+    ]
 
 
 def _kv_notes(scenario: Scenario) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.commands.description import CommandDescription, all_commands
-from perfmodel.specs.commands.shell import ShellCommand, ShellScript, Unresolved, read_shell
+from perfmodel.specs.commands.shell import ANYWHERE, Placement, ShellCommand, ShellScript, Unresolved, read_shell
 
 _SAYS = (
     "echo",
@@ -37,6 +37,7 @@ class FoundCommand:
     environment: what is set for it
     version:     of the engine, where a container's tag says so; image: the container's
     place:       `line 3`
+    placement:   of its container, where a manifest starts it
     """
 
     description: CommandDescription
@@ -46,6 +47,7 @@ class FoundCommand:
     version: str | None
     place: str
     image: str | None = None
+    placement: Placement = ANYWHERE
 
 
 def find_commands(script: ShellScript, place: str = "the line", depth: int = 0) -> list[FoundCommand]:
@@ -78,6 +80,7 @@ def _found(
                 version=each.version or version,
                 image=each.image or image,
                 place=where,
+                placement=command.placement,
             )
         return
     span = _start(words, known)
@@ -85,7 +88,9 @@ def _found(
         begin, end, description = span
         image, version = _image_before(words[:begin], known)
         environment = {**command.environment, **_variables(words[:begin])}
-        yield FoundCommand(description, words[end:], words[:begin], environment, version, where, image)
+        yield FoundCommand(
+            description, words[end:], words[:begin], environment, version, where, image, command.placement
+        )
 
 
 def _start(words: Sequence[str], known: tuple[CommandDescription, ...]) -> tuple[int, int, CommandDescription] | None:

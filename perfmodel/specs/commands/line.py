@@ -21,10 +21,14 @@ from perfmodel.specs.commands.finding import FoundCommand, find_commands
 from perfmodel.specs.commands.load import read_load
 from perfmodel.specs.commands.manifests import is_manifest, read_manifest
 from perfmodel.specs.commands.server import Reading, read_server
-from perfmodel.specs.commands.shell import ShellScript, read_shell
+from perfmodel.specs.commands.shell import Placement, ShellScript, read_shell
+from perfmodel.specs.devices.files import find_device
 from perfmodel.specs.engine.description import load_engine_description
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.shorthand import name_of
 
 _MOST_SERVERS = 64
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     found = read_server(arguments, command.environment, description, command.place)
     assert description.engine is not None
     complete(found, description.engine)
+    _place(found, command.placement)
     if command.version is not None:
         chosen = load_engine_description(description.engine).choose(command.version)
         if chosen.age == "described":
@@ -104,6 +109,26 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
         else:
             found.notes.append(f"the image {command.image}: {chosen.note}")
     return found
+
+
+def _place(found: Reading, placement: Placement) -> None:
+    """What a manifest says of where its server runs."""
+    if placement.replicas is not None:
+        found.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")
+    if placement.device is not None:
+        try:
+            find_device(placement.device)
+        except SpecError:
+            found.notes.append(f"Not read: nodes with {placement.device}, which is no device of hardware_specs")
+        else:
+            found.put("hardware", name_of("hardware", placement.device), f"nodes with {placement.device}")
+    engine = EngineSpec.model_validate({key: found.get(f"engine.{key}") or 1 for key in _PARALLEL})
+    pods = placement.size or 1
+    if placement.gpus is not None and placement.gpus * pods != engine.num_devices:
+        each = f"{placement.gpus} GPUs" if pods == 1 else f"{pods} pods of {placement.gpus} GPUs"
+        found.notes.append(f"the manifest gives {each} to a server that uses {engine.num_devices}")
+    elif placement.gpus is None and placement.size is not None:
+        found.notes.append(f"Not read: size: {placement.size} of a group, whose pods name no GPUs")
 
 
 def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScript, asking: Asking) -> Arguments:
@@ -159,7 +184,8 @@ def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> R
             f"scenario has one; give one of them."
         )
     if len(readings) > 1:
-        first.put("cluster.replicas", len(readings), f"{len(readings)} equal servers")
+        count = len(readings) * (first.get("cluster.replicas") or 1)
+        first.put("cluster.replicas", count, f"{len(readings)} equal servers")
     return first
 
 
@@ -233,12 +259,13 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, h
             f"{commands[0].place}: model {model}: a path of the server's, which is not here; say whose files they are, "
             f"as in --model {tail}."
         )
-    if asking.hardware is None:
+    device = asking.hardware or base.data.get("hardware")
+    if device is None:
         raise SpecError(
             f"{commands[0].place}: no device: a line does not say what it runs on; give --hardware, as in --hardware "
             f"h100-sxm-80gb."
         )
-    data = {"model": str(model), "hardware": asking.hardware}
+    data = {"model": str(model), "hardware": device}
     for block in ("engine", "cluster"):
         if base.data.get(block):
             data[block] = base.data[block]

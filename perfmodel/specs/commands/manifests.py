@@ -1,4 +1,4 @@
-"""A compose file or a Kubernetes manifest as the commands that its containers run.
+"""A compose file or a Kubernetes manifest as the commands that its containers run, and where it runs them.
 
 Compose replaces `$NAME` and `${NAME}` itself, Kubernetes `$(NAME)` by what the container's environment sets, and
 leaves all else to a shell, where there is one (kubernetes.io, Define Dependent Environment Variables).
@@ -14,8 +14,11 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import load_yaml_text
 from perfmodel.specs.commands.lexing import Word, parts_of
-from perfmodel.specs.commands.shell import ShellCommand, ShellScript, Unresolved, expanded_text
+from perfmodel.specs.commands.shell import ANYWHERE, Placement, ShellCommand, ShellScript, Unresolved, expanded_text
 
+_MOST_REPLICAS = 10_000
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "habana.ai/gaudi")
+_PRODUCT_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
 _KEYS = re.compile(r"^(services|apiVersion|kind|containers|version|name|x-[\w-]+)\s*:", re.MULTILINE)
 _BLOCKS = re.compile(r"^\s*(services|containers)\s*:", re.MULTILINE)
 _OF_KUBERNETES = ("containers", "initContainers")
@@ -41,20 +44,82 @@ def read_manifest(text: str, place: str) -> ShellScript:
     return ShellScript(tuple(commands), {})
 
 
-def _containers(data: Any, place: str, is_compose: bool) -> Iterator[ShellCommand]:
-    """Every mapping below `data` that names an image or a command."""
+def _containers(data: Any, place: str, is_compose: bool, around: Placement = ANYWHERE) -> Iterator[ShellCommand]:
+    """Every mapping below `data` that names an image or a command; `around`: what stands above them."""
     if isinstance(data, Mapping):
+        around = _placed(data, around, place)
         if isinstance(data.get("image"), str) or "command" in data:
-            yield _container(data, place, is_compose and "args" not in data)
+            yield _container(data, place, is_compose and "args" not in data, around)
             return
         for key, value in data.items():
-            yield from _containers(value, place, is_compose and key not in _OF_KUBERNETES)
+            yield from _containers(value, place, is_compose and key not in _OF_KUBERNETES, around)
     elif isinstance(data, list):
         for value in data:
-            yield from _containers(value, place, is_compose)
+            yield from _containers(value, place, is_compose, around)
 
 
-def _container(data: Mapping[str, Any], place: str, is_compose: bool) -> ShellCommand:
+def _placed(data: Mapping[str, Any], around: Placement, place: str) -> Placement:
+    """`around` with what the keys of a manifest's mapping say of replicas, nodes and GPUs.
+
+    Compose has `deploy.replicas` or `scale` and `deploy.resources`, Kubernetes `replicas`, `size` of a LeaderWorkerSet,
+    `nodeSelector` or a node affinity, and `resources`.
+    """
+    deploy = data["deploy"] if isinstance(data.get("deploy"), Mapping) else {}
+    own = {"replicas": data.get("replicas", data.get("scale", deploy.get("replicas")))}
+    own["size"] = data.get("size") if "leaderTemplate" in data or "workerTemplate" in data else None
+    own["gpus"] = next(_gpus(data.get("resources")), None) or next(_gpus(deploy.get("resources")), None)
+    known: dict[str, Any] = {name: _count(name, value, place) for name, value in own.items() if value is not None}
+    return around._replace(**known)._replace(device=next(_products(data), around.device))
+
+
+def _count(name: str, value: Any, place: str) -> int:
+    try:
+        count = int(value)
+    except (TypeError, ValueError):
+        count = -1
+    if not 0 <= count <= _MOST_REPLICAS:
+        raise SpecError(f"{place}: {name}: got {str(value)[:60]}; expected a whole number up to {_MOST_REPLICAS:,}.")
+    return count
+
+
+def _gpus(resources: Any) -> Iterator[Any]:
+    """How many GPUs `resources` of a container asks for, Kubernetes' limits before its requests, or compose's."""
+    for kind in ("limits", "requests", "reservations"):
+        block = resources.get(kind) if isinstance(resources, Mapping) else None
+        if not isinstance(block, Mapping):
+            continue
+        yield from (value for key, value in block.items() if str(key) in _GPU_RESOURCES)
+        devices = block.get("devices")
+        for each in devices if isinstance(devices, list) else ():
+            if (
+                isinstance(each, Mapping)
+                and "gpu" in (each.get("capabilities") or ())
+                and str(each.get("count")) != "all"
+            ):
+                yield each.get("count")
+
+
+def _products(data: Mapping[str, Any]) -> Iterator[str]:
+    """GPUs' names that a pod's nodes must be labelled with."""
+    selector = data.get("nodeSelector")
+    if isinstance(selector, Mapping):
+        yield from (str(value) for key, value in selector.items() if key in _PRODUCT_LABELS)
+    affinity = data.get("affinity")
+    node = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
+    for rule in _rules(node):
+        if rule.get("key") in _PRODUCT_LABELS and rule.get("operator") == "In" and isinstance(rule.get("values"), list):
+            yield from map(str, rule["values"])
+
+
+def _rules(affinity: Any) -> Iterator[Mapping[str, Any]]:
+    """All `matchExpressions` below a node affinity."""
+    for value in affinity.values() if isinstance(affinity, Mapping) else affinity if isinstance(affinity, list) else ():
+        yield from _rules(value)
+    if isinstance(affinity, Mapping) and "key" in affinity:
+        yield affinity
+
+
+def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement: Placement) -> ShellCommand:
     environment = _environment(data.get("environment") or data.get("env"), place)
 
     def text(value: str) -> str:
@@ -65,7 +130,7 @@ def _container(data: Mapping[str, Any], place: str, is_compose: bool) -> ShellCo
     image = text(data["image"]) if isinstance(data.get("image"), str) else "container"
     given = ["--entrypoint", *entry] if entry and entry[0] in ("sh", "bash", "/bin/sh", "/bin/bash") else entry
     words = [image, *given, *rest] if entry else [image, *rest]
-    return ShellCommand(tuple(words), environment, 1)
+    return ShellCommand(tuple(words), environment, 1, placement)
 
 
 def _words(value: Any, text: Callable[[str], str], place: str) -> list[str]:

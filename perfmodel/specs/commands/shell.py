@@ -3,12 +3,14 @@
 What only a run could know, the output of `$(...)`, a condition, a loop, is named where a command needs it.
 """
 
-__all__ = ["ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
+__all__ = ["ANYWHERE", "Placement", "ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from perfmodel.errors import SpecError
 from perfmodel.specs.commands.arithmetic import shell_arithmetic
 from perfmodel.specs.commands.lexing import (
     HereDocument,
@@ -27,6 +29,7 @@ _PASSED_OVER = ("then", "do", "else", "elif", "{", "}", "!", "time", "exec", "in
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _REDIRECTS = ("<", ">", ">>", ">|", "<<<", ">&", "<&", "&>", "&>>")
 _DEEP = 20
+_MOST_EXPANDED = 100_000  # characters of a word whose variables are replaced
 _LONG = 200  # characters of a word that errors still show as a whole
 
 
@@ -44,6 +47,21 @@ class Unresolved(str):
         return made
 
 
+class Placement(NamedTuple):
+    """Where a manifest runs a container, as far as it says.
+
+    replicas: how many equal groups of `size` pods; device: the GPU's name as its node is labelled; gpus: of a pod
+    """
+
+    replicas: int | None = None
+    size: int | None = None
+    device: str | None = None
+    gpus: int | None = None
+
+
+ANYWHERE = Placement()
+
+
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
     """words: of the command; environment: what is set for it, by itself or exported before; line: from 1."""
@@ -51,6 +69,7 @@ class ShellCommand:
     words: tuple[str, ...]
     environment: Mapping[str, str]
     line: int
+    placement: Placement = ANYWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +253,11 @@ def _expanded(word: Word, state: _State, depth: int = 0) -> list[str]:
         if values:
             texts[-1] += values[0]
             texts += values[1:]
+    if sum(map(len, texts)) > _MOST_EXPANDED:
+        raise SpecError(
+            f"{state.place}:{word.line}: got a word that its variables make longer than {_MOST_EXPANDED:,} characters; "
+            f"write what it stands for."
+        )
     if unknown:
         whole = "".join(map(_written, word.parts))
         return [Unresolved(whole if len(whole) <= _LONG else f"{' '.join(whole[:_LONG].split())} ...", unknown)]

@@ -59,7 +59,8 @@ def default_of(name: str, given: Mapping[str, Any], hardware: HardwareSpec, use:
 def engine_notes(engine: EngineSpec) -> tuple[str, ...]:
     """The sentences that an answer owes its reader: which version stands for which, and whose defaults were taken."""
     described = engine.described
-    notes = [f"{described.description.title}: {described.version.note}."] if described.version.note else []
+    stands = described.version.note or described.version.stand_in
+    notes = [f"{described.description.title}: {stands}."] if stands else []
     taken = [name for name in VERSIONED_DEFAULTS if name not in engine.model_fields_set]
     plain = EngineDefaults()  # what next to all engines do is not worth a word
     silent = [name for name in ("ubatch_size", "attention") if getattr(engine, name) == getattr(plain, name)]

@@ -3,12 +3,13 @@
 __all__ = ["EngineSpec", "EplbConfig"]
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
+from perfmodel.files.variants import ReadBy, VariantSpec
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.specs.engine.backends import Backend
@@ -23,12 +24,15 @@ class EplbConfig(Spec):
     num_redundant_experts: NonNegativeInt = 0
 
 
-class EngineSpec(Spec):
+class EngineSpec(VariantSpec):
     """vLLM's arguments first, ours (batching, profile, ...) last.
 
     Where a scenario gives none, `gpu_memory_utilization`, `max_num_seqs`, `max_num_batched_tokens`, `block_size` and
     `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.spec`).
     """
+
+    chosen_by = "batching"
+    read_by: ClassVar[ReadBy] = {"batch_timeout_ms": ("dynamic",)}
 
     tensor_parallel_size: PositiveInt = 1
     pipeline_parallel_size: PositiveInt = 1

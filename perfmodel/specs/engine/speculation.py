@@ -11,32 +11,27 @@ from functools import cached_property
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.bounded import LARGEST_JSON_BYTES, read_bounded
 from perfmodel.files.units import NonNegativeInt, PositiveInt
+from perfmodel.files.variants import ReadBy, VariantSpec
 from perfmodel.models.spec import ModelSpec
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 _MOST_NODES = 4096  # of a tree, beside the token that it grows from
 _MOST_DEPTH = 128  # a step's cost is worked out for each, and for each batch
-
-# Fields that belong to a method: (field, methods that may have it, whether they must)
-_OWN_FIELDS = (
-    ("model", ("draft_model",), True),
-    ("quantization", ("self_quantized", "draft_model"), False),
-    ("draft_layers", ("self_skip",), True),
-    ("prompt_lookup_max", ("ngram",), False),
-    ("prompt_lookup_min", ("ngram",), False),
-    ("lookahead", ("lookahead",), True),
-    ("tree", ("draft_model", "self_skip", "self_quantized", "medusa", "eagle"), False),
-    ("pipelined", ("draft_model",), False),
-    ("has_own_device", ("draft_model",), False),
-)
+# The field that a method cannot do without.
+_NEEDED = {
+    "draft_model": "model",
+    "self_skip": "draft_layers",
+    "self_quantized": "quantization",
+    "lookahead": "lookahead",
+}
 
 
 class MeasuredAcceptance(Spec):
@@ -97,7 +92,7 @@ class MeasuredAcceptance(Spec):
             ) from None
 
 
-class Acceptance(Spec):
+class Acceptance(VariantSpec):
     """How likely a drafted token is right, given that all before it were; one of four ways to say it.
 
     rate:         the same everywhere
@@ -110,6 +105,8 @@ class Acceptance(Spec):
              rates say, and there is nothing to verify: n-gram lookup where no n-gram came before
     """
 
+    alternatives = (("rate", "per_position", "per_rank", "measured"),)
+
     rate: Probability | None = None
     per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)
     per_rank: tuple[tuple[Probability, ...], ...] | None = Field(default=None, min_length=1)
@@ -118,10 +115,9 @@ class Acceptance(Spec):
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "Acceptance":
-        ways = ("rate", "per_position", "per_rank", "measured")
-        given = [name for name in ways if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"found {' and '.join(given) or 'nothing'}; give one of {', '.join(ways)}")
+        (ways,) = self.alternatives
+        if all(getattr(self, name) is None for name in ways):
+            raise ValueError(f"got nothing; give one of {', '.join(ways)}")
         for depth, ranks in enumerate(self.per_rank or (), 1):
             if not ranks or sum(ranks) > 1 + 1e-9:
                 raise ValueError(
@@ -182,7 +178,7 @@ class Lookahead(Spec):
     guesses: PositiveInt = 15
 
 
-class SpeculativeConfig(Spec):
+class SpeculativeConfig(VariantSpec):
     """vLLM's `speculative_config`, as far as names exist there.
 
     method:       who drafts: a smaller model; n-grams of the text so far; the model's own first layers (LayerSkip), or
@@ -202,6 +198,19 @@ class SpeculativeConfig(Spec):
     acceptance:   how many tokens are right: needed to simulate, measured when executed
     """
 
+    chosen_by = "method"
+    read_by: ClassVar[ReadBy] = {
+        "model": ("draft_model",),
+        "quantization": ("self_quantized", "draft_model"),
+        "draft_layers": ("self_skip",),
+        "prompt_lookup_max": ("ngram",),
+        "prompt_lookup_min": ("ngram",),
+        "lookahead": ("lookahead",),
+        "tree": ("draft_model", "self_skip", "self_quantized", "medusa", "eagle"),
+        "pipelined": ("draft_model",),
+        "has_own_device": ("draft_model",),
+    }
+
     method: Literal["draft_model", "ngram", "self_skip", "self_quantized", "medusa", "eagle", "lookahead"]
     num_speculative_tokens: PositiveInt | None = None
     model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path: the draft model")] | None = None
@@ -217,16 +226,18 @@ class SpeculativeConfig(Spec):
     has_own_device: bool = False
     acceptance: Acceptance | None = None
 
+    @field_validator("method", mode="before")
+    @classmethod
+    def _by_its_cost(cls, method: Any) -> Any:
+        """vLLM's `eagle3`, and a multi-token predictor (`mtp`, `deepseek_mtp` ...), cost as EAGLE does."""
+        return "eagle" if method == "eagle3" or str(method).endswith("mtp") else method
+
     @model_validator(mode="after")
     def _method_has_its_fields(self) -> "SpeculativeConfig":
-        for name, methods, is_needed in _OWN_FIELDS:
-            is_given = bool(getattr(self, name))
-            if is_given and self.method not in methods:
-                raise ValueError(f"found {name} with method={self.method}; it belongs to {', '.join(methods)}")
-            if is_needed and not is_given and self.method in methods:
-                raise ValueError(f"found no {name} with method={self.method}, which needs it")
-        if self.method == "self_quantized" and self.quantization is None:
-            raise ValueError("found no quantization with method=self_quantized, which needs it, as in w4a16")
+        needed = _NEEDED.get(self.method)
+        if needed is not None and not getattr(self, needed):
+            example = ", as in w4a16" if needed == "quantization" else ""
+            raise ValueError(f"found no {needed} with method={self.method}, which needs it{example}")
         if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or 5):
             raise ValueError(
                 f"found prompt_lookup_min={self.prompt_lookup_min} above prompt_lookup_max="

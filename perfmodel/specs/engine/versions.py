@@ -34,6 +34,14 @@ class ChosenVersion(NamedTuple):
     age: Age = "described"
     note: str = ""
 
+    @property
+    def stand_in(self) -> str:
+        """A sentence where the rules are those of another minor version, the last described before; else ""."""
+        if self.asked is None or not self.described or self.note:
+            return ""
+        same = parse_version(self.asked)[0][:2] == parse_version(self.described)[0][:2]
+        return "" if same else f"{self.asked} has the rules of {self.described}, the last described at or before it"
+
 
 def parse_version(text: str) -> tuple[tuple[int, ...], Kind]:
     """The release numbers, without trailing zeros, and the kind of a version.

@@ -80,6 +80,15 @@ def test_what_is_assumed_is_said(run):
         assert given not in said
 
 
+def test_what_is_given_by_set_is_not_assumed(run):
+    changes = ("traffic.arrivals.rate=3", "engine.version=0.30", "engine.tensor_parallel_size=2")
+    asked = [part for change in changes for part in ("--set", change)]
+    said = json.loads(run("simulate", *FLAGS, *FEW, *asked, "--json").stdout)["notes"][0]
+    assert said.startswith("Assumed: traffic azure-conversation")
+    for given in ("requests/s", "vllm", "tensor_parallel_size"):
+        assert given not in said
+
+
 def test_what_is_assumed_stands_in_every_form_of_an_answer(run, tmp_path):
     """On the terminal, in the page and the result of `--out`, in Markdown, HTML and JSON of a report."""
     assumed = "Assumed: traffic azure-conversation"
@@ -109,6 +118,8 @@ def test_what_is_assumed_stands_in_every_form_of_an_answer(run, tmp_path):
         ),
         (("simulate", *FLAGS, "--rate", "-1"), "--rate -1: traffic.arrivals.rate: found -1, allowed a number above 0"),
         (("simulate", *FLAGS, "--ttft", "soon"), "--ttft soon: slo.ttft_ms: 'soon' is not a quantity in ms"),
+        (("simulate", *FLAGS, "--ttft", "0.5"), "--ttft 0.5: got a number without a unit; write 0.5s or 0.5ms"),
+        (("plan", *FLAGS, "--e2e", "4"), "--e2e 4: got a number without a unit; write 4s or 4ms"),
         (("scenarios", "new"), "no model"),
         (("plan", *FLAGS), "a plan needs limits to meet: give --ttft 500ms"),
         (("whatif", *FLAGS, "--tpot", "-3"), "--tpot -3: slo.tpot_ms: found -3"),

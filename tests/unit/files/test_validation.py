@@ -1,5 +1,6 @@
 """Every mistake in a file is one sentence with its place, what was found and what is allowed."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,17 @@ def test_at_most_five_and_the_number_of_the_others(tmp_path: Path) -> None:
     assert len(found) == 6
     assert [line.split(": ")[0] for line in found[:5]] == [f"FILE:{i}" for i in range(1, 6)]
     assert found[5] == "... and 3 more"
+
+
+def test_many_mistakes_are_counted_and_not_looked_at_one_by_one(tmp_path: Path) -> None:
+    """Nearest names and lines are looked up for the first ones: of 20,000 they took 40 s."""
+    started = time.process_time()
+    found = mistakes(tmp_path, EngineSpec, "".join(f"zz{i}: 1\n" for i in range(4000)))
+    took = time.process_time() - started
+    assert found[5] == "... and 3995 more"
+    few = time.process_time()
+    mistakes(tmp_path, EngineSpec, "".join(f"zz{i}: 1\n" for i in range(400)))
+    assert took < 40 * (time.process_time() - few)  # about tenfold; a hundredfold before
 
 
 def test_a_missing_field_is_placed_at_its_block(tmp_path: Path) -> None:

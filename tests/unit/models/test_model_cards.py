@@ -1,6 +1,7 @@
 """Cards: found by every name people use, equal to the config.json they were taken from."""
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,13 @@ def test_every_card_is_called_as_its_file_and_no_alias_is_taken_twice() -> None:
         assert name == name.lower()
         for alias in {alias.lower() for alias in card.aliases} | {name}:
             assert seen.setdefault(alias, name) == name, f"{alias} means {seen[alias]} and {name}"
+
+
+@pytest.mark.parametrize("said", ["Qwen/Qwen3-30B-A3B-Thinking-2507", "Qwen/Qwen3-235B-A22B-Instruct-2507"])
+def test_later_releases_of_a_model_have_their_own_positions(said: str) -> None:
+    """Of July 2025: 262,144 positions (the model cards), where those of the first release have 40,960."""
+    assert load_model(said).max_position_embeddings == 262144
+    assert load_model(re.sub(r"-(Thinking|Instruct)-2507", "", said)).max_position_embeddings == 40960
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:

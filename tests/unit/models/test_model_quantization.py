@@ -120,6 +120,13 @@ def test_compressed_tensors_groups(
     assert (found.weights, found.activations, found.group_size) == expected
 
 
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(?:.*a){9}", "a*a*a*a*a*a*b", "x" * 501, "(a|aa)+b"])
+def test_patterns_that_may_never_end_are_refused(pattern: str) -> None:
+    """Python tries all ways to share a name out over nested repetitions: minutes for one module."""
+    with pytest.raises(SpecError, match=r"got the pattern .* expected at most 5 repetitions"):
+        read({"quant_method": "fp8", "ignore": [f"re:{pattern}"]})
+
+
 @pytest.mark.parametrize(
     ("ignored", "kept"),
     [

@@ -89,7 +89,7 @@ def test_the_time_of_the_job_has_an_interval() -> None:
 
 
 def test_what_has_no_meaning_is_refused() -> None:
-    with pytest.raises(SpecError, match="only a burst"):
+    with pytest.raises(SpecError, match="use burst"):
         load_scenario("llama-3.1-8b-a100", ["traffic.arrivals.order=longest_prompt_first"])
     with pytest.raises(SpecError, match="all come at its beginning"):
         load_scenario("summaries-8b-offline", ["traffic.num_requests=null", "traffic.duration_s=60"])

@@ -59,6 +59,16 @@ def test_the_last_described_at_or_before_stands_for_a_version(asked, described, 
     assert (chosen.asked, chosen.described, chosen.age) == (asked, described, age)
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [("0.11", "0.11 has the rules of 0.9.1"), ("0.9.1", ""), ("0.9.1.post1", ""), ("0.12.3", ""), (None, "")],
+)
+def test_another_minor_version_whose_rules_stand_in_is_named(asked, words):
+    said = choose_version(asked, ["0.9.1", "0.12"]).stand_in
+    assert said.startswith(words)
+    assert bool(said) == bool(words)
+
+
 def test_plain_releases_need_no_note_and_all_others_have_one():
     assert [choose_version(text, DESCRIBED).note for text in (None, "0.13.0", "0.21.0", "0.14.0.post1")] == [""] * 4
     for text in ("0.21.0rc1", "0.14.1.dev3", "nightly", "0.8", "0.99"):

@@ -25,7 +25,7 @@ def chain(**fields: Any) -> SpeculativeConfig:
     ("fields", "words"),
     [
         ({"method": "draft_model"}, "no model with method=draft_model"),
-        ({"draft_layers": 4}, "belongs to self_skip"),
+        ({"draft_layers": 4}, "got draft_layers with method=eagle.*use self_skip"),
         ({"method": "self_skip"}, "no draft_layers"),
         ({"method": "self_quantized"}, "no quantization"),
         ({"method": "lookahead"}, "no lookahead"),
@@ -34,10 +34,10 @@ def chain(**fields: Any) -> SpeculativeConfig:
         ({"tree": [4, 2, 1]}, "beside a tree of 3 levels"),
         ({"num_speculative_tokens": None}, "no num_speculative_tokens"),
         ({"num_speculative_tokens": None, "tree": [64, 64, 2]}, "narrow the tree"),
-        ({"pipelined": True}, "belongs to draft_model"),
+        ({"pipelined": True}, "got pipelined .*use draft_model"),
         ({"method": "draft_model", "model": SMALL, "has_own_device": True}, "has_own_device without pipelined"),
-        ({"acceptance": {}}, "found nothing; give one of rate"),
-        ({"acceptance": {"rate": 0.7, "per_position": [0.7]}}, "rate and per_position"),
+        ({"acceptance": {}}, "got nothing; give one of rate"),
+        ({"acceptance": {"rate": 0.7, "per_position": [0.7]}}, "rate beside per_position"),
         ({"acceptance": {"per_rank": [[0.6]]}}, "per_rank without a tree"),
         ({"num_speculative_tokens": None, "tree": [2], "acceptance": {"per_rank": [[0.6]]}}, "where the tree has 2"),
         ({"num_speculative_tokens": None, "tree": [2], "acceptance": {"per_rank": [[0.6, 0.5]]}}, "sum to 1.1"),
@@ -132,3 +132,14 @@ def test_a_measured_file_with_a_mistake_is_named(tmp_path: Path, text: str) -> N
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(SpecError, match=r"a\.json"):
         MeasuredAcceptance.read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "deepseek_mtp", "qwen3_next_mtp"])
+def test_names_of_drafters_over_hidden_states(method: str) -> None:
+    """vLLM's names of 2026; an MTP layer is priced as EAGLE's network."""
+    assert SpeculativeConfig.model_validate({"method": method, "num_speculative_tokens": 2}).method == "eagle"
+
+
+def test_a_method_that_is_missing_is_asked_for_by_its_names() -> None:
+    with pytest.raises(SpecError, match=r"speculative_config\.method: is missing.*expected one of draft_model, ngram"):
+        load_scenario("llama-3.1-8b-a100", ["engine.speculative_config.num_speculative_tokens=4"])

@@ -211,6 +211,72 @@ spec:
         read(compose.replace(":-2", ""))
 
 
+DEPLOYMENT = """
+kind: Deployment
+spec:
+  replicas: 3
+  template:
+    spec:
+      %s
+      containers:
+        - image: vllm/vllm-openai:v0.21.0
+          args: ["--model", "a/b", "--tensor-parallel-size", "2"]
+          resources: {limits: {nvidia.com/gpu: %d}}
+"""
+AFFINITY = (
+    "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+    "[{matchExpressions: [{key: nvidia.com/gpu.product, operator: In, values: [NVIDIA-H200]}]}]}}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "device"),
+    [("nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}", "h100-sxm-80gb"), (AFFINITY, "h200-sxm")],
+)
+def test_where_a_manifest_runs_its_server_is_read(nodes: str, device: str) -> None:
+    found = read_line(DEPLOYMENT % (nodes, 2), Asking(), "pod.yaml")
+    assert found.data["cluster"] == {"replicas": 3}
+    assert found.data["hardware"] == device
+    assert not [note for note in found.notes if "GPUs" in note]
+
+
+def test_what_of_a_manifest_does_not_fit_is_a_note() -> None:
+    found = read_line(
+        DEPLOYMENT % ("nodeSelector: {nvidia.com/gpu.product: NVIDIA-X1}", 4), Asking(hardware="h100-sxm-80gb")
+    )
+    assert found.data["hardware"] == "h100-sxm-80gb"
+    assert "Not read: nodes with NVIDIA-X1, which is no device of hardware_specs" in found.notes
+    assert "the manifest gives 4 GPUs to a server that uses 2" in found.notes
+
+
+def test_groups_of_pods_and_replicas_of_compose() -> None:
+    group = """
+kind: LeaderWorkerSet
+spec:
+  replicas: 2
+  leaderWorkerTemplate:
+    size: 2
+    workerTemplate:
+      spec:
+        containers:
+          - image: vllm/vllm-openai:v0.21.0
+            args: ["--model", "a/b", "-tp", "8", "-pp", "2"]
+            resources: {limits: {nvidia.com/gpu: "8"}}
+"""
+    found = read(group)
+    assert (found.data["cluster"], found.notes[:-1]) == ({"replicas": 2}, ())
+    compose = """
+services:
+  llm:
+    image: vllm/vllm-openai:v0.21.0
+    command: --model a/b
+    deploy: {replicas: 4, resources: {reservations: {devices: [{count: 1, capabilities: [gpu]}]}}}
+"""
+    assert read(compose).data["cluster"] == {"replicas": 4}
+    with pytest.raises(SpecError, match="replicas: got 1000000000; expected a whole number up to 10,000"):
+        read(compose.replace("4", "1000000000"))
+
+
 def test_variables_of_containers() -> None:
     """Kubernetes replaces `$(NAME)`, and leaves `$NAME` to a shell; compose leaves it `$$NAME`."""
     manifest = """
@@ -326,3 +392,10 @@ def test_words_are_split_as_a_shell_splits_them() -> None:
     found = read_shell('p "$C-x"').commands[0].words[1]
     assert isinstance(found, Unresolved)
     assert found == "$C-x"
+
+
+def test_variables_that_double_end_in_a_sentence() -> None:
+    """Sixty doublings of one character would be 10^18."""
+    script = "A=a\n" + "A=$A$A\n" * 60 + f"{SERVE} --max-model-len $A"
+    with pytest.raises(SpecError, match="got a word that its variables make longer than 100,000 characters"):
+        read(script)
