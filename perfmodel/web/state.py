@@ -9,7 +9,7 @@ __all__ = ["FLAGS", "MOST_DEPLOYMENTS", "PageState", "read_state"]
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode
 
 from perfmodel.answers.asked import RUN_FLAGS as FLAGS
@@ -43,10 +43,12 @@ _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """fields: key -> value as typed, in the order of the address; others: deployments to compare with"""
+    """fields: key -> value as typed, in the order of the address; others: deployments to compare with; left_out: keys
+    of the address that there are none of, with the nearest known ones"""
 
     fields: tuple[tuple[str, str], ...] = ()
     others: tuple["PageState", ...] = ()
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def get(self, key: str, default: str = "") -> str:
         """The value of a key; `default` where the address does not say it."""
@@ -77,13 +79,14 @@ class PageState:
 
     def alone(self) -> "PageState":
         """The deployment without those that it is compared with and without what views ask."""
-        return PageState(tuple((key, value) for key, value in self.fields if key not in _OF_VIEWS))
+        kept = tuple((key, value) for key, value in self.fields if key not in _OF_VIEWS)
+        return PageState(kept, left_out=self.left_out)
 
 
 def read_state(query: str) -> PageState:
-    """The state that an address's query says; fields that were left empty are not there.
+    """The state that an address's query says; fields that were left empty are not there, nor keys that are unknown.
 
-    Raises SpecError for a key that there is none of, for one that comes twice, and for more than a page has room for.
+    Raises SpecError for a key that comes twice, and for more than a page has room for.
     """
     if len(query) > _LONGEST_QUERY:
         raise SpecError(f"the address has {len(query):,} characters, allowed {_LONGEST_QUERY:,}; change fewer fields.")
@@ -94,7 +97,15 @@ def read_state(query: str) -> PageState:
     others = tuple(read_state(value).alone() for key, value in pairs if key == _OTHER)
     if len(others) > MOST_DEPLOYMENTS - 1:
         raise SpecError(f"the address: {1 + len(others)} deployments, allowed {MOST_DEPLOYMENTS}; take one out.")
-    return PageState(tuple(_checked((key, value) for key, value in pairs if key != _OTHER)), others)
+    own = [(key, value) for key, value in pairs if key != _OTHER]
+    unknown = [_unknown(key) for key, _ in own if not _is_known(key)]
+    left_out = dict.fromkeys((*unknown, *(sentence for other in others for sentence in other.left_out)))
+    return PageState(tuple(_checked(each for each in own if _is_known(each[0]))), others, tuple(left_out))
+
+
+def _unknown(key: str) -> str:
+    known = (*FLAGS, *_ALONE, *_OF_VIEWS)
+    return f"The address has the unknown key {key[:60]!r}, which is left out.{did_you_mean(key[:60], known)}"
 
 
 def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
@@ -103,9 +114,6 @@ def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
         if key in seen:
             raise SpecError(f"the address: {key} comes twice; say it once.")
         seen.add(key)
-        if not _is_known(key):
-            known = (*FLAGS, *_ALONE, *_OF_VIEWS)
-            raise SpecError(f"the address: unknown key {key[:60]!r}.{did_you_mean(key[:60], known)}")
         if len(value) > _LONGEST_VALUE or not value.isprintable():
             raise SpecError(f"{key}: allowed are {_LONGEST_VALUE:,} printable characters.")
         if value.strip():

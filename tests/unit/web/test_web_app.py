@@ -80,7 +80,6 @@ def test_to_look_never_begins_work(view, part, site, nobody_works):
         ("/static/vendor/../app.css", 404, "no such file"),
         ("/part/step/nothing", 422, "no such part"),
         ("/part/nothing/x", 422, "no such part"),
-        ("/step?x=1", 422, "unknown key 'x'"),
         ("/step?model=%00", 422, "printable"),
         ("/step?model=" + "a" * 20_000, 422, "16,000"),
         ("/serve-line?model=nothing", 422, "nothing"),
@@ -299,3 +298,11 @@ def test_requests_that_are_no_http_that_a_page_sends(site):
     assert site.get("/deployment", ("accept", "\xff"), ("hx-target", "\xff" * 100)).status == 200
     assert site.get("/%FF%FE").status == 404
     assert site.get("/deployment?%FF").status == 422
+
+
+def test_a_page_keeps_what_it_knows_of_an_address_and_names_the_rest(site):
+    page = site.get("/step?model=llama-3.1-70b&hardwar=h200", HTML)
+    assert page.status == 200
+    text = page.body.decode()
+    assert "The address has the unknown key &#39;hardwar&#39;, which is left out." in text
+    assert "llama-3.1-70b" in text
