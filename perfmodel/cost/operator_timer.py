@@ -54,10 +54,15 @@ class OperatorTimer:
         return time if self._overheads == 1.0 else _with_overheads(time, self._overheads)
 
     def _load(self, count: float, work: Work, time: OperatorTime) -> Load:
-        compute_s = work.flops / self.device.peak(work.rate) if time.duration_s else 0.0
+        compute_s = self.at_peak_s(work, self.fit(work)) if time.duration_s else 0.0
         memory_s = work.hbm_bytes / self.hardware.memory_bandwidth if time.duration_s else 0.0
         is_remote = work.message is not None and self.device.spread(work.message).num_nodes > 1
         return Load(time, compute_s, memory_s, count, is_remote)
+
+    def at_peak_s(self, work: Work, fit: FormFit | None) -> float:
+        """Seconds of its FLOPs at the declared peak that its kernels run at: that of the fit, where they multiply in
+        another format than `work` says (FP32 on a GPU without fast FP16)."""
+        return work.flops / self.device.peak(getattr(fit, "rate", None) or work.rate)
 
     def fit(self, work: Work) -> FormFit | None:
         """What `work` is timed with; None for work that lies within another operator's measured time."""

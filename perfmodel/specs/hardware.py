@@ -94,6 +94,12 @@ class Declared(Spec):
     # recalled, derived or taken as a default, not read in a vendor's document.
     unconfirmed: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _idles_below_its_tdp(self) -> "Declared":
+        if self.idle_w is not None and self.tdp_w is not None and self.idle_w > self.tdp_w:
+            raise ValueError(f"got idle_w {self.idle_w:g} above tdp_w {self.tdp_w:g}; lower the first")
+        return self
+
 
 class Price(Spec):
     """What an hour of one device costs, where and when."""

@@ -11,7 +11,6 @@ __all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share"
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
 from perfmodel.cost.steps.host import Host, step_seconds
 from perfmodel.ops.graphs.step import StepGraph
@@ -138,7 +137,7 @@ def summed(
     timer: that the rows were timed with
     """
     device = sum(row.duration_s for row in rows)
-    at_peak = sum(row.flops / peak_flops_per_s(timer.hardware, row.work.rate) for row in rows)
+    at_peak = sum(row.count * timer.at_peak_s(row.work, timer.fit(row.work)) for row in rows)
     num_bytes = sum(row.hbm_bytes for row in rows)
     return StepEstimate(
         rows=tuple(rows),

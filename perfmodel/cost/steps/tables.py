@@ -163,7 +163,7 @@ class StepTables:
 
     def cost_of(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
         """What `nodes` cost in a batch of `shape`."""
-        usage, peak = Usage(), self.timer.device.peak
+        usage, at_peak_s = Usage(), self.timer.at_peak_s
         bound_s = usage.bound_s
         parts: dict[int, float] = {}
         seconds = 0.0
@@ -174,7 +174,7 @@ class StepTables:
             number = self._number_of(work.family, fit)
             parts[number] = parts.get(number, 0.0) + count * time.duration_s
             usage.flops += count * work.flops
-            peak_compute_s = count * work.flops / peak(work.rate)
+            peak_compute_s = count * at_peak_s(work, fit)
             usage.peak_compute_s += peak_compute_s
             usage.unspent_compute_s += peak_compute_s * (1.0 - flop_energy(time.clock))
             usage.hbm_bytes += count * work.hbm_bytes

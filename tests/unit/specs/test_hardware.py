@@ -227,3 +227,9 @@ def test_a_wrong_override_says_so(override: str, says: str) -> None:
         load_hardware("a100-sxm-80gb", [override])
     assert str(caught.value).startswith(f"--set {override}: ")
     assert says in str(caught.value)
+
+
+def test_a_device_that_idles_above_its_tdp_is_refused() -> None:
+    """Its computing would give energy back."""
+    with pytest.raises(SpecError, match="got idle_w 1000 above tdp_w 400"):
+        load_hardware("a100-sxm-80gb", ["hardware.idle=1000"])
