@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.commands.description import CommandDescription, all_commands
-from perfmodel.specs.commands.shell import ANYWHERE, Placement, ShellCommand, ShellScript, Unresolved, read_shell
+from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand, ShellScript, Unresolved, read_shell
 
 _SAYS = (
     "echo",
@@ -47,7 +47,7 @@ class FoundCommand:
     version: str | None
     place: str
     image: str | None = None
-    placement: Placement = ANYWHERE
+    placement: PodPlacement = ANYWHERE
 
 
 def find_commands(script: ShellScript, place: str = "the line", depth: int = 0) -> list[FoundCommand]:

@@ -21,7 +21,7 @@ from perfmodel.specs.commands.finding import FoundCommand, find_commands
 from perfmodel.specs.commands.load import read_load
 from perfmodel.specs.commands.manifests import is_manifest, read_manifest
 from perfmodel.specs.commands.server import Reading, read_server
-from perfmodel.specs.commands.shell import Placement, ShellScript, read_shell
+from perfmodel.specs.commands.shell import PodPlacement, ShellScript, read_shell
 from perfmodel.specs.devices.files import find_device
 from perfmodel.specs.engine.description import load_engine_description
 from perfmodel.specs.engine.spec import EngineSpec
@@ -111,7 +111,7 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     return found
 
 
-def _place(found: Reading, placement: Placement) -> None:
+def _place(found: Reading, placement: PodPlacement) -> None:
     """What a manifest says of where its server runs."""
     if placement.replicas is not None:
         found.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")

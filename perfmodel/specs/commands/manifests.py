@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import load_yaml_text
 from perfmodel.specs.commands.lexing import Word, parts_of
-from perfmodel.specs.commands.shell import ANYWHERE, Placement, ShellCommand, ShellScript, Unresolved, expanded_text
+from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand, ShellScript, Unresolved, expanded_text
 
 _MOST_REPLICAS = 10_000
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "habana.ai/gaudi")
@@ -44,7 +44,7 @@ def read_manifest(text: str, place: str) -> ShellScript:
     return ShellScript(tuple(commands), {})
 
 
-def _containers(data: Any, place: str, is_compose: bool, around: Placement = ANYWHERE) -> Iterator[ShellCommand]:
+def _containers(data: Any, place: str, is_compose: bool, around: PodPlacement = ANYWHERE) -> Iterator[ShellCommand]:
     """Every mapping below `data` that names an image or a command; `around`: what stands above them."""
     if isinstance(data, Mapping):
         around = _placed(data, around, place)
@@ -58,7 +58,7 @@ def _containers(data: Any, place: str, is_compose: bool, around: Placement = ANY
             yield from _containers(value, place, is_compose, around)
 
 
-def _placed(data: Mapping[str, Any], around: Placement, place: str) -> Placement:
+def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPlacement:
     """`around` with what the keys of a manifest's mapping say of replicas, nodes and GPUs.
 
     Compose has `deploy.replicas` or `scale` and `deploy.resources`, Kubernetes `replicas`, `size` of a LeaderWorkerSet,
@@ -119,7 +119,7 @@ def _rules(affinity: Any) -> Iterator[Mapping[str, Any]]:
         yield affinity
 
 
-def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement: Placement) -> ShellCommand:
+def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement: PodPlacement) -> ShellCommand:
     environment = _environment(data.get("environment") or data.get("env"), place)
 
     def text(value: str) -> str:

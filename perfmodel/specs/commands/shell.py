@@ -3,7 +3,7 @@
 What only a run could know, the output of `$(...)`, a condition, a loop, is named where a command needs it.
 """
 
-__all__ = ["ANYWHERE", "Placement", "ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
+__all__ = ["ANYWHERE", "PodPlacement", "ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
 
 import re
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ class Unresolved(str):
         return made
 
 
-class Placement(NamedTuple):
+class PodPlacement(NamedTuple):
     """Where a manifest runs a container, as far as it says.
 
     replicas: how many equal groups of `size` pods; device: the GPU's name as its node is labelled; gpus: of a pod
@@ -59,7 +59,7 @@ class Placement(NamedTuple):
     gpus: int | None = None
 
 
-ANYWHERE = Placement()
+ANYWHERE = PodPlacement()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ShellCommand:
     words: tuple[str, ...]
     environment: Mapping[str, str]
     line: int
-    placement: Placement = ANYWHERE
+    placement: PodPlacement = ANYWHERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,16 @@ def test_plots_of_the_records_and_of_the_step(result, step):
     assert blocks(without, Tiles)
 
 
-def test_latencies_stand_beside_their_intervals_and_limits(result):
-    latencies = table(run_view(result), "Latency (ms)")
+@pytest.mark.parametrize(("share", "tone"), [(0.973, "good"), (0.9, "good"), (0.894, "bad")])
+def test_latencies_stand_beside_their_intervals_and_limits(result, share, tone):
+    """The share of requests within the limit, of which a plan asks for nine in ten."""
+    shares = {"slo_attainment_by": {"tpot": share}}
+    latencies = table(run_view(replace(result, summary={**result.summary, **shares})), "Latency (ms)")
     assert [plain(row[0]) for row in latencies.rows] == ["TTFT", "TPOT", "ITL", "E2E latency"]
     tpot = dict(zip(latencies.head, latencies.rows[1], strict=True))
     assert tpot["80 % interval of mean"] == "18.00 to 23.00"
-    p99, limit = result.summary["p99_tpot_ms"], 25
-    assert tpot["SLO"] == Span(f"25 p99 {'ok' if p99 <= limit else 'over'}", "good" if p99 <= limit else "bad")
-    assert float(tpot["p99"]) == pytest.approx(p99, abs=0.005)
+    assert tpot["SLO"] == Span(f"25: {share:.1%} met", tone)
+    assert float(tpot["p99"]) == pytest.approx(result.summary["p99_tpot_ms"], abs=0.005)
     assert set(latencies.rows[2][1:7]) == {"–"}  # this run has no ITL
 
 
