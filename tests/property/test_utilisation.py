@@ -1,4 +1,4 @@
-"""Nothing computes or reads faster than the declared peaks: MFU and MBU of a step lie in [0, 1], on every generation."""
+"""Nothing computes or reads faster than the declared peaks: a step's MFU and MBU are in [0, 1] on every generation."""
 
 import pytest
 

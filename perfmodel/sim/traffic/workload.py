@@ -231,12 +231,17 @@ class Workload:
             )
 
     def _hashes(self, row: TraceRow) -> tuple[int, ...]:
-        """Hashes of the engine's blocks from those of the trace's larger ones: a block of 512 is 32 of 16."""
-        if not row.block_hashes:
-            return ()
-        per_block = max(row.hash_block_size // self.block_size, 1)
-        blocks = chain.from_iterable(range(h * per_block, (h + 1) * per_block) for h in row.block_hashes)
-        return tuple(islice(blocks, row.num_prompt_tokens // self.block_size))
+        """Hashes of the engine's full blocks from those of the trace's: a block of 512 is 32 of 16, and one that holds
+        tokens of several is equal to another where all of these are."""
+        size, of_trace = self.block_size, row.hash_block_size
+        num_blocks = min(row.num_prompt_tokens, len(row.block_hashes) * of_trace) // size
+        per_block, rest = divmod(of_trace, size)
+        if not rest:
+            return tuple(row.block_hashes[i // per_block] * per_block + i % per_block for i in range(num_blocks))
+        ends = ((i * size, (i + 1) * size) for i in range(num_blocks))
+        return tuple(
+            hash((begin % of_trace, *row.block_hashes[begin // of_trace : -(-end // of_trace)])) for begin, end in ends
+        )
 
 
 def _priorities(traffic: Traffic, rng: np.random.Generator) -> Iterator[int]:

@@ -200,3 +200,27 @@ def test_a_bad_trace_is_one_sentence_with_the_line(tmp_path: Path, format_: str,
     with pytest.raises(WorkloadError, match=words) as caught:
         rows(traced(tmp_path, format_, text))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("of_trace", "block_size", "num_blocks", "num_shared"),
+    [(16, 16, 6, 4), (32, 16, 6, 4), (16, 32, 3, 2), (8, 32, 3, 2), (24, 16, 6, 4), (48, 32, 3, 1)],
+)
+def test_blocks_of_a_trace_in_blocks_of_the_engine(
+    tmp_path: Path, of_trace: int, block_size: int, num_blocks: int, num_shared: int
+) -> None:
+    """Two prompts of 96 tokens, equal up to the trace's last whole block before token 72: the engine shares as many of
+    its own as lie within."""
+    count, shared = -(-96 // of_trace), 72 // of_trace
+    hashes = [[*range(shared), *(100 * (who + 1) + i for i in range(count - shared))] for who in range(2)]
+    lines = [
+        {"arrival_s": who, "input_tokens": 96, "output_tokens": 2, "block_hashes": own, "hash_block_size": of_trace}
+        for who, own in enumerate(hashes)
+    ]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    asked = scenario(f"traffic={{trace: {{path: {file}, format: jsonl}}}}", f"engine.block_size={block_size}")
+    one, other = (request.block_hashes for request in Workload(asked).requests())
+    assert (len(one), len(set(one))) == (num_blocks, num_blocks)
+    assert sum(a == b for a, b in zip(one, other, strict=True)) == num_shared
+    assert one[:num_shared] == other[:num_shared]
