@@ -1,7 +1,9 @@
 # Everything a person or a machine does with this checkout. All of it happens in .venv; nothing is installed elsewhere.
 #
 #   make demo    install, simulate Llama-3.1-8B on an A100, write the report
-#   make test    install what the tests need (torch for CPUs, triton) and run them all
+#   make test    install what the tests need (torch for CPUs, triton) and run them
+#   make release-check   the tests of what is published (pages' commands and figures, wheels, the accuracy table), and
+#                those that time whole runs
 #   make test-deep   property tests on new examples, twenty times as many: what a night is for
 #   make check   ruff, its formatter, mypy --strict on both packages
 #   make validate    the accuracy table of README.md, from measurements/ (some ten minutes); WRITE=1 writes it there,
@@ -12,7 +14,7 @@
 #   make witness vLLM's own scheduler beside ours on new random workloads (an environment of 3 GB under build/witness)
 #                (ENGINE=sglang: SGLang's, ENGINE=llama.cpp: llama-server's slots)
 #   make compiled-36     the tests of kernels' binaries, all of them, under Triton 3.6, which GPU machines have
-#   make compiled-37     the same under this machine's Triton, of which `make test` has a third
+#   make compiled-37     the same under this machine's Triton
 #   make compiled        a wheel in dist/ whose steps mypyc has compiled; the checkout stays as it is
 #   make test-compiled   all tests on a compiled copy of the checkout
 #   make dist    wheel and source distribution in dist/, as tags say which, checked as an index would check them
@@ -33,15 +35,18 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test test-deep check validate docs bench witness compiled compiled-36 compiled-37 test-compiled dist sbom portable clean
+.PHONY: demo test release-check test-deep check validate docs bench witness compiled compiled-36 compiled-37 test-compiled dist sbom portable clean
 
 demo: $(VENV)/.core
 	$(BIN)/perfmodel simulate llama-3.1-8b-a100 --out out/demo
 	@echo "Open the report: $(CURDIR)/out/demo/report.html"
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore=tests/compiled
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) tests/interpreted
+
+release-check: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m release
 
 test-deep: $(VENV)/.test
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) tests/property
@@ -114,13 +119,13 @@ $(TRITON_36)/.installed: | $(VENV)/.test
 	@touch $@
 
 compiled-36: $(VENV)/.test $(TRITON_36)/.installed
-	ALL_BINARIES=1 PYTHONPATH=$(TRITON_36) $(BIN)/python -m pytest -n $(WORKERS) tests/compiled
+	PYTHONPATH=$(TRITON_36) $(BIN)/python -m pytest -n $(WORKERS) tests/compiled
 
 compiled-37: $(VENV)/.test
-	ALL_BINARIES=1 $(BIN)/python -m pytest -n $(WORKERS) tests/compiled
+	$(BIN)/python -m pytest -n $(WORKERS) tests/compiled
 
 test-compiled: compiled
-	cd $(COMPILED) && PYTHONPATH=.:executors $(CURDIR)/$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	cd $(COMPILED) && PYTHONPATH=.:executors $(CURDIR)/$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m ""
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache

@@ -25,6 +25,8 @@ from perfmodel.planning import metrics
 from perfmodel.specs import schema
 from perfmodel.validate.techniques.status import read_status
 
+pytestmark = pytest.mark.release
+
 
 @cache
 def scenario_text():

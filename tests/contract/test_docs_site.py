@@ -17,6 +17,8 @@ pytest.importorskip("material", reason="the site is built with the extra `docs`"
 from docs_site import generated
 from docs_site.site_checks import findings, read_page
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).parents[2]
 WIDE_PAGES = ("index", "how-right", "reference/scenario", "reference/forms", "techniques/index", "notebooks/simulate")
 

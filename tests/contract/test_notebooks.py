@@ -9,6 +9,8 @@ pytest.importorskip("ipykernel", reason="notebooks are run with the extra `docs`
 
 from docs_site.notebooks import FOLDER, as_page, executed, read_notebook
 
+pytestmark = pytest.mark.release
+
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("page_commands", ROOT / "benchmarks/page_commands.py")
 assert _spec is not None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("quoted_figures", ROOT / "benchmarks/quoted_figures.py")
 assert _spec is not None

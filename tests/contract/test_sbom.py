@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 pytest.importorskip("cyclonedx_py", reason="the extra `publish` is not installed: `make sbom` installs it")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sbom")]
+pytestmark = [pytest.mark.release, pytest.mark.xdist_group("sbom")]
 
 
 @pytest.fixture(scope="module")

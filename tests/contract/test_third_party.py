@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "THIRD_PARTY.md"
 NOT_OURS = {".git", ".venv", "build", "dist", "out", "node_modules", "site", "shared"}

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.xdist_group("wheel"),
     pytest.mark.skipif(
         any(ROOT.glob("perfmodel/engine/*.so")),

@@ -116,7 +116,7 @@ def test_calibrate_writes_a_file_that_the_simulator_finds(tmp_path):
     assert simulate(scenario, calibration=calibration).summary["origin"] == "calibrated"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.xdist_group("timing")  # one at a time: what is timed shares the caches
 @pytest.mark.parametrize("name", ["tiny-llama-cpu", "tiny-moe-cpu"])
 def test_steps_and_requests_are_predicted_within_a_tenth(name):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from published_figures import IN_ONE_WORKER, published_report
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).resolve().parents[3]
 _spec = importlib.util.spec_from_file_location("accuracy_table", ROOT / "benchmarks/accuracy_table.py")
 assert _spec is not None
