@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import Block, block_class
-from perfmodel.files.variants import VariantSpec, leave_out_unread
+from perfmodel.files.variants import VariantSpec, drop_unused_fields
 from perfmodel.files.yaml_loader import Path, Positions
 
 _S = TypeVar("_S", bound=BaseModel)
@@ -45,7 +45,7 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
 
     Raises SpecError with one line per mistake, each with its place, at most five of them and the number of the others.
     """
-    _leave_out_unread(model_class, data, positions)
+    _drop_unused_fields(model_class, data, positions)
     try:
         return model_class.model_validate(data)
     except ValidationError as error:
@@ -57,15 +57,15 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
     raise SpecError("\n".join(lines[:_MOST_SHOWN] + more))
 
 
-def _leave_out_unread(model_class: type[BaseModel], data: Any, positions: Positions) -> None:
-    """Where an override chose another kind of a block, the file's fields of the former kind go."""
+def _drop_unused_fields(model_class: type[BaseModel], data: Any, positions: Positions) -> None:
+    """Remove the file's fields that an override made unused by selecting another variant."""
     for place in {path[:-1] for path in positions.overridden}:
         model, block = _model_at(model_class, place), data
         for key in place:
             block = block[key] if _has(block, key) else None
         if isinstance(block, dict) and model is not None and issubclass(model, VariantSpec):
             given = {str(path[-1]) for path in positions.overridden if path[:-1] == place}
-            leave_out_unread(model, block, given)
+            drop_unused_fields(model, block, given)
 
 
 def show_value(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""`VariantSpec`: a spec of several kinds, one of its fields says which, whose fields are not read by all of them."""
+"""`VariantSpec`: a spec with a discriminator, whose variants use different fields."""
 
-__all__ = ["ReadBy", "VariantSpec", "leave_out_unread"]
+__all__ = ["UsedBy", "VariantSpec", "drop_unused_fields"]
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,41 +9,41 @@ from pydantic import model_validator
 
 from perfmodel.files.base import Spec
 
-ReadBy = Mapping[str, tuple[str, ...]]  # field -> the kinds that read it
+UsedBy = Mapping[str, tuple[str, ...]]  # field -> the variants that use it
 
 
 class VariantSpec(Spec):
-    """A value that nothing would read is an error that names the fields which are read.
+    """Rejects a field that the variant does not use, and names the fields that it uses.
 
-    chosen_by:    the field that says which kind it is; "": all fields are read
-    read_by:      of the fields that some kinds read and others do not: the kinds that do
-    alternatives: groups of fields of which at most one may be given
+    discriminator: the field that selects the variant; "" if all fields are always used
+    used_by:       the variants that use a field, for fields that not all variants use
+    alternatives:  groups of mutually exclusive fields
     """
 
-    chosen_by: ClassVar[str] = ""
-    read_by: ClassVar[ReadBy] = {}
+    discriminator: ClassVar[str] = ""
+    used_by: ClassVar[UsedBy] = {}
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @classmethod
-    def unread(cls, kind: object) -> list[str]:
-        """The fields that `kind` does not read."""
-        return [name for name, kinds in cls.read_by.items() if kind not in kinds]
+    def unused_fields(cls, variant: object) -> list[str]:
+        """The fields that `variant` does not use."""
+        return [name for name, variants in cls.used_by.items() if variant not in variants]
 
     @model_validator(mode="after")
-    def _has_nothing_that_is_not_read(self) -> "VariantSpec":
-        kind = getattr(self, self.chosen_by) if self.chosen_by else None
-        for name in self.unread(kind):
+    def _reject_unused_fields(self) -> "VariantSpec":
+        variant = getattr(self, self.discriminator) if self.discriminator else None
+        for name in self.unused_fields(variant):
             if self._is_given(name):
-                own = [field for field, kinds in self.read_by.items() if kind in kinds]
-                fields = f"reads {', '.join(own)}" if own else "has no fields of its own"
-                others = " or ".join(self.read_by[name])
+                own = [field for field, variants in self.used_by.items() if variant in variants]
+                fields = f"uses {', '.join(own)}" if own else "has no fields of its own"
+                others = " or ".join(self.used_by[name])
                 raise ValueError(
-                    f"got {name} with {self.chosen_by}={kind}, which {fields}; leave it out, or use {others}"
+                    f"got {name} with {self.discriminator}={variant}, which {fields}; remove it, or use {others}"
                 )
         for group in self.alternatives:
             given = [name for name in group if self._is_given(name)]
             if len(given) > 1:
-                raise ValueError(f"got {' beside '.join(given)}; give one of them")
+                raise ValueError(f"got {' and '.join(given)}; expected only one of them")
         return self
 
     def _is_given(self, name: str) -> bool:
@@ -52,12 +52,14 @@ class VariantSpec(Spec):
         return name in self.model_fields_set and getattr(self, name) != default
 
 
-def leave_out_unread(model: type[VariantSpec], block: dict[str, Any], overridden: set[str]) -> None:
-    """Takes out of `block` what belongs to another kind, or is an alternative, of what an override asked for; what
-    overrides gave stays."""
-    unread = model.unread(block.get(model.chosen_by)) if model.chosen_by in overridden else []
+def drop_unused_fields(model: type[VariantSpec], block: dict[str, Any], overridden: set[str]) -> None:
+    """Remove from `block` the fields of the previous variant, and the alternatives of a field that an override set.
+
+    overridden: fields that overrides set; these are kept
+    """
+    unused = model.unused_fields(block.get(model.discriminator)) if model.discriminator in overridden else []
     for group in model.alternatives:
-        unread += group if overridden & set(group) else ()
-    for name in unread:
+        unused += group if overridden & set(group) else ()
+    for name in unused:
         if name not in overridden:
             block.pop(name, None)

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
-from perfmodel.files.variants import ReadBy, VariantSpec
+from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
 
@@ -49,8 +49,8 @@ class Arrivals(VariantSpec):
            users of equal requests to stay in step with each other on a real server, as they do without a pause
     """
 
-    chosen_by = "process"
-    read_by: ClassVar[ReadBy] = {
+    discriminator = "process"
+    used_by: ClassVar[UsedBy] = {
         "rate": _RATES,
         "stages": _RATES,
         "cv": ("gamma",),
@@ -84,8 +84,8 @@ class Arrivals(VariantSpec):
 class Lengths(VariantSpec):
     """A distribution of token counts; drawn values are rounded and clipped to [min, max]."""
 
-    chosen_by = "distribution"
-    read_by: ClassVar[ReadBy] = {
+    discriminator = "distribution"
+    used_by: ClassVar[UsedBy] = {
         "value": ("fixed",),
         "low": ("uniform",),
         "high": ("uniform",),
@@ -340,8 +340,8 @@ class ExpertRouting(VariantSpec):
                      are dropped (GShard, Switch); None: each multiplies what it gets
     """
 
-    chosen_by = "distribution"
-    read_by: ClassVar[ReadBy] = {"dispersion": ("trained",), "alpha": ("power_law",), "popularity": ("recorded",)}
+    discriminator = "distribution"
+    used_by: ClassVar[UsedBy] = {"dispersion": ("trained",), "alpha": ("power_law",), "popularity": ("recorded",)}
 
     distribution: Literal["trained", "uniform", "power_law", "recorded"] = "trained"
     dispersion: float | None = Field(default=None, ge=0, le=10)
@@ -370,8 +370,8 @@ class Sampling(VariantSpec):
     seed:        of the random numbers; else that of the scenario
     """
 
-    chosen_by = "method"
-    read_by: ClassVar[ReadBy] = {
+    discriminator = "method"
+    used_by: ClassVar[UsedBy] = {
         "temperature": ("default", "random", "top_k", "top_p"),
         "min_p": ("default", "random", "top_k", "top_p"),
         "top_k": ("top_k", "top_p"),

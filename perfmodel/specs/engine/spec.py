@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
-from perfmodel.files.variants import ReadBy, VariantSpec
+from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.specs.engine.backends import Backend
@@ -31,8 +31,8 @@ class EngineSpec(VariantSpec):
     `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.spec`).
     """
 
-    chosen_by = "batching"
-    read_by: ClassVar[ReadBy] = {"batch_timeout_ms": ("dynamic",)}
+    discriminator = "batching"
+    used_by: ClassVar[UsedBy] = {"batch_timeout_ms": ("dynamic",)}
 
     tensor_parallel_size: PositiveInt = 1
     pipeline_parallel_size: PositiveInt = 1

@@ -19,7 +19,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.bounded import LARGEST_JSON_BYTES, read_bounded
 from perfmodel.files.units import NonNegativeInt, PositiveInt
-from perfmodel.files.variants import ReadBy, VariantSpec
+from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import ModelSpec
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -198,8 +198,8 @@ class SpeculativeConfig(VariantSpec):
     acceptance:   how many tokens are right: needed to simulate, measured when executed
     """
 
-    chosen_by = "method"
-    read_by: ClassVar[ReadBy] = {
+    discriminator = "method"
+    used_by: ClassVar[UsedBy] = {
         "model": ("draft_model",),
         "quantization": ("self_quantized", "draft_model"),
         "draft_layers": ("self_skip",),

@@ -37,7 +37,7 @@ def chain(**fields: Any) -> SpeculativeConfig:
         ({"pipelined": True}, "got pipelined .*use draft_model"),
         ({"method": "draft_model", "model": SMALL, "has_own_device": True}, "has_own_device without pipelined"),
         ({"acceptance": {}}, "got nothing; give one of rate"),
-        ({"acceptance": {"rate": 0.7, "per_position": [0.7]}}, "rate beside per_position"),
+        ({"acceptance": {"rate": 0.7, "per_position": [0.7]}}, "rate and per_position"),
         ({"acceptance": {"per_rank": [[0.6]]}}, "per_rank without a tree"),
         ({"num_speculative_tokens": None, "tree": [2], "acceptance": {"per_rank": [[0.6]]}}, "where the tree has 2"),
         ({"num_speculative_tokens": None, "tree": [2], "acceptance": {"per_rank": [[0.6, 0.5]]}}, "sum to 1.1"),

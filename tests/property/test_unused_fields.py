@@ -1,4 +1,4 @@
-"""No value is lost: a field that the chosen kind does not read is an error that names those which it reads."""
+"""No value is ignored: a field that the variant does not use is rejected, and the fields that it uses are named."""
 
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
@@ -51,7 +51,7 @@ SAMPLES: dict[str, Any] = {
     "values": (1, 2),
 }
 # Fields with a choice on which no other field of theirs depends.
-READ_BY_ALL = {
+USED_BY_ALL = {
     "Arrivals.order",
     "AutoscalingSpec.metric",
     "ClusterSpec.router",
@@ -100,39 +100,39 @@ def choices_of(annotation: Any) -> tuple[Any, ...]:
 
 WHOLE = sorted(specs_in(Scenario, set()), key=lambda spec: spec.__name__)
 VARIANTS = [spec for spec in WHOLE if issubclass(spec, VariantSpec)]
-UNREAD = [
+UNUSED = [
     (spec, kind, name)
     for spec in VARIANTS
-    if spec.chosen_by
-    for kind in choices_of(spec.model_fields[spec.chosen_by].annotation)
-    for name in spec.unread(kind)
+    if spec.discriminator
+    for kind in choices_of(spec.model_fields[spec.discriminator].annotation)
+    for name in spec.unused_fields(kind)
 ]
 
 
-@pytest.mark.parametrize(("spec", "kind", "name"), UNREAD, ids=lambda each: getattr(each, "__name__", str(each)))
-def test_what_a_kind_does_not_read_is_refused(spec: type[VariantSpec], kind: str, name: str) -> None:
-    own = [field for field, kinds in spec.read_by.items() if kind in kinds]
-    given = {spec.chosen_by: kind, **{field: SAMPLES[field] for field in own[:1]}, name: SAMPLES[name]}
+@pytest.mark.parametrize(("spec", "kind", "name"), UNUSED, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_unused_fields_are_rejected(spec: type[VariantSpec], kind: str, name: str) -> None:
+    own = [field for field, kinds in spec.used_by.items() if kind in kinds]
+    given = {spec.discriminator: kind, **{field: SAMPLES[field] for field in own[:1]}, name: SAMPLES[name]}
     with pytest.raises(ValidationError) as error:
         spec.model_validate(given)
     sentence = str(error.value)
-    assert f"got {name} with {spec.chosen_by}={kind}" in sentence
+    assert f"got {name} with {spec.discriminator}={kind}" in sentence
     assert all(field in sentence for field in (own or ["no fields of its own"]))
 
 
 @pytest.mark.parametrize("spec", VARIANTS, ids=lambda spec: spec.__name__)
-def test_alternatives_are_given_once(spec: type[VariantSpec]) -> None:
+def test_alternatives_are_mutually_exclusive(spec: type[VariantSpec]) -> None:
     for group in spec.alternatives:
         for first, second in pairwise(group):
-            kinds = spec.read_by.get(first, ("",))
-            given = {spec.chosen_by: kinds[0]} if spec.chosen_by else {}
-            with pytest.raises(ValidationError, match=f"got {first} beside {second}; give one"):
+            kinds = spec.used_by.get(first, ("",))
+            given = {spec.discriminator: kinds[0]} if spec.discriminator else {}
+            with pytest.raises(ValidationError, match=f"got {first} and {second}; expected only one"):
                 spec.model_validate({**given, first: SAMPLES[first], second: SAMPLES[second]})
 
 
-def test_every_choice_of_a_scenario_says_what_it_reads() -> None:
-    """A new field with a choice is entered in `read_by` of its spec, or here with those that all kinds read."""
-    chosen = {f"{spec.__name__}.{spec.chosen_by}" for spec in VARIANTS if issubclass(spec, VariantSpec)}
+def test_every_choice_of_a_scenario_declares_the_fields_it_uses() -> None:
+    """A new field with a choice is entered in `used_by` of its spec, or here with those that all kinds read."""
+    chosen = {f"{spec.__name__}.{spec.discriminator}" for spec in VARIANTS if issubclass(spec, VariantSpec)}
     choices = {
         f"{spec.__name__}.{name}"
         for spec in WHOLE
@@ -140,7 +140,7 @@ def test_every_choice_of_a_scenario_says_what_it_reads() -> None:
         if issubclass(spec, Spec) and len(choices_of(field.annotation)) > 1
     }
     of_scenarios = {choice for choice in choices if is_of_a_scenario(choice.split(".")[0])}
-    assert sorted(of_scenarios - chosen - READ_BY_ALL) == []
+    assert sorted(of_scenarios - chosen - USED_BY_ALL) == []
 
 
 def is_of_a_scenario(name: str) -> bool:
@@ -152,7 +152,7 @@ def is_of_a_scenario(name: str) -> bool:
 # ------------------------------------------------------------------ --set
 
 
-def test_another_kind_by_set_takes_nothing_of_the_former_one() -> None:
+def test_set_of_another_variant_drops_the_fields_of_the_previous_one() -> None:
     lengths = load_scenario(
         "llama-3.1-8b-a100",
         ["traffic.input_tokens.distribution=fixed", "traffic.input_tokens.value=4096"],
@@ -164,17 +164,17 @@ def test_another_kind_by_set_takes_nothing_of_the_former_one() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("traffic.input_tokens.value=4096", "got value with distribution=lognormal, which reads mean, p99, std"),
-        ("traffic.arrivals.concurrency=8", "got concurrency with process=poisson, which reads rate"),
+        ("traffic.input_tokens.value=4096", "got value with distribution=lognormal, which uses mean, p99, std"),
+        ("traffic.arrivals.concurrency=8", "got concurrency with process=poisson, which uses rate"),
         ("engine.batch_timeout_ms=5", "got batch_timeout_ms with batching=continuous"),
     ],
 )
-def test_what_is_not_read_is_refused_where_it_was_set(change: str, words: str) -> None:
+def test_unused_overrides_are_rejected(change: str, words: str) -> None:
     with pytest.raises(SpecError, match=f"--set {change}.*{words}|{words}"):
         load_scenario("llama-3.1-8b-a100", [change])
 
 
-def test_an_alternative_by_set_replaces_the_file_s() -> None:
+def test_an_alternative_by_set_replaces_the_one_in_the_file() -> None:
     stages = "traffic.arrivals.stages=[{rate: 1, duration_s: 5}]"
     arrivals = load_scenario("llama-3.1-8b-a100", [stages]).traffic.arrivals
     assert arrivals.rate is None
