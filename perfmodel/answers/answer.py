@@ -22,11 +22,13 @@ class Answer:
     make_data:     of what `--json` prints
     make_document: of what is shown
     result:        what both are made of, where there is more to do with it; None of a list
+    make_brief:    of what a terminal shows unless details are asked for; None: the whole document
     """
 
     make_data: Callable[[], Any]
     make_document: "Callable[[], Document]"
     result: Any = None
+    make_brief: "Callable[[], Document] | None" = None
 
     @cached_property
     def data(self) -> Any:

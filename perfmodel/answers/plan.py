@@ -52,9 +52,15 @@ def answer_plan(
     found = make_plan(source, overrides or (), store, workers, engine, progress, tell)
     result = replace(found, notes=[*assumed, *found.notes])
     if isinstance(result, PlanResult):
-        from perfmodel.report.views.plan.view import plan_json, plan_view
+        from perfmodel.report.views.plan.brief import brief_view
+        from perfmodel.report.views.plan.view import plan_json, plan_question, plan_view
 
-        return Answer(lambda: plan_json(result), lambda: plan_view(result, command), result)
+        return Answer(
+            lambda: plan_json(result),
+            lambda: plan_view(result, command),
+            result,
+            lambda: brief_view(result, plan_question(result)),
+        )
     from perfmodel.report.views.plan.job import job_json, job_view
 
     return Answer(lambda: job_json(result), lambda: job_view(result, command), result)

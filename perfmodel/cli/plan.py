@@ -49,6 +49,7 @@ def plan(
     export: ExportFolder = None,
     store: StoreFile = None,
     engine: EngineName = "local",
+    has_details: Annotated[bool, typer.Option("--details", help="All sentences, tables and notes.")] = False,
 ) -> None:
     """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
     lowest latency; or that does its offline job: at the lowest cost before a deadline, or first.
@@ -66,7 +67,7 @@ def plan(
     command = command_line("plan", *asked.arguments, **flags)
     tell = partial(_tell, export)
     found = answer_plan(asked, overrides, store, None, engine, progress_bar, tell, say, command)
-    give(found, as_json, report_file)
+    give(found, as_json, report_file, has_details)
     if found.result.winner is None:  # scripts see by the status that nothing serves what was asked for
         if export is not None:
             say(f"--export {export}: nothing was written, since nothing serves what was asked for.")

@@ -124,8 +124,9 @@ def show_text(text: str, width: int | None = None) -> None:
         print(line if width is None or len(line) <= width else textwrap.fill(line, width))
 
 
-def give(answer: "Answer", as_json: bool, report_file: Path | None = None) -> None:
-    """Give an answer: as files where a report was asked for, then as JSON or on the terminal."""
+def give(answer: "Answer", as_json: bool, report_file: Path | None = None, has_details: bool = True) -> None:
+    """Give an answer: as files where a report was asked for, then as JSON or on the terminal, there in brief unless it
+    `has_details`."""
     if report_file is not None:
         from perfmodel.report.written import write_report
 
@@ -134,7 +135,7 @@ def give(answer: "Answer", as_json: bool, report_file: Path | None = None) -> No
     if as_json:
         print_json(answer.data)
     else:
-        show(answer.document)
+        show(answer.document if has_details or answer.make_brief is None else answer.make_brief())
 
 
 def print_json(document: Any) -> None:

@@ -38,7 +38,17 @@ FROZEN = {
     "models list": ["--json"],
     "models show": ["NAME", "--json"],
     "new": ["LINE", "--strict", *WITHOUT_A_FILE],
-    "plan": ["SCENARIO", "--set", "--json", "--report", "--export", "--store", "--engine", *WITHOUT_A_FILE],
+    "plan": [
+        "SCENARIO",
+        "--set",
+        "--json",
+        "--report",
+        "--export",
+        "--store",
+        "--engine",
+        "--details",
+        *WITHOUT_A_FILE,
+    ],
     "quality": [
         *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
         *("--out", "--json", "--seed"),

@@ -1,6 +1,6 @@
 """A plan as a document: what to deploy, who comes next and how sure that is, what it costs, how to start it."""
 
-__all__ = ["plan_json", "plan_view"]
+__all__ = ["plan_json", "plan_question", "plan_view"]
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,7 +35,7 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
     searched = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
     blocks += [Sentences(searched, "What was searched"), Notes([*_left_out(result), *result.notes])]
-    return Document(f"Plan: {result.scenario.name}", blocks, _question(result), "plan", command)
+    return Document(f"Plan: {result.scenario.name}", blocks, plan_question(result), "plan", command)
 
 
 def _left_out(result: PlanResult) -> list[str]:
@@ -47,7 +47,8 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
     return {**result.to_json(), "answer": plan_sentences(result)}
 
 
-def _question(result: PlanResult) -> str:
+def plan_question(result: PlanResult) -> str:
+    """What the plan answers, as a sentence."""
     return (
         f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {_wanted(result)}, best by "
         f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"

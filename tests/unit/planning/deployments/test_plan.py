@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,9 @@ from perfmodel.planning.screening.demand import wanted_rate
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.report.document import Table, plain
+from perfmodel.report.render.terminal import render_text
+from perfmodel.report.views.plan.brief import brief_view
 from perfmodel.report.views.plan.sentences import preliminary_sentence
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
@@ -232,6 +236,34 @@ def test_a_plan_without_an_answer_says_so_by_its_exit_status(tmp_path: Path, sto
     assert "None of the candidates can run" in ran.stdout
     assert ("nothing was written, since nothing serves" in ran.stderr) == ("export" in flag)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_default_answer_is_one_screen(result: PlanResult) -> None:
+    """The choice first, its row marked, at most six options, the command that starts it: 40 lines of 100 columns."""
+    brief = brief_view(result, "What serves it?")
+    (options,) = [block for block in brief.blocks if isinstance(block, Table)]
+    assert result.winner is not None
+    layout = result.winner.deployment.screened.candidate.layout.label
+    assert plain(brief.blocks[0].line).startswith(f"{result.winner.replicas} x {layout}: ")  # type: ignore[union-attr]
+    assert 1 <= len(options.rows) <= 6
+    assert [plain(row[0])[0] for row in options.rows].count(">") == 1
+    lines = render_text(brief).splitlines()
+    assert sum(max(1, ceil(len(line) / 100)) for line in lines) <= 40
+    assert all(len(line) <= 100 for line in lines if line.startswith(" "))
+
+
+def test_a_cheaper_option_is_shown_and_why_it_is_not_chosen(result: PlanResult) -> None:
+    """Half the price, and too few requests within the SLO: beside the choice, with that share."""
+    assert result.winner is not None
+    deployment = result.winner.deployment
+    price = deployment.screened.usd_per_hour
+    assert price is not None
+    deployment = replace(deployment, screened=replace(deployment.screened, usd_per_hour=price / 2))
+    cheaper = replace(result.winner, deployment=deployment)
+    text = render_text(brief_view(replace(result, missed=[cheaper, *result.missed]), "?"))
+    assert f"for {cheaper.usd_per_hour:.2f} USD/h: only {cheaper.attained:.0%} of requests meet the SLO" in text
+    alone = render_text(brief_view(replace(result, ranked=[result.winner], missed=[]), "?"))
+    assert "No simulated option is cheaper." in alone
 
 
 def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, result: PlanResult) -> None:
