@@ -48,10 +48,17 @@ def _plots_are_drawn(tab):
     )
 
 
-def test_an_address_that_says_nothing_is_answered_on_a_page(tab):
-    response = tab.page.goto(f"{tab.server.address}/step?nothing=1")
+def test_an_address_that_is_refused_is_answered_on_a_page(tab):
+    response = tab.page.goto(f"{tab.server.address}/step?rate=1&rate=2")
     assert response.status == 422
-    assert "unknown key 'nothing'" in tab.page.inner_text(".refusal")
+    assert "rate comes twice" in tab.page.inner_text(".refusal")
     tab.page.click("text=Begin with a deployment")
     tab.settle()
     assert tab.figures()
+
+
+def test_an_unknown_key_of_an_address_is_named_and_the_rest_is_shown(tab):
+    response = tab.page.goto(f"{tab.server.address}/step?model=llama-3.1-70b&nothing=1")
+    assert response.status == 200
+    assert "unknown key 'nothing'" in tab.page.inner_text("#main .refusal")
+    assert tab.page.input_value("[name=model]") == "llama-3.1-70b"
