@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PerSecond, PositiveFloat, PositiveInt, Seconds
+from perfmodel.specs.slo import DEFAULT_ATTAINMENT
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
@@ -118,7 +119,7 @@ class PlanSpec(Spec):
     """
 
     objective: Objective = "cheapest"
-    attainment: float = Field(default=0.9, gt=0, lt=1)
+    attainment: float = Field(default=DEFAULT_ATTAINMENT, gt=0, lt=1)
     confidence: float = Field(default=0.8, ge=0, lt=1)
     rate: PerSecond | None = None
     max_gpus: int = Field(default=16, ge=1, le=_MOST_GPUS)

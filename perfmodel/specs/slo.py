@@ -1,6 +1,6 @@
 """`SLO`: what counts as a good request, and as a good run, in the ways that people state it."""
 
-__all__ = ["SLO", "PercentileLimit"]
+__all__ = ["DEFAULT_ATTAINMENT", "SLO", "PercentileLimit"]
 
 from itertools import pairwise
 from math import inf
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from perfmodel.files.base import Spec
 from perfmodel.files.units import Milliseconds, PositiveFloat
 
+DEFAULT_ATTAINMENT = 0.9  # share of requests that must meet the limits, unless a plan says otherwise
 Amounts = Any  # a number, or an array of them
 _WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
 

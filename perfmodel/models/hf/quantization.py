@@ -273,7 +273,7 @@ def _checked(pattern: str) -> re.Pattern[str]:
     Raises ValueError where groups are repeated, or more than `_MOST_REPEATS` repetitions follow each other.
     """
     plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern)  # without escapes and classes of characters
-    repeats = re.findall(r"[*+]|\{\d*,\d*\}", plain)
+    repeats = re.findall(r"[*+]|\{\d*,\d*\}|(?<![(*+?}])\?", plain)
     if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or re.search(r"\)(?:[*+]|\{)", plain):
         raise ValueError(
             f"got the pattern {pattern[:60]!r} in its list of ignored modules; expected at most {_MOST_REPEATS} "

@@ -62,6 +62,11 @@ class Finalist:
         return None if price is None else price * self.replicas
 
     @property
+    def cost(self) -> float:
+        """USD per hour; devices where no price is known."""
+        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
+
+    @property
     def rate(self) -> float:
         """Requests per second that it serves under the SLO: the geometric mean over seeds; 0 where none is served."""
         return exp(sum(map(log, self.rates)) / len(self.rates)) if self.rates else 0.0

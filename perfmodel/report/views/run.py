@@ -33,12 +33,11 @@ from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import price_lines
-from perfmodel.specs.slo import SLO
+from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_ATTAINMENT = 0.9  # `plan.attainment`, unless a plan says otherwise
 _DEFINITIONS = (
     "TTFT: from arrival to the first output token, queueing included. TPOT: (E2E - TTFT) / (output tokens - 1), "
     "requests of one output token have none. ITL: gap between consecutive tokens of a request. "
@@ -155,6 +154,7 @@ def _interval(summary: Mapping[str, Any], name: str) -> str:
 def _latencies(result: RunResult) -> Table:
     """By statistic, in ms, with the share of requests within the SLO where there is one."""
     summary, slo = result.summary, result.scenario.slo
+    attainment = getattr(result.scenario.plan, "attainment", DEFAULT_ATTAINMENT)
     names = [name for name in LATENCIES if name in _ALWAYS or f"mean_{name}_ms" in summary]
     has_interval = any(_interval(summary, name) for name in names)
     head = ["", *STATISTICS, *(["80 % interval of mean"] * has_interval), *(["SLO"] * slo.is_given)]
@@ -163,14 +163,14 @@ def _latencies(result: RunResult) -> Table:
         row: list[Line] = [Span(LATENCIES[name][0], "strong")]
         row += [format_number(_latency(summary, statistic, name)) for statistic in STATISTICS]
         row += [_interval(summary, name)] * has_interval
-        row += [_slo_cell(slo, name, summary)] * slo.is_given
+        row += [_slo_cell(slo, name, summary, attainment)] * slo.is_given
         rows.append(row)
     return Table(head, rows, "Latency (ms)", note=_DEFINITIONS)
 
 
-def _slo_cell(slo: SLO, name: str, summary: Mapping[str, Any]) -> Line:
-    """The limits on percentiles, as they are met; else the share of requests within the limit, of which a plan asks for
-    nine in ten unless told otherwise (`plan.attainment`)."""
+def _slo_cell(slo: SLO, name: str, summary: Mapping[str, Any], attainment: float) -> Line:
+    """The limits on percentiles, as they are met; else the share of requests within the limit, held against what a plan
+    of the scenario asks for (`plan.attainment`)."""
     met = summary.get("slo_percentiles_met") or {}
     judged = [(each, met.get(each.field)) for each in slo.percentiles if each.latency == name]
     if judged:
@@ -180,7 +180,7 @@ def _slo_cell(slo: SLO, name: str, summary: Mapping[str, Any]) -> Line:
     if share is None:
         return ""
     of_limit = "" if limit is None else f"{limit:g}: "
-    return Span(f"{of_limit}{share:.1%} met", "good" if share >= _ATTAINMENT else "bad")
+    return Span(f"{of_limit}{share:.1%} met", "good" if share >= attainment else "bad")
 
 
 def _told_apart(summary: Mapping[str, Any]) -> Iterator[Table]:

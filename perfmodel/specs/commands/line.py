@@ -101,7 +101,7 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     found = read_server(arguments, command.environment, description, command.place)
     assert description.engine is not None
     complete(found, description.engine)
-    _place(found, command.placement)
+    _place(found, command.placement, asking.hardware)
     if command.version is not None:
         chosen = load_engine_description(description.engine).choose(command.version)
         if chosen.age == "described":
@@ -111,24 +111,28 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     return found
 
 
-def _place(found: Reading, placement: PodPlacement) -> None:
-    """What a manifest says of where its server runs."""
+def _place(reading: Reading, placement: PodPlacement, hardware: str | None) -> None:
+    """Add the replicas and the device of a manifest; note what does not fit, or what `hardware` replaces."""
     if placement.replicas is not None:
-        found.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")
+        reading.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")
     if placement.device is not None:
         try:
             find_device(placement.device)
         except SpecError:
-            found.notes.append(f"Not read: nodes with {placement.device}, which is no device of hardware_specs")
+            reading.notes.append(f"Not read: nodes with {placement.device}, which is no device of hardware_specs")
         else:
-            found.put("hardware", name_of("hardware", placement.device), f"nodes with {placement.device}")
-    engine = EngineSpec.model_validate({key: found.get(f"engine.{key}") or 1 for key in _PARALLEL})
+            device = name_of("hardware", placement.device)
+            if hardware is None:
+                reading.put("hardware", device, f"nodes with {placement.device}")
+            elif name_of("hardware", hardware) != device:
+                reading.notes.append(f"nodes with {placement.device}: --hardware {hardware} replaces it")
+    engine = EngineSpec.model_validate({key: reading.get(f"engine.{key}") or 1 for key in _PARALLEL})
     pods = placement.size or 1
     if placement.gpus is not None and placement.gpus * pods != engine.num_devices:
-        each = f"{placement.gpus} GPUs" if pods == 1 else f"{pods} pods of {placement.gpus} GPUs"
-        found.notes.append(f"the manifest gives {each} to a server that uses {engine.num_devices}")
+        given = f"{placement.gpus} GPUs" if pods == 1 else f"{pods} pods of {placement.gpus} GPUs"
+        reading.notes.append(f"the manifest gives {given} to a server that uses {engine.num_devices}")
     elif placement.gpus is None and placement.size is not None:
-        found.notes.append(f"Not read: size: {placement.size} of a group, whose pods name no GPUs")
+        reading.notes.append(f"Not read: size: {placement.size} of a group, whose pods name no GPUs")
 
 
 def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScript, asking: Asking) -> Arguments:
@@ -199,14 +203,17 @@ def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[
     whole, pools = readings[0], list[dict[str, Any]]()
     engines = [each.data.get("engine", {}) for each in readings]
     shared = {key: value for key, value in engines[0].items() if all(each.get(key) == value for each in engines)}
-    for role, engine in zip(roles, engines, strict=True):
+    for role, engine, reading in zip(roles, engines, readings, strict=True):
         own = {key: value for key, value in engine.items() if key not in shared}
-        pool = {"role": role, "replicas": 1, "engine": own}
+        replicas = reading.get("cluster.replicas") or 1
+        pool = {"role": role, "replicas": replicas, "engine": own}
         same = next((each for each in pools if (each["role"], each["engine"]) == (role, own)), None)
         if same is None:
             pools.append(pool)
         else:
-            same["replicas"] += 1
+            same["replicas"] += replicas
+    if len({each.data.get("hardware") for each in readings}) > 1:
+        raise SpecError(f"{servers[1].place}: prefill and decode servers on different devices; give --hardware.")
     if len({each.data.get("model") for each in readings}) > 1:
         raise SpecError(f"{servers[1].place}: prefill and decode servers of different models; give one model.")
     whole.data["engine"] = shared

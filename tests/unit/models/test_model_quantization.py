@@ -120,7 +120,7 @@ def test_compressed_tensors_groups(
     assert (found.weights, found.activations, found.group_size) == expected
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(?:.*a){9}", "a*a*a*a*a*a*b", "x" * 501, "(a|aa)+b"])
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(?:.*a){9}", "a*a*a*a*a*a*b", "x" * 501, "(a|aa)+b", ".?.?.?.?.?.?!"])
 def test_patterns_that_may_never_end_are_refused(pattern: str) -> None:
     """Python tries all ways to share a name out over nested repetitions: minutes for one module."""
     with pytest.raises(SpecError, match=r"got the pattern .* expected at most 5 repetitions"):

@@ -7,7 +7,7 @@ from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.report.document import Block, Commands, Document, Line, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import format_optional
-from perfmodel.report.views.plan.sentences import plan_sentences
+from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences
 from perfmodel.report.views.trust import trust_blocks
 
 _NUM_OPTIONS = 6
@@ -30,64 +30,70 @@ def brief_view(result: PlanResult, question: str) -> Document:
 
 def _choice(result: PlanResult, winner: Finalist) -> str:
     """`4 x h200-sxm TP4: 16 GPUs, 101.60 USD/h, 84 % sure`"""
-    candidate = winner.deployment.screened.candidate
     parts = [f"{winner.num_devices} GPU{'s' if winner.num_devices > 1 else ''}"]
     if winner.usd_per_hour is not None:
         parts.append(f"{winner.usd_per_hour:.2f} USD/h")
-    return f"{winner.replicas} x {candidate.layout.label}: {', '.join([*parts, _sure(result, winner)])}"
-
-
-def _sure(result: PlanResult, finalist: Finalist) -> str:
-    return f"{result.sufficient(finalist):.0%} sure"
+    sure = f"{result.sufficient(winner):.0%} sure"
+    return f"{_label(winner)}: {', '.join([*parts, sure])}"
 
 
 def _options(result: PlanResult, winner: Finalist) -> Table:
-    """The choice, the next ones by rank, and the cheapest one although it is not sure enough."""
+    """The choice, the next ones by rank, and the cheapest one even if it is not sure enough."""
     quantile = result.quantile
-    ranked, every = list(result.ranked), [*result.ranked, *result.missed]
-    cheapest = min(every, key=_cost)
-    options = ranked[:_NUM_OPTIONS]
-    if cheapest not in options:
+    cheapest = min((*result.ranked, *result.missed), key=lambda option: option.cost)
+    options = list(result.ranked[:_NUM_OPTIONS])
+    if all(option is not cheapest for option in options):
         options = [*options[: _NUM_OPTIONS - 1], cheapest]
 
-    def row(each: Finalist) -> tuple[Line, ...]:
-        candidate = each.deployment.screened.candidate
-        label = f"{each.replicas} x {candidate.layout.label}"
+    def row(option: Finalist) -> tuple[Line, ...]:
+        candidate = option.deployment.screened.candidate
+        label = _label(option)
         if candidate.ratio is not None:
             label += f", {candidate.ratio[0]} prefill : {candidate.ratio[1]} decode"
         cells = (
             str(candidate.max_num_seqs),
-            str(each.num_devices),
-            format_optional(each.usd_per_hour, ".2f"),
-            format_optional(each.mean(f"{quantile}_ttft_ms"), ".0f"),
-            format_optional(each.mean(f"{quantile}_tpot_ms"), ".1f"),
-            f"{each.rate:.3g}",
-            f"{result.sufficient(each):.0%}",
-            format_optional(each.mean("usd_per_million_output_tokens_split"), ".3g"),
+            str(option.num_devices),
+            format_optional(option.usd_per_hour, ".2f"),
+            format_optional(option.mean(f"{quantile}_ttft_ms"), ".0f"),
+            format_optional(option.mean(f"{quantile}_tpot_ms"), ".1f"),
+            f"{option.rate:.3g}",
+            f"{result.sufficient(option):.0%}",
+            format_optional(option.mean("usd_per_million_output_tokens_split"), ".3g"),
         )
-        return (Span(f"> {label}", "strong"), *cells) if each is winner else (f"  {label}", *cells)
+        return (Span(f"> {label}", "strong"), *cells) if option is winner else (f"  {label}", *cells)
 
     head = (
         *("  deployment", "seqs", "GPUs", "USD/h", f"{quantile} TTFT", f"{quantile} TPOT"),
         *("max req/s", "sure", "USD/M out"),
     )
-    return Table(head, [row(each) for each in options], "Options (latencies in ms)")
+    return Table(head, [row(option) for option in options], "Options (latencies in ms)")
+
+
+def _label(option: Finalist) -> str:
+    return f"{option.replicas} x {option.deployment.screened.candidate.layout.label}"
+
+
+def _is_missed(result: PlanResult, option: Finalist) -> bool:
+    return any(option is other for other in result.missed)
 
 
 def _why_not_cheaper(result: PlanResult, winner: Finalist) -> str:
-    cheaper = [each for each in (*result.ranked, *result.missed) if _cost(each) < 0.995 * _cost(winner)]
+    """Why the surest of the cheaper options was not chosen."""
+    cheaper = [option for option in (*result.ranked, *result.missed) if option.cost < 0.995 * winner.cost]
     if not cheaper:
         return "No simulated option is cheaper."
-    best = min(cheaper, key=lambda each: (-result.sufficient(each), _cost(each)))
-    label = f"{best.replicas} x {best.deployment.screened.candidate.layout.label}"
-    reason = (
-        f"only {best.attained:.0%} of requests meet the SLO at this rate"
-        if best in result.missed
-        else f"it suffices in {result.sufficient(best):.0%} of the draws; plan.confidence asks for "
-        f"{result.spec.confidence:.0%}"
-    )
-    return f"Why not {label} for {format_optional(best.usd_per_hour, '.2f')} USD/h: {reason}."
+    best = min(cheaper, key=lambda option: (_is_missed(result, option), -result.sufficient(option), option.cost))
+    price = "" if best.usd_per_hour is None else f" for {best.usd_per_hour:.2f} USD/h"
+    return f"Why not {_label(best)}{price}: {_reason(result, best, winner)}."
 
 
-def _cost(finalist: Finalist) -> float:
-    return float(finalist.num_devices) if finalist.usd_per_hour is None else finalist.usd_per_hour
+def _reason(result: PlanResult, option: Finalist, winner: Finalist) -> str:
+    share, spec = result.sufficient(option), result.spec
+    if _is_missed(result, option):
+        return f"only {option.attained:.0%} of requests meet the SLO at this rate"
+    if share < spec.confidence:
+        return f"it suffices in {share:.0%} of the draws, plan.confidence asks for {spec.confidence:.0%}"
+    if spec.objective != "cheapest":
+        figures = f"{result.figure(option):.4g} against {result.figure(winner):.4g}"
+        return f"the objective is {OBJECTIVES[spec.objective]}, {figures}"
+    return f"with the replicas that draws add it is expected to cost more (it suffices in {share:.0%} of them)"

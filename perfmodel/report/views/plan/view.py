@@ -217,7 +217,7 @@ def _front_drawn(result: PlanResult) -> str:
     numbered = list(enumerate(result.front, 1))
     dots = [Dot(str(number), point.cost, point.tightness, COLOURS[0], True) for number, point in numbered]
     dots += [
-        Dot("", _cost(each), result.tightness(each), COLOURS[0], False)
+        Dot("", each.cost, result.tightness(each), COLOURS[0], False)
         for each in result.ranked
         if each.label not in names
     ]
@@ -230,7 +230,3 @@ def _front_drawn(result: PlanResult) -> str:
     log = ("y",) if max(heights) > _WIDE * min(heights) else ()
     y_title = "latency over its limit (1: just met)"
     return pareto_svg({"": dots}, heading, x_title, y_title, log, legend)
-
-
-def _cost(finalist: Finalist) -> float:
-    return float(finalist.num_devices) if finalist.usd_per_hour is None else finalist.usd_per_hour

@@ -262,6 +262,16 @@ def test_a_cheaper_option_is_shown_and_why_it_is_not_chosen(result: PlanResult) 
     cheaper = replace(result.winner, deployment=deployment)
     text = render_text(brief_view(replace(result, missed=[cheaper, *result.missed]), "?"))
     assert f"for {cheaper.usd_per_hour:.2f} USD/h: only {cheaper.attained:.0%} of requests meet the SLO" in text
+    unsure = replace(result, ranked=[result.winner, cheaper], missed=[])
+    share = unsure.sufficient(cheaper)
+    strict = replace(unsure, spec=result.spec.model_copy(update={"confidence": 0.999}))
+    assert f"it suffices in {share:.0%} of the draws, plan.confidence asks for 100%" in render_text(
+        brief_view(strict, "?")
+    )
+    lenient = result.spec.model_copy(update={"confidence": 0.01, "objective": "lowest_latency"})
+    fast = replace(unsure, spec=lenient)
+    figures = f"{fast.figure(cheaper):.4g} against {fast.figure(result.winner):.4g}"
+    assert f"the objective is latency over its limit, {figures}" in render_text(brief_view(fast, "?"))
     alone = render_text(brief_view(replace(result, ranked=[result.winner], missed=[]), "?"))
     assert "No simulated option is cheaper." in alone
 

@@ -249,6 +249,30 @@ def test_what_of_a_manifest_does_not_fit_is_a_note() -> None:
     assert "the manifest gives 4 GPUs to a server that uses 2" in found.notes
 
 
+def test_pools_keep_the_replicas_of_their_manifests_and_hardware_given_replaces_theirs() -> None:
+    role = """
+kind: Deployment
+spec:
+  replicas: %d
+  template:
+    spec:
+      nodeSelector: {nvidia.com/gpu.product: NVIDIA-H200}
+      containers:
+        - image: vllm/vllm-openai:v0.21.0
+          args: ["--model", "a/b", "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "%s"}']
+"""
+    pair = "---".join(role % each for each in ((3, "kv_producer"), (2, "kv_consumer")))
+    found = read_line(pair, Asking(hardware="h100-sxm-80gb"), "pair.yaml")
+    pools = [(pool["role"], pool["replicas"]) for pool in found.data["cluster"]["pools"]]
+    assert pools == [("prefill", 3), ("decode", 2)]
+    assert found.data["hardware"] == "h100-sxm-80gb"
+    assert "hardware" not in found.said
+    assert "nodes with NVIDIA-H200: --hardware h100-sxm-80gb replaces it" in found.notes
+    other = pair.replace("NVIDIA-H200", "NVIDIA-L40S", 1)
+    with pytest.raises(SpecError, match="prefill and decode servers on different devices; give --hardware"):
+        read_line(other, Asking(), "pair.yaml")
+
+
 def test_groups_of_pods_and_replicas_of_compose() -> None:
     group = """
 kind: LeaderWorkerSet
