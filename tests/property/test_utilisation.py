@@ -9,10 +9,17 @@ from perfmodel.planning.sweeps.step_report import estimate_choice
 from perfmodel.specs import load_hardware
 
 DEVICES = {name: load_hardware(name) for name in device_names()}
+
+
+def has_slow_fp16(device):
+    """Whether FP32 is faster, as on consumer Pascal: then engines multiply in another format than weights have."""
+    rates = device.declared.peak_flops_per_s
+    return rates.get("fp16", rates.get("bf16", 1e30)) < rates.get("fp32", 0)
+
+
 GENERATIONS = {
-    (device.kind, device.maker, device.declared.architecture): name
-    for name, device in sorted(DEVICES.items(), reverse=True)
-    if device.memory_bytes > 12e9
+    (device.kind, device.maker, device.declared.architecture, has_slow_fp16(device)): name
+    for name, device in sorted(DEVICES.items(), key=lambda each: each[1].memory_bytes)
 }
 
 

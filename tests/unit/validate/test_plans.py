@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.validate.plans import PlansReport, validate_plans
+from perfmodel.validate.plans import PlansReport, RecordedCase, replay, validate_plans
 
 RECORDINGS = sorted((Path(__file__).parents[3] / "measurements" / "plans").glob("*.json.gz"))
 CITED = Path(__file__).parents[4] / "shared" / "truth" / "plans" / "vllm_0.30.0.json.gz"
@@ -54,6 +54,17 @@ def test_the_recording_of_sglang_exercises_its_rules() -> None:
     for feature in ("async scheduling", "prefix caching", "mixed chunks", "lpm", "dfs-weight", "lof", "priority"):
         assert by[feature]["rows"] >= 10, feature
     assert by["preemption"]["rows"] >= 10
+
+
+def test_slots_for_drafts_end_with_the_longest_sequence() -> None:
+    """60 + 4 tokens fill all four blocks of 16, to which max_model_len limits a sequence: drafts behind them, of which
+    vLLM keeps slots for five, take no fifth block."""
+    config = {**SMALL["config"], "max_num_batched_tokens": 64, "block_size": 16, "num_blocks": 4, "drafter": "eagle"}
+    request = {"arrival": 0, "prompt": 60, "output": 4, "accepted": [0]}
+    case = {**SMALL, "config": {**config, "num_speculative_tokens": 5}, "requests": [request]}
+    steps = list(replay(RecordedCase.model_validate(case), "vllm", "0.30.0"))
+    assert sum(tokens for _, grants, _ in steps for _, _, tokens in grants) >= 60 + 3
+    assert [preempted for _, _, preempted in steps if preempted] == []
 
 
 # ------------------------------------------------------------------ the command

@@ -204,7 +204,7 @@ def test_a_bad_trace_is_one_sentence_with_the_line(tmp_path: Path, format_: str,
 
 @pytest.mark.parametrize(
     ("of_trace", "block_size", "num_blocks", "num_shared"),
-    [(16, 16, 6, 4), (32, 16, 6, 4), (16, 32, 3, 2), (8, 32, 3, 2), (24, 16, 6, 4), (48, 32, 3, 1)],
+    [(16, 16, 6, 4), (32, 16, 6, 4), (16, 32, 3, 2), (8, 32, 3, 2), (24, 16, 6, 4), (48, 32, 3, 1), (40, 16, 6, 2)],
 )
 def test_blocks_of_a_trace_in_blocks_of_the_engine(
     tmp_path: Path, of_trace: int, block_size: int, num_blocks: int, num_shared: int
