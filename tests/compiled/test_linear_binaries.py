@@ -12,7 +12,7 @@ from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import binary, compile_launch, device_limits, serialised_products  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
-from perfmodel_executors.kernels.linear.triton import many_tokens_shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.linear.many_tokens import many_tokens_shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.swapped_product.tiling import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, fitting, targeting  # noqa: E402
@@ -44,7 +44,7 @@ def weight_of(operator):
 
 def law(operator, config, capability):
     if "DESCRIPTORS" in config.sizes:
-        return many_tokens_shared_bytes(config, capability, 2)
+        return many_tokens_shared_bytes(operand_of(weight_of(operator)), config, capability)
     return shared_bytes(operand_of(weight_of(operator)), 2, config, capability)
 
 
@@ -64,7 +64,10 @@ CASES = [
     ("linear_w4a16 fp4", tile(4, 4, BLOCK_M=8, BLOCK_N=64, BLOCK_K=256), 8),
     ("linear_w4a16 fp4", tile(4, 4, BLOCK_M=16, BLOCK_N=64, BLOCK_K=256), 16),
     ("linear_fp8_block", tile(4, 5, BLOCK_M=16, BLOCK_N=64, BLOCK_K=128), 16),
-    ("linear_w8a8", tile(8, 3, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128), 4096),
+    ("linear_w8a8", tile(8, 3, BLOCK_M=128, BLOCK_N=256, BLOCK_K=128, DESCRIPTORS=1), 4096),
+    ("linear_w8a8", tile(4, 3, BLOCK_M=64, BLOCK_N=128, BLOCK_K=128, DESCRIPTORS=0), 4096),
+    ("linear_fp8", tile(8, 3, BLOCK_M=128, BLOCK_N=256, BLOCK_K=128, DESCRIPTORS=1), 4096),
+    ("linear_fp8_block", tile(8, 4, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128, DESCRIPTORS=1), 4096),
     ("linear_fp8", tile(4, 4, BLOCK_M=16, BLOCK_N=64, BLOCK_K=256), 16),
 ]
 

@@ -1,6 +1,6 @@
 """Kernels of the suite: every operator's serving problems, right and fast."""
 
-__all__ = ["difference", "kernel_tasks", "measure_problem", "tensors_of"]
+__all__ = ["check_repeats", "difference", "kernel_tasks", "measure_problem", "tensors_of"]
 
 import math
 import sys
@@ -38,7 +38,7 @@ def kernel_tasks(bench: Bench) -> Iterator[Task]:
 def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
     """A KernelRecord: the kernel's time, the baseline's, and how far its result is from the reference.
 
-    Raises KernelError for a result that is not finite where the reference is.
+    Raises KernelError for a result that is not finite where the reference is, or that differs when it is repeated.
     """
     operator = getattr(load_kernels(bench.backend), problem.operator)
     num_bytes = sum(t.numel() * t.element_size() for t in tensors_of(problem.make(Inputs("meta"))))
@@ -95,12 +95,28 @@ def _error(problem: Problem, operator: Any, bench: Bench) -> float | None:
     with torch.inference_mode():
         with tuning():
             actual = operator(*ours)
+        check_repeats(problem, operator, Inputs(bench.device, seed=97), (actual, ours))
         expected = reference(*theirs)
         pairs = zip(tensors_of((actual, ours)), tensors_of((expected, theirs)), strict=True)
         worst = max((difference(left, right) for left, right in pairs), default=0.0)
     if not math.isfinite(worst):
         raise KernelError(f"{problem}: the result is not finite, and the reference's is.")
     return worst
+
+
+def check_repeats(problem: Problem, operator: Any, inputs: Inputs, first: Any) -> None:
+    """Raises KernelError where equal inputs do not give equal bits: two parts of a kernel are in a race.
+
+    first: (results, arguments) of a call whose arguments `inputs` makes once more
+    """
+    arguments = problem.make(inputs)
+    again = tensors_of((operator(*arguments), arguments))
+    if not all(torch.equal(_bits(left), _bits(right)) for left, right in zip(tensors_of(first), again, strict=True)):
+        raise KernelError(f"{problem}: the result differs when the same inputs are computed again.")
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(-1).view(torch.uint8)
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:

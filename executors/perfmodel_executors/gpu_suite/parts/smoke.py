@@ -24,7 +24,7 @@ from torch import Tensor
 
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
-from perfmodel_executors.gpu_suite.parts.kernels import difference, tensors_of
+from perfmodel_executors.gpu_suite.parts.kernels import check_repeats, difference, tensors_of
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.graphs import Capture, CudaCapture, no_capture
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
@@ -101,14 +101,16 @@ def _timed(check: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 def check_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
     """The kernel against the reference, which computes in fp32 what is not stored in fewer bits.
 
-    Raises KernelError for a result that is not finite where the reference is.
+    Raises KernelError for a result that is not finite where the reference is, or that differs when it is repeated.
     """
     ours, theirs = (problem.make(Inputs(bench.device, seed=1)) for _ in range(2))
     operator, reference = (getattr(load_kernels(name), problem.operator) for name in (bench.backend, "torch"))
     is_stored = any(each.dtype in _STORED for each in tensors_of(theirs))
     theirs = theirs if is_stored else _in_fp32(theirs)
     with torch.inference_mode():
-        pairs = zip(tensors_of((operator(*ours), ours)), tensors_of((reference(*theirs), theirs)), strict=True)
+        actual = (operator(*ours), ours)
+        check_repeats(problem, operator, Inputs(bench.device, seed=1), actual)
+        pairs = zip(tensors_of(actual), tensors_of((reference(*theirs), theirs)), strict=True)
         worst = max((difference(left, right) for left, right in pairs), default=0.0)
     if not math.isfinite(worst):
         raise KernelError(f"{problem}: the result is not finite where the reference's is.")

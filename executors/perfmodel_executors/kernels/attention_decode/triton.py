@@ -23,6 +23,7 @@ from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.kv_pages.triton import (
     format_of,
     load_pages,
+    load_pairs,
     page_buffers,
     product_dtype,
     raw,
@@ -56,7 +57,7 @@ def _attention_decode_kernel(
     q_stride, table_stride, num_splits, scale_log2,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, ROWS: tl.constexpr, H_PAD: tl.constexpr,
-    V_PAD: tl.constexpr, IS_SPLIT: tl.constexpr, TILE: tl.constexpr,
+    V_PAD: tl.constexpr, IS_SPLIT: tl.constexpr, PAIRED: tl.constexpr, BY_BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = N // K
     head = tl.program_id(0) % K
@@ -89,7 +90,8 @@ def _attention_decode_kernel(
     # One program of the splits has the sink, so that it is counted once.
     has_sink = is_row & (split == 0)
     largest, total = begin_softmax(sinks_ptr, head * GROUP + member, has_sink, -float("inf"), ROWS)
-    acc = tl.zeros([ROWS, V_PAD], tl.float32)
+    acc = tl.zeros([ROWS, V_PAD // 2 if PAIRED else V_PAD], tl.float32)
+    odd_acc = acc
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         is_seen = position < end
@@ -110,10 +112,16 @@ def _attention_decode_kernel(
         total = total * shrink + tl.sum(weights, axis=1)
         if FORMAT == "int8":
             weights *= tl.load(v_scale_ptr + scale_rows, mask=is_seen, other=0.0)[None, :]
-        v = load_pages(v_ptr, rows, head, is_seen, K, HV, V_PAD, FORMAT, DTYPE, True)
+        if PAIRED:
+            v, odd_v = load_pairs(v_ptr, rows, head, is_seen, K, HV, V_PAD, FORMAT, DTYPE, BY_BITS)
+            odd_acc = tl.dot(weights.to(DTYPE), odd_v, odd_acc * shrink[:, None], input_precision="ieee")
+        else:
+            v = load_pages(v_ptr, rows, head, is_seen, K, HV, V_PAD, FORMAT, DTYPE, True)
         acc = tl.dot(weights.to(DTYPE), v, acc * shrink[:, None], input_precision="ieee")
         largest = larger
 
+    if PAIRED:
+        acc = tl.reshape(tl.join(acc, odd_acc), (ROWS, V_PAD))
     # A program without tokens has a sum of zero: its result is zero, its weight in the combination too.
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     row = seq * N + query
@@ -176,19 +184,22 @@ def attention_decode(
         num_seqs * programs, block_tables_DM.shape[1] * pages.block_size, compute_units(q_DNH.device)
     )
     form = format_of(pages.dtype, q_DNH.device)
+    is_paired = form != "plain" and v_dim % 2 == 0
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, v_dim)
     part = out_DNH if splits == 1 else q_DNH.new_empty(num_seqs, num_heads, splits, v_dim, dtype=torch.float32)
     lse = None if splits == 1 else q_DNH.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
     widths = (padded(head_dim), padded(v_dim))
+    values = pages.v_BSKH.view(torch.int16) if is_paired else raw(pages.v_BSKH, form)
     args = (
-        q_DNH, raw(pages.k_BSKH, form), raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
+        q_DNH, raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
         block_tables_DM, context_lens_D, sinks_N, part, lse,
         q_DNH.stride(0), block_tables_DM.stride(0), splits, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
         "WINDOW": window or 0, "CHUNK": chunk or 0, "CAP": cap or 0.0, "ROWS": rows, "IS_SPLIT": splits > 1,
-        "H_PAD": widths[0], "V_PAD": widths[1],
+        "H_PAD": widths[0], "V_PAD": widths[1], "PAIRED": is_paired,
+        "BY_BITS": q_DNH.device.type != "cpu" and form != "fp8_bits",
     }  # fmt: skip
 
     def run(config: TileConfig) -> None:

@@ -4,9 +4,22 @@ FP8 is written by integer arithmetic on every device (a few operations per new e
 everywhere. It is read by the hardware's conversion where there is one (Ada and later), else by shifting its bits into
 those of an fp16. What is read becomes fp16, which holds every value of both formats exactly: the products run in fp16
 then, or in fp32 for fp32 queries.
+
+Values of decodes are read as pairs of neighbouring elements (`load_pairs`): tensor cores want them along the tokens,
+and what transposes on the way from SRAM moves 16 bits at a time; bytes would be loaded one by one.
 """
 
-__all__ = ["encode_fp8", "encode_int8", "format_of", "load_pages", "page_buffers", "product_dtype", "raw", "token_rows"]
+__all__ = [
+    "encode_fp8",
+    "encode_int8",
+    "format_of",
+    "load_pages",
+    "load_pairs",
+    "page_buffers",
+    "product_dtype",
+    "raw",
+    "token_rows",
+]
 
 import torch
 import triton
@@ -18,6 +31,30 @@ from perfmodel_executors.kernels.tiles import capability_of
 
 _FIRST_WITH_FP8 = 89  # compute capability
 _FP8_MAX = tl.constexpr(FP8_MAX)
+
+# Two tokens' pairs of codes -> (the first elements, the second ones) of both tokens.
+_FP8_PAIRS = tl.constexpr(
+    """{
+    .reg .b32 codes;
+    .reg .b16 first, second, unused;
+    prmt.b32 codes, $2, 0, 0x3120;
+    mov.b32 {first, second}, codes;
+    cvt.rn.f16x2.e4m3x2 $0, first;
+    cvt.rn.f16x2.e4m3x2 $1, second;
+    }"""
+)
+# As above: a code less its bias of 128 below the exponent of 1024, in fp16, and both taken off.
+_INT8_PAIRS = tl.constexpr(
+    """{
+    .reg .b32 codes, bias;
+    xor.b32 codes, $2, 0x80808080;
+    mov.b32 bias, 0x64806480;
+    prmt.b32 $0, codes, 0x64646464, 0x4240;
+    prmt.b32 $1, codes, 0x64646464, 0x4341;
+    sub.rn.f16x2 $0, $0, bias;
+    sub.rn.f16x2 $1, $1, bias;
+    }"""
+)
 
 
 @triton.jit
@@ -44,14 +81,16 @@ def token_rows(table_ptr, position, is_inside, PAGE: tl.constexpr, MASKED: tl.co
     """Rows of the flattened pages [B * S] that hold the tokens at `position` of a sequence.
 
     In 32 bits, which count the tokens of any memory; only their elements need 64. Positions are never negative, so that
-    a page and a place in it are a shift and a mask.
+    a page and a place in it are a shift and a mask. The mask is written as one: from a remainder Triton 3.6 concludes
+    that rows begin at multiples of the page, and reads rows of odd sizes 16 bytes at a time.
     """
     token = position.to(tl.uint32)
+    place = token & (PAGE - 1) if PAGE & (PAGE - 1) == 0 else token % PAGE
     if MASKED:
         block = tl.load(table_ptr + token // PAGE, mask=is_inside, other=0)
     else:
         block = tl.load(table_ptr + token // PAGE)
-    return block.to(tl.int32) * PAGE + (token % PAGE).to(tl.int32)
+    return block.to(tl.int32) * PAGE + place.to(tl.int32)
 
 
 @triton.jit
@@ -72,6 +111,39 @@ def load_pages(
     else:
         x = tl.load(pointers, mask=(column < D)[None, :], other=0.0)
     return _widened(x, FORMAT, DTYPE)
+
+
+@triton.jit
+def load_pairs(
+    pairs_ptr, rows, head, is_inside, K: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr, BY_BITS: tl.constexpr,
+):  # fmt: skip
+    """One head's quantised values (even, odd elements), [tokens, D_PAD / 2] both, of pages seen as 16-bit integers."""
+    pair = tl.arange(0, D_PAD // 2)
+    pointers = pairs_ptr + head * (D // 2) + (rows.to(tl.int64) * (K * D // 2))[:, None] + pair[None, :]
+    if D_PAD == D:
+        codes = tl.load(pointers, mask=is_inside[:, None], other=0)
+    else:
+        codes = tl.load(pointers, mask=is_inside[:, None] & (pair < D // 2)[None, :], other=0)
+    if BY_BITS:
+        ASM: tl.constexpr = _INT8_PAIRS if FORMAT == "int8" else _FP8_PAIRS
+        even, odd = tl.inline_asm_elementwise(
+            ASM, "=r,=r,r", [codes], (tl.float16, tl.float16), is_pure=True, pack=2
+        )
+        even, odd = even.to(DTYPE), odd.to(DTYPE)
+    else:
+        even = _widened_code((codes & 0xFF).to(tl.uint8), FORMAT, DTYPE)
+        odd = _widened_code(((codes >> 8) & 0xFF).to(tl.uint8), FORMAT, DTYPE)
+    return even, odd
+
+
+@triton.jit
+def _widened_code(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
+    """What a byte of a pair stands for."""
+    if FORMAT == "int8":
+        return _widened(code.to(tl.int8, bitcast=True), FORMAT, DTYPE)
+    else:
+        return _widened(code, "fp8_bits", DTYPE)
 
 
 @triton.jit

@@ -32,7 +32,8 @@ from perfmodel_executors.kernels.weight_formats.expanded import expanded
 from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MAX
 
 _TINY = 1e-12
-_CUDA_LEAST_ROWS = 32  # cuBLAS refuses INT8 products of 16 rows and fewer
+_CUDA_LEAST_ROWS = 32  # cuBLAS refuses INT8 products of 16 rows and fewer,
+_CUDA_UNIT = 8  # and of other multiples of inputs
 
 
 def quantize_tokens_int8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,9 +81,11 @@ def linear_w8a8_static(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None =
 
 def int8_product(codes_MK: Tensor, values_NK: Tensor) -> Tensor:
     """codes values^T, both INT8, in int32 [M, N]."""
-    rows = len(codes_MK)
-    if codes_MK.device.type == "cuda" and rows < _CUDA_LEAST_ROWS:
-        codes_MK = functional.pad(codes_MK, (0, 0, 0, _CUDA_LEAST_ROWS - rows))
+    rows, inputs = codes_MK.shape
+    if codes_MK.device.type == "cuda" and (rows < _CUDA_LEAST_ROWS or inputs % _CUDA_UNIT):
+        more = -inputs % _CUDA_UNIT
+        codes_MK = functional.pad(codes_MK, (0, more, 0, max(0, _CUDA_LEAST_ROWS - rows)))
+        values_NK = functional.pad(values_NK, (0, more)) if more else values_NK
     return torch._int_mm(codes_MK, values_NK.T)[:rows]
 
 

@@ -1,8 +1,8 @@
 """y = (q(x) W^T) * token scale * output scale + b, on the 8-bit tensor cores: two kernels, or three.
 
-The first quantises x, a token each program (one read of x, the row stays in registers between the largest magnitude and
-the rounding; blocks have one of each 128). The others are `swapped_product`, which scales its sums. e4m3 needs sm_89;
-Hopper sums FP8 products with fewer bits than fp32 has, and blocks promote their sums after each 128 inputs.
+The first quantises x, a token a program (one read of x, the row stays in registers between the largest magnitude and
+the rounding; blocks have a scale for 128 inputs). The others are those of plain weights, which scale their sums. e4m3
+needs sm_89; Hopper sums FP8 products with fewer bits than fp32 has, and blocks promote their sums after 128 inputs.
 """
 
 __all__ = ["linear_fp8", "linear_fp8_block", "linear_w8a8", "quantize_tokens"]
@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.linear.many_tokens import many_tokens_product
+from perfmodel_executors.kernels.swapped_product.tiling import FEW_TOKENS
 from perfmodel_executors.kernels.swapped_product.triton import swapped_product
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.weight_formats.containers import BlockFp8Weight, Fp8Weight, Int8Weight
@@ -23,9 +25,9 @@ from perfmodel_executors.kernels.weight_formats.triton import check_format
 _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves fp32 no bits below one, rounded to nearest even
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _quantize_tokens_kernel(
-    x_ptr, values_ptr, scales_ptr, K, x_stride,
+    x_ptr, values_ptr, scales_ptr, M, K, x_stride,
     LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -45,8 +47,7 @@ def _quantize_tokens_kernel(
             values = (bits & -0x100000).to(tl.float32, bitcast=True)
         codes = values.to(values_ptr.dtype.element_ty, fp_downcast_rounding="rtne")
     tl.store(values_ptr + row * K + k, codes, mask=k < K)
-    groups = tl.cdiv(K, GROUP)
-    tl.store(scales_ptr + row * groups + group, scale, mask=group < groups)
+    tl.store(scales_ptr + group * M + row, scale, mask=group < tl.cdiv(K, GROUP))
 
 
 def linear_w8a8(
@@ -77,17 +78,17 @@ def linear_fp8_block(
 
 
 def quantize_tokens(x_MK: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
-    """(x as the operand's values are [M, K], fp32 scales [M], or [M, ceil(K / group)] where the operand has groups)."""
+    """(x as the operand's values are [M, K], fp32 scales [1, M], or [ceil(K / group), M] where the operand has groups)."""
     (m, k), dtype = x_MK.shape, operand.values.dtype
     block = max(operand.group_size, triton.next_power_of_2(k))
     group = operand.group_size or block
     values_MK = torch.empty(m, k, dtype=dtype, device=x_MK.device)
-    scales_MG = torch.empty(m, triton.cdiv(k, group), dtype=torch.float32, device=x_MK.device)
+    scales_GM = torch.empty(triton.cdiv(k, group), m, dtype=torch.float32, device=x_MK.device)
     is_integer = dtype == torch.int8
     launch(
         _quantize_tokens_kernel,
         (m,),
-        *(x_MK, values_MK, scales_MG, k, x_MK.stride(0)),
+        *(x_MK, values_MK, scales_GM, m, k, x_MK.stride(0)),
         options=Options(num_warps=max(1, min(16, block // 512)), num_stages=1),
         LARGEST=INT8_MAX if is_integer else FP8_MAX,
         IS_INTEGER=is_integer,
@@ -95,7 +96,7 @@ def quantize_tokens(x_MK: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
         BLOCK=block,
         GROUP=group,
     )
-    return values_MK, scales_MG
+    return values_MK, scales_GM
 
 
 def _product(
@@ -107,4 +108,6 @@ def _product(
 ) -> Tensor:
     check_format(weight, x_MK.device)
     x_MK, operand = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous(), operand_of(weight)
-    return swapped_product(kernel, x_MK, operand, bias_N, config, quantize_tokens(x_MK, operand))
+    is_few = len(x_MK) <= FEW_TOKENS if config is None else "DESCRIPTORS" not in config.sizes
+    product = swapped_product if is_few else many_tokens_product
+    return product(kernel, x_MK, operand, bias_N, config, quantize_tokens(x_MK, operand))

@@ -12,7 +12,7 @@ from perfmodel_executors.kernels.weight_formats.samples import FORMATS
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 _SERVED = ("int8_wo", "int4_wo", "w4a16_mxfp4", "w4a16_nvfp4")
 _SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
-_TOKENS = (1, 8, 16, 64, 4096)
+_TOKENS = (1, 8, 16, 64, 512, 4096)
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
@@ -27,6 +27,7 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         _problem("w4a16_mxfp4", 3, 72, 1088, dtype, has_bias=True),
         _problem("w4a16_mxfp4", 70, 40, 192, dtype),
         _problem("w4a16_nvfp4", 5, 72, 320, dtype, has_bias=True),
+        *(_problem(form, 260, 40, 192, dtype, has_bias=True) for form in ("int8_wo", "int4_wo_zeros", *_SERVED[2:])),
     ]
 
 

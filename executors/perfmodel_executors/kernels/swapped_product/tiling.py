@@ -15,15 +15,14 @@ import torch
 from perfmodel_executors.kernels.launch import Options
 from perfmodel_executors.kernels.split_k.triton import num_slices
 from perfmodel_executors.kernels.tiles import TileConfig
-from perfmodel_executors.kernels.weight_formats.fp4 import SPAN
 from perfmodel_executors.kernels.weight_formats.operand import Operand
 
 FEW_TOKENS = 64
-_HALF_SPAN = SPAN // 2
 
 
 class _Tiles(NamedTuple):
-    """few: outputs, depth, warps, stages; many: tokens, then as few. blocks: wanted of a compute unit with few tokens;
+    """few: outputs, depth, warps, stages; many: tokens, then as few (none where
+    another kernel takes over). blocks: wanted of a compute unit with few tokens;
     least: columns of a tile; with fewer than 16, Hopper and Blackwell fall back to the instructions of Ampere"""
 
     few: tuple[tuple[int, int, int, int], ...]
@@ -61,13 +60,13 @@ _INT4 = _Tiles(
 )
 _8_BITS = _Tiles(
     few=((64, 256, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (128, 256, 4, 3), (64, 128, 4, 3)),
-    many=((128, 128, 128, 8, 3), (256, 128, 128, 8, 3), (128, 128, 128, 4, 3), (64, 128, 128, 4, 3)),
+    many=(),
     blocks=2,
     least=16,
 )
 _BLOCKS = _Tiles(
     few=((64, 128, 4, 5), (128, 128, 4, 4), (64, 128, 4, 4), (64, 128, 4, 3)),
-    many=((64, 128, 128, 4, 4), (128, 128, 128, 8, 3), (64, 64, 128, 4, 3)),
+    many=(),
     blocks=2,
     least=16,
 )
@@ -102,7 +101,7 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     Operands of asynchronous products (Hopper; Blackwell, whose tensor memory takes no integers) must outlive their
     issue, and there is one stage more; codes have left theirs for registers by then. Barriers of tensor memory take 16
     bytes, or 8 where the next group waits for the sums of the last. Scales of INT4 pass through SRAM in a block with a
-    thread for each output; so do halves of a span with two scales, and, at most, those of blocks.
+    thread for each output; so do, at most, those of blocks.
 
     element_bytes: of the activations before they are quantised
     """
@@ -112,8 +111,7 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     values = sizes["BLOCK_N"] * sizes["BLOCK_K"] * operand.bits // 8
     x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
     if operand.bits == 4 and is_ahead and capability >= 100:
-        halves = _beside(operand, element_bytes, config) if operand.form == "fp4" else 0
-        return (values + x) * (stages - 1) + 8 + halves
+        return (values + x) * (stages - 1) + 8
     values_stages = stages - (operand.is_widened or not is_ahead)
     pipeline = values * values_stages + x * (stages - (not is_ahead)) + _beside(operand, element_bytes, config)
     return pipeline + (16 if is_ahead and capability >= 100 else 0)
@@ -124,6 +122,4 @@ def _beside(operand: Operand, element_bytes: int, config: TileConfig) -> int:
     rows, columns = config.sizes["BLOCK_N"], config.sizes["BLOCK_M"]
     if operand.form == "int4":
         return element_bytes * rows if rows == 32 * config.options.num_warps else 0
-    if operand.form == "fp4" and operand.group_size < _HALF_SPAN:
-        return 2 * _HALF_SPAN * element_bytes * rows
     return 4 * rows + 8 * columns if operand.form == "blocks" else 0

@@ -34,8 +34,8 @@ def _swapped_product_kernel(
     first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
     # Rows beyond the end wrap around: they are computed and not stored, which is cheaper than a mask in the loop.
     sums = tile_sums(
-        x_ptr, x_scales_ptr, x_stride, m % M, values_ptr, group_scales_ptr, zeros_ptr, row_stride, n % N, N, K, first,
-        last, FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
+        x_ptr, x_scales_ptr, M, x_stride, m % M, values_ptr, group_scales_ptr, zeros_ptr, row_stride, n % N, N, K,
+        first, last, FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     sums = scaled(sums, x_scales_ptr, tl.minimum(m, M - 1), row_scales_ptr, tl.minimum(n, N - 1), FORMAT)
     if SPLIT_K > 1:

@@ -55,8 +55,8 @@ def _up_stored_kernel(
         row = (block * COLUMNS + place) % inner + expert * inner
     pair = tl.maximum(pair, 0)  # of rows without one: stored nowhere
     sums = tile_sums(
-        x_ptr, x_scales_ptr, x_stride, pair // TOP_K, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row,
-        num_rows, K, 0, tl.cdiv(K, BLOCK_K), FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
+        x_ptr, x_scales_ptr, num_tokens, x_stride, pair // TOP_K, values_ptr, group_scales_ptr, zeros_ptr, row_stride,
+        row, num_rows, K, 0, tl.cdiv(K, BLOCK_K), FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     sums = scaled(sums, x_scales_ptr, pair // TOP_K, row_scales_ptr, row, FORMAT)
     if bias_ptr is not None:
@@ -92,8 +92,8 @@ def _down_stored_kernel(
     row = column % width + expert * width
     pair = tl.maximum(pair, 0)
     sums = tile_sums(
-        x_ptr, x_scales_ptr, x_stride, pair, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row, num_rows, K,
-        split * steps, tl.minimum(split * steps + steps, tl.cdiv(K, BLOCK_K)),
+        x_ptr, x_scales_ptr, num_tokens * TOP_K, x_stride, pair, values_ptr, group_scales_ptr, zeros_ptr, row_stride,
+        row, num_rows, K, split * steps, tl.minimum(split * steps + steps, tl.cdiv(K, BLOCK_K)),
         FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     sums = scaled(sums, x_scales_ptr, pair, row_scales_ptr, row, FORMAT)

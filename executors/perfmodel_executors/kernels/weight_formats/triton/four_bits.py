@@ -4,11 +4,13 @@ INT4: a code below the mantissa of 128 (bf16; 1024 in fp16) is 128 + code, exact
 is 1.4 instructions a weight. The scale of each group multiplies the group's sums.
 
 E2M1: exponent and mantissa go where bf16 (fp16) has the lowest bits of its exponent and the highest of its mantissa.
-That is the number times 2^-126 (2^-14), subnormals included, so that the group's scale times 2^126 (2^14) makes it what
-it stands for, in one multiplication. To stay within the range of both, the scale is 2^8 smaller, and the sums larger.
+That is the number times 2^-126 (2^-14), subnormals included, which one multiplication takes back. The scale of each
+group multiplies the group's sums, too.
+
+A matrix that many tokens meet is written out once, by `expand_int4` or `expand_fp4`, in place of once a tile.
 """
 
-__all__ = ["add_fp4", "add_int4"]
+__all__ = ["add_fp4", "add_int4", "expand_fp4", "expand_int4"]
 
 import triton
 import triton.language as tl
@@ -52,10 +54,8 @@ _E2M1_BF16 = tl.constexpr(
     }"""
 )
 _E2M1_FP16 = tl.constexpr(_E2M1_BF16.value.replace("code, 6;", "code, 3;").replace("0x01C001C0", "0x0E000E00"))
-# What the numbers and their scales are multiplied by, in fp32, whose range two factors stay in.
-_LIFT_BF16 = tl.constexpr(2.0**126)
+_LIFT = tl.constexpr(2.0**126)  # of fp32 and bf16
 _LIFT_FP16 = tl.constexpr(2.0**14)
-_SPARE = tl.constexpr(2.0**8)
 
 
 @triton.jit
@@ -97,21 +97,48 @@ def add_fp4(
 ):  # fmt: skip
     """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step from `first` to `last` - 1."""
     HALF: tl.constexpr = SPAN // 2
+    GROUPS: tl.constexpr = HALF // GROUP_SIZE  # of a half
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
     for block in range(first, last):
-        for step in tl.static_range(SPANS):
-            span = block * SPANS + step
-            packed = tl.load(packed_ptrs + span * HALF)
-            x_low = tl.load(x_ptrs + span * SPAN)
-            x_high = tl.load(x_ptrs + span * SPAN + HALF)
+        for step in tl.static_range(SPANS * GROUPS):
+            span = block * SPANS + step // GROUPS
+            inside = span * SPAN + step % GROUPS * GROUP_SIZE
+            packed = tl.load(packed_ptrs + span * HALF + step % GROUPS * GROUP_SIZE)
+            x_low = tl.load(x_ptrs + inside)
+            x_high = tl.load(x_ptrs + inside + HALF)
+            group_ptrs = scales_ptr + (span * (2 * GROUPS) + step % GROUPS) * num_rows + row
+            low_scale = _scale(tl.load(group_ptrs), GROUP_SIZE)
+            high_scale = _scale(tl.load(group_ptrs + GROUPS * num_rows), GROUP_SIZE)
             low, high = _widen_e2m1(packed, dtype, BY_BITS)
-            group_ptrs = scales_ptr + span * (SPAN // GROUP_SIZE) * num_rows + row
-            low = _times_scales(low, group_ptrs, num_rows, dtype, GROUP_SIZE, BY_BITS)
-            group_ptrs += HALF // GROUP_SIZE * num_rows
-            high = _times_scales(high, group_ptrs, num_rows, dtype, GROUP_SIZE, BY_BITS)
-            sums = tl.dot(low, x_low, input_precision="ieee")
-            acc += tl.dot(high, x_high, sums, input_precision="ieee")
-    return acc * _SPARE if BY_BITS else acc
+            acc += tl.dot(low, x_low, input_precision="ieee") * low_scale[:, None]
+            acc += tl.dot(high, x_high, input_precision="ieee") * high_scale[:, None]
+    return acc
+
+
+@triton.jit
+def expand_int4(packed_ptrs, scales_ptr, zeros_ptr, row, num_rows, out_ptrs, mask, group, GROUP_SIZE: tl.constexpr):
+    """Writes a group's inputs [N, GROUP_SIZE / 2] twice: `packed_ptrs` and `out_ptrs` begin at the group."""
+    packed = tl.load(packed_ptrs)
+    scale = tl.load(scales_ptr + group * num_rows + row).to(tl.float32)[:, None]
+    zero = 8.0
+    if zeros_ptr is not None:
+        zero = tl.load(zeros_ptr + group * num_rows + row).to(tl.float32)[:, None]
+    low, high = ((packed & 15).to(tl.float32) - zero) * scale, ((packed >> 4).to(tl.float32) - zero) * scale
+    tl.store(out_ptrs, low.to(out_ptrs.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs + GROUP_SIZE // 2, high.to(out_ptrs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def expand_fp4(packed_ptrs, scales_ptr, row, num_rows, out_ptrs, mask, span, SPAN: tl.constexpr, GROUP_SIZE: tl.constexpr):
+    """Writes a span's inputs [N, SPAN / 2] twice: `packed_ptrs` and `out_ptrs` begin at the span."""
+    HALF: tl.constexpr = SPAN // 2
+    packed = tl.load(packed_ptrs)
+    group = span * (SPAN // GROUP_SIZE) + tl.arange(0, HALF) // GROUP_SIZE
+    group_ptrs = scales_ptr + group[None, :] * num_rows + row[:, None]
+    low = _e2m1(packed & 15) * _scale(tl.load(group_ptrs), GROUP_SIZE)
+    high = _e2m1(packed >> 4) * _scale(tl.load(group_ptrs + HALF // GROUP_SIZE * num_rows), GROUP_SIZE)
+    tl.store(out_ptrs, low.to(out_ptrs.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs + HALF, high.to(out_ptrs.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -130,9 +157,11 @@ def _by_bits(packed, dtype: tl.constexpr, TO_BF16: tl.constexpr, TO_FP16: tl.con
 
 @triton.jit
 def _widen_e2m1(packed, dtype: tl.constexpr, BY_BITS: tl.constexpr):
-    """(low, high) codes: by their bits, smaller by the lift of their dtype, else as they are."""
+    """(low, high) numbers in `dtype`."""
     if BY_BITS:
         low, high = _by_bits(packed, dtype, _E2M1_BF16, _E2M1_FP16)
+        lift = tl.full((1, 1), _LIFT if dtype == tl.bfloat16 else _LIFT_FP16, tl.float32).to(dtype)
+        low, high = low * lift, high * lift
     else:
         low, high = _e2m1(packed & 15).to(dtype), _e2m1(packed >> 4).to(dtype)
     return low, high
@@ -142,26 +171,14 @@ def _widen_e2m1(packed, dtype: tl.constexpr, BY_BITS: tl.constexpr):
 def _e2m1(code):
     """fp32 of a code, by the bits of fp32 and its lift."""
     wide = code.to(tl.int32)
-    return (((wide & 8) << 28) | ((wide & 7) << 22)).to(tl.float32, bitcast=True) * _LIFT_BF16
+    return (((wide & 8) << 28) | ((wide & 7) << 22)).to(tl.float32, bitcast=True) * _LIFT
 
 
 @triton.jit
-def _times_scales(numbers, group_ptrs, num_rows, dtype: tl.constexpr, GROUP_SIZE: tl.constexpr, BY_BITS: tl.constexpr):
-    """Half a span times its scales, lifted as its numbers need: one for each row, or two, each for half the inputs."""
-    HALF: tl.constexpr = numbers.shape[1]
-    product = numbers * _scale(tl.load(group_ptrs), dtype, GROUP_SIZE, BY_BITS)[:, None]
-    if GROUP_SIZE < HALF:
-        others = numbers * _scale(tl.load(group_ptrs + num_rows), dtype, GROUP_SIZE, BY_BITS)[:, None]
-        product = tl.where((tl.arange(0, HALF) < GROUP_SIZE)[None, :], product, others)
-    return product
-
-
-@triton.jit
-def _scale(bits, dtype: tl.constexpr, GROUP_SIZE: tl.constexpr, BY_BITS: tl.constexpr):
-    """E8M0 has the exponent of fp32; E4M3 has its lowest bits of the exponent, and the highest of the mantissa."""
-    LIFT: tl.constexpr = (_LIFT_BF16 if dtype == tl.bfloat16 else _LIFT_FP16) / _SPARE if BY_BITS else 1.0
+def _scale(bits, GROUP_SIZE: tl.constexpr):
+    """fp32: E8M0 has its exponent; E4M3 has the lowest bits of its exponent, and the highest of its mantissa."""
     if GROUP_SIZE == 32:
         scale = (bits.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     else:
         scale = (bits.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
-    return (scale * LIFT).to(dtype)
+    return scale

@@ -22,8 +22,8 @@ _LEAST_CAPABILITY_FP8 = 89
 
 @triton.jit
 def tile_sums(
-    x_ptr, x_scales_ptr, x_stride, x_row, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row, num_rows, K, first,
-    last,
+    x_ptr, x_scales_ptr, num_x_rows, x_stride, x_row, values_ptr, group_scales_ptr, zeros_ptr, row_stride, row,
+    num_rows, K, first, last,
     FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -31,10 +31,10 @@ def tile_sums(
 
     Scales that are the same for all of K are left to `scaled`.
 
-    row: among the `num_rows` that a group has scales for; FORMAT: of an `Operand`
+    x_row, row: among the `num_x_rows` and the `num_rows` that a group has scales for; FORMAT: of an `Operand`
     """
-    SPAN: tl.constexpr = GROUP_SIZE if FORMAT == "int4" else 64
-    k = tl.arange(0, SPAN // 2 if FORMAT == "int4" or FORMAT == "fp4" else BLOCK_K)
+    DEPTH: tl.constexpr = GROUP_SIZE // 2 if FORMAT == "int4" else GROUP_SIZE if FORMAT == "fp4" else BLOCK_K
+    k = tl.arange(0, DEPTH)
     x_ptrs = x_ptr + x_row.to(tl.int64)[None, :] * x_stride + k[:, None]
     values_ptrs = values_ptr + row.to(tl.int64)[:, None] * row_stride + k[None, :]
     if FORMAT == "int4":
@@ -46,14 +46,16 @@ def tile_sums(
     elif FORMAT == "fp4":
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         sums = add_fp4(
-            sums, x_ptrs, values_ptrs, group_scales_ptr, row, num_rows, first, last, BLOCK_K // SPAN, SPAN, GROUP_SIZE,
+            sums, x_ptrs, values_ptrs, group_scales_ptr, row, num_rows, first, last, BLOCK_K // 64, 64, GROUP_SIZE,
             BY_BITS,
         )  # fmt: skip
     elif FORMAT == "blocks":
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         blocks = tl.cdiv(K, BLOCK_K)
-        scales_ptrs, x_scales_ptrs = group_scales_ptr + row // BLOCK_K * blocks, x_scales_ptr + x_row * blocks
-        sums = _add_blocks(sums, x_ptrs, x_scales_ptrs, values_ptrs, scales_ptrs, K, first, last, BLOCK_K, EVEN_K)
+        scales_ptrs, x_scales_ptrs = group_scales_ptr + row // BLOCK_K * blocks, x_scales_ptr + x_row
+        sums = _add_blocks(
+            sums, x_ptrs, x_scales_ptrs, num_x_rows, values_ptrs, scales_ptrs, K, first, last, BLOCK_K, EVEN_K
+        )
     else:
         dtype: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype)
@@ -95,13 +97,17 @@ def add_values(
 
 @triton.jit
 def _add_blocks(
-    acc, x_ptrs, x_scales_ptrs, values_ptrs, scales_ptrs, K, first, last, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr
-):
+    acc, x_ptrs, x_scales_ptrs, num_x_rows, values_ptrs, scales_ptrs, K, first, last,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
     """acc [N, M] plus the products of e4m3 blocks, each in a sum of its own that joins acc in fp32 with its scales.
 
     Hopper sums FP8 products with some 14 bits: over 128 inputs, instead of all, that is less than e4m3 rounds away.
+    Scales are loaded one block ahead, so that no product waits for them.
     """
     k = tl.arange(0, BLOCK_K)
+    begin = tl.minimum(first, last - 1)  # of a slice beyond the last block, which adds nothing
+    row_scale, x_scale = tl.load(scales_ptrs + begin), tl.load(x_scales_ptrs + begin * num_x_rows)
     for block in range(first, last):
         if EVEN_K:
             values = tl.load(values_ptrs + block * BLOCK_K)
@@ -110,8 +116,10 @@ def _add_blocks(
             inside = k < K - block * BLOCK_K
             values = tl.load(values_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
             x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
-        scales = tl.load(scales_ptrs + block)[:, None] * tl.load(x_scales_ptrs + block)[None, :]
-        acc += tl.dot(values, x) * scales
+        ahead = tl.minimum(block + 1, last - 1)
+        next_row_scale, next_x_scale = tl.load(scales_ptrs + ahead), tl.load(x_scales_ptrs + ahead * num_x_rows)
+        acc += tl.dot(values, x) * (row_scale[:, None] * x_scale[None, :])
+        row_scale, x_scale = next_row_scale, next_x_scale
     return acc
 
 
