@@ -40,7 +40,7 @@ from pydantic import Field, ValidationError
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.bounded import read_json
-from perfmodel.files.units import PositiveFloat
+from perfmodel.files.units import FlopsPerSecond, PositiveFloat
 from perfmodel.ops.work import BatchShape
 
 FILES = ("suite.json", "smoke.json", "kernels.json", "steps.json", "serving.json", "pairs.json")
@@ -48,6 +48,7 @@ FILES = ("suite.json", "smoke.json", "kernels.json", "steps.json", "serving.json
 SIDES = ("with", "without")  # the technique
 
 Size = int | float | str
+_BEYOND_CACHES_MIB = 256  # the L2 of a B200 has 126
 
 
 class Ceilings(Spec):
@@ -59,14 +60,16 @@ class Ceilings(Spec):
     """
 
     copy_bytes_per_s: dict[str, PositiveFloat] = Field(default_factory=dict)
-    gemm_flops_per_s: dict[str, dict[str, PositiveFloat]] = Field(default_factory=dict)
+    gemm_flops_per_s: dict[str, dict[str, FlopsPerSecond]] = Field(default_factory=dict)
     launch_s: float | None = None
     graph_launch_s: float | None = None
 
     @property
     def bandwidth(self) -> float | None:
-        """Bandwidth of the largest copy, byte/s: beyond every cache."""
-        return self.copy_bytes_per_s[max(self.copy_bytes_per_s, key=int)] if self.copy_bytes_per_s else None
+        """Bandwidth of a copy that no cache holds, byte/s: the best of such, or that of the largest."""
+        beyond = [rate for mib, rate in self.copy_bytes_per_s.items() if int(mib) >= _BEYOND_CACHES_MIB]
+        largest = max(self.copy_bytes_per_s, key=int, default=None)
+        return max(beyond, default=None) or (self.copy_bytes_per_s[largest] if largest is not None else None)
 
     def rate(self, dtype: str) -> float | None:
         """The best rate seen in `dtype`, FLOP/s."""

@@ -49,6 +49,7 @@ _CANDIDATES = [
     TileConfig({"TILE": 32}, Options(num_warps=4, num_stages=3)),
     TileConfig({"TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
+_QUANTIZED = _CANDIDATES[1]  # to trust first
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
@@ -220,7 +221,9 @@ def attention_decode(
         def needed(config: TileConfig, capability: int) -> int:
             return shared_bytes(config, capability, widths, rows, product, pages.dtype.itemsize)
 
-        config = pick("attention_decode", problem, lambda: _CANDIDATES, needed, run, q_DNH.device)
+        # Half the bytes a token: twice the tokens a tile.
+        listed = sorted(_CANDIDATES, key=lambda each: each != _QUANTIZED) if pages.is_quantized else _CANDIDATES
+        config = pick("attention_decode", problem, lambda: listed, needed, run, q_DNH.device)
     run(config)
     if lse is not None:
         combine_splits(part, lse, out_DNH)

@@ -127,9 +127,7 @@ def load_pairs(
         codes = tl.load(pointers, mask=is_inside[:, None] & (pair < D // 2)[None, :], other=0)
     if BY_BITS:
         ASM: tl.constexpr = _INT8_PAIRS if FORMAT == "int8" else _FP8_PAIRS
-        even, odd = tl.inline_asm_elementwise(
-            ASM, "=r,=r,r", [codes], (tl.float16, tl.float16), is_pure=True, pack=2
-        )
+        even, odd = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], (tl.float16, tl.float16), is_pure=True, pack=2)
         even, odd = even.to(DTYPE), odd.to(DTYPE)
     else:
         even = _widened_code((codes & 0xFF).to(tl.uint8), FORMAT, DTYPE)

@@ -39,15 +39,21 @@ _CUDA_UNIT = 8  # and of other multiples of inputs
 def quantize_tokens_int8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """(codes int8 [M, K], scales fp32 [M]); x is codes * scales."""
     wide = x_MK.float()
-    scales_M = (wide.abs().amax(dim=1) / INT8_MAX).clamp_min(_TINY)
+    scales_M = _share(wide.abs().amax(dim=1), INT8_MAX)
     return (wide / scales_M[:, None]).round_().to(torch.int8), scales_M
 
 
 def quantize_tokens_fp8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """(e4m3 [M, K], scales fp32 [M]); x is values * scales."""
     wide = x_MK.float()
-    scales_M = (wide.abs().amax(dim=1) / FP8_MAX).clamp_min(_TINY)
+    scales_M = _share(wide.abs().amax(dim=1), FP8_MAX)
     return (wide / scales_M[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales_M
+
+
+def _share(largest_M: Tensor, most: float) -> Tensor:
+    """largest / most, rounded once: by a number, CUDA's division would be a product with its reciprocal, and values on
+    the edge between two codes would go the other way."""
+    return (largest_M / largest_M.new_tensor(most)).clamp_min(_TINY)
 
 
 def linear_fp8_block(x_MK: Tensor, weight: BlockFp8Weight, bias_N: Tensor | None = None) -> Tensor:

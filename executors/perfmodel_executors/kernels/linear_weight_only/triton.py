@@ -37,9 +37,7 @@ def linear_w4a16(
     return _product("linear_w4a16", x_MK, operand_of(weight), bias_N, config)
 
 
-def _product(
-    kernel: str, x_MK: Tensor, operand: Operand, bias_N: Tensor | None, config: TileConfig | None
-) -> Tensor:
+def _product(kernel: str, x_MK: Tensor, operand: Operand, bias_N: Tensor | None, config: TileConfig | None) -> Tensor:
     is_few = len(x_MK) <= _MOST_WITH_CODES if config is None else "DESCRIPTORS" not in config.sizes
     if is_few:
         return swapped_product(kernel, x_MK, operand, bias_N, config)

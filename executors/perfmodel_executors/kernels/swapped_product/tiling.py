@@ -15,6 +15,7 @@ import torch
 from perfmodel_executors.kernels.launch import Options
 from perfmodel_executors.kernels.split_k.triton import num_slices
 from perfmodel_executors.kernels.tiles import TileConfig
+from perfmodel_executors.kernels.weight_formats.fp4 import SPAN
 from perfmodel_executors.kernels.weight_formats.operand import Operand
 
 FEW_TOKENS = 64
@@ -48,7 +49,8 @@ _PLAIN = _Tiles(
 _FEW_CODES = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
 _WEIGHT_ONLY = _Tiles(
     few=_FEW_CODES,
-    many=((128, 128, 64, 8, 4), (256, 128, 64, 8, 3), (64, 128, 64, 4, 4), (64, 64, 64, 4, 3)),
+    # Not 256 tokens: there Triton 3.6 lets widened codes change while Hopper's products still read them.
+    many=((128, 128, 64, 8, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 3)),
     blocks=3,
     least=8,
 )
@@ -110,6 +112,8 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     is_ahead = 90 <= capability < (100 if is_integer else 120) and sizes["BLOCK_N"] >= 64 and sizes["BLOCK_M"] >= 16
     values = sizes["BLOCK_N"] * sizes["BLOCK_K"] * operand.bits // 8
     x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
+    if operand.form == "fp4":  # inputs are loaded for one group of a half at a time
+        x *= SPAN // 2 // operand.group_size
     if operand.bits == 4 and is_ahead and capability >= 100:
         return (values + x) * (stages - 1) + 8
     values_stages = stages - (operand.is_widened or not is_ahead)

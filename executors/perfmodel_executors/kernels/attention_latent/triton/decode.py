@@ -25,13 +25,14 @@ from torch import Tensor
 from perfmodel_executors.kernels.attention_decode.triton import combine_splits, num_splits_for
 from perfmodel_executors.kernels.attention_latent.heads import LatentHeads
 from perfmodel_executors.kernels.attention_latent.pages import LatentPages
-from perfmodel_executors.kernels.kv_pages.triton import token_rows
+from perfmodel_executors.kernels.kv_pages.triton import page_buffers, token_rows
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, padded, pick
 
 _CANDIDATES = [
     TileConfig({"ROWS": 64, "TILE": 64}, Options(num_warps=8, num_stages=2)),
-    TileConfig({"ROWS": 64, "TILE": 32}, Options(num_warps=8, num_stages=2)),
+    TileConfig({"ROWS": 64, "TILE": 64}, Options(num_warps=8, num_stages=3)),
+    TileConfig({"ROWS": 64, "TILE": 32}, Options(num_warps=8, num_stages=3)),
     TileConfig({"ROWS": 16, "TILE": 64}, Options(num_warps=8, num_stages=2)),
     TileConfig({"ROWS": 16, "TILE": 32}, Options(num_warps=4, num_stages=3)),
     TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
@@ -174,7 +175,8 @@ def _weighted_latents(
 
 
 def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], element_bytes: int) -> int:
-    """Shared memory of a thread block: queries, the stages' latents, and weights on their way to the second product.
+    """Shared memory of a thread block: queries, the stages' latents and the ids of their blocks, and weights on their
+    way to the second product.
 
     Hopper's products take weights from registers, and their latents must outlive their issue. More than any device has
     for 64 rows elsewhere: the sums would fill the registers of Ampere's products, and pass through SRAM on Blackwell.
@@ -183,5 +185,6 @@ def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, 
     runs_ahead = rows >= _HOPPER_ROWS
     if runs_ahead and not 90 <= capability < 100:
         return _NOWHERE
-    latents = tile * sum(widths) * (stages if runs_ahead else stages - 1)
-    return (rows * sum(widths) + latents + (0 if runs_ahead else rows * tile)) * element_bytes
+    latents = tile * sum(widths) * (page_buffers(stages) + runs_ahead)
+    ids = 16 * tile if stages > 2 else 0
+    return (rows * sum(widths) + latents + (0 if runs_ahead else rows * tile)) * element_bytes + ids

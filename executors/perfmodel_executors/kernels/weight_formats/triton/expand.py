@@ -41,9 +41,7 @@ def _expand_kernel(
         values = tl.load(value_ptrs + unit * UNIT, mask=mask, other=0.0)
         tl.store(out_ptrs, values.to(out_ptr.dtype.element_ty), mask=mask)
     elif FORMAT == "int4":
-        expand_int4(
-            value_ptrs + unit * (UNIT // 2), scales_ptr, zeros_ptr, row, N, out_ptrs, mask, unit, GROUP_SIZE
-        )
+        expand_int4(value_ptrs + unit * (UNIT // 2), scales_ptr, zeros_ptr, row, N, out_ptrs, mask, unit, GROUP_SIZE)
     else:
         expand_fp4(value_ptrs + unit * (UNIT // 2), scales_ptr, row, N, out_ptrs, mask, unit, UNIT, GROUP_SIZE)
 

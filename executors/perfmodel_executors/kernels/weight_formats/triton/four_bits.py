@@ -95,23 +95,31 @@ def add_fp4(
     acc, x_ptrs, packed_ptrs, scales_ptr, row, num_rows, first, last,
     SPANS: tl.constexpr, SPAN: tl.constexpr, GROUP_SIZE: tl.constexpr, BY_BITS: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step from `first` to `last` - 1."""
+    """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step from `first` to `last` - 1.
+
+    Where a half of a span has two groups, it meets the inputs of one, then those of the other: what tensor cores
+    multiply by zero costs less than loading the half in pieces.
+    """
     HALF: tl.constexpr = SPAN // 2
     GROUPS: tl.constexpr = HALF // GROUP_SIZE  # of a half
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
+    group_of_input = tl.arange(0, HALF) // GROUP_SIZE
     for block in range(first, last):
-        for step in tl.static_range(SPANS * GROUPS):
-            span = block * SPANS + step // GROUPS
-            inside = span * SPAN + step % GROUPS * GROUP_SIZE
-            packed = tl.load(packed_ptrs + span * HALF + step % GROUPS * GROUP_SIZE)
-            x_low = tl.load(x_ptrs + inside)
-            x_high = tl.load(x_ptrs + inside + HALF)
-            group_ptrs = scales_ptr + (span * (2 * GROUPS) + step % GROUPS) * num_rows + row
-            low_scale = _scale(tl.load(group_ptrs), GROUP_SIZE)
-            high_scale = _scale(tl.load(group_ptrs + GROUPS * num_rows), GROUP_SIZE)
-            low, high = _widen_e2m1(packed, dtype, BY_BITS)
-            acc += tl.dot(low, x_low, input_precision="ieee") * low_scale[:, None]
-            acc += tl.dot(high, x_high, input_precision="ieee") * high_scale[:, None]
+        for step in tl.static_range(SPANS):
+            span = block * SPANS + step
+            low, high = _widen_e2m1(tl.load(packed_ptrs + span * HALF), dtype, BY_BITS)
+            for group in tl.static_range(GROUPS):
+                if GROUPS > 1:
+                    is_own = (group_of_input == group)[:, None]
+                    x_low = tl.load(x_ptrs + span * SPAN, mask=is_own, other=0.0)
+                    x_high = tl.load(x_ptrs + span * SPAN + HALF, mask=is_own, other=0.0)
+                else:
+                    x_low, x_high = tl.load(x_ptrs + span * SPAN), tl.load(x_ptrs + span * SPAN + HALF)
+                group_ptrs = scales_ptr + (span * (2 * GROUPS) + group) * num_rows + row
+                low_scale = _scale(tl.load(group_ptrs), GROUP_SIZE)
+                high_scale = _scale(tl.load(group_ptrs + GROUPS * num_rows), GROUP_SIZE)
+                acc += tl.dot(low, x_low, input_precision="ieee") * low_scale[:, None]
+                acc += tl.dot(high, x_high, input_precision="ieee") * high_scale[:, None]
     return acc
 
 
@@ -129,7 +137,9 @@ def expand_int4(packed_ptrs, scales_ptr, zeros_ptr, row, num_rows, out_ptrs, mas
 
 
 @triton.jit
-def expand_fp4(packed_ptrs, scales_ptr, row, num_rows, out_ptrs, mask, span, SPAN: tl.constexpr, GROUP_SIZE: tl.constexpr):
+def expand_fp4(
+    packed_ptrs, scales_ptr, row, num_rows, out_ptrs, mask, span, SPAN: tl.constexpr, GROUP_SIZE: tl.constexpr
+):
     """Writes a span's inputs [N, SPAN / 2] twice: `packed_ptrs` and `out_ptrs` begin at the span."""
     HALF: tl.constexpr = SPAN // 2
     packed = tl.load(packed_ptrs)

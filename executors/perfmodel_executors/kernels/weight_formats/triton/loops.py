@@ -33,7 +33,7 @@ def tile_sums(
 
     x_row, row: among the `num_x_rows` and the `num_rows` that a group has scales for; FORMAT: of an `Operand`
     """
-    DEPTH: tl.constexpr = GROUP_SIZE // 2 if FORMAT == "int4" else GROUP_SIZE if FORMAT == "fp4" else BLOCK_K
+    DEPTH: tl.constexpr = GROUP_SIZE // 2 if FORMAT == "int4" else 32 if FORMAT == "fp4" else BLOCK_K
     k = tl.arange(0, DEPTH)
     x_ptrs = x_ptr + x_row.to(tl.int64)[None, :] * x_stride + k[:, None]
     values_ptrs = values_ptr + row.to(tl.int64)[:, None] * row_stride + k[None, :]
