@@ -62,7 +62,7 @@ def test_prefill_takes_the_sram_of_its_law(device, capability, sizes):
     stored = 1 if "kv_cache_dtype" in sizes else BF16
     law = prefill_bytes(config_of(kernel, "ROWS", "KEYS"), capability, (128, 128), BF16, stored)
     assert kernel.facts.shared_bytes <= law <= 1.7 * kernel.facts.shared_bytes
-    assert kernel.facts.spills == 0
+    assert kernel.facts.spills == kernel.facts.unsettled == 0
     assert kernel.facts.async_copies
     if capability == 90:  # instructions of whole warp groups, 64 rows by 128 keys: a sixteenth of what Ampere issues
         assert 0 < kernel.facts.tensor_instructions < 64

@@ -39,7 +39,7 @@ def test_products_use_tensor_cores_and_the_sram_that_the_law_says(device, tokens
         assert kernel.facts.shared_bytes == shared_bytes(gates, 2)(config, device_limits(hardware).capability)
         assert kernel.facts.tensor_instructions
         assert kernel.facts.async_copies
-        assert all(kernel.facts.spills == 0 for kernel in built.values())
+        assert all(kernel.facts.spills == kernel.facts.unsettled == 0 for kernel in built.values())
         if tokens == 16:
             weights = (config.options.num_stages - 2) * gates * sizes["BLOCK_N"] * sizes["BLOCK_K"] * 2
             in_flight = kernel.occupancy.blocks * weights * hardware.declared.compute_units
@@ -90,7 +90,7 @@ def test_stored_experts_use_tensor_cores_and_the_sram_that_the_law_says(device, 
         assert expected - slack <= kernel.facts.shared_bytes <= expected
         assert kernel.facts.tensor_instructions
         assert kernel.facts.async_copies
-        assert kernel.facts.spills == 0
+        assert kernel.facts.spills == kernel.facts.unsettled == 0
         assert kernel.occupancy.blocks >= (2 if tokens <= 16 else 1)
 
 

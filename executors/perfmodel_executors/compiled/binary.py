@@ -6,10 +6,11 @@ UTC*MMA (Blackwell) are matrix products of tensor cores, LDGSTS and UTMALDG load
 
 Hopper's products run beside other instructions only where the assembler can prove that nothing touches their registers
 meanwhile. Where it cannot, it waits for each one and says so (advice C7510 to C7519), and the binary does not: such a
-kernel is right, and slower.
+kernel is right, and slower. It proves nothing of left operands that lie in registers: a kernel that leaves such a
+product under way while it writes the operands of the next one gave other results each time on an H200.
 """
 
-__all__ = ["BinaryFacts", "read_binary", "serialised_products"]
+__all__ = ["BinaryFacts", "read_binary", "serialised_products", "unsettled_products"]
 
 import re
 import subprocess
@@ -24,6 +25,8 @@ _OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)"
 _TENSOR = re.compile(r"(HMMA|IMMA|QMMA|OMMA|DMMA|HGMMA|QGMMA|IGMMA|UTC\w*MMA)")
 _SPILL = re.compile(r"(STL|LDL)\b")
 _SERIALISED = re.compile(r"C75\d\d\b")
+_FROM_REGISTERS = re.compile(r"wgmma\.mma_async[^{;]*\{[^}]*\},\s*\{")  # the sums, then the left operand
+_LEAVES_SOME = re.compile(r"wgmma\.wait_group\.sync\.aligned\s+[1-9]")
 _ASYNC = re.compile(r"(LDGSTS|UTMALDG|UBLKCP)")
 
 
@@ -32,7 +35,8 @@ class BinaryFacts:
     """registers: per thread; shared_bytes: per block, static and dynamic; stack_bytes: per thread (0: no arrays or
     spills); spills: instructions that store or load a spilled register; tensor_instructions: matrix products on tensor
     cores; async_copies: loads from global memory into SRAM that bypass registers; tensor_memory: columns (Blackwell);
-    serialised: pieces of advice that products wait for each other (Hopper)"""
+    serialised: pieces of advice that products wait for each other (Hopper); unsettled: waits that leave products under
+    way, in a kernel whose left operands lie in registers (Hopper)"""
 
     registers: int
     shared_bytes: int
@@ -43,6 +47,7 @@ class BinaryFacts:
     tensor_memory: int
     num_instructions: int
     serialised: int = 0
+    unsettled: int = 0
 
     def __str__(self) -> str:
         tensor = f"{self.tensor_instructions} tensor-core" if self.tensor_instructions else "no tensor-core"
@@ -53,11 +58,10 @@ class BinaryFacts:
         )
 
 
-def read_binary(cubin: bytes, shared_bytes: int, tensor_memory: int = 0, serialised: int = 0) -> BinaryFacts:
-    """The facts of a CUDA binary.
+def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
+    """The facts of a CUDA binary and of the assembly that it was made from.
 
     shared_bytes, tensor_memory: bytes and columns, the compiler's own figures
-    serialised:                  what `serialised_products` says of its assembly
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
@@ -75,7 +79,8 @@ def read_binary(cubin: bytes, shared_bytes: int, tensor_memory: int = 0, seriali
         async_copies=_count(_ASYNC, opcodes),
         tensor_memory=tensor_memory,
         num_instructions=len(opcodes),
-        serialised=serialised,
+        serialised=serialised_products(ptx),
+        unsettled=unsettled_products(ptx),
     )
 
 
@@ -88,6 +93,11 @@ def serialised_products(ptx: str) -> int:
         path.write_text(ptx, encoding="utf-8", newline="\n")
         said = _tool("ptxas", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin")))
     return len(_SERIALISED.findall(said))
+
+
+def unsettled_products(ptx: str) -> int:
+    """How many waits of `ptx` leave products under way, where some product's left operand lies in registers."""
+    return len(_LEAVES_SOME.findall(ptx)) if _FROM_REGISTERS.search(ptx) else 0
 
 
 def _count(pattern: re.Pattern[str], opcodes: list[str]) -> int:

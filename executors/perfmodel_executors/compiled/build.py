@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel_executors.compiled.binary import BinaryFacts, read_binary, serialised_products
+from perfmodel_executors.compiled.binary import BinaryFacts, read_binary
 from perfmodel_executors.compiled.occupancy import Occupancy, occupancy, shared_limit_bytes
 from perfmodel_executors.kernels.dispatch import check_capability, load_kernels
 from perfmodel_executors.kernels.launch import Launch, kernel_error, recording
@@ -80,7 +80,7 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
             f"memory a block; {hardware.name} has {limit}. Take a smaller tile or fewer stages."
         )
     tensor_memory = int(getattr(built.metadata, "tmem_size", 0) or 0)
-    facts = read_binary(built.asm["cubin"], shared, tensor_memory, serialised_products(built.asm["ptx"]))
+    facts = read_binary(built.asm["cubin"], built.asm["ptx"], shared, tensor_memory)
     held = occupancy(hardware, launch.options.num_warps, facts.registers, shared)
     return CompiledKernel(
         launch.name,

@@ -32,6 +32,7 @@ _PRIORS = {
     "serial_per_sequence_s": 2e-6,
     "prompt_step_s": 2e-4,
     "hidden_prompt_layer_s": 1e-4,
+    "hidden_prompt_moe_layer_s": 1e-4,
 }
 _MOST = 100.0  # times the prior
 _PULL = 0.02  # of the logarithm of a parameter, beside relative errors of steps
@@ -49,12 +50,15 @@ def fit_host(
     device = np.array([estimate.device_s for estimate in estimates])
     sequences = np.array([step.batch.num_decodes + len(step.batch.prefills) for step in steps], dtype=float)
     has_prompts = np.array([bool(step.batch.prefills) for step in steps])
-    layers = np.array([costs_of(step, hardware, unhosted).graph.model.num_layers for step in steps], dtype=float)
+    layers, expert_layers, _ = np.array(
+        [costs_of(step, hardware, unhosted).graph.launched_layers for step in steps], dtype=float
+    ).T
 
     def predicted(values: Floats) -> Floats:
-        step_s, per_sequence, prompt, launches = values
+        step_s, per_sequence, prompt, of_layer, of_experts = values
         serial = step_s + per_sequence * sequences + has_prompts * prompt
-        total: Floats = serial + np.maximum(device, has_prompts * launches * layers)
+        launches = has_prompts * (of_layer * layers + of_experts * expert_layers)
+        total: Floats = serial + np.maximum(device, launches)
         return total
 
     prior = np.array(list(_PRIORS.values()))

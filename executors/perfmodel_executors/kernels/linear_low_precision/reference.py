@@ -33,7 +33,7 @@ from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MA
 
 _TINY = 1e-12
 _CUDA_LEAST_ROWS = 32  # cuBLAS refuses INT8 products of 16 rows and fewer,
-_CUDA_UNIT = 8  # and of other multiples of inputs
+_CUDA_UNIT = 8  # and inputs and outputs that are no multiples of this
 
 
 def quantize_tokens_int8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,12 +87,12 @@ def linear_w8a8_static(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None =
 
 def int8_product(codes_MK: Tensor, values_NK: Tensor) -> Tensor:
     """codes values^T, both INT8, in int32 [M, N]."""
-    rows, inputs = codes_MK.shape
-    if codes_MK.device.type == "cuda" and (rows < _CUDA_LEAST_ROWS or inputs % _CUDA_UNIT):
+    (rows, inputs), outputs = codes_MK.shape, len(values_NK)
+    if codes_MK.device.type == "cuda":
         more = -inputs % _CUDA_UNIT
         codes_MK = functional.pad(codes_MK, (0, more, 0, max(0, _CUDA_LEAST_ROWS - rows)))
-        values_NK = functional.pad(values_NK, (0, more)) if more else values_NK
-    return torch._int_mm(codes_MK, values_NK.T)[:rows]
+        values_NK = functional.pad(values_NK, (0, more, 0, -outputs % _CUDA_UNIT))
+    return torch._int_mm(codes_MK, values_NK.T)[:rows, :outputs]
 
 
 def linear_fp8(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) -> Tensor:

@@ -78,7 +78,7 @@ def linear_fp8_block(
 
 
 def quantize_tokens(x_MK: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
-    """(x as the operand's values are [M, K], fp32 scales [1, M], or [ceil(K / group), M] where the operand has groups)."""
+    """(x as the operand's values are [M, K], fp32 scales [1, M]; [ceil(K / group), M] where the operand has groups)."""
     (m, k), dtype = x_MK.shape, operand.values.dtype
     block = max(operand.group_size, triton.next_power_of_2(k))
     group = operand.group_size or block

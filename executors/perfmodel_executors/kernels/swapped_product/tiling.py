@@ -114,7 +114,7 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
     if operand.form == "fp4":  # inputs are loaded for one group of a half at a time
         x *= SPAN // 2 // operand.group_size
-    if operand.bits == 4 and is_ahead and capability >= 100:
+    if operand.is_widened and is_ahead and capability >= 100:
         return (values + x) * (stages - 1) + 8
     values_stages = stages - (operand.is_widened or not is_ahead)
     pipeline = values * values_stages + x * (stages - (not is_ahead)) + _beside(operand, element_bytes, config)

@@ -20,7 +20,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
 )
 from perfmodel_executors.kernels.weight_formats.fp4 import SPAN
 
-_WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by their bits
+_WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by instructions of the device
 
 
 class Operand(NamedTuple):
@@ -64,7 +64,7 @@ class Operand(NamedTuple):
 
     def constants(self, x: Tensor, block_k: int) -> dict[str, Any]:
         """Compile-time constants of `tile_sums`, for activations x as they came and a depth of `block_k`."""
-        by_bits = self.bits == 4 and x.device.type != "cpu" and x.dtype in _WIDE
+        by_bits = self.is_widened and x.device.type != "cpu" and x.dtype in _WIDE
         even = self.shape[1] % block_k == 0
         return {"FORMAT": self.form, "GROUP_SIZE": self.group_size, "EVEN_K": even, "BY_BITS": by_bits}
 

@@ -54,12 +54,10 @@ def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeig
 def candidates(rows: int, operand: Operand, capability: int | None) -> list[TileConfig]:
     """Tiles with so many rows of x, the one to trust without measuring first, as deep as whole groups are.
 
-    Formats in groups have the sums of a group beside the sums of all: where warps multiply, all of these are registers;
-    of 4-bit floats, two groups are under way at a time.
+    Formats in groups have the sums of a group beside the sums of all: where warps multiply, all of these are registers.
     """
     table = _BLOCKS if operand.form == "blocks" else _8_BITS if operand.meets_codes else _WEIGHT_ONLY
-    is_grouped = operand.form in ("int4", "blocks") and capability is not None and not 90 <= capability < 120
-    is_tight = is_grouped or operand.form == "fp4"
+    is_tight = operand.form in ("int4", "fp4", "blocks") and capability is not None and not 90 <= capability < 120
     return [
         TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": operand.depth(depth)}, Options(warps, stages))
         for columns, depth, warps, stages in table[rows]

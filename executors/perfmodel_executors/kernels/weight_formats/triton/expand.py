@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.weight_formats.fp4 import SPAN

@@ -4,8 +4,8 @@ INT4: a code below the mantissa of 128 (bf16; 1024 in fp16) is 128 + code, exact
 is 1.4 instructions a weight. The scale of each group multiplies the group's sums.
 
 E2M1: exponent and mantissa go where bf16 (fp16) has the lowest bits of its exponent and the highest of its mantissa.
-That is the number times 2^-126 (2^-14), subnormals included, which one multiplication takes back. The scale of each
-group multiplies the group's sums, too.
+That is the number times 2^-126 (2^-14), subnormals included, so that the group's scale times 2^126 (2^14) makes it what
+it stands for, in one multiplication. To stay within the range of both, the scale is 2^8 smaller, and the sums larger.
 
 A matrix that many tokens meet is written out once, by `expand_int4` or `expand_fp4`, in place of once a tile.
 """
@@ -54,8 +54,10 @@ _E2M1_BF16 = tl.constexpr(
     }"""
 )
 _E2M1_FP16 = tl.constexpr(_E2M1_BF16.value.replace("code, 6;", "code, 3;").replace("0x01C001C0", "0x0E000E00"))
-_LIFT = tl.constexpr(2.0**126)  # of fp32 and bf16
+# What the numbers and their scales are multiplied by, in fp32, whose range two factors stay in.
+_LIFT_BF16 = tl.constexpr(2.0**126)
 _LIFT_FP16 = tl.constexpr(2.0**14)
+_SPARE = tl.constexpr(2.0**8)
 
 
 @triton.jit
@@ -97,30 +99,38 @@ def add_fp4(
 ):  # fmt: skip
     """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step from `first` to `last` - 1.
 
-    Where a half of a span has two groups, it meets the inputs of one, then those of the other: what tensor cores
-    multiply by zero costs less than loading the half in pieces.
+    Where a half of a span is one group, its scale is part of what lifts its numbers. Where it has two, it meets the
+    inputs of one, then those of the other, and scales multiply sums: what tensor cores multiply by zero costs less than
+    two scales in a row of an operand, which would pass through SRAM.
     """
     HALF: tl.constexpr = SPAN // 2
     GROUPS: tl.constexpr = HALF // GROUP_SIZE  # of a half
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
+    LIFT: tl.constexpr = (_LIFT_BF16 if dtype == tl.bfloat16 else _LIFT_FP16) if BY_BITS else 1.0
     group_of_input = tl.arange(0, HALF) // GROUP_SIZE
     for block in range(first, last):
         for step in tl.static_range(SPANS):
             span = block * SPANS + step
             low, high = _widen_e2m1(tl.load(packed_ptrs + span * HALF), dtype, BY_BITS)
-            for group in tl.static_range(GROUPS):
-                if GROUPS > 1:
+            group_ptrs = scales_ptr + span * (2 * GROUPS) * num_rows + row
+            if GROUPS == 1:
+                x_low, x_high = tl.load(x_ptrs + span * SPAN), tl.load(x_ptrs + span * SPAN + HALF)
+                low_scale = _scale(tl.load(group_ptrs), GROUP_SIZE) * (LIFT / _SPARE)
+                high_scale = _scale(tl.load(group_ptrs + num_rows), GROUP_SIZE) * (LIFT / _SPARE)
+                sums = tl.dot(low * low_scale.to(dtype)[:, None], x_low, input_precision="ieee")
+                acc += tl.dot(high * high_scale.to(dtype)[:, None], x_high, sums, input_precision="ieee")
+            else:
+                lift = tl.full((1, 1), LIFT, tl.float32).to(dtype)
+                low, high = low * lift, high * lift
+                for group in tl.static_range(GROUPS):
                     is_own = (group_of_input == group)[:, None]
                     x_low = tl.load(x_ptrs + span * SPAN, mask=is_own, other=0.0)
                     x_high = tl.load(x_ptrs + span * SPAN + HALF, mask=is_own, other=0.0)
-                else:
-                    x_low, x_high = tl.load(x_ptrs + span * SPAN), tl.load(x_ptrs + span * SPAN + HALF)
-                group_ptrs = scales_ptr + (span * (2 * GROUPS) + group) * num_rows + row
-                low_scale = _scale(tl.load(group_ptrs), GROUP_SIZE)
-                high_scale = _scale(tl.load(group_ptrs + GROUPS * num_rows), GROUP_SIZE)
-                acc += tl.dot(low, x_low, input_precision="ieee") * low_scale[:, None]
-                acc += tl.dot(high, x_high, input_precision="ieee") * high_scale[:, None]
-    return acc
+                    low_scale = _scale(tl.load(group_ptrs + group * num_rows), GROUP_SIZE)
+                    high_scale = _scale(tl.load(group_ptrs + (GROUPS + group) * num_rows), GROUP_SIZE)
+                    acc += tl.dot(low, x_low, input_precision="ieee") * low_scale[:, None]
+                    acc += tl.dot(high, x_high, input_precision="ieee") * high_scale[:, None]
+    return acc * _SPARE if GROUPS == 1 else acc
 
 
 @triton.jit
@@ -167,11 +177,9 @@ def _by_bits(packed, dtype: tl.constexpr, TO_BF16: tl.constexpr, TO_FP16: tl.con
 
 @triton.jit
 def _widen_e2m1(packed, dtype: tl.constexpr, BY_BITS: tl.constexpr):
-    """(low, high) numbers in `dtype`."""
+    """(low, high) numbers: by their bits, smaller by the lift of their dtype, else as they are."""
     if BY_BITS:
         low, high = _by_bits(packed, dtype, _E2M1_BF16, _E2M1_FP16)
-        lift = tl.full((1, 1), _LIFT if dtype == tl.bfloat16 else _LIFT_FP16, tl.float32).to(dtype)
-        low, high = low * lift, high * lift
     else:
         low, high = _e2m1(packed & 15).to(dtype), _e2m1(packed >> 4).to(dtype)
     return low, high
@@ -181,7 +189,7 @@ def _widen_e2m1(packed, dtype: tl.constexpr, BY_BITS: tl.constexpr):
 def _e2m1(code):
     """fp32 of a code, by the bits of fp32 and its lift."""
     wide = code.to(tl.int32)
-    return (((wide & 8) << 28) | ((wide & 7) << 22)).to(tl.float32, bitcast=True) * _LIFT
+    return (((wide & 8) << 28) | ((wide & 7) << 22)).to(tl.float32, bitcast=True) * _LIFT_BF16
 
 
 @triton.jit

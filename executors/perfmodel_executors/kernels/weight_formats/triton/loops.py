@@ -59,7 +59,7 @@ def tile_sums(
     else:
         dtype: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype)
-        acc = add_values(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K, FORMAT == "plain")
+        acc = add_values(acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K, EVEN_K, FORMAT == "plain", BY_BITS)
         sums = acc.to(tl.float32)
     return sums
 
@@ -76,11 +76,14 @@ def scaled(sums, x_scales_ptr, x_row, row_scales_ptr, row, FORMAT: tl.constexpr)
 
 @triton.jit
 def add_values(
-    acc, x_ptrs, values_ptrs, K, first, last, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, READ_ONCE: tl.constexpr
-):
+    acc, x_ptrs, values_ptrs, K, first, last,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, READ_ONCE: tl.constexpr, SETTLES: tl.constexpr,
+):  # fmt: skip
     """acc [N, M] plus values [N, K] x [K, M] over the blocks `first` .. `last` - 1 of K.
 
     READ_ONCE: whether the cache had better make room for x than for the values
+    SETTLES:   whether a block's products end before the next block's values are widened: Hopper's read them from
+               registers, which the compiler otherwise overwrites meanwhile (seen on an H200 under Triton 3.6)
     """
     k = tl.arange(0, BLOCK_K)
     for block in range(first, last):
@@ -92,6 +95,8 @@ def add_values(
             values = tl.load(values_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
             x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
         acc = tl.dot(values.to(x.dtype), x, acc, input_precision="ieee", out_dtype=acc.dtype)
+        if SETTLES:  # what reads the sums waits for them
+            acc = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], tl.float32, is_pure=True, pack=1)
     return acc
 
 
