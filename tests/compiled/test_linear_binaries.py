@@ -18,7 +18,7 @@ from perfmodel_executors.compiled import (  # noqa: E402
 )
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
-from perfmodel_executors.kernels.linear.many_tokens import many_tokens_shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.many_tokens.triton import many_tokens_shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.swapped_product.tiling import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, fitting, targeting  # noqa: E402

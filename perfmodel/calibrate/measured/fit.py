@@ -14,10 +14,11 @@ no form was measured to be compared with (the standard attention) and is in neit
 __all__ = ["ENGINE", "TABLES", "KernelPrediction", "fit_measured", "kernel_tables", "predict_kernels", "small_kernels"]
 
 import datetime
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,11 @@ from perfmodel.calibrate.measured.host import fit_host, step_rows
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, Measurements, Size
 from perfmodel.calibrate.whole_steps import fit_steps
 from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
+from perfmodel.cost.calibrations.files import EXECUTOR
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import roofline_time
 from perfmodel.errors import SpecError
+from perfmodel.files.base import Spec
 from perfmodel.ops.work import Work
 from perfmodel.specs import HardwareSpec, load_hardware
 
@@ -52,9 +55,10 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
 _SMALL_RATES = ("vector", "")
 _LEAST_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth
-ENGINE = "perfmodel"
+ENGINE = EXECUTOR
 _LEAST_ROWS = 5  # of a kernel: the bounds and starts of its form say the rest
 _LEAST_SMALL = 4
+_IDLE = 1e-3  # of a default, within which a parameter did not move
 
 Floats = NDArray[np.float64]
 
@@ -143,7 +147,7 @@ def predict_kernels(
 def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration:
     device = DeviceFacts.of(hardware)
     families: dict[str, Any] = {
-        group.key: module.fit(group, device)
+        group.key: _without_the_idle(cast(Spec, module.fit(group, device)))
         for module, group, _ in _groups(measured.kernels, hardware)
         if len(group.seconds) >= _LEAST_ROWS
     }
@@ -164,6 +168,17 @@ def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration
         return calibration
     host, residuals = fit_host(hardware, calibration, measured.steps)
     return calibration.model_copy(update={"host": host, "step_residuals": residuals})
+
+
+def _without_the_idle(fit: Spec) -> Spec:
+    """`fit` without parameters that stayed at their defaults, which nothing in the rows moves."""
+    fields = type(fit).model_fields
+    idle = {
+        name
+        for name in fit.model_fields_set
+        if isinstance(value := getattr(fit, name), float) and math.isclose(value, fields[name].default, rel_tol=_IDLE)
+    }
+    return type(fit)(**{name: getattr(fit, name) for name in fit.model_fields_set - idle})
 
 
 def _from_steps(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> Calibration:

@@ -17,8 +17,8 @@ from functools import lru_cache
 import numpy as np
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
+from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.forms.attention.decode import FlashDecodeFit
-from perfmodel.files.catalog import data_dir
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
@@ -43,10 +43,7 @@ def cached_read_speedup(work: Work, hardware: HardwareSpec, calibration: Calibra
 def _usual_speedup() -> float:
     """The median of all measured kernels that read faster from L2; 1 without any."""
     found = []
-    for file in sorted(data_dir("calibrations").glob("*@*.yaml")):
-        device, _, engine = file.stem.partition("@")
-        if device in ("engine", "generation", "backend"):
-            continue
+    for device, engine, _ in calibrated_kernels():
         fits = load_calibration(load_hardware(device), engine).families.values()
         found += [fit.cache_speedup for fit in fits if isinstance(fit, FlashDecodeFit) and fit.cache_speedup > 1.05]
     return float(np.median(found)) if found else 1.0

@@ -14,8 +14,8 @@ from math import log
 import numpy as np
 
 from perfmodel.cost import OperatorTimer, load_calibration
+from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.forms.clocks import sustained_share, tdp_w
-from perfmodel.files.catalog import data_dir
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
 from perfmodel.specs.hardware import HardwareSpec
@@ -38,10 +38,7 @@ def measured_shares() -> list[tuple[str, str, float, float, float]]:
     """(device, number format, watts, declared peak in operations per second, share of it that a large product reaches)
     of each calibrated device and format, one for each engine that was measured."""
     found = []
-    for file in sorted(data_dir("calibrations").glob("*@*.yaml")):
-        device, _, engine = file.stem.partition("@")
-        if device in ("engine", "generation", "backend"):
-            continue
+    for device, engine, file in calibrated_kernels():
         hardware = load_hardware(device)
         own = load_calibration(hardware, engine, file).families
         for rate, peak in hardware.declared.peak_flops_per_s.items():

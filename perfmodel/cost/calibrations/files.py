@@ -6,7 +6,15 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
 """
 
-__all__ = ["PASSED_ON", "SPREAD_SIBLING", "load_calibration", "measured_device", "save_calibration"]
+__all__ = [
+    "EXECUTOR",
+    "PASSED_ON",
+    "SPREAD_SIBLING",
+    "calibrated_kernels",
+    "load_calibration",
+    "measured_device",
+    "save_calibration",
+]
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -36,6 +44,7 @@ _LINES = (
     ("cdna2", "cdna3"),
 )
 PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
+EXECUTOR = "perfmodel"  # the profile of this project's own executor
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
 _MIXED = "attention_mixed"  # no kernel that is missing, but another way to run those that are there
@@ -185,11 +194,20 @@ def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | N
     return found.model_copy(update={"families": families})
 
 
+def calibrated_kernels(engine: str = "") -> Iterator[tuple[str, str, Path]]:
+    """(device, engine, file) of every calibration of a GPU's kernels; those of this project's executor, which no other
+    engine runs, for itself alone."""
+    for file in sorted(data_dir("calibrations").glob("*@*.yaml")):
+        device, _, its_engine = file.stem.partition("@")
+        is_kernels = device not in ("engine", "generation", "backend", "cpu")
+        if is_kernels and (its_engine != EXECUTOR or engine == EXECUTOR):
+            yield device, its_engine, file
+
+
 def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:
     """(spread, file) of every calibration of a related device, or of the device under another engine."""
-    for file in data_dir("calibrations").glob("*@*.yaml"):
-        device, _, other_engine = file.stem.partition("@")
-        if device in ("engine", "generation", "backend", "cpu") or (device, other_engine) == (hardware.name, engine):
+    for device, other_engine, file in calibrated_kernels(engine):
+        if (device, other_engine) == (hardware.name, engine):
             continue
         steps = _distance(hardware.declared.architecture, _architecture(device))
         if steps is None:

@@ -5,6 +5,7 @@ import datetime
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, Residuals, load_calibration, save_calibration
+from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.errors import SpecError
 from perfmodel.files.fitted import save_fitted
@@ -141,3 +142,12 @@ def test_a_fit_may_find_next_to_nothing(seconds: float) -> None:
     fit = FamilyFit(overhead_s=seconds, overhead_per_item_s=seconds, vector_op_s=seconds)
     host = HostFit(serial_step_s=seconds, hidden_per_sequence_s=seconds)
     assert (fit.overhead_per_item_s, host.serial_step_s) == (seconds, seconds)
+
+
+def test_the_executors_kernels_stand_for_no_other_engine():
+    """Its Triton kernels were measured on an H200: they say how long its own steps take there, and
+    nothing of vLLM's, whose nearest relation is its own kernels on an H100."""
+    h200 = load_hardware("h200-sxm")
+    assert all(engine != "perfmodel" for _, engine, _ in calibrated_kernels("vllm"))
+    assert "h100-sxm-80gb under vllm" in load_calibration(h200, "vllm").source
+    assert "executor" in load_calibration(h200, "perfmodel").source

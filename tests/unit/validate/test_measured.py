@@ -7,7 +7,8 @@ import pytest
 
 from perfmodel.calibrate.measured import read_measurements
 from perfmodel.calibrate.measured.fit import fit_measured, predict_kernels
-from perfmodel.calibrate.measured.host import costs_of
+from perfmodel.calibrate.measured.host import costs_of, fit_host
+from perfmodel.calibrate.measured.records import Ceilings
 from perfmodel.cost import load_calibration
 from perfmodel.cost.calibrations.calibration import HostFit
 from perfmodel.errors import SpecError
@@ -105,6 +106,34 @@ def test_the_host_is_found_again(folder):
     host = fit_measured(read_measurements(folder)).host
     assert host.serial_step_s == pytest.approx(HOST.serial_step_s, rel=0.5)
     assert host.replays_graphs
+
+
+def test_launches_of_experts_are_told_from_those_of_other_layers(tmp_path):
+    """48 layers with experts and 32 without, in prompts whose launches take longer than their kernels."""
+    hardware = load_hardware(DEVICE)
+    host = HOST.model_copy(update={"hidden_prompt_layer_s": 5e-4, "hidden_prompt_moe_layer_s": 4e-4})
+    told = load_calibration(hardware, "vllm").model_copy(update={"host": host, "engine": "perfmodel"})
+    shapes = [{"num_tokens": t, "num_samples": 1, "prefills": [[t, 0]]} for t in (16, 64, 128, 256, 4096)]
+    shapes += [{"num_tokens": b, "num_samples": b, "num_decodes": b, "decode_context": 512 * b} for b in (1, 8, 64)]
+    rows = [{"model": name, "shape": shape} for name in (MODEL, "qwen3-30b-a3b") for shape in shapes]
+    write(tmp_path / "suite.json", {"device": DEVICE, "device_name": "a told device"})
+    write(tmp_path / "steps.json", {str(row): {**row, "seconds": 1.0, "p10_s": 1.0, "p90_s": 1.0} for row in rows})
+    steps = [
+        step.model_copy(update={"seconds": costs_of(step, hardware, told).estimate(step.batch).duration_s})
+        for step in read_measurements(tmp_path).steps
+    ]
+    found, _ = fit_host(hardware, told, steps)
+    assert found.hidden_prompt_layer_s == pytest.approx(5e-4, rel=0.1)
+    assert found.hidden_prompt_moe_layer_s == pytest.approx(4e-4, rel=0.1)
+
+
+def test_ceilings_are_those_of_what_no_cache_holds():
+    """As an H200 measured them: a library product beyond 1 PFLOP/s, and a large copy slower than one of 256 MiB."""
+    copies = {"32": 3.85e12, "256": 4.21e12, "2048": 2.75e12}
+    found = Ceilings(copy_bytes_per_s=copies, gemm_flops_per_s={"fp8": {"8192": 1.43e15}})
+    assert (found.bandwidth, found.rate("fp8")) == (4.21e12, 1.43e15)
+    assert Ceilings(copy_bytes_per_s={"1": 3e10, "64": 2e10}).bandwidth == 2e10
+    assert Ceilings().bandwidth is None
 
 
 def test_halves_share_nothing_and_lose_nothing(folder):

@@ -5,7 +5,7 @@ __all__ = ["linear"]
 
 from torch import Tensor
 
-from perfmodel_executors.kernels.linear.many_tokens import many_tokens_product
+from perfmodel_executors.kernels.many_tokens.triton import many_tokens_product
 from perfmodel_executors.kernels.swapped_product.tiling import FEW_TOKENS
 from perfmodel_executors.kernels.swapped_product.triton import swapped_product
 from perfmodel_executors.kernels.tiles import TileConfig

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.linear.many_tokens import many_tokens_product
+from perfmodel_executors.kernels.many_tokens.triton import many_tokens_product
 from perfmodel_executors.kernels.swapped_product.tiling import FEW_TOKENS
 from perfmodel_executors.kernels.swapped_product.triton import swapped_product
 from perfmodel_executors.kernels.tiles import TileConfig

@@ -9,7 +9,7 @@ __all__ = ["linear_w4a16", "linear_w8a16"]
 import torch
 from torch import Tensor
 
-from perfmodel_executors.kernels.linear.many_tokens import many_tokens_product
+from perfmodel_executors.kernels.many_tokens.triton import many_tokens_product
 from perfmodel_executors.kernels.swapped_product.triton import swapped_product
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.weight_formats.containers import Fp4Weight, Fp8Weight, Int4Weight, Int8Weight

@@ -1,0 +1,1 @@
+"""Products of many tokens, of plain weights and of 8-bit codes."""
