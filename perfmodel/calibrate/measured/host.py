@@ -35,6 +35,7 @@ _PRIORS = {
     "hidden_prompt_moe_layer_s": 1e-4,
 }
 _MOST = 100.0  # times the prior
+_STARTS = (1.0, 3.0, 10.0)  # times the priors of launches: what is shorter than the kernels does not show, and stays
 _PULL = 0.02  # of the logarithm of a parameter, beside relative errors of steps
 
 
@@ -67,7 +68,12 @@ def fit_host(
         return np.concatenate([np.log(predicted(prior * np.exp(logs)) / measured), _PULL * logs])
 
     most = np.log(_MOST)
-    found = least_squares(errors, np.zeros(len(prior)), bounds=(-most, most), loss="soft_l1", f_scale=0.1)
+    is_launch = np.array([name.startswith("hidden") for name in _PRIORS])
+    fits = [
+        least_squares(errors, start * is_launch, bounds=(-most, most), loss="soft_l1", f_scale=0.1)
+        for start in np.log(_STARTS)
+    ]
+    found = min(fits, key=lambda fit: float(fit.cost))
     values = prior * np.exp(found.x)
     host = HostFit(replays_graphs=True, **dict(zip(_PRIORS, map(float, values), strict=True)))
     return host, residuals_of(predicted(values), measured)
