@@ -54,4 +54,9 @@ def answer_of_run(result: "RunResult") -> Answer:
 
         return run_view(result)
 
-    return Answer(result.to_json, document, result)
+    def brief() -> "Document":
+        from perfmodel.report.views.brief import run_brief
+
+        return run_brief(result)
+
+    return Answer(result.to_json, document, result, brief)

@@ -33,7 +33,13 @@ def answer_step(
     Raises SpecError for what cannot be read, DoesNotFitError for a step too large for the devices.
     """
     report = _report(asked, overrides, batch, context, prefill, seed)
-    return Answer(report.to_json, lambda: _view(report), report)
+
+    def brief() -> "Document":
+        from perfmodel.report.views.brief import step_brief
+
+        return step_brief(report)
+
+    return Answer(report.to_json, lambda: _view(report), report, brief)
 
 
 def answer_roofline(

@@ -40,6 +40,7 @@ def answer_whatif(
     Raises SpecError for what cannot be read.
     """
     from perfmodel.planning.sensitivity.ask import ask_whatif
+    from perfmodel.report.views.brief import whatif_brief
     from perfmodel.report.views.whatif.view import whatif_json, whatif_view
 
     result = ask_whatif(
@@ -55,7 +56,9 @@ def answer_whatif(
         intervals,
     )
     result = replace(result, assumed=asked.assumed(result.answers.scenario, overrides))
-    return Answer(lambda: whatif_json(result), lambda: whatif_view(result, command), result)
+    return Answer(
+        lambda: whatif_json(result), lambda: whatif_view(result, command), result, lambda: whatif_brief(result)
+    )
 
 
 def split_overrides(against: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.answers.asked import load
-from perfmodel.cli.options import JsonFlag, OutFolder, Overrides, ScenarioName, Seed
+from perfmodel.cli.options import Details, JsonFlag, OutFolder, Overrides, ScenarioName, Seed
 from perfmodel.cli.runs import run_to_folder
 from perfmodel.errors import SpecError
 
@@ -45,6 +45,7 @@ def execute(
     seed: Seed = None,
     kernels: Kernels = None,
     on: On = None,
+    has_details: Details = False,
 ) -> None:
     """Execute a scenario: the same engine, with every step run for real on this machine and timed.
 
@@ -73,4 +74,4 @@ def execute(
         model = named_model(source, overrides or ())
         return answer_of_run(load_executor(needs_torch=False).execute_on(on, loaded, model, progress, folder))
 
-    run_to_folder("executing", run, out, as_json)
+    run_to_folder("executing", run, out, as_json, has_details)

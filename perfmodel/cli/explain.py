@@ -8,7 +8,7 @@ import typer
 
 from perfmodel.answers.asked import STEP_FLAGS, Asked
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import JsonFlag, Overrides, Seed, count
+from perfmodel.cli.options import Details, JsonFlag, Overrides, Seed, count
 from perfmodel.cli.terminal import give, progress_bar
 from perfmodel.errors import SpecError
 
@@ -50,6 +50,7 @@ def explain(
     occupancy: Occupancy = False,
     as_json: JsonFlag = False,
     seed: Seed = None,
+    has_details: Details = False,
 ) -> None:
     """Show one step operator by operator: FLOPs, bytes, intensity, time, bound.
 
@@ -73,4 +74,4 @@ def explain(
     if occupancy:
         with progress_bar("compiling") as progress:
             found = answer_occupancy(found.result, progress)
-    give(found, as_json)
+    give(found, as_json, has_details=has_details)

@@ -1,6 +1,7 @@
 """The flags that several commands share, each written once."""
 
 __all__ = [
+    "Details",
     "EngineName",
     "JsonFlag",
     "OutFolder",
@@ -49,6 +50,7 @@ Overrides = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Override the scenario's seed.", show_default=False)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+Details = Annotated[bool, typer.Option("--details", help="All sentences, tables and notes.")]
 OutFolder = Annotated[
     Path | None,
     typer.Option(

@@ -11,7 +11,7 @@ import typer
 from perfmodel.answers.asked import Asked
 from perfmodel.answers.command_lines import Given, command_line
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile
+from perfmodel.cli.options import Details, EngineName, JsonFlag, Overrides, ReportFile
 from perfmodel.cli.terminal import EXIT_NO_ANSWER, give, progress_bar, say
 from perfmodel.errors import SpecError
 
@@ -49,7 +49,7 @@ def plan(
     export: ExportFolder = None,
     store: StoreFile = None,
     engine: EngineName = "local",
-    has_details: Annotated[bool, typer.Option("--details", help="All sentences, tables and notes.")] = False,
+    has_details: Details = False,
 ) -> None:
     """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
     lowest latency; or that does its offline job: at the lowest cost before a deadline, or first.

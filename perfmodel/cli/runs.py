@@ -21,7 +21,11 @@ _MOST_BYTES_READ = 100_000_000  # of a steps.csv: about a million records
 
 
 def run_to_folder(
-    what: str, run: "Callable[[Progress | None, Path | None], Answer]", out: Path | None, as_json: bool
+    what: str,
+    run: "Callable[[Progress | None, Path | None], Answer]",
+    out: Path | None,
+    as_json: bool,
+    has_details: bool = False,
 ) -> None:
     """Run with a progress bar, write the files if there is a folder for them, and give the answer.
 
@@ -45,7 +49,7 @@ def run_to_folder(
         if isinstance(error, OSError):  # a disk that is full has no name
             raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
-    present(answer, out, as_json)
+    present(answer, out, as_json, has_details)
 
 
 def _folder(out: Path) -> "RunFolder":
@@ -54,9 +58,9 @@ def _folder(out: Path) -> "RunFolder":
     return RunFolder(out)
 
 
-def present(answer: "Answer", folder: Path | None, as_json: bool) -> None:
-    """Print the answer; with a folder, name the files that are in it."""
-    give(answer, as_json)
+def present(answer: "Answer", folder: Path | None, as_json: bool, has_details: bool) -> None:
+    """Print the answer, in brief unless it `has_details`; with a folder, name the files that are in it."""
+    give(answer, as_json, has_details=has_details)
     if folder is not None and not as_json:
         print(f"Report: {folder / 'report.html'}")
         print(f"Timeline for ui.perfetto.dev: {folder / 'timeline.json'}")

@@ -4,7 +4,7 @@ __all__ = ["simulate"]
 
 from perfmodel.answers.asked import Asked
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import JsonFlag, OutFolder, Overrides, Seed
+from perfmodel.cli.options import Details, JsonFlag, OutFolder, Overrides, Seed
 from perfmodel.cli.runs import run_to_folder
 
 
@@ -15,6 +15,7 @@ def simulate(
     as_json: JsonFlag = False,
     out: OutFolder = None,
     seed: Seed = None,
+    has_details: Details = False,
 ) -> None:
     """Simulate a scenario: latencies, throughput, goodput, cost, and what bounds them."""
     loaded = asked.load(overrides, seed)
@@ -25,4 +26,5 @@ def simulate(
         lambda progress, folder: answer_of_run(simulated(loaded, asked.assumed(loaded, overrides), progress, folder)),
         out,
         as_json,
+        has_details,
     )

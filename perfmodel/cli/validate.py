@@ -4,6 +4,7 @@ __all__ = ["Kind", "validate"]
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -13,7 +14,7 @@ from perfmodel.answers.answer import Answer
 from perfmodel.answers.asked import Asked, load
 from perfmodel.answers.command_lines import Given, command_line
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import JsonFlag, Overrides, ReportFile, Seed
+from perfmodel.cli.options import Details, JsonFlag, Overrides, ReportFile, Seed
 from perfmodel.cli.terminal import give, progress_bar, say
 from perfmodel.errors import SpecError
 
@@ -102,6 +103,7 @@ def validate(
     as_json: JsonFlag = False,
     seed: Seed = None,
     report_file: ReportFile = None,
+    has_details: Details = False,
 ) -> None:
     """Put predictions beside measurements and say how far apart they are.
 
@@ -137,13 +139,16 @@ def validate(
             report = _techniques(_subject(kind, paths), repeat, progress, report_file)
         else:
             report = _recorded(kind, _subject(kind, paths), progress)
+    from perfmodel.report.views.brief import bench_brief
     from perfmodel.report.views.validation import validation_view
 
     again = repeat if repeat != 1 else None
     given: dict[str, Given] = {"scenario": deployment, "measured": measured, "set": overrides, "seed": seed}
     flags: dict[str, Given] = {"repeat": again, **asked.given}
     command = command_line("validate", kind.value, *(paths or []), **given, **flags, report=report_file)
-    give(Answer(report.to_json, lambda: validation_view(report, command)), as_json, report_file)
+    brief = partial(bench_brief, report) if kind is Kind.bench else None
+    found = Answer(report.to_json, lambda: validation_view(report, command), make_brief=brief)
+    give(found, as_json, report_file, has_details)
     _journal(report_file).remove()
 
 

@@ -9,7 +9,7 @@ import typer
 from perfmodel.answers.asked import Asked
 from perfmodel.answers.command_lines import Given, command_line
 from perfmodel.cli.flags import takes_flags
-from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile
+from perfmodel.cli.options import Details, EngineName, JsonFlag, Overrides, ReportFile
 from perfmodel.cli.terminal import give, progress_bar
 
 Vary = Annotated[
@@ -52,6 +52,7 @@ def whatif(
     as_json: JsonFlag = False,
     report_file: ReportFile = None,
     engine: EngineName = "local",
+    has_details: Details = False,
 ) -> None:
     """Vary a scenario one value at a time: sensitivities, elasticities, where bounds change, where an alternative pays.
 
@@ -74,4 +75,4 @@ def whatif(
     }
     command = command_line("whatif", *asked.arguments, **flags, report=report_file)
     found = answer_whatif(asked, vary, metric, grid, against, overrides, None, engine, progress_bar, command, intervals)
-    give(found, as_json, report_file)
+    give(found, as_json, report_file, has_details)

@@ -25,9 +25,10 @@ FROZEN = {
         "--json",
     ],
     "compare": ["A", "B", "--json"],
-    "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels", "--on"],
+    "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels", "--on", "--details"],
     "explain": [
         *("SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"),
+        "--details",
         *WITHOUT_LIMITS,
     ],
     "hardware detect": ["--cpu", "--seconds"],
@@ -74,11 +75,12 @@ FROZEN = {
         ),
         *("--set", "--seed", "--model", "--hardware"),
     ],
-    "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", *WITHOUT_A_FILE],
+    "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", "--details", *WITHOUT_A_FILE],
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": [
         *("KIND", "PATH...", "--scenario", "--measured", "--set", "--repeat", "--json", "--seed", "--report"),
+        "--details",
         *("--model", "--hardware", "--traffic"),
     ],
     "whatif": [
@@ -92,6 +94,7 @@ FROZEN = {
         "--json",
         "--report",
         "--engine",
+        "--details",
         *WITHOUT_A_FILE,
     ],
 }

@@ -1,6 +1,6 @@
 """Runs of load tools as blocks: predicted beside measured, where the time goes, and what the answer rests on."""
 
-__all__ = ["bench_blocks", "own_server_view"]
+__all__ = ["bench_blocks", "own_server_view", "what_is_assumed"]
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -61,12 +61,18 @@ def _facts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
         for (name, value, said_by), of in sorted(found.items(), key=lambda each: each[0][2] != "assumed")
     ]
     if rows:
-        assumed = sum(said_by == "assumed" for _, _, said_by, _ in rows)
-        note = (
-            f"{assumed} facts of {len(rows)} are assumed, because no file says them: give them in a scenario "
-            f"(--scenario), or with --set."
-        )
-        yield Table(("fact", "simulated as", "said by", "of"), rows, "What the answer rests on", left=4, note=note)
+        head = ("fact", "simulated as", "said by", "of")
+        yield Table(head, rows, "What the answer rests on", left=4, note=what_is_assumed(runs))
+
+
+def what_is_assumed(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How many facts no file says."""
+    facts = {(fact["fact"], fact["value"], fact["said_by"]) for run in runs for fact in run["facts"]}
+    assumed = sum(said_by == "assumed" for *_, said_by in facts)
+    return (
+        f"{assumed} facts of {len(facts)} are assumed, because no file says them: give them in a scenario "
+        f"(--scenario), or with --set."
+    )
 
 
 def own_server_view(fit: OwnServerFit) -> Document:

@@ -1,6 +1,6 @@
 """A run as a document: latencies, throughput, efficiency, cost, what bounded its time, where its numbers come from."""
 
-__all__ = ["run_view"]
+__all__ = ["latency_table", "overload", "run_view", "shares"]
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,14 +75,14 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
     """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline"""
     scenario, summary = result.scenario, result.summary
     blocks: list[Block] = [
-        *_overload(summary),
+        *overload(summary),
         Paragraph(Span(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", "muted")),
         Details([_tiles(result), scenario_facts(scenario, "What was run")]),
         Facts("Summary", list(_summary(summary))),
-        _latencies(result),
+        latency_table(result),
         *_told_apart(summary),
         *conversation_tables(summary),
-        *_shares(summary),
+        *shares(summary),
         Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
         Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),
         *trust_blocks(result.trust),
@@ -93,7 +93,7 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
     return Document(scenario.name, blocks, f"{headline(scenario)}, {result.clock}", result.clock)
 
 
-def _overload(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
+def overload(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
     """The first sentence of an answer whose latencies say how long the run was."""
     found = summary.get("overload")
     if found is not None:
@@ -151,17 +151,17 @@ def _interval(summary: Mapping[str, Any], name: str) -> str:
     return " to ".join(map(format_number, found)) if found else ""
 
 
-def _latencies(result: RunResult) -> Table:
+def latency_table(result: RunResult, statistics: Sequence[str] = STATISTICS) -> Table:
     """By statistic, in ms, with the share of requests within the SLO where there is one."""
     summary, slo = result.summary, result.scenario.slo
     attainment = getattr(result.scenario.plan, "attainment", DEFAULT_ATTAINMENT)
     names = [name for name in LATENCIES if name in _ALWAYS or f"mean_{name}_ms" in summary]
     has_interval = any(_interval(summary, name) for name in names)
-    head = ["", *STATISTICS, *(["80 % interval of mean"] * has_interval), *(["SLO"] * slo.is_given)]
+    head = ["", *statistics, *(["80 % interval of mean"] * has_interval), *(["SLO"] * slo.is_given)]
     rows: list[list[Line]] = []
     for name in names:
         row: list[Line] = [Span(LATENCIES[name][0], "strong")]
-        row += [format_number(_latency(summary, statistic, name)) for statistic in STATISTICS]
+        row += [format_number(_latency(summary, statistic, name)) for statistic in statistics]
         row += [_interval(summary, name)] * has_interval
         row += [_slo_cell(slo, name, summary, attainment)] * slo.is_given
         rows.append(row)
@@ -196,7 +196,7 @@ def _told_apart(summary: Mapping[str, Any]) -> Iterator[Table]:
             yield Table(("", *(metric.title for metric in metrics)), rows, title)
 
 
-def _shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
+def shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
     if shares := summary.get("bound_share"):
         yield Paragraph(("Time bound by: ", *bound_shares(shares)))
     if split := summary.get("energy_split_j"):

@@ -3,6 +3,7 @@
 __all__ = [
     "StepKind",
     "bound_shares",
+    "estimate_blocks",
     "estimate_view",
     "kinds_of_steps",
     "kinds_view",
@@ -74,9 +75,7 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
     blocks: list[Block] = [Details([scenario_facts(scenario)])]
     if is_roofline:
         blocks.append(_ridge_table(scenario.hardware))
-    blocks += [_operators(estimate), Paragraph(_summary(estimate))]
-    if estimate.pipeline is not None:
-        blocks.append(Paragraph(_pipeline(estimate.pipeline)))
+    blocks += estimate_blocks(estimate)
     blocks += trust_blocks(trust_of(scenario))
     sources = Sentences([hardware_source(scenario)], "Where the numbers come from")
     blocks.append(Details([*step_blocks(report), sources]))
@@ -89,6 +88,14 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
 def estimate_view(estimate: StepEstimate) -> Document:
     """The operators of an estimate, and what they add up to."""
     return Document("", [_operators(estimate), Paragraph(_summary(estimate))])
+
+
+def estimate_blocks(estimate: StepEstimate, most: int | None = None) -> Iterator[Block]:
+    """The operators, at most so many one by one, what they add up to, and the pipeline where there is one."""
+    yield _operators(estimate, most)
+    yield Paragraph(_summary(estimate))
+    if estimate.pipeline is not None:
+        yield Paragraph(_pipeline(estimate.pipeline))
 
 
 def step_blocks(report: StepReport) -> Iterator[Block]:
@@ -138,9 +145,16 @@ def _ridge_table(hardware: HardwareSpec) -> Table:
     return Table(("dtype", "peak", "FLOP/byte"), rows, f"Ridge points of {hardware.name}")
 
 
-def _operators(estimate: StepEstimate) -> Table:
-    """One row per operator in the model's order, then the exposed host time, then the step."""
-    rows = [_operator_cells(row, estimate.duration_s) for row in estimate.rows]
+def _operators(estimate: StepEstimate, most: int | None = None) -> Table:
+    """One row per operator in the model's order, then the exposed host time, then the step.
+
+    most: rows; the longest operators keep theirs, the others are one together
+    """
+    by_time = sorted(estimate.rows, key=lambda row: -row.duration_s)
+    others = by_time[most:] if most is not None else []
+    rows = [_operator_cells(row, estimate.duration_s) for row in estimate.rows if row not in others]
+    if others:
+        rows.append(_cells_of_others(others, estimate.duration_s))
     bubbles_s = estimate.pipeline.bubble_share * estimate.duration_s if estimate.pipeline is not None else 0.0
     exposed_s = estimate.duration_s - estimate.device_s - bubbles_s
     for name, seconds, bound in (("pipeline bubbles", bubbles_s, ""), ("exposed host time", exposed_s, "overhead")):
@@ -164,6 +178,14 @@ def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[Line, ...]:
         f"{row.duration_s / step_s:.1%}",
         Span(row.bound_and_link, _tone(row.bound)),
     )
+
+
+def _cells_of_others(rows: Sequence[OperatorEstimate], step_s: float) -> tuple[Line, ...]:
+    """The sums of operators that have no row of their own."""
+    flops, moved = sum(row.flops for row in rows), sum(row.hbm_bytes + row.message_bytes for row in rows)
+    seconds = sum(row.duration_s for row in rows)
+    sums = format_number(flops / 1e9), format_number(moved / 1e6)
+    return f"{len(rows)} others", "", *sums, "", "", f"{seconds * 1e3:.3f}", f"{seconds / step_s:.1%}", ""
 
 
 def _summary(estimate: StepEstimate) -> Line:

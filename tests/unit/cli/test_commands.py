@@ -32,7 +32,7 @@ def document(run):
 
 
 def test_simulate_prints_the_summary(run):
-    result = run("simulate", SCENARIO, *FEW)
+    result = run("simulate", SCENARIO, *FEW, "--details")
     assert result.exit_code == 0, result.stderr
     for wanted in ("llama-3.1-8b on 1 x a100-sxm-80gb", "Request throughput", "TTFT", "TPOT", "calibrated"):
         assert wanted in result.stdout

@@ -60,11 +60,11 @@ def place_label(path: str, x: float, unit: str) -> str:
     return f"{x_label(x, unit)} the {path_label(path)}" if unit == "x" else f"{path_label(path)} {x_label(x, unit)}"
 
 
-def whatif_sentences(result: WhatIfResult) -> list[str]:
-    """Sentences, the largest effect first."""
+def whatif_sentences(result: WhatIfResult, counts: bool = True) -> list[str]:
+    """Sentences, the largest effect first; without `counts` those that say what no table of the ends of axes has."""
     metrics = result.answers.question.base.metrics
     lines = [*_choices(result), *_load(result)]
-    lines += [line for metric in metrics for line in _counts(result, metric)]
+    lines += [line for metric in metrics if counts for line in _counts(result, metric)]
     lines += _bounds(result)
     lines += [_payoff(each, " ".join(result.answers.question.against)) for each in result.payoffs]
     return [*lines, *_no_payoff(result)]

@@ -3,7 +3,7 @@
 Its pictures: a tornado (the widest on top), a heat map of a grid, lines of an axis.
 """
 
-__all__ = ["sweep_view", "whatif_json", "whatif_view"]
+__all__ = ["has_own_table", "sweep_view", "values_tables", "whatif_json", "whatif_notes", "whatif_view"]
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -36,16 +36,16 @@ def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     """The answer, pictures, tables, notes."""
     answers = result.answers
     blocks: list[Block] = [Sentences(whatif_sentences(result)), *_whatif_pictures(answers)]
-    blocks += [*_tables(answers), *trust_blocks(trust_of(answers.scenario)), Notes(_notes(result))]
+    blocks += [*_tables(answers), *trust_blocks(trust_of(answers.scenario)), Notes(whatif_notes(result))]
     return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if", command)
 
 
 def whatif_json(result: WhatIfResult) -> dict[str, Any]:
     """Every point with its values, sensitivities, crossovers and the sentences."""
-    return {**result.to_json(), "answer": whatif_sentences(result), "notes": _notes(result)}
+    return {**result.to_json(), "answer": whatif_sentences(result), "notes": whatif_notes(result)}
 
 
-def _notes(result: WhatIfResult) -> list[str]:
+def whatif_notes(result: WhatIfResult) -> list[str]:
     answers = result.answers
     origin = f"Times are {answers.base.origin}; a resource's elasticity is taken {NEAR - 1:.0%} up and down."
     return [
@@ -60,12 +60,22 @@ def _tables(answers: WhatIfAnswers) -> Iterator[Table]:
     metrics = [study_metric(name) for name in answers.question.base.metrics]
     for metric in metrics:
         yield _sensitivities(answers, metric)
-    for axis in answers.question.axes:
-        if len(axis.texts) > 3 or not axis.xs or answers.others:
-            yield _values(answers, axis, metrics)
+    yield from values_tables(answers, metrics)
     if answers.grid:
         for metric in metrics:
             yield _grid(answers, metric)
+
+
+def values_tables(answers: WhatIfAnswers, metrics: list[Metric]) -> Iterator[Table]:
+    """Each axis whose values count one by one: more than three, or names, or beside an alternative's."""
+    for axis in answers.question.axes:
+        if has_own_table(answers, axis):
+            yield _values(answers, axis, metrics)
+
+
+def has_own_table(answers: WhatIfAnswers, axis: Axis) -> bool:
+    """Whether an axis' ends alone would not say enough of it."""
+    return len(axis.texts) > 3 or not axis.xs or bool(answers.others)
 
 
 def _sensitivities(answers: WhatIfAnswers, metric: Metric) -> Table:
