@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from perfmodel.cli.examples import epilog_of
-from perfmodel.cli.terminal import close_stdout, guarded, replace_unprintable, say_refused
+from perfmodel.cli.terminal import close_stdout, guarded, open_closed_streams, replace_unprintable, say_refused
 
 # In the order of `--help`. The function or app of each is in the module of its name.
 _NAMES = (
@@ -98,6 +98,7 @@ def main() -> None:
     atexit.register(gc.freeze)
     # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    open_closed_streams()
     replace_unprintable()
     try:
         app(prog_name="perfmodel")

@@ -8,6 +8,7 @@ __all__ = [
     "close_stdout",
     "give",
     "guarded",
+    "open_closed_streams",
     "print_json",
     "progress_bar",
     "replace_unprintable",
@@ -93,6 +94,15 @@ def replace_unprintable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def open_closed_streams() -> None:
+    """Where the caller has closed stdout or stderr (`>&-`), let what is printed go nowhere, and say so if anybody can
+    hear it: without, the first line would end a run whose files are still to be written."""
+    for name in ("stderr", "stdout"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+            say(f"{name} is closed: nothing is printed there.")
 
 
 def close_stdout() -> None:

@@ -150,6 +150,19 @@ class Scenario(Spec):
         return self
 
     @model_validator(mode="after")
+    def _drafters_share_the_vocabulary(self) -> "Scenario":
+        """As vLLM asks of draft models: their tokens are compared with the model's own."""
+        for pool in self.pools:
+            config, model = pool.engine.speculative_config, pool.model or self.model
+            drafter = None if config is None else config.model
+            if drafter is not None and drafter.vocab_size != model.vocab_size:
+                raise ValueError(
+                    f"got the draft model {drafter.name} with a vocabulary of {drafter.vocab_size:,} for {model.name} "
+                    f"with {model.vocab_size:,}: drafts are its tokens; choose a smaller model of the same family"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _engines_can_be_simulated(self) -> "Scenario":
         found = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
         if found > _MOST_ENGINES:

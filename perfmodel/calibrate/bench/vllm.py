@@ -72,6 +72,13 @@ def _figures(name: str, data: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in found.items() if value}
 
 
+def _unusable(data: Mapping[str, Any]) -> list[str]:
+    """Figures that are in the file and measure nothing: zero, or not finite."""
+    asked = [f"{statistic}_{name}_ms" for name in _NAMES for statistic in _STATISTICS]
+    given = {key: data[key] for key in (*asked, *_RATES, "duration") if data.get(key) is not None}
+    return [key for key, value in given.items() if isinstance(value, int | float) and not 0 < value < float("inf")]
+
+
 def _times(name: str, data: Mapping[str, Any]) -> RequestTimes:
     prompts, outputs, ttfts, itls = (data[key] for key in _ARRAYS)
     count = len(prompts)
@@ -150,6 +157,8 @@ def _says(name: str, data: Mapping[str, Any]) -> dict[str, Said]:
 
 def _notes(name: str, data: Mapping[str, Any], times: RequestTimes | None) -> tuple[str, ...]:
     notes = []
+    if unusable := _unusable(data):
+        notes.append(f"left out, since zero or not finite: {', '.join(unusable)}")
     if times is not None and times.start_s is None:
         notes.append("the file has no starting times: arrivals are drawn at its rate, lengths are its own, in order")
     if data.get("request_rate") == "trace":

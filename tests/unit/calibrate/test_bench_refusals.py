@@ -168,3 +168,11 @@ def test_whatever_stands_in_a_result_it_is_read_or_refused(tmp_path: Path, file:
             read_bench_files([path])
         except SpecError as error:
             assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_figures_that_measure_nothing_are_named(tmp_path: Path) -> None:
+    """Zero and NaN are no latency: left out, and not silently."""
+    path = changed(tmp_path, lambda data: data.update(mean_ttft_ms=0, mean_tpot_ms=math.nan), "vllm.json")
+    (run,) = read_bench_files([path])[0]
+    assert not {"mean_ttft_ms", "mean_tpot_ms"} & set(run.measured)
+    assert "left out, since zero or not finite: mean_ttft_ms, mean_tpot_ms" in run.notes

@@ -163,3 +163,14 @@ def test_a_range_without_an_end_is_its_own_mistake(run):
 def test_a_file_is_no_run_with_a_log_of_requests(run, tmp_path):
     (tmp_path / "a.md").write_text("")
     _refused(run("validate", "per-request", "a.md"), "a.md: found a file, allowed the folder of a run")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes file descriptors in a shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_ends_no_run(closed, tmp_path):
+    """Its files are written; who still listens on stderr hears that nothing is printed."""
+    done = _shell(f"perfmodel simulate {SCENARIO} {' '.join(FEW)} --out here {closed}", tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "here" / "result.json").is_file()
+    if closed == ">&-":
+        assert done.stderr.strip().splitlines()[0] == "stdout is closed: nothing is printed there."

@@ -242,7 +242,7 @@ def test_explained_prompts_pass_through_the_drafter_too() -> None:
 def test_prompts_alone_are_explained_as_they_are_priced(pipelined: bool) -> None:
     """Nobody drafts; the drafter reads the prompt, launched kernel by kernel."""
     drafter = (
-        f"{{method: draft_model, model: qwen3-0.6b, num_speculative_tokens: 4, pipelined: {str(pipelined).lower()}}}"
+        f"{{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 4, pipelined: {str(pipelined).lower()}}}"
     )
     costs = step_costs(
         load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafter}", "engine.profile=sglang"])

@@ -143,3 +143,12 @@ def test_names_of_drafters_over_hidden_states(method: str) -> None:
 def test_a_method_that_is_missing_is_asked_for_by_its_names() -> None:
     with pytest.raises(SpecError, match=r"speculative_config\.method: is missing.*expected one of draft_model, ngram"):
         load_scenario("llama-3.1-8b-a100", ["engine.speculative_config.num_speculative_tokens=4"])
+
+
+def test_a_draft_model_has_the_vocabulary_of_the_model() -> None:
+    """vLLM refuses others, and so does the executor: what is drafted are the model's tokens."""
+    drafts = "method: draft_model, num_speculative_tokens: 3, acceptance: {rate: 0.7}"
+    with pytest.raises(SpecError, match=r"qwen3-0\.6b with a vocabulary of 151,936 for llama-3\.1-8b with 128,256"):
+        load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={{{drafts}, model: qwen3-0.6b}}"])
+    own = load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={{{drafts}, model: llama-3.2-1b}}"])
+    assert own.engine.speculative_config is not None

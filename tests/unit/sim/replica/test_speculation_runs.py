@@ -15,7 +15,7 @@ TRAFFIC = (
     "traffic={{arrivals: {{process: closed_loop, concurrency: {n}}}, num_requests: {count}, "
     "input_tokens: {{distribution: fixed, value: 300}}, output_tokens: {{distribution: fixed, value: 200}}}}"
 )
-DRAFT = "method: draft_model, model: qwen3-0.6b, num_speculative_tokens: 4"
+DRAFT = "method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 4"
 
 
 def run(config: str | None, *changes: str, at_once: int = 1, count: int = 4) -> dict[str, Any]:
