@@ -11,7 +11,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
 from perfmodel.files.catalog import Kind, expanded, find_file
 from perfmodel.files.reach import may_touch
-from perfmodel.specs.devices.files import find_device
+from perfmodel.specs.devices.files import counted_device, find_device
 from perfmodel.specs.scenario_file import load_traffic
 
 _WITH_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")
@@ -22,7 +22,8 @@ class Shorthand:
     """A scenario in a few words; everything else has its default.
 
     model:    name or path
-    hardware: names, aliases or paths of devices: the first is the scenario's, and plans choose between all of them
+    hardware: names, aliases or paths of devices: the first is the scenario's, and plans choose between all of them; one
+              with a number, `2xh100`, is a server of so many: the model is split over all, and a plan has no more
     traffic:  name, alias or path of a file in workloads/traffic
     rate:     requests per second, or with a unit; the traffic's own unless given
     slo:      its fields as given: {"ttft_ms": "1s"}
@@ -39,7 +40,8 @@ class Shorthand:
 
         Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
         """
-        devices = [name_of("hardware", device) for device in self.hardware]
+        counts, names = zip(*map(counted_device, self.hardware), strict=True)
+        devices = [name_of("hardware", name) for name in names]
         data: dict[str, Any] = {
             "name": scenario_name(self.model, devices[0]),
             "model": self.model,
@@ -48,8 +50,15 @@ class Shorthand:
         data["traffic"] = name_of("traffic", self.traffic) if self.rate is None else self._traffic_at_rate()
         if self.slo:
             data["slo"] = dict(self.slo)
+        plan: dict[str, Any] = {}
         if len(devices) > 1:
-            data["plan"] = {"space": {"hardware": devices}}
+            plan["space"] = {"hardware": devices}
+        elif counts[0] is not None:
+            data["engine"] = {"tensor_parallel_size": counts[0]}
+        if given := [count for count in counts if count is not None]:
+            plan["max_gpus"] = max(given)
+        if plan:
+            data["plan"] = plan
         return data
 
     def _traffic_at_rate(self) -> dict[str, Any]:

@@ -3,18 +3,22 @@
 The name of a file costs one look at the folder. Of a table that has the name only the row itself is parsed.
 """
 
-__all__ = ["DeviceSource", "find_device", "load_tables", "read_device"]
+__all__ = ["DeviceSource", "counted_device", "find_device", "load_tables", "read_device"]
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfmodel.errors import SpecError
 from perfmodel.files.catalog import looked_up, unknown_name
 from perfmodel.files.device_spelling import plain_name, split_size
 from perfmodel.files.device_tables import TableRow, lines_of, named, table_rows
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
 from perfmodel.specs.devices.family import DeviceFamily, device_data
+
+_COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,20 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
     device = named(text)
     found = _of_size(plain_name(text)) if device is None else _source(device)
     if found is None:
+        count, name = counted_device(text)
+        if count is not None and named(name) is not None:
+            raise SpecError(
+                f"got {text!r}, expected one device: write {name}, and engine.tensor_parallel_size={count} (the flag "
+                f"--hardware {count}x{name} does both)."
+            )
         raise unknown_name("hardware", text, more_names=[row.name for row in table_rows()])
     return found
+
+
+def counted_device(text: str) -> tuple[int | None, str]:
+    """(how many, the device) of `2xh100` or `8 x b200`; without a number None."""
+    match = _COUNTED.fullmatch(text.strip())
+    return (None, text.strip()) if match is None else (int(match[1]), match[2])
 
 
 def read_device(source: DeviceSource) -> LoadedYaml:

@@ -176,3 +176,19 @@ def test_an_end_to_end_limit_is_screened_without_a_word_of_numpy(run):
     limits = ("--rate", "5", "--e2e", "20s", "--traffic", "code")
     done = run("plan", "--model", "tiny-llama", "--hardware", "h100", *limits, *SPACE, "--json")
     assert done.exit_code == 0, done.stderr
+
+
+def test_a_server_of_several_devices_is_named_by_their_number(run, as_file):
+    """`2xh100`: the model is split over both, and a plan has no more; a file says the two things apart."""
+    for name in ("2xh100", "2 x H100"):
+        scenario = load_scenario(as_file("--model", "llama-3.1-70b", "--hardware", name))
+        assert (scenario.hardware.name, scenario.engine.tensor_parallel_size) == ("h100-sxm-80gb", 2)
+        assert scenario.plan is not None
+        assert scenario.plan.max_gpus == 2
+    several = load_scenario(as_file("--model", "llama-3.1-70b", "--hardware", "4xh100,8xh200"))
+    assert several.plan is not None
+    assert several.plan.max_gpus == 8
+    refused = run("simulate", "llama-3.1-8b-a100", "--set", "hardware=2xh100")
+    assert refused.exit_code == 2
+    assert "write h100, and engine.tensor_parallel_size=2" in refused.stderr
+    assert run("memory", "--model", "llama-3.1-8b", "--hardware", "0xh100").exit_code == 2
