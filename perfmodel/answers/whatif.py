@@ -40,7 +40,7 @@ def answer_whatif(
     Raises SpecError for what cannot be read.
     """
     from perfmodel.planning.sensitivity.ask import ask_whatif
-    from perfmodel.report.views.brief import whatif_brief
+    from perfmodel.report.views.whatif.brief import whatif_brief
     from perfmodel.report.views.whatif.view import whatif_json, whatif_view
 
     result = ask_whatif(

@@ -55,8 +55,9 @@ def explain(
     """Show one step operator by operator: FLOPs, bytes, intensity, time, bound.
 
     Without a batch, a context or a prefill it is the scenario's typical decode step: the mean batch that the
-    arrival rate implies (Little's law), each sequence with its prompt and half of its answer. `--occupancy` compiles
-    the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread blocks, waves.
+    arrival rate and the prompts imply (Little's law), each sequence with its prompt and half of its answer.
+    `--occupancy` compiles the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread
+    blocks, waves.
     """
     if occupancy and whole_run:
         raise SpecError("--occupancy explains the kernels of one step; leave --run out.")

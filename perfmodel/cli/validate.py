@@ -139,7 +139,7 @@ def validate(
             report = _techniques(_subject(kind, paths), repeat, progress, report_file)
         else:
             report = _recorded(kind, _subject(kind, paths), progress)
-    from perfmodel.report.views.brief import bench_brief
+    from perfmodel.report.views.bench import bench_brief
     from perfmodel.report.views.validation import validation_view
 
     again = repeat if repeat != 1 else None

@@ -1,8 +1,13 @@
 """The step that represents a scenario: the one that is asked for (`StepSpec`), or the batch to look at when none is.
 
 Little's law ties the batch to the traffic: in a stable system the mean number of running requests is the arrival rate
-times the time each spends decoding, `B = rate * output tokens * t_step(B)`. The smallest such B is found by iterating
-from 1; traffic that no batch can keep up with ends at `max_num_seqs`, which is then what would be seen.
+times the time that a request spends decoding, `B = rate * output tokens * TPOT(B)`. Prompts take a share of the time,
+`p = rate * t_prompt`, in which a sequence gets one token a prompt; in the rest one a decode step:
+
+    1 / TPOT(B) = rate + (1 - p) / t_step(B)
+
+The smallest such B is found by iterating from 1; traffic that no batch can keep up with ends at `max_num_seqs`, which
+is then what would be seen. Prompts of engines that only decode are computed elsewhere: p = 0, and TPOT is a step.
 """
 
 __all__ = ["StepChoice", "StepSpec", "choose_step", "engine_of_step", "mean_length", "typical_step"]
@@ -76,7 +81,7 @@ def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> S
     """The decode step at the scenario's mean batch and mean context."""
     context = max(1, round(_mean_context(scenario)))
     spans = scenario.model.attention_spans
-    batch, reason = _mean_batch(scenario, lambda size: step_s(decode_shape(size, context, spans)))
+    batch, reason = _mean_batch(scenario, lambda size: step_s(decode_shape(size, context, spans)), _prompt_s(step_s))
     return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
 
 
@@ -106,7 +111,14 @@ def _mean_context(scenario: Scenario) -> float:
     return mean_length(traffic.input_tokens) + mean_length(traffic.output_tokens) / 2
 
 
-def _mean_batch(scenario: Scenario, step_s: Callable[[int], float]) -> tuple[int, str]:
+def _prompt_s(step_s: Callable[[BatchShape], float]) -> Callable[[int], float]:
+    """Seconds of a prompt of so many tokens, as one step."""
+    return lambda tokens: step_s(BatchShape(num_tokens=tokens, num_samples=1, prefills=((tokens, 0),)))
+
+
+def _mean_batch(
+    scenario: Scenario, step_s: Callable[[int], float], prompt_s: Callable[[int], float]
+) -> tuple[int, str]:
     arrivals, limit = scenario.traffic.arrivals, engine_of_step(scenario).engine.max_num_seqs
     decoding = [pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow]
     replicas = sum(max(pool.replicas, 1) * pool.engine.data_parallel_size for pool in decoding)
@@ -116,11 +128,18 @@ def _mean_batch(scenario: Scenario, step_s: Callable[[int], float]) -> tuple[int
     output = scenario.traffic.output_tokens
     if rate is None or output is None:
         return max(1, limit // 2), "half of max_num_seqs"
+    own, prompt = rate / replicas, scenario.traffic.input_tokens
+    prompts_per_s, left = 0.0, 1.0
+    if prompt is not None and not scenario.cluster.is_disaggregated:
+        prompts_per_s = own
+        left = 1.0 - own * prompt_s(max(1, round(mean_length(prompt))))
+    cannot = f"decoding alone cannot keep up with {rate:g} req/s" if left > 0 else "prompts alone take all of the time"
     batch = 1.0
     for _ in range(_MAX_ROUNDS):
-        needed = rate / replicas * mean_length(output) * step_s(max(1, round(batch)))
-        if needed >= limit:
-            return limit, f"max_num_seqs: decoding alone cannot keep up with {rate:g} req/s"
+        tokens_per_s = prompts_per_s + max(left, 0.0) / step_s(max(1, round(batch)))
+        needed = own * mean_length(output) / tokens_per_s
+        if left <= 0 or needed >= limit:
+            return limit, f"max_num_seqs: {cannot}"
         if round(needed) <= round(batch):
             break
         batch = needed

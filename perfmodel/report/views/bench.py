@@ -1,16 +1,20 @@
 """Runs of load tools as blocks: predicted beside measured, where the time goes, and what the answer rests on."""
 
-__all__ = ["bench_blocks", "own_server_view", "what_is_assumed"]
+__all__ = ["bench_blocks", "bench_brief", "own_server_view"]
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.calibrate.own_server import OwnServerFit
-from perfmodel.planning.metrics import metric_of
-from perfmodel.report.document import Block, Document, Item, Notes, Sentences, Span, Table
+from perfmodel.planning.metrics import LATENCIES, metric_of
+from perfmodel.report.document import Block, Document, Item, Line, Notes, Paragraph, Sentences, Span, Table
+from perfmodel.report.numbers import MISSING
+from perfmodel.report.views.brief import MORE, few_notes
+from perfmodel.validate.report import ValidationReport
 
 _HEAD = ("figure", "predicted", "measured", "error", "80 % interval", "")
 _LEAST_SHARE = 0.005
+_MOST_RUNS = 8  # in brief
 
 
 def bench_blocks(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
@@ -62,10 +66,10 @@ def _facts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     ]
     if rows:
         head = ("fact", "simulated as", "said by", "of")
-        yield Table(head, rows, "What the answer rests on", left=4, note=what_is_assumed(runs))
+        yield Table(head, rows, "What the answer rests on", left=4, note=_what_is_assumed(runs))
 
 
-def what_is_assumed(runs: Sequence[Mapping[str, Any]]) -> str:
+def _what_is_assumed(runs: Sequence[Mapping[str, Any]]) -> str:
     """How many facts no file says."""
     facts = {(fact["fact"], fact["value"], fact["said_by"]) for run in runs for fact in run["facts"]}
     assumed = sum(said_by == "assumed" for *_, said_by in facts)
@@ -97,3 +101,45 @@ def own_server_view(fit: OwnServerFit) -> Document:
     ]
     title = f"{fit.profile.name}: {fit.profile.engine} as {len(fit.runs)} load test{'s' * (len(fit.runs) > 1)} have it"
     return Document(title, blocks, fit.profile.source)
+
+
+def bench_brief(report: ValidationReport) -> Document:
+    """Own load tests: measured and predicted means of each, the errors of all, what was assumed."""
+    rows = [_of_run(run) for run in report.runs[:_MOST_RUNS]]
+    head = ("run", *(f"{LATENCIES[name][0]} ms" for name in ("ttft", "tpot", "e2el")), "output tok/s")
+    errors = [
+        f"{metric_of(name).label} {stats.median_ape:.0%}"
+        for name, stats in report.metrics.items()
+        if stats.median_ape is not None
+    ]
+    blocks: list[Block] = [
+        Table(head, rows, "Measured -> predicted"),
+        Paragraph(f"Median error over {report.covered:,} of {report.rows:,} rows: {', '.join(errors)}."),
+        Sentences(list(_causes(report.runs))),
+        Paragraph(_what_is_assumed(report.runs)),
+        *few_notes(report.notes),
+        Paragraph(f"{MORE}, --report FILE. `perfmodel calibrate --bench` fits the engine's host to such runs."),
+    ]
+    setups = dict.fromkeys(f"{run['model']} on {run['hardware']}" for run in report.runs)
+    return Document("Predicted beside measured: bench", blocks, ", ".join(setups), "validation")
+
+
+def _of_run(run: Mapping[str, Any]) -> list[Line]:
+    """`41.4 -> 35.8 (-14 %)` by metric."""
+    figures = {each["metric"]: each for each in run["figures"]}
+    cells: list[Line] = [run["run"]]
+    for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput"):
+        found = figures.get(key)
+        if found is None:
+            cells.append(MISSING)
+            continue
+        text = f"{found['measured']:.3g} -> {found['predicted']:.3g} ({found['error']:+.0%})"
+        cells.append(Span(text, "" if found.get("is_within", True) else "warn"))
+    return cells
+
+
+def _causes(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Where the time of the run that is predicted worst goes."""
+    worst = max(runs, key=lambda run: max((abs(each["error"]) for each in run["figures"]), default=0.0), default=None)
+    for key, breakdown in (worst or {"breakdown": {}})["breakdown"].items():
+        yield f"{metric_of(key).label} of {worst['run'] if worst else ''}: {breakdown['why']}."

@@ -1,0 +1,72 @@
+"""A what-if on one screen: what the ends of each axis do, the values of an axis that has its own table."""
+
+__all__ = ["whatif_brief"]
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from perfmodel.planning.metrics import study_metric
+from perfmodel.planning.sensitivity.result import WhatIfResult
+from perfmodel.planning.sensitivity.whatif import Sensitivity, WhatIfAnswers
+from perfmodel.report.document import Block, Document, Line, Paragraph, Sentences, Span, Table
+from perfmodel.report.numbers import MISSING, format_metric
+from perfmodel.report.views.brief import MORE, few_notes
+from perfmodel.report.views.scenario import headline
+from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
+from perfmodel.report.views.whatif.view import has_own_table, values_tables, whatif_notes
+from perfmodel.trust import trust_of
+
+_MOST_AXES, _MOST_METRICS, _MOST_SENTENCES = 8, 4, 6
+_MOST_TABLES, _MOST_VALUES = 2, 9  # of axes that have one of their own
+_SHORT = {"output_throughput": "output tok/s", "request_goodput": "goodput req/s", "request_throughput": "req/s"}
+
+
+def whatif_brief(result: WhatIfResult) -> Document:
+    """What the ends of each axis do to the first metrics, and the sentences that no table has."""
+    answers = result.answers
+    sentences = whatif_sentences(result, counts=False)
+    left = f" {len(sentences) - _MOST_SENTENCES} more sentences." if len(sentences) > _MOST_SENTENCES else ""
+    metrics = [study_metric(name) for name in answers.question.base.metrics[:_MOST_METRICS]]
+    blocks: list[Block] = [
+        *_ends(answers),
+        *[replace(table, rows=table.rows[:_MOST_VALUES]) for table in values_tables(answers, metrics)][:_MOST_TABLES],
+        Sentences(sentences[:_MOST_SENTENCES]),
+        *list(trust_blocks(trust_of(answers.scenario)))[:1],
+        *few_notes(whatif_notes(result)),
+        Paragraph(f"{MORE}, --report FILE.{left}"),
+    ]
+    return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if")
+
+
+def _ends(answers: WhatIfAnswers) -> Iterator[Table]:
+    """A row for each axis of numbers, a column for each metric: `126 .. 666` from one end to the other."""
+    names = answers.question.base.metrics[:_MOST_METRICS]
+    effects = {name: [each for each in answers.of_metric(name) if each.axis.xs] for name in names}
+    most = {name: max(found, key=_strength, default=None) for name, found in effects.items()}
+    axes = [axis for axis in answers.question.axes if not has_own_table(answers, axis)][:_MOST_AXES]
+    rows: list[list[Line]] = []
+    for axis in axes:
+        low, high = (x_label(x, axis.unit) for x in (axis.xs[0], axis.xs[-1]))
+        row: list[Line] = [path_label(axis.path), f"{low} .. {high}"]
+        for name, found in effects.items():
+            own = next((each for each in found if each.axis is axis), None)
+            row.append("" if own is None else _ends_of(own, is_strongest=own is most[name]))
+        rows.append(row)
+    metrics = [study_metric(name) for name in names]
+    base = [
+        f"{_SHORT.get(each.key, each.title)}: {format_metric(each, answers.base.values.get(each.key))}"
+        for each in metrics
+    ]
+    if rows:
+        yield Table(("varied (* counts most)", "from .. to", *base), rows, left=2)
+
+
+def _strength(each: Sensitivity) -> float:
+    return abs(each.elasticity or 0.0)
+
+
+def _ends_of(each: Sensitivity, is_strongest: bool) -> Line:
+    metric = study_metric(each.metric)
+    text = " .. ".join(MISSING if end is None else format_metric(metric, end) for end in (each.low, each.high))
+    return Span(f"* {text}", "strong") if is_strongest else text
