@@ -36,7 +36,7 @@ _FP8_MAX = tl.constexpr(FP8_MAX)
 _FP8_PAIRS = tl.constexpr(
     """{
     .reg .b32 codes;
-    .reg .b16 first, second, unused;
+    .reg .b16 first, second;
     prmt.b32 codes, $2, 0, 0x3120;
     mov.b32 {first, second}, codes;
     cvt.rn.f16x2.e4m3x2 $0, first;
