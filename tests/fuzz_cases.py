@@ -73,6 +73,7 @@ _TRACES = {
     "mooncake": '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
     '{"timestamp": 300, "input_length": 90, "output_length": 7, "hash_ids": [1]}\n',
     "burstgpt": "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n",
+    "csv": "arrival,input,output\n0.5,40,6\n1.5,90,3\n",
     "jsonl": '{"arrival_s": 0.5, "input_tokens": 40, "output_tokens": 6, "block_hashes": [3, 4], "session_id": "a"}\n'
     '{"arrival_s": 1.5, "input_tokens": 90, "output_tokens": 3, "hash_block_size": 16}\n',
 }

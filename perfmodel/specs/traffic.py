@@ -208,7 +208,7 @@ class Trace(Spec):
     """A file of recorded requests, or conversations; `speedup` divides the gaps."""
 
     path: str
-    format: Literal["azure", "mooncake", "burstgpt", "jsonl", "conversations", "sharegpt", "aiperf", "guidellm"]
+    format: Literal["azure", "mooncake", "burstgpt", "csv", "jsonl", "conversations", "sharegpt", "aiperf", "guidellm"]
     speedup: PositiveFloat = 1.0
 
     @property

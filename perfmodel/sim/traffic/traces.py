@@ -2,6 +2,8 @@
 
 azure:    CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023)
 mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens
+csv:      CSV with `arrival_s`, `input_tokens`, `output_tokens` (or `arrival`, `input`, `output`) and optionally
+          `session_id`: what a gateway's log is soon made into
 burstgpt: CSV with `Timestamp` (s), `Request tokens`, `Response tokens`; a response of 0 tokens is a recorded failure
 jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optionally `block_hashes`, `hash_block_size`,
           `session_id`
@@ -87,13 +89,18 @@ def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]
 Lines = Iterator[tuple[int, Callable[[], TraceRow | None]]]
 
 
-def _csv_lines(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+def _csv_lines(file: TextIO, *columns: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """(number, row) of the lines; a column may have a second name, `arrival_s|arrival`, and is given by its first."""
     reader = csv.DictReader(bounded_lines(file))
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
-    if reader.fieldnames and missing:
-        raise WorkloadError(f"{file.name}:1: found columns {', '.join(reader.fieldnames)}; {missing[0]!r} is missing")
+    header = reader.fieldnames or ()
+    names = {
+        first: next((n for n in (first, *more) if n in header), "") for first, *more in (c.split("|") for c in columns)
+    }
+    missing = [first for first, name in names.items() if not name]
+    if header and missing:
+        raise WorkloadError(f"{file.name}:1: found columns {', '.join(header)}; {missing[0]!r} is missing")
     for row in reader:
-        yield reader.line_num, row
+        yield reader.line_num, row | {first: row[name] for first, name in names.items()}
 
 
 def _azure(file: TextIO) -> Lines:
@@ -104,7 +111,16 @@ def _azure(file: TextIO) -> Lines:
         seconds += float("0." + (fraction or "0"))
         return TraceRow(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
-    for number, row in _csv_lines(file, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
+    for number, row in _csv_lines(file, "TIMESTAMP", "ContextTokens", "GeneratedTokens"):
+        yield number, lambda row=row: parse(row)  # type: ignore[misc]
+
+
+def _plain_csv(file: TextIO) -> Lines:
+    def parse(row: dict[str, str]) -> TraceRow:
+        lengths = int(row["input_tokens"]), int(row["output_tokens"])
+        return TraceRow(float(row["arrival_s"]), *lengths, session=row.get("session_id") or None)
+
+    for number, row in _csv_lines(file, "arrival_s|arrival", "input_tokens|input", "output_tokens|output"):
         yield number, lambda row=row: parse(row)  # type: ignore[misc]
 
 
@@ -113,7 +129,7 @@ def _burstgpt(file: TextIO) -> Lines:
         outputs = int(row["Response tokens"])
         return TraceRow(float(row["Timestamp"]), int(row["Request tokens"]), outputs) if outputs else None
 
-    for number, row in _csv_lines(file, ("Timestamp", "Request tokens", "Response tokens")):
+    for number, row in _csv_lines(file, "Timestamp", "Request tokens", "Response tokens"):
         yield number, lambda row=row: parse(row)  # type: ignore[misc]
 
 
@@ -156,6 +172,7 @@ def _jsonl(file: TextIO) -> Lines:
 _READERS: dict[str, Callable[[TextIO], Lines]] = {
     "azure": _azure,
     "burstgpt": _burstgpt,
+    "csv": _plain_csv,
     "jsonl": _jsonl,
     "mooncake": _mooncake,
 }

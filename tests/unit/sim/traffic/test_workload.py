@@ -143,6 +143,7 @@ TRACES = {
     "2023-11-16 18:15:50.9951690,396,109\n",
     "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x\n"
     "6,ChatGPT,99,0,99,x\n45,ChatGPT,1087,230,1317,x\n",
+    "csv": "arrival_s,input_tokens,output_tokens,session_id\n1.5,10,2,\n2.25,40,3,a\n",
     "mooncake": '{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}\n'
     '{"timestamp": 3000, "input_length": 512, "output_length": 6, "hash_ids": [7]}\n',
     "jsonl": '{"arrival_s": 1.0, "input_tokens": 10, "output_tokens": 2}\n\n'
@@ -151,6 +152,7 @@ TRACES = {
 EXPECTED = {
     "azure": [(0.0, 374, 44, 0), (4.314579, 396, 109, 0)],
     "burstgpt": [(0.0, 472, 18, 0), (40.0, 1087, 230, 0)],
+    "csv": [(0.0, 10, 2, 0), (0.75, 40, 3, 0)],
     "mooncake": [(0.0, 1100, 5, 68), (3.0, 512, 6, 32)],
     "jsonl": [(0.0, 10, 2, 0), (2.5, 40, 3, 2)],
 }
@@ -169,6 +171,12 @@ def test_traces_are_read_in_their_formats(tmp_path: Path, format_: str) -> None:
     assert [(row[0] / 1e12, row[1], row[2], len(row[3])) for row in seen] == [  # type: ignore[operator, arg-type]
         (pytest.approx(t, abs=1e-6), i, o, h) for t, i, o, h in EXPECTED[format_]
     ]
+
+
+def test_columns_of_plain_csv_have_short_names_too(tmp_path: Path) -> None:
+    """In any order, beside others."""
+    text = "model,output,arrival,input\nx,2,1.5,10\ny,3,2.25,40\n"
+    assert rows(traced(tmp_path, "csv", text)) == rows(traced(tmp_path, "csv", TRACES["csv"]))
 
 
 def test_trace_blocks_that_are_shared_stay_shared_at_the_engines_block_size(tmp_path: Path) -> None:
@@ -193,6 +201,8 @@ def test_trace_blocks_that_are_shared_stay_shared_at_the_engines_block_size(tmp_
         ("jsonl", '{"arrival_s": 1, "input_tokens": 1e300, "output_tokens": 2}\n', ":1: found more than 1,000,000,000"),
         ("jsonl", "[" * 100_000 + "\n", ":1: the line cannot be read .nested too deeply"),
         ("burstgpt", "Timestamp,Request tokens,Response tokens\nnan,1,1\n", ":2: found an arrival at nan s"),
+        ("csv", "arrival,input\n1,2\n", ":1: found columns arrival, input; 'output_tokens' is missing"),
+        ("csv", "arrival,input,output\n1,2\n", ":2: the line cannot be read"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0\n", ":2: the line cannot be read"),
     ],
 )
