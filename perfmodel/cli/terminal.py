@@ -101,7 +101,7 @@ def open_closed_streams() -> None:
     hear it: without, the first line would end a run whose files are still to be written."""
     for name in ("stderr", "stdout"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", newline="\n"))  # noqa: SIM115 (until the process ends)
             say(f"{name} is closed: nothing is printed there.")
 
 

@@ -8,7 +8,7 @@ from perfmodel.specs import load_scenario
 def test_operators_of_like_intensity_have_their_names_on_different_sides() -> None:
     """Mixtral decoding 27 sequences: the experts and the attention are half a decade apart, their names are longer."""
     scenario = load_scenario("mixtral-8x7b-a100-tp2")
-    figure = roofline_figure(scenario.hardware, estimate_choice(scenario).estimate.rows)
+    figure = roofline_figure(scenario.hardware, estimate_choice(scenario, batch=27).estimate.rows)
     places = {
         text: place
         for trace in figure.data
