@@ -113,7 +113,7 @@ def bench_brief(report: ValidationReport) -> Document:
         if stats.median_ape is not None
     ]
     blocks: list[Block] = [
-        Table(head, rows, "Measured -> predicted"),
+        Table(head, rows, "Measured -> predicted, error"),
         Paragraph(f"Median error over {report.covered:,} of {report.rows:,} rows: {', '.join(errors)}."),
         Sentences(list(_causes(report.runs))),
         Paragraph(_what_is_assumed(report.runs)),
@@ -125,7 +125,7 @@ def bench_brief(report: ValidationReport) -> Document:
 
 
 def _of_run(run: Mapping[str, Any]) -> list[Line]:
-    """`41.4 -> 35.8 (-14 %)` by metric."""
+    """`41.4 -> 35.8 -14%` by metric."""
     figures = {each["metric"]: each for each in run["figures"]}
     cells: list[Line] = [run["run"]]
     for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput"):
@@ -133,7 +133,7 @@ def _of_run(run: Mapping[str, Any]) -> list[Line]:
         if found is None:
             cells.append(MISSING)
             continue
-        text = f"{found['measured']:.3g} -> {found['predicted']:.3g} ({found['error']:+.0%})"
+        text = f"{found['measured']:.3g} -> {found['predicted']:.3g} {found['error']:+.0%}"
         cells.append(Span(text, "" if found.get("is_within", True) else "warn"))
     return cells
 

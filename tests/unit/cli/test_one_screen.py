@@ -36,16 +36,15 @@ COMMANDS = {
 
 @pytest.fixture
 def screen(monkeypatch):
-    """The lines that a command prints on such a terminal."""
+    """The lines that a command prints on such a terminal, or on another."""
 
-    def show(document):
-        written = io.StringIO()
-        show_document(document, Console(file=written, width=WIDTH, no_color=True))
-        print(written.getvalue(), end="")
+    def lines(arguments, width=WIDTH):
+        def show(document):
+            written = io.StringIO()
+            show_document(document, Console(file=written, width=width, no_color=True))
+            print(written.getvalue(), end="")
 
-    monkeypatch.setattr(cli_terminal, "show", show)
-
-    def lines(arguments):
+        monkeypatch.setattr(cli_terminal, "show", show)
         result = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1"})
         assert result.exit_code == 0, result.output
         return result.stdout.splitlines()
@@ -60,6 +59,14 @@ def test_the_default_answer_fits_a_screen(arguments, screen):
     assert max(map(len, found)) <= WIDTH
     text = "\n".join(found)
     assert "--details" in text or arguments[0] == "memory"
+
+
+@pytest.mark.parametrize("name", ["a run", "a step", "memory", "what if", "own load tests"])
+def test_its_tables_need_no_more_where_there_is_room(name, screen):
+    """As in a pipe, whose lines have no end: nothing is squeezed on a screen of 100."""
+    rules = [line for line in screen(COMMANDS[name], width=2 * WIDTH) if line.strip(" ─") == "" and "─" in line]
+    assert rules
+    assert max(map(len, rules)) <= WIDTH
 
 
 @pytest.mark.parametrize(

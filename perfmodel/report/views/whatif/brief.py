@@ -19,7 +19,11 @@ from perfmodel.trust import trust_of
 
 _MOST_AXES, _MOST_METRICS, _MOST_SENTENCES = 8, 4, 6
 _MOST_TABLES, _MOST_VALUES = 2, 9  # of axes that have one of their own
-_SHORT = {"output_throughput": "output tok/s", "request_goodput": "goodput req/s", "request_throughput": "req/s"}
+_ENDS = "Each varied alone (* counts most)"
+_SHORT = {
+    "mean_ttft_ms": "TTFT, ms", "mean_tpot_ms": "TPOT, ms",
+    "output_throughput": "output tok/s", "request_goodput": "goodput req/s", "request_throughput": "req/s",
+}  # fmt: skip
 
 
 def whatif_brief(result: WhatIfResult) -> Document:
@@ -40,7 +44,7 @@ def whatif_brief(result: WhatIfResult) -> Document:
 
 
 def _ends(answers: WhatIfAnswers) -> Iterator[Table]:
-    """A row for each axis of numbers, a column for each metric: `126 .. 666` from one end to the other."""
+    """What the scenario gives, then a row for each axis of numbers: `126 .. 666` from one end to the other."""
     names = answers.question.base.metrics[:_MOST_METRICS]
     effects = {name: [each for each in answers.of_metric(name) if each.axis.xs] for name in names}
     most = {name: max(found, key=_strength, default=None) for name, found in effects.items()}
@@ -54,12 +58,10 @@ def _ends(answers: WhatIfAnswers) -> Iterator[Table]:
             row.append("" if own is None else _ends_of(own, is_strongest=own is most[name]))
         rows.append(row)
     metrics = [study_metric(name) for name in names]
-    base = [
-        f"{_SHORT.get(each.key, each.title)}: {format_metric(each, answers.base.values.get(each.key))}"
-        for each in metrics
-    ]
+    base: list[Line] = [format_metric(metric, answers.base.values.get(metric.key)) for metric in metrics]
     if rows:
-        yield Table(("varied (* counts most)", "from .. to", *base), rows, left=2)
+        titles = [_SHORT.get(metric.key, metric.title) for metric in metrics]
+        yield Table(("varied", "from .. to", *titles), [["as given", "", *base], *rows], _ENDS, left=2)
 
 
 def _strength(each: Sensitivity) -> float:
