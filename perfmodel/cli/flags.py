@@ -37,7 +37,9 @@ def _flag(
 def _limit(name: str, told: str) -> Any:
     """A limit on single requests; its help names the limits on statistics, which have no lines of their own."""
     more = ", ".join(flag.removeprefix(name) for flag in LIMITS if flag.startswith(f"{name}-"))
-    return _flag(name, "TIME", f"{told}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic.")
+    return _flag(
+        name, "TIME", f"{told}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic."
+    )
 
 
 FLAGS: dict[str, Any] = {

@@ -44,8 +44,8 @@ Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
 def max_request_rate(scenario: Scenario) -> float:
-    """Requests per second at which `attainment` of the scenario's requests meet its `slo` (goodput as in DistServe, Zhong
-    et al. 2024), and its mean and percentiles are within their limits, within 2 %.
+    """Requests per second at which `attainment` of the scenario's requests meet its `slo` (goodput as in DistServe,
+    Zhong et al. 2024), and its mean and percentiles are within their limits, within 2 %.
 
     Raises SpecError without an SLO or an arrival rate to begin with, where no rate is low enough, and where none is too
     high: so few requests are served within the limits though all come at once.

@@ -72,7 +72,8 @@ def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[floa
 def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
     """Mask of the requests that miss each limit of `slo`, by the name of what is limited.
 
-    A one-token answer has no TPOT to miss, and no gap. Where only means and percentiles are limited, the requests beyond them.
+    A one-token answer has no TPOT to miss, and no gap. Where only means and percentiles are limited, the requests
+    beyond them.
     """
     found: dict[str, Bools] = {}
     if slo.has_ttft_limit:
@@ -92,8 +93,8 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
 
 
 def percentiles_met(slo: SLO, found: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
-    """Whether each mean and percentile that `slo` limits is within its limit in a run with the latencies `found`; empty where
-    none is limited."""
+    """Whether each mean and percentile that `slo` limits is within its limit in a run with the latencies `found`; empty
+    where none is limited."""
     lost_share = num_lost / max(num_lost + found["completed"], 1)
     met = {each.field: each.is_met(found[each.metric], lost_share) for each in slo.statistics}
     return {"slo_percentiles_met": met} if met else {}

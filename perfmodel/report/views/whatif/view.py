@@ -37,7 +37,9 @@ def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     answers = result.answers
     blocks: list[Block] = [Sentences(whatif_sentences(result)), *_whatif_pictures(answers)]
     blocks += [*_tables(answers), *trust_blocks(trust_of(answers.scenario)), Notes(whatif_notes(result))]
-    return Document(f"What if: {answers.scenario.name}", blocks, headline_with_slo(answers.scenario), "what if", command)
+    return Document(
+        f"What if: {answers.scenario.name}", blocks, headline_with_slo(answers.scenario), "what if", command
+    )
 
 
 def whatif_json(result: WhatIfResult) -> dict[str, Any]:
