@@ -162,7 +162,7 @@ def test_a_get_begins_no_bands_and_the_part_stands_without_them(site):
 @pytest.mark.parametrize(
     ("limits", "aside"),
     [
-        ("tpot=9ms&low=1&high=64", "90 % of requests meet it"),
+        ("tpot=9ms&low=1&high=64", "90.0 % of requests meet it"),
         ("slo.tpot_p50_ms=9&low=1&high=64", "its mean and percentiles hold"),
         ("tpot=1s&low=1&high=2", "all rates shown are within it"),
         ("tpot=1ms&low=1&high=2", "missed even at the lowest rate"),
