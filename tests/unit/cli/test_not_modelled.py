@@ -186,10 +186,11 @@ def test_a_device_of_an_unknown_architecture_has_the_formats_that_its_file_decla
     assert "does not take weights in BF16" in refused[1]
 
 
-@pytest.mark.parametrize(("routing", "is_said"), [("uniform", True), ("skewed", False)])
+@pytest.mark.parametrize(
+    ("routing", "is_said"), [("{distribution: uniform}", True), ("{distribution: power_law, alpha: 1.2}", False)]
+)
 def test_balancing_experts_that_are_alike_is_said_to_change_nothing(run, routing, is_said):
-    skewed = ("--set", "routing.alpha=1.2") if routing == "skewed" else ("--set", "routing.distribution=uniform")
-    ask = ("explain", "deepseek-v3-h200", "--batch", 32, "--context", 1000, *skewed, "--set")
+    ask = ("explain", "deepseek-v3-h200", "--batch", 32, "--context", 1000, "--set", f"routing={routing}", "--set")
     (_, without), (_, balanced) = (run(*ask, f"engine.enable_eplb={value}") for value in ("false", "true"))
     note = "enable_eplb changes nothing"
     assert note not in without
