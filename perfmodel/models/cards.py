@@ -117,8 +117,7 @@ def _by_format(asked: str) -> ModelSpec | None:
         return None
     plain, method = found
     wanted = normal_name(plain.rpartition("/")[2])  # whoever has quantized it
-    same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
-    file = looked_up("models", plain) or looked_up("models", wanted) or next(same, None)
+    file = looked_up("models", plain) or looked_up("models", wanted)
     if file is None:
         return None
     model = _load_card_file(file, file.stat().st_mtime_ns)
@@ -131,9 +130,7 @@ def _copied(asked: str) -> ModelSpec | None:
     owner, _, name = asked.partition("/")
     if normal_name(owner) not in _COPIES:
         return None
-    wanted = normal_name(name)
-    same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
-    file = next(same, None)
+    file = aliases_of("models").get(normal_name(name))
     return None if file is None else replace(_load_card_file(file, file.stat().st_mtime_ns), name=asked, hf_id=asked)
 
 
@@ -145,7 +142,8 @@ def as_asked(model: ModelSpec, asked: str) -> ModelSpec:
     meta-llama/Llama-3.3-70B-Instruct.
     """
     own, wanted = normal_name(model.name), normal_name(asked)
-    if wanted == own or wanted not in map(normal_name, (*model.aliases, model.hf_id or "")):
+    names = [normal_name(each) for each in (*model.aliases, model.hf_id or "")]
+    if wanted == own or wanted not in {*names, *(name.rpartition("/")[2] for name in names)}:
         return model
     ids = [each for each in model.aliases if "/" in each]
     near = (each for each in ids if normal_name(each.rpartition("/")[2]).startswith(wanted))
