@@ -34,11 +34,13 @@ def _flag(
     return Annotated[str | None, option]
 
 
-def _limit(name: str, told: str) -> Any:
+def _limit(name: str, told: str, also: str = "") -> Any:
     """A limit on single requests; its help names the limits on statistics, which have no lines of their own."""
     more = ", ".join(flag.removeprefix(name) for flag in LIMITS if flag.startswith(f"{name}-"))
     return _flag(
-        name, "TIME", f"{told}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic."
+        name,
+        "TIME",
+        f"{told}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic.{also}",
     )
 
 
@@ -54,7 +56,11 @@ FLAGS: dict[str, Any] = {
     ),
     "rate": _flag("rate", "RATE", "Requests per second, or as in 300/min; else the traffic's own."),
     "ttft": _limit("ttft", "Limit until a request's first token, as in 1s or 500ms (a number is ms)"),
-    "tpot": _limit("tpot", "Limit between its tokens after the first, as in 40ms"),
+    "tpot": _limit(
+        "tpot",
+        "Limit between its tokens after the first, as in 40ms",
+        " --itl-mean, ... limit that of all gaps between tokens.",
+    ),
     "e2e": _limit("e2e", "Limit until its last token, as in 20s"),
     **{
         name: _flag(name, "TIME", "Limit on this statistic of all requests.", is_hidden=True)

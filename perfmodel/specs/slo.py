@@ -17,13 +17,13 @@ _WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to 
 
 
 _SHARES = {"mean": None, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-_LATENCIES = {"ttft": ("ttft", "TTFT"), "tpot": ("tpot", "TPOT"), "e2e": ("e2el", "E2E latency")}
+_LATENCIES = {"ttft": ("ttft", "TTFT"), "tpot": ("tpot", "TPOT"), "itl": ("itl", "ITL"), "e2e": ("e2el", "E2E latency")}
 
 
 class StatisticLimit(NamedTuple):
     """A limit on the mean or a percentile of a run: `ttft_p99_ms: 1000`.
 
-    latency:   ttft, tpot or e2el
+    latency:   ttft, tpot, itl or e2el
     statistic: mean, p50, p90, p95 or p99
     """
 
@@ -69,8 +69,8 @@ class SLO(Spec):
     reading_words_per_minute: the same in words, of which 100 tokens are 75. Adults read 238 of English non-fiction
                       silently (Brysbaert 2019, a meta-analysis)
     reading_wait_ms:  so long may that reader wait, over the whole answer
-    ttft_p99_ms ...:  the percentile or mean of all requests' TTFT, TPOT or end-to-end latency (mean, p50, p90, p95,
-                      p99), each by itself
+    ttft_p99_ms ...:  the percentile or mean of all requests' TTFT, TPOT or end-to-end latency, or of all gaps between
+                      tokens (itl): mean, p50, p90, p95, p99, each by itself
     """
 
     ttft_ms: Milliseconds | None = Field(default=None, gt=0)
@@ -92,6 +92,11 @@ class SLO(Spec):
     tpot_p90_ms: Milliseconds | None = Field(default=None, gt=0)
     tpot_p95_ms: Milliseconds | None = Field(default=None, gt=0)
     tpot_p99_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_mean_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p50_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p90_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p95_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p99_ms: Milliseconds | None = Field(default=None, gt=0)
     e2e_mean_ms: Milliseconds | None = Field(default=None, gt=0)
     e2e_p50_ms: Milliseconds | None = Field(default=None, gt=0)
     e2e_p90_ms: Milliseconds | None = Field(default=None, gt=0)

@@ -40,8 +40,8 @@ METRICS = (
     "output_throughput",
     *(
         f"{statistic}_{name}_ms"
-        for name in ("ttft", "tpot", "max_itl", "e2el")
-        for statistic in ("median", "p90", "p95", "p99")
+        for name in ("ttft", "tpot", "itl", "max_itl", "e2el")
+        for statistic in ("mean", "median", "p90", "p95", "p99")
     ),
     "usd_per_million_output_tokens",
     "usd_per_million_input_tokens_split",

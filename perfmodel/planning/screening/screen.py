@@ -42,7 +42,7 @@ class Screened:
     """What the screen has found of a candidate: one group of it (a replica, unless disaggregated).
 
     rate:         requests per second at which the wanted share of them meets the SLO; 0 if there is no such rate
-    binds:        what is missed first above `rate`: ttft, tpot, max_itl, reading, e2el, or what holds too few
+    binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what holds too few
                   sequences: KV cache, max_num_seqs
     batch:        mean sequences that decode on an engine at `rate`
     usd_per_hour: of its devices; None without a price
@@ -167,7 +167,7 @@ class Screen:
         """The latencies that the wanted share of requests does not exceed, in seconds."""
         return {
             name: np.quantile(_seconds(served, self.demand, name), self._attainment, axis=1, method="higher")
-            for name in ("ttft", "tpot", "e2el")
+            for name in ("ttft", "tpot", "itl", "e2el")
         }
 
     def _service(self, candidates: Sequence[Candidate]) -> Service:
@@ -316,11 +316,12 @@ def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_
 
 
 def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
-    """A latency of typical requests; TPOT of an answer of one token is nothing."""
+    """A latency of typical requests; TPOT of an answer of one token is nothing. Gaps between tokens (itl) are taken to
+    be as long as their mean."""
     later = np.maximum(demand.typical[2][None, :] - 1, 0.0)
     if metric == "ttft":
         return served.ttft
-    if metric == "tpot":
+    if metric in ("tpot", "itl"):
         return np.where(later > 0, served.tpot, 0.0)
     if metric == "e2el":
         # Where no rate is sustained tokens take for ever, which an answer of one token does not wait for.

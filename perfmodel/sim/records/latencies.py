@@ -73,7 +73,7 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
     """Mask of the requests that miss each limit of `slo`, by the name of what is limited.
 
     A one-token answer has no TPOT to miss, and no gap. Where only means and percentiles are limited, the requests
-    beyond them.
+    beyond them; a limit on gaps between tokens (itl) is one of the run, which no request misses.
     """
     found: dict[str, Bools] = {}
     if slo.has_ttft_limit:
@@ -88,7 +88,11 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
         found["reader_wait"] = requests.reader_wait_s * 1e3 > slo.reading_wait_ms
     if not slo.is_of_requests:
         seconds = {"ttft": requests.ttft_s, "tpot": requests.tpot_s, "e2el": requests.e2el_s}
-        found |= {each.field: seconds[each.latency] * 1e3 > each.limit_ms for each in slo.statistics}
+        found |= {
+            each.field: seconds[each.latency] * 1e3 > each.limit_ms
+            for each in slo.statistics
+            if each.latency in seconds
+        }
     return found
 
 

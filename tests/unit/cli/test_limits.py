@@ -61,6 +61,17 @@ def test_every_command_judges_the_same_statistic_and_names_it(between, tmp_path,
     assert f"SLO: {words.format('requests')}" in str(varied.make_brief())
 
 
+@pytest.mark.parametrize(("flag", "metric"), [("ttft-mean", "mean_ttft_ms"), ("itl-p99", "p99_itl_ms")])
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_means_and_gaps_between_tokens_are_limited_alike(flag, metric, factor, tmp_path):
+    """Below what a run has, run and plan miss the limit; above it, both meet it."""
+    value = simulate(asked().load(FEW)).summary[metric]
+    limit = asked(**{flag: f"{value * factor}ms"})
+    assert answer_run(limit, FEW).data["slo"]["is_met"] == (factor > 1)
+    planned = answer_plan(limit, (*FEW, *SPACE), tmp_path / "points.sqlite", workers=1)
+    assert (planned.result.winner is not None) == (factor > 1)
+
+
 def test_a_plan_s_attainment_counts_in_every_command(between):
     """The share that is wanted is one number of the scenario, wherever a run is judged."""
     strict = (*FEW, "plan.attainment=0.99")
@@ -72,7 +83,7 @@ def test_a_plan_s_attainment_counts_in_every_command(between):
     assert kept["within_slo"]["max_rate"] is None
 
 
-@pytest.mark.parametrize("latency", ["ttft", "tpot", "e2e"])
+@pytest.mark.parametrize("latency", ["ttft", "tpot", "itl", "e2e"])
 @pytest.mark.parametrize("statistic", ["mean", "p50", "p90", "p95", "p99"])
 def test_every_latency_has_a_flag_for_every_statistic(run, latency, statistic):
     made = run("scenarios", "new", *FLAGS, f"--{latency}-{statistic}", "2s")

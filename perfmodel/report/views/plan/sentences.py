@@ -21,6 +21,7 @@ OBJECTIVES = {
 _BINDS = {
     "ttft": "the time to the first token",
     "tpot": "the time per output token",
+    "itl": "the time between tokens",
     "max_itl": "the longest gap between tokens",
     "reading": "the reader's speed",
     "e2el": "the end-to-end latency",
