@@ -35,6 +35,7 @@ from perfmodel.planning.sweeps.workers import Stepwise
 from perfmodel.specs.overrides import as_overrides
 
 METRICS = (
+    "slo_attainment",
     "request_goodput",
     "request_throughput",
     "output_throughput",

@@ -72,6 +72,15 @@ def test_means_and_gaps_between_tokens_are_limited_alike(flag, metric, factor, t
     assert (planned.result.winner is not None) == (factor > 1)
 
 
+def test_requests_that_were_given_up_count_as_missed():
+    """Half of the requests get no answer in time: those that do meet the limit, and the run misses it."""
+    times = simulate(asked().load(FEW)).requests.e2el_s
+    impatient = (*FEW, f"cluster.gateway.timeout_s={float(np.median(times))}")
+    ran = answer_run(asked(ttft="10s"), impatient).data
+    assert 0.2 < ran["slo_attainment"] < 0.8
+    assert not ran["slo"]["is_met"]
+
+
 def test_a_plan_s_attainment_counts_in_every_command(between):
     """The share that is wanted is one number of the scenario, wherever a run is judged."""
     strict = (*FEW, "plan.attainment=0.99")

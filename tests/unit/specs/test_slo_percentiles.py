@@ -125,7 +125,7 @@ def test_limits_on_requests_and_on_the_run_are_shown_side_by_side() -> None:
 
 def test_records_are_judged_by_share_and_by_percentile() -> None:
     def record(good: float, p99: float) -> Record:
-        return Record({"request_goodput": good, "request_throughput": 10.0, "p99_ttft_ms": p99})
+        return Record({"slo_attainment": good / 10, "p99_ttft_ms": p99})
 
     both, only = SLO(ttft_ms=500, ttft_p99_ms=1000), SLO(ttft_p99_ms=1000)
     assert meets([record(9.5, 900)], both, 0.9)
