@@ -220,9 +220,9 @@ def refuse_unless_generative(name: str, *, is_class: bool = False) -> None:
     returned = next((what for what, pattern in patterns if pattern.search(last if is_class else last.lower())), None)
     if returned is None:
         return
+    way_out = " To estimate the time of its prompts, give a text model with the same layers and answers of one token."
     raise SpecError(
-        f"{name} {returned}; only models that generate text are modelled. To estimate the time of its prompts, give a "
-        f"text model with the same layers and answers of one token."
+        f"{name} {returned}; only models that generate text are modelled.{way_out if 'returns' in returned else ''}"
     )
 
 

@@ -15,6 +15,10 @@ DECODER = {
     **{"num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 8192, "max_position_embeddings": 4096},
 }
 SCENARIO, FEW = "llama-3.1-8b-a100", "traffic.num_requests=20"
+PLAN = (
+    "plan={seeds: 1, num_requests: 20, max_gpus: 1, space: {tensor_parallel_size: [1], max_num_seqs: [256], "
+    "max_num_batched_tokens: [2048]}}"
+)
 
 
 @pytest.fixture
@@ -85,6 +89,7 @@ def test_text_models_are_served_whatever_their_class_is_called(memory_of, archit
         ("explain", ("--batch", 4)),
         ("simulate", ("--set", FEW)),
         ("whatif", ("--set", FEW, "--vary", "traffic.arrivals.rate=1,2")),
+        ("plan", ("--set", PLAN)),
     ],
 )
 @pytest.mark.parametrize(
