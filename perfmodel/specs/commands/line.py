@@ -297,7 +297,11 @@ def _around(commands: Sequence[FoundCommand]) -> list[str]:
     """What stood before a command, where anything did."""
     found = []
     for each in commands:
-        words = [word for word in each.around if "=" not in word or word.startswith("-")]
+        words = [
+            word
+            for word in each.around
+            if ("=" not in word or word.startswith("-")) and not (each.version and word == each.image)
+        ]
         if words:
             shown = " ".join(words)
             found.append(
