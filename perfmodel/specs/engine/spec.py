@@ -39,7 +39,7 @@ class EngineSpec(VariantSpec):
     """
 
     discriminator = "batching"
-    about_key: ClassVar = staticmethod(_about_flag)
+    about_key: ClassVar = staticmethod(_about_flag)  # type: ignore[assignment]  # mypy takes the base's for a method
     used_by: ClassVar[UsedBy] = {"batch_timeout_ms": ("dynamic",)}
 
     tensor_parallel_size: PositiveInt = 1
