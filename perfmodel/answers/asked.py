@@ -3,7 +3,7 @@
 What the flags leave open is assumed, and said in the notes of the answer.
 """
 
-__all__ = ["FLAG_FIELDS", "MEMORY_FLAGS", "MOST_KINDS", "RUN_FLAGS", "STEP_FLAGS", "TRAFFIC", "Asked", "load"]
+__all__ = ["FLAG_FIELDS", "LIMITS", "MEMORY_FLAGS", "MOST_KINDS", "RUN_FLAGS", "STEP_FLAGS", "TRAFFIC", "Asked", "load"]
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 TRAFFIC = "chat"  # where nothing else is asked for
 MOST_KINDS = 20  # of devices
 _LEAST_BARE_MS = 5  # below, whoever leaves the unit out may well mean seconds
-_LIMITS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2el_ms"}
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+# Limits on single requests, `--ttft`, and on a statistic of all of them, `--ttft-p99`, with the fields of an SLO.
+LIMITS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2el_ms"}
+LIMITS |= {f"{name}-{each}": f"{name}_{each}_ms" for name in (*LIMITS, "itl") for each in _STATISTICS}
 # Each flag, and the field of a scenario that it says.
 FLAG_FIELDS: Mapping[str, str] = {
     **{"model": "model", "hardware": "hardware", "rate": "traffic.arrivals.rate", "traffic": "traffic"},
-    **{flag: f"slo.{field}" for flag, field in _LIMITS.items()},
+    **{flag: f"slo.{field}" for flag, field in LIMITS.items()},
 }
 # Those that count for what lies in memory, for a step, and for a run.
 MEMORY_FLAGS = ("model", "hardware")
 STEP_FLAGS = (*MEMORY_FLAGS, "rate", "traffic")
-RUN_FLAGS = (*MEMORY_FLAGS, "rate", *_LIMITS, "traffic")
+RUN_FLAGS = (*MEMORY_FLAGS, "rate", *LIMITS, "traffic")
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Asked:
         from perfmodel.files.yaml_loader import parse_value
         from perfmodel.specs.shorthand import Shorthand
 
-        slo = tuple((field, _limit(flag, given[flag])) for flag, field in _LIMITS.items() if flag in given)
+        slo = tuple((field, _limit(flag, given[flag])) for flag, field in LIMITS.items() if flag in given)
         rate = parse_value(given["rate"], "--rate") if "rate" in given else None
         return Shorthand(given["model"], devices, given.get("traffic", TRAFFIC), rate, slo).to_data()
 

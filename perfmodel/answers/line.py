@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.answers.asked import TRAFFIC, Asked
+from perfmodel.answers.asked import LIMITS, TRAFFIC, Asked
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _scenario(text: str, place: str, folder: Path, asked: Asked) -> "LineScenari
 
     given = asked.given
     own: dict[str, Any] = {}
-    if {"traffic", "ttft", "tpot", "e2e"} & set(given):
+    if {"traffic", *LIMITS} & set(given):
         blocks = Asked(None, {**asked.flags, "model": "-", "hardware": given.get("hardware", "cpu")}).data()
         own = {key: blocks[key] for key in ("traffic", "slo") if key in blocks and (key == "slo" or "traffic" in given)}
     said = {block: f"--{block}" for block in own}

@@ -24,11 +24,11 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
     loaded = asked.load(overrides)
     from perfmodel.cost import plan_memory
     from perfmodel.cost.memory.file_types import fits_of_types
-    from perfmodel.specs.engine.formats import format_notes
+    from perfmodel.specs.engine.formats import serving_notes
 
     plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
     types = fits_of_types(loaded.model, loaded.hardware, loaded.engine)
-    notes = [*asked.assumed(loaded, overrides), *format_notes(loaded.model, loaded.engine, loaded.hardware)]
+    notes = [*asked.assumed(loaded, overrides), *serving_notes(loaded.model, loaded.engine, loaded.hardware)]
 
     def document() -> "Document":
         from perfmodel.report.views.step import memory_view

@@ -12,14 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from perfmodel.answers.asked import Asked
+from perfmodel.answers.asked import LIMITS, Asked
 from perfmodel.cli import completion
 from perfmodel.cli.options import ScenarioOrFlags
 
 _PANEL = "Without a scenario file"
 
 
-def _flag(name: str, metavar: str, told: str, complete: Callable[..., Any] | None = None) -> Any:
+def _flag(
+    name: str, metavar: str, told: str, complete: Callable[..., Any] | None = None, is_hidden: bool = False
+) -> Any:
     option = typer.Option(
         f"--{name}",
         metavar=metavar,
@@ -27,8 +29,19 @@ def _flag(name: str, metavar: str, told: str, complete: Callable[..., Any] | Non
         autocompletion=complete,
         show_default=False,
         rich_help_panel=_PANEL,
+        hidden=is_hidden,
     )
     return Annotated[str | None, option]
+
+
+def _limit(name: str, told: str, also: str = "") -> Any:
+    """A limit on single requests; its help names the limits on statistics, which have no lines of their own."""
+    more = ", ".join(flag.removeprefix(name) for flag in LIMITS if flag.startswith(f"{name}-"))
+    return _flag(
+        name,
+        "TIME",
+        f"{told}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic.{also}",
+    )
 
 
 FLAGS: dict[str, Any] = {
@@ -42,9 +55,18 @@ FLAGS: dict[str, Any] = {
         completion.devices,
     ),
     "rate": _flag("rate", "RATE", "Requests per second, or as in 300/min; else the traffic's own."),
-    "ttft": _flag("ttft", "TIME", "Limit until the first token, as in 1s or 500ms; a number is ms."),
-    "tpot": _flag("tpot", "TIME", "Limit between tokens after the first, as in 40ms."),
-    "e2e": _flag("e2e", "TIME", "Limit until the last token, as in 20s."),
+    "ttft": _limit("ttft", "Limit until a request's first token, as in 1s or 500ms (a number is ms)"),
+    "tpot": _limit(
+        "tpot",
+        "Limit between its tokens after the first, as in 40ms",
+        " --itl-mean, ... limit that of all gaps between tokens.",
+    ),
+    "e2e": _limit("e2e", "Limit until its last token, as in 20s"),
+    **{
+        name: _flag(name, "TIME", "Limit on this statistic of all requests.", is_hidden=True)
+        for name in LIMITS
+        if "-" in name
+    },
     "traffic": _flag(
         "traffic",
         "NAME",
@@ -61,19 +83,24 @@ def takes_flags(*names: str, has_file: bool = True) -> Callable[[Callable[..., N
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(scenario: str | None = None, **given: Any) -> None:
-            flags = {name: given.pop(name) for name in chosen}
+            flags = {name: given.pop(_parameter(name)) for name in chosen}
             command(asked=Asked(scenario, flags), **given)
 
         own = inspect.signature(command)
         first = {"scenario": ScenarioOrFlags} if has_file else {}
         rest = [each for each in own.parameters.values() if each.name != "asked"]
-        parameters = [*_optional(first), *rest, *_optional(chosen)]
+        options = {_parameter(name): each for name, each in chosen.items()}
+        parameters = [*_optional(first), *rest, *_optional(options)]
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
         kept = {name: kind for name, kind in command.__annotations__.items() if name != "asked"}
-        run.__annotations__ = {**first, **kept, **chosen}
+        run.__annotations__ = {**first, **kept, **options}
         return run
 
     return decorate
+
+
+def _parameter(flag: str) -> str:
+    return flag.replace("-", "_")
 
 
 def _optional(parameters: dict[str, Any]) -> list[inspect.Parameter]:

@@ -3,9 +3,9 @@
 __all__ = ["LONGEST_NAME", "FileName", "Resolved", "Spec", "as_file_name", "default_at"]
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
@@ -16,7 +16,12 @@ LONGEST_NAME = 60
 
 
 class Spec(BaseModel):
-    """Immutable, validated, and closed: a key that is not a field is an error, never ignored."""
+    """Immutable, validated, and closed: a key that is not a field is an error, never ignored.
+
+    about_key: what a key that is no field means to those who use it, as far as a kind of spec knows
+    """
+
+    about_key: ClassVar[Callable[[str], str] | None] = None
 
     # Validators are built when something is first read with them: a run uses a third of the specs that it imports.
     model_config = ConfigDict(

@@ -162,7 +162,10 @@ def _files(kind: Kind, suffixes: Sequence[str]) -> Iterator[Path]:
 
 @cache
 def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]:
-    """Alias (its `normal_name`) -> file. Read with a regular expression: a hundred files take a few milliseconds."""
+    """Alias (its `normal_name`) -> file, that of a repository (`org/name`) without its owner as well.
+
+    Read with a regular expression: a hundred files take a few milliseconds.
+    """
     found: dict[str, Path] = {}
     for path in _files(kind, suffixes):
         match = _ALIASES.search(path.read_text(encoding="utf-8", errors="replace"))
@@ -173,6 +176,8 @@ def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]
             alias = item.split(" #")[0].strip().strip("\"'")
             if alias:
                 found.setdefault(normal_name(alias), path)
+    for alias, path in [*found.items()]:
+        found.setdefault(alias.rpartition("/")[2], path)
     return found
 
 
@@ -190,7 +195,9 @@ def unknown_name(kind: Kind, text: str, suffixes: Sequence[str] = _YAML, more_na
     """
     names, wanted = sorted([*list_names(kind, suffixes), *more_names]), normal_name(text)
     longer = [name for name in names if wanted and name.startswith(wanted)][:3]
-    known = longer or [*names, *aliases_of(kind, tuple(suffixes))]
+    known = longer or dict.fromkeys(
+        [*names, *(alias for alias in aliases_of(kind, tuple(suffixes)) if "/" not in alias)]
+    )
     near = did_you_mean(longer[0] if longer else wanted, known)
     if not near and names:
         shown = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")

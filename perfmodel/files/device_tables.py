@@ -3,7 +3,7 @@
 Each row, and each list of aliases, is one line: `  rtx-4090: [128, ...]  # comment`.
 """
 
-__all__ = ["TableRow", "device_names", "lines_of", "named", "table_rows"]
+__all__ = ["TableRow", "device_names", "known_architectures", "lines_of", "named", "table_rows"]
 
 import re
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ from perfmodel.files.device_spelling import plain_name
 
 _MOST_BYTES = 2_000_000
 _ROW = re.compile(r"^  (?P<name>[\w.+-]+):\s*\[(?P<cells>.*)\]\s*(?:#.*)?$")
+_ARCHITECTURE = re.compile(r"\barchitecture: *([\w.+-]+)")
+_ARCHITECTURE_COLUMN = re.compile(r"^columns: *\[ *architecture,", re.MULTILINE)
 _BY_DEVICE = ("devices", "aliases")  # blocks of a table with one line for a device
 
 
@@ -46,6 +48,18 @@ def table_rows() -> tuple[TableRow, ...]:
     return tuple(
         TableRow(file, name, True) for file in files for block, name, _ in _entries(file) if block == "devices"
     )
+
+
+@cache
+def known_architectures() -> frozenset[str]:
+    """What the files of devices and the tables of siblings declare as `architecture`."""
+    found: set[str] = set()
+    for file in (*data_dir("hardware").glob("*.yaml"), *data_dir("families").glob("*.yaml")):
+        text = read_bounded_text(file, _MOST_BYTES)
+        found.update(_ARCHITECTURE.findall(text))
+        if _ARCHITECTURE_COLUMN.search(text):
+            found.update(cells.partition(",")[0].strip() for block, _, cells in _entries(file) if block == "devices")
+    return frozenset(found)
 
 
 def lines_of(file: Path, row: str) -> Iterator[str]:

@@ -146,8 +146,11 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
 
 
 def unknown_key(key: str, model: type[BaseModel] | None) -> str:
-    """That `model` has no such field, with the nearest that it has, or all of them."""
+    """That `model` has no such field: what it means elsewhere, the nearest that it has, or all of them."""
     known = list(model.model_fields) if model is not None else []
+    about = getattr(model, "about_key", None)
+    if about is not None and (meaning := about(key)):
+        return f"is no field here; it is {meaning}"
     near = did_you_mean(key, known)
     if near:
         return f"unknown key {key!r}.{near}"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
+from perfmodel.files.bounded import read_json
 from perfmodel.files.catalog import aliases_of, expanded, list_names, looked_up, normal_name, unknown_name
 from perfmodel.files.reach import may_touch
 from perfmodel.files.units import NonNegativeFloat, PositiveFloat
@@ -20,6 +21,7 @@ from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.checkpoint_names import format_of_name
 from perfmodel.models.hf.config import load_config, model_from_config
+from perfmodel.models.hf.families import refuse_unless_generative
 from perfmodel.models.hub import is_hub_name, load_from_hub
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec, SamplingMethod
@@ -66,8 +68,10 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
     """
     path = expanded(name_or_path)
-    if may_touch(path) and path.is_dir() and (path / "config.json").is_file():
-        path = path / "config.json"
+    if may_touch(path) and path.is_dir():
+        _refuse_adapter(path)
+        if (path / "config.json").is_file():
+            path = path / "config.json"
     is_file = may_touch(path) and path.is_file()
     if (is_file and path.suffix in (".gguf", ".safetensors")) or path.name.endswith(".safetensors.index.json"):
         from perfmodel.models.weights.headers import load_header
@@ -83,9 +87,24 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     other = _by_format(str(name_or_path)) or _copied(str(name_or_path))
     if other is not None:
         return other
+    refuse_unless_generative(str(name_or_path))
     if ask_hub and is_hub_name(str(name_or_path)):
         return load_from_hub(str(name_or_path))
     raise unknown_name("models", str(name_or_path))
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Raises SpecError for a folder with an adapter in place of a model."""
+    file = folder / "adapter_config.json"
+    if (folder / "config.json").is_file() or not file.is_file():
+        return
+    try:
+        base = read_json(file)["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = "the base model"
+    raise SpecError(
+        f"{folder}: holds an adapter (LoRA), which is not modelled; give the model that it changes: {base}."
+    )
 
 
 def _by_format(asked: str) -> ModelSpec | None:
@@ -98,8 +117,7 @@ def _by_format(asked: str) -> ModelSpec | None:
         return None
     plain, method = found
     wanted = normal_name(plain.rpartition("/")[2])  # whoever has quantized it
-    same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
-    file = looked_up("models", plain) or looked_up("models", wanted) or next(same, None)
+    file = looked_up("models", plain) or looked_up("models", wanted)
     if file is None:
         return None
     model = _load_card_file(file, file.stat().st_mtime_ns)
@@ -112,9 +130,7 @@ def _copied(asked: str) -> ModelSpec | None:
     owner, _, name = asked.partition("/")
     if normal_name(owner) not in _COPIES:
         return None
-    wanted = normal_name(name)
-    same = (file for alias, file in aliases_of("models").items() if alias.rpartition("/")[2] == wanted)
-    file = next(same, None)
+    file = aliases_of("models").get(normal_name(name))
     return None if file is None else replace(_load_card_file(file, file.stat().st_mtime_ns), name=asked, hf_id=asked)
 
 
@@ -126,7 +142,8 @@ def as_asked(model: ModelSpec, asked: str) -> ModelSpec:
     meta-llama/Llama-3.3-70B-Instruct.
     """
     own, wanted = normal_name(model.name), normal_name(asked)
-    if wanted == own or wanted not in map(normal_name, (*model.aliases, model.hf_id or "")):
+    names = [normal_name(each) for each in (*model.aliases, model.hf_id or "")]
+    if wanted == own or wanted not in {*names, *(name.rpartition("/")[2] for name in names)}:
         return model
     ids = [each for each in model.aliases if "/" in each]
     near = (each for each in ids if normal_name(each.rpartition("/")[2]).startswith(wanted))

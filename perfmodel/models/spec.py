@@ -80,6 +80,7 @@ class ModelSpec:
     dtype:        format of weights and activations that are not quantized
     sampling:     the card's generation_config: "greedy", "top_p", ... (what a server applies by default)
     extra_params: parameters outside the text decoder that are loaded with it (a vision tower), if known
+    other_inputs: what its configuration has encoders for beside text: images, audio
     norm_bias:    norms are LayerNorms with a bias (GPT-2, OPT, Falcon) instead of RMSNorms
     pre_norms, post_norms: a norm before each block, and one on what it adds: both (Gemma 2 and 3, GLM-4), or the
                   second alone (OLMo 2)
@@ -116,6 +117,7 @@ class ModelSpec:
     aliases: tuple[str, ...] = ()
     published_params: float | None = None
     extra_params: float = 0.0
+    other_inputs: tuple[str, ...] = ()
     source: str = ""
     norm_bias: bool = False
     pre_norms: bool = True
@@ -139,6 +141,17 @@ class ModelSpec:
     dtype_rate: str | None = None
     converts_fp8: bool = False
     changed_from: ChangedFrom | None = None
+
+    @property
+    def encoder_notes(self) -> tuple[str, ...]:
+        """A sentence on what is modelled of a model with encoders beside its text decoder; none for others."""
+        if not self.extra_params and not self.other_inputs:
+            return ()
+        inputs = " and ".join(self.other_inputs) or "images"
+        beside = "the weights of its encoder are not counted in memory"
+        if self.extra_params:
+            beside = f"{self.extra_params / 1e9:.2g} billion parameters beside it (an encoder, as a rule) lie in memory"
+        return (f"{self.name} is modelled as its text decoder: {inputs} are not modelled; {beside}.",)
 
     @property
     def weights_origin(self) -> str | None:

@@ -22,7 +22,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec, Price
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.pools import PoolGroup, PoolSpec
-from perfmodel.specs.slo import SLO
+from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
 _STALE = datetime.timedelta(days=183)
@@ -191,6 +191,12 @@ class Scenario(Spec):
         """Nodes of the replica that spans most of them; several replicas may share one."""
         sizes = [(pool.engine.num_devices, pool.hardware or self.hardware) for pool in self.pools]
         return max(ceil(num_devices / hardware.devices_per_node) for num_devices, hardware in sizes)
+
+    @property
+    def attainment(self) -> float:
+        """The share of requests that is to meet the limits of `slo` on single requests: the plan's, by default 0.9."""
+        found: float = getattr(self.plan, "attainment", DEFAULT_ATTAINMENT)
+        return found
 
     @property
     def needs_token_times(self) -> bool:

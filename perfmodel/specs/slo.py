@@ -1,6 +1,6 @@
 """`SLO`: what counts as a good request, and as a good run, in the ways that people state it."""
 
-__all__ = ["DEFAULT_ATTAINMENT", "SLO", "PercentileLimit"]
+__all__ = ["DEFAULT_ATTAINMENT", "SLO", "StatisticLimit"]
 
 from itertools import pairwise
 from math import inf
@@ -16,35 +16,47 @@ Amounts = Any  # a number, or an array of them
 _WORDS_PER_TOKEN = 0.75  # of English text (OpenAI, "What are tokens and how to count them?": 100 tokens, 75 words)
 
 
-_PERCENTILES = {50: "median", 90: "p90", 95: "p95", 99: "p99"}
-_LATENCIES = {"ttft": ("ttft", "TTFT"), "tpot": ("tpot", "TPOT"), "e2e": ("e2el", "E2E latency")}
+_SHARES = {"mean": None, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_LATENCIES = {"ttft": ("ttft", "TTFT"), "tpot": ("tpot", "TPOT"), "itl": ("itl", "ITL"), "e2e": ("e2el", "E2E latency")}
 
 
-class PercentileLimit(NamedTuple):
-    """A limit on a percentile of a run: `ttft_p99_ms: 1000`.
+class StatisticLimit(NamedTuple):
+    """A limit on the mean or a percentile of a run: `ttft_p99_ms: 1000`.
 
-    latency: ttft, tpot or e2el
-    percent: 50, 90, 95 or 99
+    latency:   ttft, tpot, itl or e2el
+    statistic: mean, p50, p90, p95 or p99
     """
 
     field: str
     latency: str
-    percent: int
+    statistic: str
     limit_ms: float
+
+    @property
+    def share(self) -> float | None:
+        """Of the requests, that a percentile speaks of; None of a mean."""
+        return _SHARES[self.statistic]
 
     @property
     def metric(self) -> str:
         """The metric of a run that it limits: p99_ttft_ms."""
-        return f"{_PERCENTILES[self.percent]}_{self.latency}_ms"
+        return f"{'median' if self.statistic == 'p50' else self.statistic}_{self.latency}_ms"
+
+    @property
+    def in_words(self) -> str:
+        """`p99 TTFT`"""
+        return f"{self.statistic} {next(words for name, words in _LATENCIES.values() if name == self.latency)}"
 
     def is_met(self, value_ms: float | None, lost_share: float = 0.0) -> bool:
-        """Whether the percentile of the completed requests is within the limit, and few enough of all were lost."""
-        return value_ms is not None and value_ms <= self.limit_ms and lost_share <= 1 - self.percent / 100 + 1e-9
+        """Whether the statistic of the completed requests is within the limit, and few enough of all were lost: as many
+        as lie above the percentile; with a mean none, as no latency is known that they would add."""
+        allowed = 0.0 if self.share is None else 1 - self.share
+        return value_ms is not None and value_ms <= self.limit_ms and lost_share <= allowed + 1e-9
 
 
 class SLO(Spec):
     """A request is good when it meets every limit that is given for single requests; a run, when enough of them are
-    good (`plan.attainment`) and its percentiles are within theirs.
+    good (`plan.attainment`, by default 0.9) and its mean and percentiles are within theirs.
 
     ttft_ms:          until its first token
     ttft_ms_per_input_token: as much more for each token of its prompt: long ones may take longer
@@ -57,8 +69,8 @@ class SLO(Spec):
     reading_words_per_minute: the same in words, of which 100 tokens are 75. Adults read 238 of English non-fiction
                       silently (Brysbaert 2019, a meta-analysis)
     reading_wait_ms:  so long may that reader wait, over the whole answer
-    ttft_p99_ms ...:  the percentile of all requests' TTFT, TPOT or end-to-end latency (p50, p90, p95, p99), each by
-                      itself
+    ttft_p99_ms ...:  the percentile or mean of all requests' TTFT, TPOT or end-to-end latency, or of all gaps between
+                      tokens (itl): mean, p50, p90, p95, p99, each by itself
     """
 
     ttft_ms: Milliseconds | None = Field(default=None, gt=0)
@@ -70,14 +82,22 @@ class SLO(Spec):
     reading_tokens_per_s: float | None = Field(default=None, gt=0, le=1e6)
     reading_words_per_minute: float | None = Field(default=None, gt=0, le=1e6)
     reading_wait_ms: Milliseconds = Field(default=0.0, ge=0)
+    ttft_mean_ms: Milliseconds | None = Field(default=None, gt=0)
     ttft_p50_ms: Milliseconds | None = Field(default=None, gt=0)
     ttft_p90_ms: Milliseconds | None = Field(default=None, gt=0)
     ttft_p95_ms: Milliseconds | None = Field(default=None, gt=0)
     ttft_p99_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_mean_ms: Milliseconds | None = Field(default=None, gt=0)
     tpot_p50_ms: Milliseconds | None = Field(default=None, gt=0)
     tpot_p90_ms: Milliseconds | None = Field(default=None, gt=0)
     tpot_p95_ms: Milliseconds | None = Field(default=None, gt=0)
     tpot_p99_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_mean_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p50_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p90_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p95_ms: Milliseconds | None = Field(default=None, gt=0)
+    itl_p99_ms: Milliseconds | None = Field(default=None, gt=0)
+    e2e_mean_ms: Milliseconds | None = Field(default=None, gt=0)
     e2e_p50_ms: Milliseconds | None = Field(default=None, gt=0)
     e2e_p90_ms: Milliseconds | None = Field(default=None, gt=0)
     e2e_p95_ms: Milliseconds | None = Field(default=None, gt=0)
@@ -101,7 +121,8 @@ class SLO(Spec):
 
     @model_validator(mode="after")
     def _percentiles_rise(self) -> "SLO":
-        for lower, higher in pairwise(self.percentiles):
+        percentiles = [each for each in self.statistics if each.share is not None]
+        for lower, higher in pairwise(percentiles):
             if lower.latency == higher.latency and higher.limit_ms < lower.limit_ms:
                 raise ValueError(
                     f"found {higher.field} {higher.limit_ms:g} below {lower.field} {lower.limit_ms:g}; a higher "
@@ -114,19 +135,26 @@ class SLO(Spec):
         """Whether there is any limit."""
         return bool(self.limits_in_words)
 
+    def in_words(self, attainment: float, whom: str = "requests") -> str:
+        """`90% of requests with TTFT <= 500 ms, with p99 TPOT <= 40 ms`: what a run is held to."""
+        single = self.request_limits_in_words
+        whole = self.limits_in_words[len(single) :]
+        parts = [f"{attainment:.0%} of {whom} with {' and '.join(single)}"] if single else []
+        return ", ".join([*parts, *([f"with {' and '.join(whole)}"] if whole else [])])
+
     @property
     def is_of_requests(self) -> bool:
         """Whether there is any limit that a single request meets or misses."""
-        return len(self.limits_in_words) > len(self.percentiles)
+        return bool(self.request_limits_in_words)
 
     @property
-    def percentiles(self) -> tuple[PercentileLimit, ...]:
-        """The limits on percentiles, by latency, from the lowest percentile to the highest."""
+    def statistics(self) -> tuple[StatisticLimit, ...]:
+        """The limits on means and percentiles, by latency, the mean first, then from the lowest percentile on."""
         return tuple(
-            PercentileLimit(field, latency, percent, limit)
+            StatisticLimit(field, latency, statistic, limit)
             for name, (latency, _) in _LATENCIES.items()
-            for percent in _PERCENTILES
-            if (limit := getattr(self, field := f"{name}_p{percent}_ms")) is not None
+            for statistic in _SHARES
+            if (limit := getattr(self, field := f"{name}_{statistic}_ms")) is not None
         )
 
     @property
@@ -177,7 +205,13 @@ class SLO(Spec):
 
     @property
     def limits_in_words(self) -> tuple[str, ...]:
-        """`TTFT <= 500 ms`, `reading at 5 tokens/s`: each limit."""
+        """`TTFT <= 500 ms`, `reading at 5 tokens/s`, `p99 TPOT <= 40 ms`: each limit."""
+        of_runs = (f"{each.in_words} <= {each.limit_ms:g} ms" for each in self.statistics)
+        return (*self.request_limits_in_words, *of_runs)
+
+    @property
+    def request_limits_in_words(self) -> tuple[str, ...]:
+        """As `limits_in_words`, those on single requests alone."""
         found = []
         if self.has_ttft_limit:
             parts = [f"{self.ttft_ms:g} ms"] if self.ttft_ms is not None else []
@@ -195,6 +229,4 @@ class SLO(Spec):
         if self.reading_speed is not None:
             wait = f", waiting {self.reading_wait_ms:g} ms in all" if self.reading_wait_ms else ""
             found.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")
-        words = dict(_LATENCIES.values())
-        found += [f"p{each.percent} {words[each.latency]} <= {each.limit_ms:g} ms" for each in self.percentiles]
         return tuple(found)

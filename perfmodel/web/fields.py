@@ -104,9 +104,14 @@ GROUPS: Sequence[FieldGroup] = (
     FieldGroup(
         "Service level",
         (
-            Field("ttft", "TTFT limit", "text", "Time to first token that a request may take, as in 500ms or 1s."),
-            Field("tpot", "TPOT limit", "text", "Time per output token after the first, as in 40ms."),
-            Field("e2e", "E2E limit", "text", "Time until the last token, as in 20s."),
+            Field(
+                "ttft",
+                "TTFT limit",
+                "text",
+                "Time to first token that 90 % of requests are to keep within, as in 500ms or 1s.",
+            ),
+            Field("tpot", "TPOT limit", "text", "Time per output token after the first, kept likewise, as in 40ms."),
+            Field("e2e", "E2E limit", "text", "Time until the last token, kept likewise, as in 20s."),
         ),
     ),
     FieldGroup(

@@ -4,7 +4,13 @@ import typer
 
 from perfmodel.cli import app
 
-WITHOUT_A_FILE = ["--model", "--hardware", "--rate", "--ttft", "--tpot", "--e2e", "--traffic"]
+LIMITS = [
+    *("--ttft", "--ttft-mean", "--ttft-p50", "--ttft-p90", "--ttft-p95", "--ttft-p99"),
+    *("--tpot", "--tpot-mean", "--tpot-p50", "--tpot-p90", "--tpot-p95", "--tpot-p99"),
+    *("--itl-mean", "--itl-p50", "--itl-p90", "--itl-p95", "--itl-p99"),
+    *("--e2e", "--e2e-mean", "--e2e-p50", "--e2e-p90", "--e2e-p95", "--e2e-p99"),
+]
+WITHOUT_A_FILE = ["--model", "--hardware", "--rate", *LIMITS, "--traffic"]
 WITHOUT_LIMITS = ["--model", "--hardware", "--rate", "--traffic"]
 FROZEN = {
     "calibrate": [

@@ -9,7 +9,7 @@ Coarse experts are more alike than fine ones. An expert that stands for m finer 
 and a sum of m equal, independent shares has an m-th of their relative variance: phi = phi(128) E / 128.
 """
 
-__all__ = ["RoutingFit", "load_routing_fit", "routing_of"]
+__all__ = ["RoutingFit", "balance_notes", "load_routing_fit", "routing_of"]
 
 import datetime
 
@@ -28,7 +28,9 @@ from perfmodel.ops.routing import (
     slowest_uniform_routing,
     with_capacity,
 )
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import ExpertRouting
 
 _FILE = "routing.yaml"
 _EXPERTS = 128
@@ -61,6 +63,25 @@ def load_routing_fit() -> RoutingFit:
     return load_fitted(RoutingFit, file) if file.is_file() else RoutingFit()
 
 
+def balance_notes(scenario: Scenario, engine: EngineSpec) -> list[str]:
+    """A sentence where `engine.enable_eplb` changes no time under the routing of `scenario`; none elsewhere."""
+    spec = scenario.routing
+    if not engine.enable_eplb:
+        return []
+    if spec.capacity_factor is not None:
+        why = "routing.capacity_factor gives every expert as many tokens"
+    elif _is_uniform(spec, engine):
+        why = "all experts are equally popular; set routing.distribution to trained, power_law or recorded"
+    else:
+        return []
+    return [f"enable_eplb changes nothing here: {why}."]
+
+
+def _is_uniform(spec: ExpertRouting, engine: EngineSpec) -> bool:
+    fields = (spec.alpha, spec.popularity, spec.dispersion)
+    return spec.distribution == "uniform" or (engine.profile == "datasheet" and all(each is None for each in fields))
+
+
 def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
     """How loaded the slowest rank of `scenario` is. Experts that all are alike gain nothing from being placed; where
     only the spread of their popularity is known, placing them (`enable_eplb`) is taken to even it out.
@@ -75,7 +96,7 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
         return power_law_routing(spec.alpha, num_redundant)
     if spec.popularity is not None:
         return recorded_routing(spec.popularity, num_redundant)
-    if spec.distribution == "uniform" or (spec.dispersion is None and engine.profile == "datasheet"):
+    if _is_uniform(spec, engine):
         return slowest_uniform_routing
     if spec.dispersion is not None:
         return dispersed_routing(spec.dispersion, engine.enable_eplb)

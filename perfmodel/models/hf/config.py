@@ -26,6 +26,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.stored import HF_QUANT_CONFIG
 
 _FORMATS = {"quantization_config", "compression_config", "quantization"}
+_ENCODERS = {"images": "vision_config", "audio": "audio_config"}
 _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own
 
 
@@ -67,6 +68,7 @@ def model_from_config(
         lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
         norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
         has_position_axes=_has_position_axes(fields),
+        other_inputs=tuple(name for name, key in _ENCODERS.items() if fields.has(key)),
         source=origin,
         **about,
     )

@@ -5,8 +5,9 @@ files of transformers 4.57 and 5, and of the repositories that carry their own (
 minimax_m2, nemotron-nas).
 """
 
-__all__ = ["CLASS_DEFAULTS", "Family", "family_of", "refuse_unless_decoder"]
+__all__ = ["CLASS_DEFAULTS", "Family", "family_of", "refuse_unless_decoder", "refuse_unless_generative"]
 
+import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -191,12 +192,38 @@ CLASS_DEFAULTS = MappingProxyType(
     }
 )
 
+# What a model returns in place of text, by its class, and by a word of its repository's name.
+_POOLING = (
+    ("returns a score", re.compile(r"For(?:Sequence|Token)Classification$|RewardModel$")),
+    ("returns a vector", re.compile(r"(?<!LMHead)(?<!Chat)(?<!ChatGLM)Model$")),
+)
+_POOLING_NAMES = (
+    ("transcribes speech", re.compile(r"(?:^|[-_])whisper(?:[-_.]|$)")),
+    ("returns a score", re.compile(r"(?:^|[-_])(?:re-?rank\w*|cross-encoder)(?:[-_.]|$)")),
+    ("returns a vector", re.compile(r"(?:^|[-_])(?:embed\w*|bge|e5|gte|minilm|mpnet|colbert)(?:[-_.]|$)")),
+)
 _NO_DECODER = ("bert", "electra", "clip", "siglip", "vit", "whisper", "wav2vec", "hubert", "bart", "pegasus", "t5")
 
 
 def family_of(fields: Fields) -> Family:
     """The family's fixed choices; an unknown model type gets a Llama-like decoder's."""
     return _FAMILIES.get(fields.model_type, Family())
+
+
+def refuse_unless_generative(name: str, *, is_class: bool = False) -> None:
+    """Raises SpecError for models that generate no text: of embeddings, scores, transcriptions.
+
+    name: of a repository (`org/name`), or with `is_class` of the class that a config.json names
+    """
+    last = name.rpartition("/")[2]
+    patterns = _POOLING if is_class else _POOLING_NAMES
+    returned = next((what for what, pattern in patterns if pattern.search(last if is_class else last.lower())), None)
+    if returned is None:
+        return
+    way_out = " To estimate the time of its prompts, give a text model with the same layers and answers of one token."
+    raise SpecError(
+        f"{name} {returned}; only models that generate text are modelled.{way_out if 'returns' in returned else ''}"
+    )
 
 
 def refuse_unless_decoder(fields: Fields) -> None:
@@ -211,6 +238,8 @@ def refuse_unless_decoder(fields: Fields) -> None:
         )
     if masked or is_known:
         raise SpecError(f"{fields.source}: {kind} is not a decoder-only text model; only those are modelled.")
+    for architecture in map(str, fields.items("architectures")):
+        refuse_unless_generative(architecture, is_class=True)
     if not fields.has("vocab_size"):
         raise SpecError(
             f"{fields.source}: vocab_size is missing, so this is not a text model's config.json "

@@ -1,4 +1,4 @@
-"""Simulated records of a deployment against its SLO: the share of good requests, percentiles, what comes nearest."""
+"""Simulated records of a deployment against its SLO: the share of good requests, statistics, what comes nearest."""
 
 __all__ = ["attained", "mean", "meets", "tightness"]
 
@@ -13,17 +13,15 @@ _LIMITED = ("ttft", "tpot", "max_itl", "e2el")
 
 def meets(records: Sequence[Record], slo: SLO, attainment: float) -> bool:
     """Whether the share `attainment` of the requests of all seeds meets all limits on single requests, and the seeds'
-    mean of each limited percentile is within its limit."""
+    mean of each limited statistic is within its limit."""
     if slo.is_of_requests and attained(records) < attainment:
         return False
-    return all(each.is_met(mean(records, each.metric)) for each in slo.percentiles)
+    return all(each.is_met(mean(records, each.metric)) for each in slo.statistics)
 
 
 def attained(records: Sequence[Record]) -> float:
-    """Share of the requests of all seeds that met the SLO."""
-    good = sum(record.values.get("request_goodput") or 0.0 for record in records)
-    whole = sum(record.values.get("request_throughput") or 0.0 for record in records)
-    return good / whole if whole else 0.0
+    """Share of all requests sent that met the SLO, over the seeds."""
+    return mean(records, "slo_attainment") or 0.0
 
 
 def mean(records: Sequence[Record], metric: str) -> float | None:
@@ -41,7 +39,7 @@ def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
         value, limit = mean(records, f"{quantile}_{name}_ms"), slo.planned_ms(name)
         if limit is not None and value is not None:
             found.append(value / limit)
-    for each in slo.percentiles:
+    for each in slo.statistics:
         value = mean(records, each.metric)
         if value is not None:
             found.append(value / each.limit_ms)

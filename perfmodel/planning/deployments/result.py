@@ -199,7 +199,7 @@ class PlanResult(Printable):
             draws, limit = finalist.latency_draws(self.quantile, name), self.scenario.slo.planned_ms(name)
             if limit is not None and draws is not None:
                 found.append(draws / limit)
-        for each in self.scenario.slo.percentiles:
+        for each in self.scenario.slo.statistics:
             draws = finalist.latency_draws(each.metric.split("_")[0], each.latency)
             if draws is not None:
                 found.append(draws / each.limit_ms)

@@ -193,7 +193,7 @@ class Runs:
             return self.spec.num_requests
         slo = self.scenario.slo
         in_flight = deployment.screened.batch * deployment.screened.candidate.num_engines * replicas
-        beyond = [each.limit_ms for each in slo.percentiles if each.latency != "tpot"]
+        beyond = [each.limit_ms for each in slo.statistics if each.latency in ("ttft", "e2el")]
         patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0, *beyond) / 1e3
         wanted = max(_LIVES * in_flight, _WAITS * patience_s * deployment.screened.rate * replicas, _FEWEST_REQUESTS)
         return int(min(wanted, _MOST_REQUESTS))

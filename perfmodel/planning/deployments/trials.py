@@ -35,13 +35,14 @@ from perfmodel.planning.sweeps.workers import Stepwise
 from perfmodel.specs.overrides import as_overrides
 
 METRICS = (
+    "slo_attainment",
     "request_goodput",
     "request_throughput",
     "output_throughput",
     *(
         f"{statistic}_{name}_ms"
-        for name in ("ttft", "tpot", "max_itl", "e2el")
-        for statistic in ("median", "p90", "p95", "p99")
+        for name in ("ttft", "tpot", "itl", "max_itl", "e2el")
+        for statistic in ("mean", "median", "p90", "p95", "p99")
     ),
     "usd_per_million_output_tokens",
     "usd_per_million_input_tokens_split",

@@ -50,7 +50,7 @@ class Drawn:
     def none(cls) -> "Drawn":
         """As if the calibration left nothing unexplained."""
         ones = np.ones(NUM_DRAWS)
-        return cls(ones, dict.fromkeys(("ttft", "tpot", "e2el"), ones))
+        return cls(ones, dict.fromkeys(("ttft", "tpot", "itl", "e2el"), ones))
 
 
 class SharedScores:

@@ -42,7 +42,7 @@ class Screened:
     """What the screen has found of a candidate: one group of it (a replica, unless disaggregated).
 
     rate:         requests per second at which the wanted share of them meets the SLO; 0 if there is no such rate
-    binds:        what is missed first above `rate`: ttft, tpot, max_itl, reading, e2el, or what holds too few
+    binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what holds too few
                   sequences: KV cache, max_num_seqs
     batch:        mean sequences that decode on an engine at `rate`
     usd_per_hour: of its devices; None without a price
@@ -65,18 +65,18 @@ class Screened:
 class _Wanted:
     """What typical requests are held to, in seconds, a column for each of them.
 
-    limits:      metric -> limit that a request meets together with all others; `attainment`: the share that is to
-    percentiles: (metric, limit, share of the requests that is to meet it by itself)
+    limits:     metric -> limit that a request meets together with all others; `attainment`: the share that is to
+    statistics: (metric, limit, share of the requests that is to meet it by itself; None where it is their mean that is)
     """
 
     limits: dict[str, Floats]
     attainment: float
-    percentiles: tuple[tuple[str, Floats, float], ...]
+    statistics: tuple[tuple[str, Floats, float | None], ...]
 
     @property
-    def each(self) -> list[tuple[str, Floats, float]]:
-        """(metric, limit, share of the requests that is to meet it)"""
-        return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.percentiles]
+    def each(self) -> list[tuple[str, Floats, float | None]]:
+        """(metric, limit, share of the requests that is to meet it, as of `statistics`)"""
+        return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.statistics]
 
 
 class Screen:
@@ -128,15 +128,16 @@ class Screen:
         return found
 
     def _wanted_tightness(self, served: Served) -> Floats:
-        """The share of its limit that is used up, by the requests together and by each percentile, at most."""
+        """The share of its limit that is used up, by the requests together and by each statistic, at most."""
         wanted, parts = self._wanted, []
         if wanted.limits:
             worst = np.max(
                 [_seconds(served, self.demand, name) / limit for name, limit in wanted.limits.items()], axis=0
             )
             parts.append(np.quantile(worst, wanted.attainment, axis=1, method="higher"))
-        for name, limit, share in wanted.percentiles:
-            parts.append(np.quantile(_seconds(served, self.demand, name) / limit, share, axis=1, method="higher"))
+        for name, limit, share in wanted.statistics:
+            used = _seconds(served, self.demand, name) / limit
+            parts.append(used.mean(axis=1) if share is None else np.quantile(used, share, axis=1, method="higher"))
         found: Floats = np.max(parts, axis=0)
         return found
 
@@ -166,7 +167,7 @@ class Screen:
         """The latencies that the wanted share of requests does not exceed, in seconds."""
         return {
             name: np.quantile(_seconds(served, self.demand, name), self._attainment, axis=1, method="higher")
-            for name in ("ttft", "tpot", "e2el")
+            for name in ("ttft", "tpot", "itl", "e2el")
         }
 
     def _service(self, candidates: Sequence[Candidate]) -> Service:
@@ -221,12 +222,12 @@ def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
         return np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
 
     limits = {name: seconds(limit) for name, limit in given.items() if limit is not None}
-    percentiles = tuple((each.latency, seconds(each.limit_ms), each.percent / 100) for each in slo.percentiles)
+    statistics = tuple((each.latency, seconds(each.limit_ms), each.share) for each in slo.statistics)
     if not slo.is_given:
         raise SpecError(
             "a plan needs limits to meet: give --ttft 500ms --tpot 50ms, or slo: {ttft_ms: 500, tpot_ms: 50}."
         )
-    return _Wanted(limits, attainment, percentiles)
+    return _Wanted(limits, attainment, statistics)
 
 
 def _over(values: Floats, base: float) -> Floats:
@@ -300,22 +301,27 @@ def _highest(service: Service, demand: Demand, wanted: _Wanted) -> Floats:
 
 
 def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_]:
-    """Whether enough typical requests meet all limits together, and each percentile's by itself."""
+    """Whether enough typical requests meet all limits together, and each statistic's by itself."""
     good = np.ones(served.ttft.shape, dtype=bool)
     for name, limit in wanted.limits.items():
         good &= _seconds(served, demand, name) <= limit
     found: NDArray[np.bool_] = good.mean(axis=1, keepdims=True) >= wanted.attainment
-    for name, limit, share in wanted.percentiles:
-        found &= (_seconds(served, demand, name) <= limit).mean(axis=1, keepdims=True) >= share
+    for name, limit, share in wanted.statistics:
+        seconds = _seconds(served, demand, name)
+        if share is None:
+            found &= (seconds / limit).mean(axis=1, keepdims=True) <= 1
+        else:
+            found &= (seconds <= limit).mean(axis=1, keepdims=True) >= share
     return found
 
 
 def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
-    """A latency of typical requests; TPOT of an answer of one token is nothing."""
+    """A latency of typical requests; TPOT of an answer of one token is nothing. Gaps between tokens (itl) are taken to
+    be as long as their mean."""
     later = np.maximum(demand.typical[2][None, :] - 1, 0.0)
     if metric == "ttft":
         return served.ttft
-    if metric == "tpot":
+    if metric in ("tpot", "itl"):
         return np.where(later > 0, served.tpot, 0.0)
     if metric == "e2el":
         # Where no rate is sustained tokens take for ever, which an answer of one token does not wait for.
@@ -331,13 +337,16 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
 def _binding(
     candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, wanted: _Wanted
 ) -> list[str]:
-    """What is missed most often, beside how often it may be, a little above the highest rate."""
+    """What is missed most often, beside how often it may be, a little above the highest rate; of a mean, how far it is
+    beyond its limit."""
     names = [name for name, _, _ in wanted.each]
     limits = [limit for _, limit, _ in wanted.each]
-    missed = np.array(
-        [(_seconds(beyond, demand, name) > limit).mean(axis=1) / (1 - share) for name, limit, share in wanted.each]
-    )
-    most = missed.argmax(axis=0)
+    missed = []
+    for name, limit, share in wanted.each:
+        seconds = _seconds(beyond, demand, name)
+        is_mean = share is None
+        missed.append((seconds / limit).mean(axis=1) if is_mean else (seconds > limit).mean(axis=1) / (1 - share))
+    most = np.array(missed).argmax(axis=0)
     found = []
     for index, candidate in enumerate(candidates):
         name = names[most[index]]

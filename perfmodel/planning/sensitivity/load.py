@@ -17,13 +17,13 @@ from perfmodel import sim
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
-from perfmodel.planning.sweeps.metrics import at_rate, meets_slo, narrowed
+from perfmodel.planning.sweeps.metrics import at_rate, narrowed
 from perfmodel.planning.sweeps.points import Record
+from perfmodel.sim.records.latencies import meets_slo
 from perfmodel.specs.scenario import Scenario
 
 RATE = "traffic.arrivals.rate"
 _LATENCIES = ("ttft", "tpot", "e2el")
-_GOODPUT = ("request_goodput", "request_throughput")  # all that limits on single requests ask
 _GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes whose rate is what arrives
 
 
@@ -47,7 +47,7 @@ class OfferedLoad:
     """rate: of the scenario; rates: of the axis, in requests/s
 
     users:        at each of them, where their latency is known; each pauses `think_time_s` after an answer
-    limits_ms:    of the SLO for single requests, by latency
+    limits_ms:    of the SLO for single requests, by latency; attainment: the share of them that is to meet all
     knee:         a rate; None where it is not within the axis
     within_slo:   None without an SLO
     """
@@ -57,6 +57,7 @@ class OfferedLoad:
     think_time_s: float
     users: tuple[float | None, ...]
     limits_ms: Mapping[str, float]
+    attainment: float
     knee: float | None
     within_slo: KeptLoad | None
 
@@ -78,7 +79,7 @@ def load_of(answers: WhatIfAnswers) -> OfferedLoad | None:
     served, latencies = ([r.values.get(name) for r in records] for name in ("request_throughput", "mean_e2el_ms"))
     knee = knee_of(rates, served, latencies)
     limits = {name: limit for name in _LATENCIES if (limit := answers.scenario.slo.limit_ms(name)) is not None}
-    return OfferedLoad(arrivals.rate, rates, pause, users, limits, knee, kept)
+    return OfferedLoad(arrivals.rate, rates, pause, users, limits, answers.scenario.attainment, knee, kept)
 
 
 def _rates(axis: Axis) -> tuple[float, ...]:
@@ -118,9 +119,8 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
             return None
 
     def is_kept(rate: float) -> bool:
-        values = told[rate].values if rate in told and not scenario.slo.percentiles else {}
-        known = all(values.get(name) is not None for name in _GOODPUT)
-        found = values if known else summary(rate)
+        values = told[rate].values if rate in told and not scenario.slo.statistics else {}
+        found = values if values.get("slo_attainment") is not None else summary(rate)
         return found is not None and meets_slo(scenario, found)
 
     low, high = _between(ordered, is_kept)

@@ -10,7 +10,6 @@ __all__ = [
     "highest",
     "max_request_rate",
     "mean_batch",
-    "meets_slo",
     "memory_metric",
     "narrowed",
     "roofline_s",
@@ -33,11 +32,11 @@ from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 from perfmodel.planning.sweeps.typical_step import StepSpec
+from perfmodel.sim.records.latencies import meets_slo
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 
-_GOOD = 0.9  # of the requests must meet the SLO (goodput as in DistServe, Zhong et al. 2024)
 # Of the search for a capacity.
 _PRECISION = 0.02
 _MOST_DOUBLINGS = 16
@@ -45,8 +44,8 @@ Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
 def max_request_rate(scenario: Scenario) -> float:
-    """Requests per second at which 90 % of the scenario's requests meet its `slo`, and its percentiles are within their
-    limits, within 2 %.
+    """Requests per second at which `attainment` of the scenario's requests meet its `slo` (goodput as in DistServe,
+    Zhong et al. 2024), and its mean and percentiles are within their limits, within 2 %.
 
     Raises SpecError without an SLO or an arrival rate to begin with, where no rate is low enough, and where none is too
     high: so few requests are served within the limits though all come at once.
@@ -79,14 +78,6 @@ def at_rate(scenario: Scenario, rate: float) -> Scenario:
     """The scenario with another arrival rate, in requests per second."""
     arrivals = scenario.traffic.arrivals.model_copy(update={"rate": rate})
     return scenario.model_copy(update={"traffic": scenario.traffic.model_copy(update={"arrivals": arrivals})})
-
-
-def meets_slo(scenario: Scenario, summary: Mapping[str, Any]) -> bool:
-    """Whether 90 % of a run's requests meet the scenario's `slo`, and its percentiles are within their limits."""
-    if not all(summary.get("slo_percentiles_met", {}).values()):
-        return False
-    good = float(summary["request_goodput"]) >= _GOOD * float(summary["request_throughput"])
-    return good or not scenario.slo.is_of_requests
 
 
 def highest(passes: Callable[[float], bool], start: float) -> float | None:

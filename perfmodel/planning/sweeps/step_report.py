@@ -9,13 +9,14 @@ import numpy as np
 
 from perfmodel.cost import StepEstimate, plan_memory, step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.cost.calibrations.routing import balance_notes
 from perfmodel.errors import DoesNotFitError
 from perfmodel.ops import BatchShape
 from perfmodel.planning.sweeps.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
-from perfmodel.specs.engine.formats import format_notes
+from perfmodel.specs.engine.formats import serving_notes
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import trust_of
 
@@ -35,9 +36,11 @@ class StepReport(Printable):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what was assumed, and on number formats that are not multiplied as they are stored."""
+        """Sentences on what was assumed, on what is modelled of the model, on number formats that are not multiplied as
+        they are stored, and on balancing without effect."""
         engine = engine_of_step(self.scenario, is_prompt=not self.shape.num_decodes)
-        return [*self.assumed, *format_notes(engine.model, engine.engine, engine.hardware)]
+        served = serving_notes(engine.model, engine.engine, engine.hardware)
+        return [*self.assumed, *served, *balance_notes(self.scenario, engine.engine)]
 
     def to_json(self) -> dict[str, Any]:
         """Quantities are totals over an operator's `count` runs on one device."""

@@ -9,7 +9,7 @@ from perfmodel.planning.metrics import metric_of
 from perfmodel.planning.sweeps.step_report import StepReport
 from perfmodel.report.document import Block, Document, Notes, Paragraph, Sentences, Span
 from perfmodel.report.numbers import format_in, format_number
-from perfmodel.report.views.run import latency_table, overload, shares
+from perfmodel.report.views.run import latency_table, overload, shares, slo_verdict
 from perfmodel.report.views.scenario import describe_traffic, headline
 from perfmodel.report.views.step import estimate_blocks
 from perfmodel.report.views.trust import trust_blocks
@@ -50,7 +50,8 @@ def run_brief(result: RunResult) -> Document:
     scenario, summary = result.scenario, result.summary
     blocks: list[Block] = [
         *overload(summary),
-        Paragraph(Span(_served(summary), "strong")),
+        Paragraph(Span(_served(result), "strong")),
+        *slo_verdict(result),
         latency_table(result, _STATISTICS),
         Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
         *shares(summary),
@@ -64,10 +65,11 @@ def run_brief(result: RunResult) -> Document:
     return Document(title, blocks, f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", result.clock)
 
 
-def _served(summary: Mapping[str, Any]) -> str:
-    """`1,000 requests in 248 s, 97.7 % of them within the SLO, 2 failed`"""
+def _served(result: RunResult) -> str:
+    """`1,000 requests answered in 248 s, 2 failed`; where classes alone have limits, the share within them, too."""
+    summary = result.summary
     text = f"{summary.get('completed', 0):,} requests answered in {format_number(summary.get('duration'))} s"
-    if (attained := summary.get("slo_attainment")) is not None:
+    if result.slo is None and (attained := summary.get("slo_attainment")) is not None:
         text += f", {attained:.1%} of all within the SLO"
     lost = [
         f"{summary[key]:,} {key.replace('_', ' ')}" for key in ("failed", "timed_out", "rejected") if summary.get(key)

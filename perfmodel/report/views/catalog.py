@@ -88,6 +88,7 @@ def model_view(model: ModelSpec) -> Document:
         *(Paragraph(f"{count} x {_part(layer.mixer)} + {_part(layer.ffn)}") for layer, count in model.layers),
         Paragraph(f"Weights: {format_si(facts['weight_bytes'], 'B')} as {facts['weights']}"),
     ]
+    blocks += map(Paragraph, model.encoder_notes)
     if facts["not_executed"]:
         blocks.append(Paragraph(f"Simulated only: {facts['not_executed']} is not executed yet."))
     if model.source:

@@ -1,6 +1,6 @@
 """A run as a document: latencies, throughput, efficiency, cost, what bounded its time, where its numbers come from."""
 
-__all__ = ["latency_table", "overload", "run_view", "shares"]
+__all__ = ["latency_table", "overload", "run_view", "shares", "slo_verdict"]
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,6 @@ from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import price_lines
-from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -79,6 +78,7 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         Paragraph(Span(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", "muted")),
         Details([_tiles(result), scenario_facts(scenario, "What was run")]),
         Facts("Summary", list(_summary(summary))),
+        *slo_verdict(result),
         latency_table(result),
         *_told_apart(summary),
         *conversation_tables(summary),
@@ -106,13 +106,11 @@ def overload(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
 
 
 def _tiles(result: RunResult) -> Tiles:
-    summary, slo = result.summary, result.scenario.slo
+    summary = result.summary
     tiles = []
     for name in ("ttft", "tpot", "e2el"):
-        p99, limit = _latency(summary, "p99", name), slo.limit_ms(name)
-        aside = Span(f"p99 {_short(p99)} ms")
-        if limit is not None and p99 is not None:
-            aside = Span(f"{aside.text}, SLO {limit:g}", "good" if p99 <= limit else "bad")
+        p99, held = f"p99 {_short(_latency(summary, 'p99', name))} ms", _slo_cell(result, name)
+        aside = Span(f"{p99}, SLO {held.text}" if held.text else p99, held.tone)
         tiles.append(Tile(f"mean {LATENCIES[name][0]}", _short(_latency(summary, "mean", name)), "ms", aside))
     goodput, requests = summary.get("request_goodput"), summary.get("request_throughput")
     within = f"{goodput / requests:.1%} within the SLO" if goodput is not None and requests else ""
@@ -154,7 +152,6 @@ def _interval(summary: Mapping[str, Any], name: str) -> str:
 def latency_table(result: RunResult, statistics: Sequence[str] = STATISTICS) -> Table:
     """By statistic, in ms, with the share of requests within the SLO where there is one."""
     summary, slo = result.summary, result.scenario.slo
-    attainment = getattr(result.scenario.plan, "attainment", DEFAULT_ATTAINMENT)
     names = [name for name in LATENCIES if name in _ALWAYS or f"mean_{name}_ms" in summary]
     has_interval = any(_interval(summary, name) for name in names)
     head = ["", *statistics, *(["80 % interval of mean"] * has_interval), *(["SLO"] * slo.is_given)]
@@ -163,24 +160,43 @@ def latency_table(result: RunResult, statistics: Sequence[str] = STATISTICS) -> 
         row: list[Line] = [Span(LATENCIES[name][0], "strong")]
         row += [format_number(_latency(summary, statistic, name)) for statistic in statistics]
         row += [_interval(summary, name)] * has_interval
-        row += [_slo_cell(slo, name, summary, attainment)] * slo.is_given
+        row += [_slo_cell(result, name)] * slo.is_given
         rows.append(row)
     return Table(head, rows, "Latency (ms)", note=_DEFINITIONS)
 
 
-def _slo_cell(slo: SLO, name: str, summary: Mapping[str, Any], attainment: float) -> Line:
-    """The limits on percentiles, as they are met; else the share of requests within the limit, held against what a plan
-    of the scenario asks for (`plan.attainment`)."""
-    met = summary.get("slo_percentiles_met") or {}
-    judged = [(each, met.get(each.field)) for each in slo.percentiles if each.latency == name]
-    if judged:
-        texts = [f"{each.limit_ms:g} p{each.percent} {'ok' if is_met else 'over'}" for each, is_met in judged]
-        return Span(", ".join(texts), "good" if all(is_met for _, is_met in judged) else "bad")
+def _slo_cell(result: RunResult, name: str) -> Span:
+    """The share of requests within the limit on single ones, held against the share that is wanted, and the limits on
+    the mean and on percentiles, as they are met: `150: 94.0% met, 1000 p99 ok`."""
+    summary, slo = result.summary, result.scenario.slo
     share, limit = (summary.get("slo_attainment_by") or {}).get(name), slo.limit_ms(name)
-    if share is None:
-        return ""
-    of_limit = "" if limit is None else f"{limit:g}: "
-    return Span(f"{of_limit}{share:.1%} met", "good" if share >= attainment else "bad")
+    texts, is_good = [], True
+    if share is not None:
+        texts.append(f"{'' if limit is None else f'{limit:g}: '}{share:.1%} met")
+        is_good = share >= result.scenario.attainment
+    for each in slo.statistics:
+        is_met = (summary.get("slo_percentiles_met") or {}).get(each.field)
+        if each.latency == name:
+            texts.append(f"{each.limit_ms:g} {each.statistic} {'ok' if is_met else 'over'}")
+            is_good = is_good and bool(is_met)
+    return Span(", ".join(texts), ("good" if is_good else "bad") if texts else "")
+
+
+def slo_verdict(result: RunResult) -> Iterator[Paragraph]:
+    """Which statistic of the run is held against which limit: the share of requests that meet all limits on single
+    ones, its mean, its percentiles."""
+    scenario, summary, held = result.scenario, result.summary, result.slo
+    if held is None:
+        return
+    parts, limits = [], " and ".join(scenario.slo.request_limits_in_words)
+    if limits:
+        limits = "the limits of their classes" if any(each.slo for each in scenario.traffic.classes) else limits
+        share = format_number(100 * (summary.get("slo_attainment") or 0.0), 1)
+        parts.append(f"{share}% of requests meet {limits}, {scenario.attainment:.0%} wanted")
+    for each in scenario.slo.statistics:
+        parts.append(f"{each.in_words} {format_number(summary.get(each.metric))} ms, limit {each.limit_ms:,g} ms")
+    state = "met" if held["is_met"] else "missed"
+    yield Paragraph((Span(f"SLO {state}", "good" if held["is_met"] else "bad"), f": {'; '.join(parts)}."))
 
 
 def _told_apart(summary: Mapping[str, Any]) -> Iterator[Table]:

@@ -1,6 +1,6 @@
 """A scenario in short labelled facts, and in a line."""
 
-__all__ = ["describe_traffic", "hardware_source", "headline", "scenario_facts"]
+__all__ = ["describe_traffic", "hardware_source", "headline", "headline_with_slo", "scenario_facts"]
 
 from perfmodel.cost.forms.clocks import tdp_w
 from perfmodel.report.document import Fact, Facts
@@ -15,6 +15,12 @@ def headline(scenario: Scenario) -> str:
     """`llama-3.1-8b on 1 x a100-sxm-80gb`."""
     devices = scenario.num_devices
     return f"{scenario.model.name} on {devices} x {scenario.hardware.name}"
+
+
+def headline_with_slo(scenario: Scenario) -> str:
+    """`llama-3.1-8b on 1 x a100-sxm-80gb; SLO: 90% of requests with TTFT <= 500 ms`."""
+    held = scenario.slo.in_words(scenario.attainment)
+    return f"{headline(scenario)}; SLO: {held}" if held else headline(scenario)
 
 
 def hardware_source(scenario: Scenario) -> str:
@@ -113,7 +119,7 @@ def _traffic_facts(scenario: Scenario) -> Pairs:
         facts.append(("output tokens", _describe_lengths(traffic.output_tokens)))
     if traffic.trace:
         facts.append(("trace", f"{traffic.trace.path} ({traffic.trace.format})"))
-    facts.append(("SLO", ", ".join(slo.limits_in_words) or "none"))
+    facts.append(("SLO", slo.in_words(scenario.attainment) or "none"))
     facts.append(("seed", str(scenario.seed)))
     return facts
 

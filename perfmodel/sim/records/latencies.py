@@ -4,6 +4,7 @@ __all__ = [
     "attained",
     "finite",
     "latencies",
+    "meets_slo",
     "missed",
     "num_good",
     "percentiles_met",
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
 
 Bools = NDArray[np.bool_]
@@ -70,7 +72,8 @@ def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[floa
 def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
     """Mask of the requests that miss each limit of `slo`, by the name of what is limited.
 
-    A one-token answer has no TPOT to miss, and no gap. Where only percentiles are limited, the requests beyond them.
+    A one-token answer has no TPOT to miss, and no gap. Where only means and percentiles are limited, the requests
+    beyond them; a limit on gaps between tokens (itl) is one of the run, which no request misses.
     """
     found: dict[str, Bools] = {}
     if slo.has_ttft_limit:
@@ -85,16 +88,28 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
         found["reader_wait"] = requests.reader_wait_s * 1e3 > slo.reading_wait_ms
     if not slo.is_of_requests:
         seconds = {"ttft": requests.ttft_s, "tpot": requests.tpot_s, "e2el": requests.e2el_s}
-        found |= {each.field: seconds[each.latency] * 1e3 > each.limit_ms for each in slo.percentiles}
+        found |= {
+            each.field: seconds[each.latency] * 1e3 > each.limit_ms
+            for each in slo.statistics
+            if each.latency in seconds
+        }
     return found
 
 
 def percentiles_met(slo: SLO, found: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
-    """Whether each percentile that `slo` limits is within its limit in a run with the latencies `found`; empty where
-    none is limited."""
+    """Whether each mean and percentile that `slo` limits is within its limit in a run with the latencies `found`; empty
+    where none is limited."""
     lost_share = num_lost / max(num_lost + found["completed"], 1)
-    met = {each.field: each.is_met(found[each.metric], lost_share) for each in slo.percentiles}
+    met = {each.field: each.is_met(found[each.metric], lost_share) for each in slo.statistics}
     return {"slo_percentiles_met": met} if met else {}
+
+
+def meets_slo(scenario: Scenario, summary: Mapping[str, Any]) -> bool:
+    """Whether a run meets the scenario's `slo`: enough of all requests that were sent (`Scenario.attainment`) meet the
+    limits on single requests, and its mean and percentiles are within theirs."""
+    if not all(summary.get("slo_percentiles_met", {}).values()):
+        return False
+    return not scenario.slo.is_of_requests or float(summary["slo_attainment"] or 0.0) >= scenario.attainment
 
 
 def num_good(missed: Mapping[str, Bools]) -> int | None:

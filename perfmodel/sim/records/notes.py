@@ -5,13 +5,14 @@ __all__ = ["eager_notes", "network_notes", "run_notes", "workload_notes"]
 from math import ceil
 
 from perfmodel.cost import Calibration, profile_of, step_costs
+from perfmodel.cost.calibrations.routing import balance_notes
 from perfmodel.cost.steps.host import host_fit, launch_seconds
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.engine.devices import engine_notes
-from perfmodel.specs.engine.formats import format_notes
+from perfmodel.specs.engine.formats import serving_notes
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.scenario import Scenario, stale_price_notes
 
@@ -24,7 +25,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
             f"No calibration for {used.device}: times are the datasheet roofline with assumed launch overheads, "
             f"a lower bound that real kernels exceed, often by half or more."
         )
-    notes += [*network_notes(scenario), *_encoder_notes(scenario)]
+    notes += network_notes(scenario)
     if scenario.engine.calibration is not None:
         own = profile_of(scenario.engine)
         fitted_to = own.source.partition(";")[0]
@@ -78,11 +79,13 @@ def eager_notes(scenario: Scenario, mean_step_s: float) -> list[str]:
 
 
 def _engine_notes(scenario: Scenario) -> list[str]:
-    """Notes on the defaults that were taken where the scenario gives none, on versions taken for others, and on number
-    formats that are not multiplied as they are stored."""
-    notes = [note for pool in scenario.pools for note in engine_notes(pool.engine)]
+    """Notes on what is modelled of the model, on number formats that are not multiplied as they are stored, on
+    balancing without effect, on versions taken for others, and on defaults that were taken for what is not given."""
+    notes = []
     for pool in scenario.pools:
-        notes += format_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
+        notes += serving_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
+        notes += balance_notes(scenario, pool.engine)
+    notes += [note for pool in scenario.pools for note in engine_notes(pool.engine)]
     return list(dict.fromkeys(notes))
 
 
@@ -101,17 +104,6 @@ def network_notes(scenario: Scenario) -> list[str]:
             f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s one way for each device. Set cluster.network to the real one."
         )
     return [*dict.fromkeys(notes), *_kv_notes(scenario)]
-
-
-def _encoder_notes(scenario: Scenario) -> list[str]:
-    """That requests are text, where a model has more than a text decoder."""
-    models = {model.name: model for model in (scenario.model, *(pool.model for pool in scenario.pools)) if model}
-    return [
-        f"{name} is served text: {model.extra_params / 1e9:.2g} billion parameters beside its decoder (an encoder of "
-        f"images, as a rule) lie in memory, and what they compute is not modelled."
-        for name, model in models.items()
-        if model.extra_params
-    ]
 
 
 def _kv_notes(scenario: Scenario) -> list[str]:

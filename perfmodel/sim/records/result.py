@@ -14,6 +14,7 @@ from perfmodel.errors import SpecError
 from perfmodel.printable import Printable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.ensemble import Ensemble
+from perfmodel.sim.records.latencies import meets_slo
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import Trust, trust_of
 
@@ -46,11 +47,21 @@ class RunResult(Printable):
             "scenario": self.scenario.name,
             "clock": self.clock,
             **self.summary,
+            "slo": self.slo,
             **({} if self.measured_on is None else {"measured_on": dict(self.measured_on)}),
             "notes": list(self.notes),
             "trust": None if (trust := self.trust) is None else trust.to_json(),
             "provenance": self.provenance(),
         }
+
+    @property
+    def slo(self) -> dict[str, Any] | None:
+        """What the run is held to, in words, and whether it meets it; None without an SLO of all requests."""
+        slo, attainment = self.scenario.slo, self.scenario.attainment
+        if not slo.is_given:
+            return None
+        wanted = slo.in_words(attainment)
+        return {"wanted": wanted, "attainment": attainment, "is_met": meets_slo(self.scenario, self.summary)}
 
     @property
     def trust(self) -> Trust | None:

@@ -11,6 +11,7 @@ __all__ = [
     "FlagGroup",
     "FlagRule",
     "ModelledFlag",
+    "about_flag",
     "all_commands",
     "command_of_engine",
     "load_command",
@@ -217,6 +218,24 @@ def all_commands() -> tuple[CommandDescription, ...]:
 def command_of_engine(engine: str) -> CommandDescription | None:
     """The server's command of an engine, or None where none is described."""
     return next((each for each in all_commands() if each.role == "server" and each.engine == engine), None)
+
+
+def about_flag(name: str) -> str:
+    """What the flag `name` of a server, or that key of its JSON, says of a scenario, or why it says nothing.
+
+    Underscores count as hyphens, vLLM goes before other servers. Empty for what is no server's flag.
+    """
+    wanted = name.replace("_", "-")
+    servers = [each for each in all_commands() if each.role == "server"]
+    for command in sorted(servers, key=lambda each: each.name != "vllm"):
+        rules = [rule for key, rule in command.rules.items() if key.rpartition(".")[2].replace("_", "-") == wanted]
+        for rule in sorted(rules, key=lambda rule: rule.kind != "modelled"):
+            if rule.modelled is None:
+                effect = "affects time and is not modelled" if rule.kind == "not_modelled" else "has no part in time"
+                return f"a setting of {command.title} that {effect} ({rule.why}); leave it out"
+            if rule.modelled.field and rule.modelled.field.startswith("engine."):
+                return f"a setting of {command.title} that is written {rule.modelled.field}"
+    return ""
 
 
 @lru_cache(maxsize=32)

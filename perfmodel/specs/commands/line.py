@@ -101,7 +101,7 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     found = read_server(arguments, command.environment, description, command.place)
     assert description.engine is not None
     complete(found, description.engine)
-    _place(found, command.placement, asking.hardware)
+    _place(found, command.placement, asking.hardware, command.place)
     if command.version is not None:
         chosen = load_engine_description(description.engine).choose(command.version)
         if chosen.age == "described":
@@ -111,14 +111,16 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     return found
 
 
-def _place(reading: Reading, placement: PodPlacement, hardware: str | None) -> None:
+def _place(reading: Reading, placement: PodPlacement, hardware: str | None, place: str) -> None:
     """Add the replicas and the device of a manifest; note what does not fit, or what `hardware` replaces."""
     if placement.replicas is not None:
         reading.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")
     if placement.device is not None:
         try:
             find_device(placement.device)
-        except SpecError:
+        except SpecError as error:
+            if hardware is None:
+                raise SpecError(f"{place}: nodes with {placement.device}: {error} Or give --hardware.") from None
             reading.notes.append(f"Not read: nodes with {placement.device}, which is no device of hardware_specs")
         else:
             device = name_of("hardware", placement.device)
@@ -295,7 +297,11 @@ def _around(commands: Sequence[FoundCommand]) -> list[str]:
     """What stood before a command, where anything did."""
     found = []
     for each in commands:
-        words = [word for word in each.around if "=" not in word or word.startswith("-")]
+        words = [
+            word
+            for word in each.around
+            if ("=" not in word or word.startswith("-")) and not (each.version and word == each.image)
+        ]
         if words:
             shown = " ".join(words)
             found.append(

@@ -18,6 +18,7 @@ from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand,
 
 _MOST_REPLICAS = 10_000
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "habana.ai/gaudi")
+_SLICE_RESOURCE = "nvidia.com/mig-"
 _PRODUCT_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
 _KEYS = re.compile(r"^(services|apiVersion|kind|containers|version|name|x-[\w-]+)\s*:", re.MULTILINE)
 _BLOCKS = re.compile(r"^\s*(services|containers)\s*:", re.MULTILINE)
@@ -69,7 +70,8 @@ def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPla
     own["size"] = data.get("size") if "leaderTemplate" in data or "workerTemplate" in data else None
     own["gpus"] = next(_gpus(data.get("resources")), None) or next(_gpus(deploy.get("resources")), None)
     known: dict[str, Any] = {name: _count(name, value, place) for name, value in own.items() if value is not None}
-    return around._replace(**known)._replace(device=next(_products(data), around.device))
+    device = next(_slices(data.get("resources")), None) or next(_products(data), around.device)
+    return around._replace(**known)._replace(device=device)
 
 
 def _count(name: str, value: Any, place: str) -> int:
@@ -97,6 +99,14 @@ def _gpus(resources: Any) -> Iterator[Any]:
                 and str(each.get("count")) != "all"
             ):
                 yield each.get("count")
+
+
+def _slices(resources: Any) -> Iterator[str]:
+    """Slices of a GPU that `resources` of a container asks for: `MIG 3g.40gb`."""
+    for block in resources.values() if isinstance(resources, Mapping) else ():
+        for key in block if isinstance(block, Mapping) else ():
+            if str(key).startswith(_SLICE_RESOURCE):
+                yield f"MIG {str(key).removeprefix(_SLICE_RESOURCE)}"
 
 
 def _products(data: Mapping[str, Any]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
 from perfmodel.specs.devices.family import DeviceFamily, device_data
 
+_SLICE = re.compile(r"(?:^|[\W_])mig(?:[\W_]|$)|(?:^|[\W_])\d+g\.\d+gb(?:[\W_]|$)", re.IGNORECASE)
 _COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 
 
@@ -51,6 +52,11 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
     device = named(text)
     found = _of_size(plain_name(text)) if device is None else _source(device)
     if found is None:
+        if _SLICE.search(text):
+            raise SpecError(
+                f"got {text!r}; slices of a GPU (MIG) are not modelled. Describe the slice's compute units, memory and "
+                f"bandwidth as a device of its own: perfmodel hardware new my-slice --like h100-sxm-80gb."
+            )
         count, name = counted_device(text)
         if count is not None and named(name) is not None:
             raise SpecError(

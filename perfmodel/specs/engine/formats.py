@@ -6,9 +6,9 @@ __all__ = [
     "auto_dtype",
     "experts_use",
     "form_of",
-    "format_notes",
     "format_use",
     "refuse_formats",
+    "serving_notes",
     "sparse_heads_per_tile",
 ]
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfmodel.errors import UnsupportedError
+from perfmodel.files.device_tables import known_architectures
 from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.number_formats import kv_format, matmul_rate
@@ -47,14 +48,17 @@ def format_use(engine: EngineSpec, hardware: HardwareSpec, form: str, of: Format
           weights), int8, int4, mxfp4, nvfp4, nf4
     of:   the weights, or cached keys and values
 
-    The description is silent on formats that it does not list, and on devices without a declared generation.
+    The description is silent on formats that it does not list, and on devices without a declared generation or of one
+    that no file of ours has.
     """
     rows = getattr(engine.described.facts, of).get(form)
     generation = hardware.declared.architecture
     if rows is None or generation is None:
         return FormatUse(None)
     row = next((row for row in rows if generation in row.on), None)
-    return FormatUse("refused") if row is None else FormatUse(row.support, row.kernel)
+    if row is not None:
+        return FormatUse(row.support, row.kernel)
+    return FormatUse("refused" if generation in known_architectures() else None)
 
 
 def experts_use(
@@ -136,12 +140,13 @@ def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: Hardw
     return "bfloat16" if has_bf16 and not refused else "float16"
 
 
-def format_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
-    """The sentences that an answer owes its reader on formats that are not multiplied as they are stored.
+def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
+    """The sentences that an answer owes its reader on a model of which the text decoder alone is modelled, and on
+    formats that are not multiplied as they are stored.
 
     model: as `engine` serves it
     """
-    notes, dtype, peaks = [], model.dtype, hardware.declared.peak_flops_per_s
+    notes, dtype, peaks = [*model.encoder_notes], model.dtype, hardware.declared.peak_flops_per_s
     if model.has_format_by_name and engine.quantization in (None, "auto"):
         notes.append(
             f"Weights in {model.quantization.method.upper()} by the name of the checkpoint alone: its config.json says "

@@ -24,6 +24,13 @@ class EplbConfig(Spec):
     num_redundant_experts: NonNegativeInt = 0
 
 
+def _about_flag(key: str) -> str:
+    """What a server's flag says; empty for none. The commands are described in terms of engines, so late."""
+    from perfmodel.specs.commands.description import about_flag
+
+    return about_flag(key)
+
+
 class EngineSpec(VariantSpec):
     """vLLM's arguments first, ours (batching, profile, ...) last.
 
@@ -32,6 +39,7 @@ class EngineSpec(VariantSpec):
     """
 
     discriminator = "batching"
+    about_key: ClassVar = staticmethod(_about_flag)  # type: ignore[assignment]  # mypy takes the base's for a method
     used_by: ClassVar[UsedBy] = {"batch_timeout_ms": ("dynamic",)}
 
     tensor_parallel_size: PositiveInt = 1

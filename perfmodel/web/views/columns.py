@@ -65,7 +65,7 @@ OF_TRAFFIC = (
     CellRow("output", 0, "output_throughput", "tok_s"),
     CellRow("requests within the SLO", 0, "slo_attainment", "percent"),
     CellRow(
-        "largest rate within the SLO", 1, "load.within_slo.max_rate", "req_s", "90 % of requests, or its percentiles"
+        "largest rate within the SLO", 1, "load.within_slo.max_rate", "req_s", "by 90 % of requests, or plan.attainment"
     ),
     CellRow("cost per million tokens", 0, "usd_per_million_tokens", "usd", "prompts and answers"),
     CellRow("energy per output token", 0, "joules_per_output_token"),

@@ -5,6 +5,7 @@ All get the traffic and the limits of the first, unless they say others.
 
 __all__ = ["COMPARE", "columns_of", "deployment_of", "main_of"]
 
+from perfmodel.answers.asked import LIMITS
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views.bounded import fewer_requests
@@ -12,7 +13,7 @@ from perfmodel.web.views.traffic import asked_rate
 from perfmodel.web.views.view import View, ViewPart
 
 _BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
-_SHARED = ("rate", "traffic", "ttft", "tpot", "e2e", "seed")
+_SHARED = ("rate", "traffic", *LIMITS, "seed")
 _OF_TRAFFIC = ("traffic.", "slo.")
 _RATE, _QUICK = "traffic.arrivals.rate", 400
 _BELOW, _ABOVE, _POINTS = 8, 32, 3  # of the rates among which the largest within the SLO is looked for

@@ -9,6 +9,7 @@ __all__ = ["PAUSE_S", "TRAFFIC", "asked_rate"]
 
 from math import floor, log10
 
+from perfmodel.answers.asked import LIMITS
 from perfmodel.files.units import parse_quantity
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
@@ -21,7 +22,6 @@ _DURATION = "traffic.duration_s"
 _QUICK, _POINTS = 400, 7
 _LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 _LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
-_LIMITS = ("ttft", "tpot", "e2e")
 _BELOW, _ABOVE = 4, 4  # how far the rates reach from the one that is asked for
 _IDLE_RATE, _IDLE_COUNT, _LENGTHS = "0.02", 6, "256..32768:8"
 
@@ -44,7 +44,7 @@ def _curve(state: PageState) -> tuple[Question, ...]:
 
 def _bands(state: PageState) -> tuple[Question, ...]:
     """The 80 % intervals at every second rate of the curve: each takes as long as some ten points."""
-    fixed = _unrated(state).changed(dict.fromkeys((*_LIMITS, _PAUSE)))
+    fixed = _unrated(state).changed(dict.fromkeys((*LIMITS, _PAUSE)))
     vary, means = f"{_RATE}={_range(state)}:{_POINTS // 2 + 1}", _LATENCIES[::2]
     return (Question.of("whatif", fixed, *_short(state), vary=vary, metric=means, intervals=True),)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.files.catalog import data_dir, find_file
+from perfmodel.files.catalog import data_dir, find_file, normal_name
 from perfmodel.models import Attention, ModelSpec, MoEFFN, list_models, load_config, load_model
 from perfmodel.models.architecture import LatentAttention, Layer, Routing
 from perfmodel.models.cards import load_card
@@ -18,6 +18,9 @@ from perfmodel.models.rope import Rope
 from perfmodel.specs import load_scenario
 
 CONFIGS = Path(__file__).resolve().parents[4] / "shared" / "model_configs"
+
+
+QWEN3_OF_JULY = [f"{size}-{kind}" for size in ("4B", "30B-A3B", "235B-A22B") for kind in ("Instruct", "Thinking")]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +50,13 @@ def test_every_card_is_called_as_its_file_and_no_alias_is_taken_twice() -> None:
         card = load_card(data_dir("models") / f"{name}.yaml")
         assert card.name == name
         assert name == name.lower()
+        names = [normal_name(each) for each in (name, *card.aliases)]
+        assert len(set(names)) == len(names), f"{name} has an alias twice"
         for alias in {alias.lower() for alias in card.aliases} | {name}:
             assert seen.setdefault(alias, name) == name, f"{alias} means {seen[alias]} and {name}"
 
 
-@pytest.mark.parametrize("said", ["Qwen/Qwen3-30B-A3B-Thinking-2507", "Qwen/Qwen3-235B-A22B-Instruct-2507"])
+@pytest.mark.parametrize("said", [f"Qwen/Qwen3-{size}-2507" for size in QWEN3_OF_JULY])
 def test_later_releases_of_a_model_have_their_own_positions(said: str) -> None:
     """Of July 2025: 262,144 positions (the model cards), where those of the first release have 40,960."""
     assert load_model(said).max_position_embeddings == 262144
@@ -61,6 +66,28 @@ def test_later_releases_of_a_model_have_their_own_positions(said: str) -> None:
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(SpecError, match=r"llama-3\.1-8b"):
         load_model("llama-3.1-8bb")
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_a_repository_is_known_without_its_owner(name: str) -> None:
+    """`Qwen3-4B-Thinking-2507` as `Qwen/Qwen3-4B-Thinking-2507`, unless another card has that name."""
+    for alias in load_card(data_dir("models") / f"{name}.yaml").aliases:
+        plain = alias.rpartition("/")[2]
+        assert load_model(plain).layers == load_model(name if plain.lower() not in list_models() else plain).layers
+
+
+def test_no_name_is_offered_twice() -> None:
+    with pytest.raises(SpecError) as refusal:
+        load_model("phi4")
+    offered = re.findall(r"'([^']+)'", str(refusal.value).partition("Did you mean")[2])
+    assert "phi-4" in offered
+    assert len({each.rpartition("/")[2] for each in offered}) == len(offered)
+
+
+@pytest.mark.parametrize("release", ["9B-v2", "9B-v2-Base"])
+def test_both_releases_of_nemotron_nano_2_are_known(release: str) -> None:
+    model = load_model(f"nvidia/NVIDIA-Nemotron-Nano-{release}")
+    assert (model.num_layers, model.max_position_embeddings) == (56, 131072)
 
 
 def test_a_card_with_a_misspelt_key_says_file_line_and_field(tmp_path: Path) -> None:

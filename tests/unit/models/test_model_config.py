@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def test_the_number_of_experts_has_three_names() -> None:
 def test_a_nested_text_part_is_the_model() -> None:
     text = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
     nested = {"model_type": "some_vl", "text_config": text, "tie_word_embeddings": True, "vision_config": {"depth": 2}}
-    assert model_from_config(nested, "x") == model_from_config(LLAMA | {"tie_word_embeddings": True}, "x")
+    model = model_from_config(nested, "x")
+    assert model.other_inputs == ("images",)
+    assert replace(model, other_inputs=()) == model_from_config(LLAMA | {"tie_word_embeddings": True}, "x")
 
 
 def test_unknown_model_types_and_fields_load() -> None:

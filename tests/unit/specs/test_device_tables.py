@@ -42,7 +42,7 @@ def table(tmp_path, monkeypatch):
     file = folder / "families" / "cards.yaml"
     file.write_text(TABLE)
     monkeypatch.setattr(catalog, "_PACKAGE", tmp_path / "perfmodel")
-    caches = (catalog.aliases_of, device_tables.table_rows, device_tables._known)
+    caches = (catalog.aliases_of, device_tables.table_rows, device_tables._known, device_tables.known_architectures)
     for each in caches:
         each.cache_clear()
     yield file
@@ -172,3 +172,9 @@ def test_a_row_serves_in_a_scenario():
     assert scenario.hardware.name == row
     assert row in list_hardware()
     assert find_device(row).row == row
+
+
+def test_known_architectures_are_those_that_devices_declare():
+    """Read from the lines of files and tables, without parsing them."""
+    declared = {load_hardware(name).declared.architecture for name in list_hardware()}
+    assert device_tables.known_architectures() == declared - {None}

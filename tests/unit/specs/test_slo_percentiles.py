@@ -1,4 +1,4 @@
-"""SLOs in percentiles: each is judged by itself, by runs, screens and plans alike."""
+"""SLOs in means and percentiles: each is judged by itself, by runs, screens and plans alike."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpace, PlanSpec
 from perfmodel.planning.sweeps.points import Record
-from perfmodel.report.views.run import run_view
+from perfmodel.report.views.run import latency_table, run_view
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
@@ -33,10 +33,32 @@ def screened(slo: str, attainment: float = 0.9) -> tuple[Screen, list[Screened]]
 def test_words_and_metrics() -> None:
     slo = load_scenario(NAME, ["slo={ttft_p99_ms: 1s, tpot_p95_ms: 40, e2e_p50_ms: 9000}"]).slo
     assert slo.limits_in_words == ("p99 TTFT <= 1000 ms", "p95 TPOT <= 40 ms", "p50 E2E latency <= 9000 ms")
-    assert [each.metric for each in slo.percentiles] == ["p99_ttft_ms", "p95_tpot_ms", "median_e2el_ms"]
+    assert [each.metric for each in slo.statistics] == ["p99_ttft_ms", "p95_tpot_ms", "median_e2el_ms"]
     assert slo.is_given
     assert not slo.is_of_requests
     assert SLO(ttft_ms=5, ttft_p99_ms=9).is_of_requests
+
+
+def test_a_mean_is_lost_with_any_request_that_has_no_latency() -> None:
+    """A percentile leaves out the requests above it; a mean leaves out none. It may lie above the median."""
+    mean, median = SLO(ttft_p50_ms=300, ttft_mean_ms=400).statistics
+    assert (mean.metric, median.metric) == ("mean_ttft_ms", "median_ttft_ms")
+    assert [mean.is_met(400, lost) for lost in (0, 0.001)] == [True, False]
+    assert [median.is_met(300, lost) for lost in (0, 0.5, 0.51)] == [True, True, False]
+    assert not mean.is_met(400.1)
+    assert not mean.is_met(None)
+    assert SLO(ttft_p50_ms=300, ttft_mean_ms=200).is_given
+
+
+def test_a_mean_is_screened_as_the_mean_of_requests_not_as_a_share_of_them() -> None:
+    """One number for all: prompts of one length, whose mean is that of each, have the rates of any percentile; where
+    lengths differ, the mean of a skewed latency lies between its median and its 99th percentile."""
+    rates = {name: screened(f"{{e2e_{name}_ms: 6000}}")[1] for name in ("p50", "mean", "p99")}
+    found = {name: sum(each.rate for each in screen) for name, screen in rates.items()}
+    assert 0 < found["p99"] < found["mean"] < found["p50"]
+    screen, by_mean = screened("{e2e_mean_ms: 6000}")
+    used = screen.tightness(by_mean, [max(each.rate, 1e-3) for each in by_mean])
+    assert max(used) <= 1 + 1e-9
 
 
 def test_a_higher_percentile_with_a_lower_limit_is_refused() -> None:
@@ -57,6 +79,18 @@ def test_a_run_meets_a_percentile_as_its_requests_do(factor: float) -> None:
     assert run.summary["slo_percentiles_met"] == {"ttft_p95_ms": factor > 1}
     assert run.summary["slo_attainment"] == 1  # all meet the only limit on single requests
     assert f"p95 {'ok' if factor > 1 else 'over'}" in str(run_view(run))
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_a_run_meets_a_mean_as_its_requests_do(factor: float) -> None:
+    few = ["traffic.num_requests=200"]
+    plain = simulate(load_scenario(NAME, few)).requests
+    assert plain is not None
+    limit = float(plain.ttft_s.mean()) * 1e3 * factor
+    run = simulate(load_scenario(NAME, [*few, f"slo={{ttft_mean_ms: {limit}}}"]))
+    assert run.summary["slo_percentiles_met"] == {"ttft_mean_ms": factor > 1}
+    assert run.slo is not None
+    assert run.slo["is_met"] == (factor > 1)
 
 
 def test_only_percentiles_leave_a_goodput() -> None:
@@ -82,9 +116,16 @@ def test_one_percentile_is_one_limit_at_that_attainment() -> None:
     assert all(one.rate <= other.rate for one, other in zip(together, apart, strict=True))
 
 
+def test_limits_on_requests_and_on_the_run_are_shown_side_by_side() -> None:
+    run = simulate(load_scenario(NAME, ["traffic.num_requests=200", "slo={ttft_ms: 1s, ttft_p99_ms: 1ms}"]))
+    cells = [str(row[-1]) for row in latency_table(run).rows if "TTFT" in str(row[0])]
+    assert "1000: " in cells[0]
+    assert "1 p99 over" in cells[0]
+
+
 def test_records_are_judged_by_share_and_by_percentile() -> None:
     def record(good: float, p99: float) -> Record:
-        return Record({"request_goodput": good, "request_throughput": 10.0, "p99_ttft_ms": p99})
+        return Record({"slo_attainment": good / 10, "p99_ttft_ms": p99})
 
     both, only = SLO(ttft_ms=500, ttft_p99_ms=1000), SLO(ttft_p99_ms=1000)
     assert meets([record(9.5, 900)], both, 0.9)
@@ -114,4 +155,4 @@ def test_a_plan_serves_within_its_percentiles(tmp_path: Path) -> None:
         assert found.tightness(each) <= 1
     text = str(found)
     assert "with p99 TTFT <= 1000 ms and p95 TPOT <= 40 ms" in text
-    assert "their percentiles within the SLO" in text
+    assert "their statistics within the SLO" in text

@@ -5,7 +5,7 @@ __all__ = ["brief_view"]
 from perfmodel.planning.deployments.export import serve_commands
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.report.document import Block, Commands, Document, Line, Paragraph, Sentences, Span, Table
+from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import format_optional
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences
 from perfmodel.report.views.trust import trust_blocks
@@ -23,6 +23,8 @@ def brief_view(result: PlanResult, question: str) -> Document:
     blocks.append(Paragraph(_why_not_cheaper(result, winner)))
     blocks.append(Commands("To start it", serve_commands(result, winner)))
     blocks += list(trust_blocks(result.trust))[:1]
+    if notes := result.scenario.model.encoder_notes:
+        blocks.append(Notes(notes))
     searched = f"{result.num_candidates:,} candidates searched, {len(result.ranked) + len(result.missed)} simulated."
     blocks.append(Paragraph(f"{searched} All sentences, tables and notes: --details, --report FILE or --json."))
     return Document(title, blocks, question, "plan")

@@ -21,6 +21,7 @@ OBJECTIVES = {
 _BINDS = {
     "ttft": "the time to the first token",
     "tpot": "the time per output token",
+    "itl": "the time between tokens",
     "max_itl": "the longest gap between tokens",
     "reading": "the reader's speed",
     "e2el": "the end-to-end latency",
@@ -34,8 +35,8 @@ def plan_sentences(result: PlanResult) -> list[str]:
     """The answer in sentences."""
     spec, winner = result.spec, result.winner
     slo = result.scenario.slo
-    share = f"{spec.attainment:.0%} of them" if slo.is_of_requests else "their percentiles"
-    also = " and its percentiles met" if slo.is_of_requests and slo.percentiles else ""
+    share = f"{spec.attainment:.0%} of them" if slo.is_of_requests else "their statistics"
+    also = " and their statistics met" if slo.is_of_requests and slo.statistics else ""
     wanted = f"{result.rate:g} requests/s with {share} within the SLO{also}"
     if winner is None:
         return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip(), *_near_misses(result)]

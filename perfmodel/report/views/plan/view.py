@@ -49,19 +49,11 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
 
 def plan_question(result: PlanResult) -> str:
     """What the plan answers, as a sentence."""
+    wanted = result.scenario.slo.in_words(result.spec.attainment, "them")
     return (
-        f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {_wanted(result)}, best by "
+        f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {wanted}, best by "
         f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
     )
-
-
-def _wanted(result: PlanResult) -> str:
-    """`90% of them with TTFT <= 500 ms, with p99 TPOT <= 40 ms`"""
-    slo = result.scenario.slo
-    count = len(slo.limits_in_words) - len(slo.percentiles)
-    single, whole = slo.limits_in_words[:count], slo.limits_in_words[count:]
-    parts = [f"{result.spec.attainment:.0%} of them with {' and '.join(single)}"] if single else []
-    return ", ".join([*parts, *([f"with {' and '.join(whole)}"] if whole else [])])
 
 
 def _plan_tables(result: PlanResult) -> list[Table]:

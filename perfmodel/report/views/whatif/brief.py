@@ -11,7 +11,7 @@ from perfmodel.planning.sensitivity.whatif import Sensitivity, WhatIfAnswers
 from perfmodel.report.document import Block, Document, Line, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import MISSING, format_metric
 from perfmodel.report.views.brief import MORE, few_notes
-from perfmodel.report.views.scenario import headline
+from perfmodel.report.views.scenario import headline_with_slo
 from perfmodel.report.views.trust import trust_blocks
 from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
 from perfmodel.report.views.whatif.view import has_own_table, values_tables, whatif_notes
@@ -40,7 +40,7 @@ def whatif_brief(result: WhatIfResult) -> Document:
         *few_notes(whatif_notes(result)),
         Paragraph(f"{MORE}, --report FILE.{left}"),
     ]
-    return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if")
+    return Document(f"What if: {answers.scenario.name}", blocks, headline_with_slo(answers.scenario), "what if")
 
 
 def _ends(answers: WhatIfAnswers) -> Iterator[Table]:

@@ -21,7 +21,7 @@ from perfmodel.report.drawing.chart_axes import Scale, scale_over
 from perfmodel.report.drawing.charts import Line, Panel, document, lines_svg, text_width
 from perfmodel.report.drawing.colours import BLUE, GREY, GRID, ORANGE
 from perfmodel.report.numbers import MISSING, format_metric
-from perfmodel.report.views.scenario import headline
+from perfmodel.report.views.scenario import headline_with_slo
 from perfmodel.report.views.trust import trust_blocks
 from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
 from perfmodel.trust import trust_of
@@ -37,7 +37,9 @@ def whatif_view(result: WhatIfResult, command: str = "") -> Document:
     answers = result.answers
     blocks: list[Block] = [Sentences(whatif_sentences(result)), *_whatif_pictures(answers)]
     blocks += [*_tables(answers), *trust_blocks(trust_of(answers.scenario)), Notes(whatif_notes(result))]
-    return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if", command)
+    return Document(
+        f"What if: {answers.scenario.name}", blocks, headline_with_slo(answers.scenario), "what if", command
+    )
 
 
 def whatif_json(result: WhatIfResult) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from perfmodel.planning.sweeps.points import Record
 from perfmodel.report.views.plan.sentences import plan_sentences
 from perfmodel.specs import load_scenario
 
-GOOD = Record({"request_goodput": 0.95, "request_throughput": 1.0, "p90_ttft_ms": 400.0})
+GOOD = Record({"slo_attainment": 0.95, "p90_ttft_ms": 400.0})
 
 
 def normal(number: int) -> Any:
@@ -132,7 +132,7 @@ def test_words_say_where_nothing_is_as_sure_as_asked_for() -> None:
 def test_words_say_what_the_simulator_did_not_confirm() -> None:
     """What the screen took to be cheaper, and what one replica fewer comes to."""
     dear, cheap = finalist(13.0, 0.1 * normal(1), usd=5.0), finalist(9.0, 0.1 * normal(2), usd=2.0)
-    missed = replace(cheap, records=(Record({"request_goodput": 0.42, "request_throughput": 1.0}),))
+    missed = replace(cheap, records=(Record({"slo_attainment": 0.42}),))
     plan = replace(result("cheapest", dear), missed=[missed], fewer={"0 x one": 0.7})
     text = " ".join(plan_sentences(plan))
     assert "not so when simulated: 1 x one, with 42.0% of requests within the SLO" in text

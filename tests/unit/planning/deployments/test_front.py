@@ -19,7 +19,7 @@ def deployment(label: str, usd: float, tightness: float) -> Deployment:
 
 
 def served(share: float, ttft_ms: float) -> tuple[Record, ...]:
-    return (Record({"request_goodput": share, "request_throughput": 1.0, "p90_ttft_ms": ttft_ms}),)
+    return (Record({"slo_attainment": share, "p90_ttft_ms": ttft_ms}),)
 
 
 def test_what_the_simulator_finds_not_to_serve_is_told_apart() -> None:

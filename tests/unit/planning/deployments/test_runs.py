@@ -28,10 +28,7 @@ class Known(Runs):
 
     def at_rate(self, whole: Any, progress: Any) -> Any:
         self.asked.extend(replicas for _, replicas in whole)
-        return [
-            (Record({"request_goodput": min(self.capacity(n) / WANTED, 1.0) * 0.9, "request_throughput": 1.0}),)
-            for _, n in whole
-        ]
+        return [(Record({"slo_attainment": min(self.capacity(n) / WANTED, 1.0) * 0.9}),) for _, n in whole]
 
 
 def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist | None, list[int]]:

@@ -1,0 +1,113 @@
+"""One meaning of a limit in all commands: `--ttft` is kept by 90 % of requests, `--ttft-p99` by that percentile."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel import simulate
+from perfmodel.answers.asked import RUN_FLAGS, Asked
+from perfmodel.answers.plan import answer_plan
+from perfmodel.answers.run import answer_run
+from perfmodel.answers.whatif import answer_whatif
+from perfmodel.cli import app
+
+FLAGS = ("--model", "tiny-llama", "--hardware", "h100", "--rate", "20")
+FEW = ("traffic.num_requests=150",)
+SPACE = (
+    *("plan.seeds=1", "plan.num_requests=150", "plan.max_gpus=1"),
+    *("plan.space={tensor_parallel_size: [1], max_num_seqs: [256], max_num_batched_tokens: [8192]}",),
+)
+VARY = ("traffic.arrivals.rate=20",)
+
+
+def asked(**limits):
+    given = {"model": "tiny-llama", "hardware": "h100", "rate": "20", **limits}
+    return Asked(None, {**dict.fromkeys(RUN_FLAGS), **given})
+
+
+@pytest.fixture(scope="module")
+def between():
+    """A limit on TTFT that the 90th percentile of the requests meets, and their 99th misses."""
+    requests = simulate(asked().load(FEW)).requests
+    p90, p99 = np.quantile(requests.ttft_s, (0.9, 0.99)) * 1e3
+    assert p90 * 1.1 < p99
+    return f"{np.sqrt(p90 * p99):.3f}ms"
+
+
+@pytest.fixture
+def run():
+    return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_met", "words"),
+    [
+        ("ttft", True, "90% of {} with TTFT <= "),
+        ("ttft-p90", True, "with p90 TTFT <= "),
+        ("ttft-p99", False, "with p99 TTFT <= "),
+    ],
+)
+def test_every_command_judges_the_same_statistic_and_names_it(between, tmp_path, flag, is_met, words):
+    limit = asked(**{flag: between})
+    ran = answer_run(limit, FEW)
+    assert ran.data["slo"]["is_met"] == is_met
+    assert ran.data["slo"]["wanted"].startswith(words.format("requests"))
+    assert f"SLO {'met' if is_met else 'missed'}" in str(ran.make_brief())
+    planned = answer_plan(limit, (*FEW, *SPACE), tmp_path / "points.sqlite", workers=1)
+    assert (planned.result.winner is not None) == is_met
+    assert words.format("them") in str(planned.make_brief())
+    varied = answer_whatif(limit, VARY, ("slo_attainment",), overrides=FEW, workers=1)
+    assert (varied.data["load"]["within_slo"]["max_rate"] == 20) == is_met
+    assert f"SLO: {words.format('requests')}" in str(varied.make_brief())
+
+
+@pytest.mark.parametrize(("flag", "metric"), [("ttft-mean", "mean_ttft_ms"), ("itl-p99", "p99_itl_ms")])
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_means_and_gaps_between_tokens_are_limited_alike(flag, metric, factor, tmp_path):
+    """Below what a run has, run and plan miss the limit; above it, both meet it."""
+    value = simulate(asked().load(FEW)).summary[metric]
+    limit = asked(**{flag: f"{value * factor}ms"})
+    assert answer_run(limit, FEW).data["slo"]["is_met"] == (factor > 1)
+    planned = answer_plan(limit, (*FEW, *SPACE), tmp_path / "points.sqlite", workers=1)
+    assert (planned.result.winner is not None) == (factor > 1)
+
+
+def test_requests_that_were_given_up_count_as_missed():
+    """Half of the requests get no answer in time: those that do meet the limit, and the run misses it."""
+    times = simulate(asked().load(FEW)).requests.e2el_s
+    impatient = (*FEW, f"cluster.gateway.timeout_s={float(np.median(times))}")
+    ran = answer_run(asked(ttft="10s"), impatient).data
+    assert 0.2 < ran["slo_attainment"] < 0.8
+    assert not ran["slo"]["is_met"]
+
+
+def test_a_plan_s_attainment_counts_in_every_command(between):
+    """The share that is wanted is one number of the scenario, wherever a run is judged."""
+    strict = (*FEW, "plan.attainment=0.99")
+    ran = answer_run(asked(ttft=between), strict)
+    assert not ran.data["slo"]["is_met"]
+    assert "99% wanted" in str(ran.make_brief())
+    kept = answer_whatif(asked(ttft=between), VARY, ("slo_attainment",), overrides=strict, workers=1).data["load"]
+    assert kept["attainment"] == 0.99
+    assert kept["within_slo"]["max_rate"] is None
+
+
+@pytest.mark.parametrize("latency", ["ttft", "tpot", "itl", "e2e"])
+@pytest.mark.parametrize("statistic", ["mean", "p50", "p90", "p95", "p99"])
+def test_every_latency_has_a_flag_for_every_statistic(run, latency, statistic):
+    made = run("scenarios", "new", *FLAGS, f"--{latency}-{statistic}", "2s")
+    assert made.exit_code == 0, made.stderr
+    assert f"{latency}_{statistic}_ms: 2s" in made.stdout
+
+
+def test_small_numbers_are_asked_about_and_rising_limits_wanted(run):
+    assert "--ttft-p99 0.5: got a number without a unit" in run("simulate", *FLAGS, "--ttft-p99", "0.5").stderr
+    fallen = run("simulate", *FLAGS, "--ttft-p99", "400ms", "--ttft-p90", "500ms")
+    assert fallen.exit_code == 2
+    assert "found ttft_p99_ms 400 below ttft_p90_ms 500" in fallen.stderr
+
+
+def test_new_writes_a_limit_on_a_statistic(run):
+    made = run("new", "vllm serve meta-llama/Llama-3.1-8B", "--hardware", "h100", "--ttft-p95", "1s")
+    assert made.exit_code == 0, made.stderr
+    assert "ttft_p95_ms: 1s" in made.stdout

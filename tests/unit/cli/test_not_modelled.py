@@ -1,0 +1,204 @@
+"""What is not modelled is refused, or answered with a note, about the thing itself: models that do not generate text,
+encoders, adapters, slices of GPUs, devices of an architecture that no file of ours has, switches without effect."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.files.catalog import data_dir
+
+DECODER = {
+    **{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8},
+    **{"num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 8192, "max_position_embeddings": 4096},
+}
+SCENARIO, FEW = "llama-3.1-8b-a100", "traffic.num_requests=20"
+PLAN = (
+    "plan={seeds: 1, num_requests: 20, max_gpus: 1, space: {tensor_parallel_size: [1], max_num_seqs: [256], "
+    "max_num_batched_tokens: [2048]}}"
+)
+
+
+@pytest.fixture
+def run():
+    """Exit status and all text of a command, on one line."""
+
+    def invoke(*args):
+        ran = CliRunner().invoke(app, [str(arg) for arg in args])
+        return ran.exit_code, " ".join((ran.stdout + ran.stderr).split())
+
+    return invoke
+
+
+@pytest.fixture
+def memory_of(run, tmp_path):
+    """The answer of `memory` for a config.json."""
+
+    def asked(**fields):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **DECODER, **fields}))
+        return run("memory", "--model", file, "--hardware", "h100")
+
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("openai/whisper-large-v3", "transcribes speech"),
+        ("intfloat/e5-mistral-7b-instruct", "returns a vector"),
+        ("Qwen/Qwen3-Embedding-8B", "returns a vector"),
+        ("BAAI/bge-m3", "returns a vector"),
+        ("sentence-transformers/all-MiniLM-L6-v2", "returns a vector"),
+        ("BAAI/bge-reranker-v2-m3", "returns a score"),
+    ],
+)
+def test_repositories_of_models_that_generate_no_text_are_known_by_name(run, name, kind):
+    """Whether or not the Hub can be reached."""
+    status, text = run("memory", "--model", name, "--hardware", "h100")
+    assert status == 2
+    assert f"{name} {kind}" in text
+    assert "could not be reached" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"architectures": ["MistralModel"], "model_type": "mistral"}, "MistralModel returns a vector"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification returns a score"),
+        ({"architectures": ["Qwen2ForRewardModel"], "model_type": "qwen2"}, "Qwen2ForRewardModel returns a score"),
+    ],
+)
+def test_decoders_without_a_language_head_are_not_taken_for_text_models(memory_of, fields, said):
+    status, text = memory_of(**fields)
+    assert (status, said in text) == (2, True), text
+    assert "only models that generate text are modelled" in text
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "ChatGLMModel", "InternVLChatModel"])
+def test_text_models_are_served_whatever_their_class_is_called(memory_of, architecture):
+    assert memory_of(architectures=[architecture])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("memory", ()),
+        ("explain", ("--batch", 4)),
+        ("simulate", ("--set", FEW)),
+        ("whatif", ("--set", FEW, "--vary", "traffic.arrivals.rate=1,2")),
+        ("plan", ("--set", PLAN)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("qwen2.5-vl-7b", "0.68 billion parameters beside it"), ("config", "images and audio are not modelled")],
+)
+def test_every_command_says_that_a_vl_model_is_its_text_decoder(run, tmp_path, command, more, model, said):
+    if model == "config":
+        model = tmp_path / "config.json"
+        outer = {"architectures": ["XForConditionalGeneration"], "model_type": "x", "vision_config": {"depth": 2}}
+        model.write_text(json.dumps({**outer, "audio_config": {"layers": 2}, "text_config": DECODER}))
+    limits = ("--set", "engine.max_model_len=2048", "--set", "traffic.input_tokens={distribution: fixed, value: 500}")
+    status, text = run(command, SCENARIO, "--set", f"model={model}", *limits, *more)
+    assert status == 0, text
+    assert "is modelled as its text decoder" in text
+    assert said in text
+
+
+def test_a_text_model_has_no_such_note(memory_of):
+    assert "text decoder" not in memory_of()[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("enable_lora=true", "vllm serve that affects time and is not modelled (adapters"),
+        ("attention_backend=FLASHINFER", "vllm serve that affects time and is not modelled (which kernels run"),
+        ("served_model_name=me", "vllm serve that has no part in time"),
+        ("num_speculative_tokens=3", "engine.speculative_config.num_speculative_tokens"),
+        ("max_num_seq=3", "Did you mean 'max_num_seqs'"),
+    ],
+)
+def test_a_flag_of_an_engine_is_known_in_a_scenario_too(run, field, said):
+    status, text = run("memory", SCENARIO, "--set", f"engine.{field}")
+    assert (status, said in text) == (2, True), text
+
+
+def test_an_adapter_is_said_to_be_one(run, tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "meta-llama/Llama-3.1-8B"}')
+    status, text = run("memory", "--model", tmp_path, "--hardware", "h100")
+    assert status == 2
+    assert "holds an adapter (LoRA)" in text
+    assert "meta-llama/Llama-3.1-8B" in text
+
+
+@pytest.mark.parametrize("name", ["h100-mig-3g.40gb", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "1g.10gb"])
+def test_a_slice_of_a_gpu_is_said_to_be_one(run, name):
+    status, text = run("memory", "--model", "tiny-llama", "--hardware", name)
+    assert status == 2
+    assert "slices of a GPU (MIG) are not modelled" in text
+    assert "hardware new" in text
+    assert "Did you mean" not in text
+
+
+MANIFEST = """
+kind: Deployment
+spec:
+  template:
+    spec:
+      nodeSelector: {nvidia.com/gpu.product: PRODUCT}
+      containers:
+      - image: vllm/vllm-openai:v0.11.0
+        args: [--model, meta-llama/Llama-3.1-8B-Instruct]
+        resources: {limits: {RESOURCE: 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("product", "resource"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "nvidia.com/mig-3g.40gb"),
+        ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "nvidia.com/gpu"),
+    ],
+)
+def test_a_manifest_that_asks_for_a_slice_is_not_answered_with_a_whole_gpu(run, tmp_path, product, resource):
+    file = tmp_path / "deployment.yaml"
+    file.write_text(MANIFEST.replace("PRODUCT", product).replace("RESOURCE", resource))
+    status, text = run("new", file)
+    assert status == 2
+    assert "slices of a GPU (MIG) are not modelled" in text
+    status, text = run("new", file, "--hardware", "h100")
+    assert status == 0
+    assert "MIG" in text
+
+
+def test_a_device_of_an_unknown_architecture_has_the_formats_that_its_file_declares(run, tmp_path):
+    """The engine's description lists what runs on known architectures, and says nothing of others."""
+    file, text = tmp_path / "mine.yaml", (data_dir("hardware") / "h100-sxm-80gb.yaml").read_text()
+    for pattern, new in [("name: h100-sxm-80gb", "name: mine"), ("hopper", "my-own"), (r"aliases:.*\n", "")]:
+        text = re.sub(pattern, new, text)
+    file.write_text(text)
+    for field in ("dtype=bfloat16", "quantization=fp8"):
+        status, said = run("memory", "--model", "llama-3.1-8b", "--hardware", file, "--set", f"engine.{field}")
+        assert status == 0, said
+    status, said = run("memory", "--model", "llama-3.1-8b", "--hardware", file)
+    assert "Served in FP16" not in said
+    refused = run("memory", "--model", "llama-3.2-1b", "--hardware", "v100", "--set", "engine.dtype=bfloat16")
+    assert refused[0] == 2
+    assert "does not take weights in BF16" in refused[1]
+
+
+@pytest.mark.parametrize(
+    ("routing", "is_said"), [("{distribution: uniform}", True), ("{distribution: power_law, alpha: 1.2}", False)]
+)
+def test_balancing_experts_that_are_alike_is_said_to_change_nothing(run, routing, is_said):
+    ask = ("explain", "deepseek-v3-h200", "--batch", 32, "--context", 1000, "--set", f"routing={routing}", "--set")
+    (_, without), (_, balanced) = (run(*ask, f"engine.enable_eplb={value}") for value in ("false", "true"))
+    note = "enable_eplb changes nothing"
+    assert note not in without
+    assert (note in balanced) == is_said
+    step = re.compile(r"[\d.]+ ms a step")
+    assert (step.findall(without) == step.findall(balanced)) == is_said
