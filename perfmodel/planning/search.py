@@ -40,9 +40,10 @@ from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.store import default_store
-from perfmodel.planning.sweeps.workers import Progress, Tally
+from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
@@ -50,6 +51,7 @@ from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
 Tell = Callable[[Preliminary | PreliminaryJob], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
+_FRONT = "front"  # a task of the forecast
 _REQUESTS = 400  # of the run that says what bounds the winner
 
 
@@ -122,12 +124,12 @@ def _simulated(
     run: Runs, screen: Screen, chosen: Sequence[Deployment], front: Sequence[Deployment], shown: Stages
 ) -> tuple[list[Finalist], dict[str, tuple[Deployment, Records]]]:
     """The finalists at the wanted rate, and all that was simulated there, those of the front included."""
-    with shown("simulating the finalists") as progress:
-        # Their highest rates, then all of them and the front at the wanted rate; more where replicas change.
-        tally = Tally(progress, (2 * len(chosen) + len(front)) * run.spec.seeds)
-        settled = run.settled(chosen, tally)
-        done = _drawn(screen, run.at_the_rate(settled, tally), run.rate)
-        return _sized(run, done, tally), _with_front(run, screen, settled, front, tally)
+    with shown("simulating the finalists' requests") as progress:
+        run = replace(run, forecast=Forecast(progress))
+        run.forecast.expect(_FRONT, run.num_requests([(each, each.replicas) for each in front]))
+        settled = run.settled(chosen)
+        done = _drawn(screen, run.at_the_rate(settled), run.rate)
+        return _sized(run, done), _with_front(run, screen, settled, front)
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
@@ -136,13 +138,13 @@ def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tup
     return good, [each for each in done if each not in good]
 
 
-def _sized(run: Runs, done: Sequence[Finalist], progress: Progress | None) -> list[Finalist]:
+def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
     """The finalists with as many replicas as suffice in the wanted share of draws, simulated with these at the rate; as
     many as are allowed where more are needed."""
     draft = PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, [], done)
     counts = [_enough(draft, each) for each in done]
     more = [place for place, each in enumerate(done) if counts[place] != each.replicas]
-    records = run.at_rate([(done[place].deployment, counts[place]) for place in more], progress)
+    records = run.at_rate([(done[place].deployment, counts[place]) for place in more])
     found = list(done)
     for place, known in zip(more, records, strict=True):
         found[place] = found[place].sized(counts[place], known)
@@ -186,7 +188,7 @@ def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finali
 
 
 def _with_front(
-    run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment], progress: Progress | None
+    run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment]
 ) -> dict[str, tuple[Deployment, Records]]:
     """All deployments that were simulated at the rate, and those of the front now; by label."""
     found: dict[str, tuple[Deployment, Records]] = {}
@@ -195,7 +197,8 @@ def _with_front(
             each = replace(one.deployment, replicas=count)
             found[label_of(each)] = each, records
     missing = [each for each in front if label_of(each) not in found]
-    records_of = run.at_rate([(each, each.replicas) for each in missing], progress)
+    run.forecast.expect(_FRONT, 0)
+    records_of = run.at_rate([(each, each.replicas) for each in missing])
     found |= {label_of(each): (each, known) for each, known in zip(missing, records_of, strict=True)}
     whole = [each for each, _ in found.values()]
     near = screen.tightness([each.screened for each in whole], [run.rate / each.replicas for each in whole])

@@ -67,6 +67,7 @@ def model_from_config(
         lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
         norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
         has_position_axes=_has_position_axes(fields),
+        num_prediction_layers=fields.optional("num_nextn_predict_layers") or 0,
         source=origin,
         **about,
     )

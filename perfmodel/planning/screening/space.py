@@ -4,7 +4,7 @@ What does not depend on how requests are scheduled is decided once for a layout;
 largest batch and step as well.
 """
 
-__all__ = ["Space", "enumerate_space"]
+__all__ = ["Space", "enumerate_space", "has_experts"]
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +15,12 @@ from typing import Any
 from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
 from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.spec import ModelSpec
 from perfmodel.planning.screening.candidates import Base, Candidate, Layout, PrefillEngine
-from perfmodel.planning.spec import PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.planning.spec import UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import RIGHT_OF_MTP
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
@@ -60,17 +63,22 @@ class _RefusedError(Exception):
         self.reason, self.example = reason, example
 
 
-def enumerate_space(base: Base, spec: PlanSpec) -> Space:
+def enumerate_space(base: Base, spec: PlanSpec, progress: Progress | None = None) -> Space:
     """The candidates of `spec` for the scenario `base`.
+
+    progress: called with (layouts looked at, layouts of engines that do both, or decode)
 
     Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
     """
     rooms = _Layouts(base, spec, base.load())
     found = _Found([], Counter(), {}, {})
-    space = _with_own_cut(spec.space, rooms.scenario.engine)
+    space = _with_own_cut(_for_experts(spec.space, rooms.scenario), rooms.scenario.engine)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
-    for choices in _layout_choices(space):
+    layouts = [each for each in _layout_choices(space) if _is_usual(each, spec.space, rooms.scenario.engine)]
+    for done, choices in enumerate(layouts, 1):
+        if progress is not None:
+            progress(done, len(layouts))
         own = [ratio for ratio in ratios if ratio is None or not is_unequal]
         _add(
             found,
@@ -152,6 +160,41 @@ def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, token
     return found
 
 
+# Where an operator of a mixture of experts begins: expert parallelism, data-parallel attention, prefill and decode apart,
+# and drafts that need no other model.
+_DATA_PARALLEL = (1, 2, 4, 8, 16)
+_RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
+_MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}
+_OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
+
+
+def _for_experts(space: PlanSpace, scenario: Scenario) -> PlanSpace:
+    """`space`, of a mixture of experts with what it leaves open wider than of a dense model."""
+    if not has_experts(scenario.model):
+        return space
+    drafts: tuple[dict[str, Any] | None, ...] = ()
+    if scenario.engine.speculative_config is not None:
+        drafts = (_OWN_DRAFTS, None)
+    elif scenario.model.num_prediction_layers:
+        drafts = (None, _MTP)
+    wider = {
+        "data_parallel_size": _DATA_PARALLEL,
+        "enable_expert_parallel": (False, True),
+        "disaggregation": _RATIOS,
+        "speculation": drafts,
+    }
+    return space.model_copy(update={name: of for name, of in wider.items() if name not in space.model_fields_set})
+
+
+def _is_usual(choices: Mapping[str, Any], given: PlanSpace, engine: EngineSpec) -> bool:
+    """Whether a layout is among those that are tried unless asked for: where ranks have attention of their own, experts
+    are spread over them. All are where `given` says anything of the two."""
+    if given.model_fields_set & {"data_parallel_size", "enable_expert_parallel"}:
+        return True
+    ranks = choices.get("engine.data_parallel_size", 1)
+    return ranks in (1, engine.data_parallel_size) or bool(choices.get("engine.enable_expert_parallel"))
+
+
 def _with_own_cut(space: PlanSpace, engine: EngineSpec) -> PlanSpace:
     """`space` with the scenario's own parallelism beside the values that it has by default."""
     given: dict[str, Any] = {}
@@ -223,7 +266,7 @@ class _Layouts:
 def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
     axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
     for values in product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
+        yield {field: value for field, value in zip(axes, values, strict=True) if value is not _OWN_DRAFTS}
 
 
 def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
@@ -258,18 +301,23 @@ def _is_about_names(error: SpecError, choices: Mapping[str, Any]) -> bool:
     return any(f"--set {text}: {text.partition('=')[0]}: " in str(error) for text in as_overrides(choices))
 
 
+def has_experts(model: ModelSpec) -> bool:
+    """Whether the model is a mixture of experts."""
+    return any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+
+
 def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
     engine, model = scenario.engine, scenario.model
     tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
-    has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+    is_mixture = has_experts(model)
     if engine.num_devices > spec.max_gpus:
         raise _RefusedError("more devices than max_gpus")
     domain = spec.link_domain or scenario.hardware.devices_per_node
     if tp > domain:
         raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
-    if dp > 1 and not has_experts:
+    if dp > 1 and not is_mixture:
         raise _RefusedError("data-parallel ranks of a dense model are replicas")
-    if engine.enable_expert_parallel and not (has_experts and tp * dp > 1):
+    if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
         raise _RefusedError("expert parallelism without experts to share out")
 
 
