@@ -3,8 +3,8 @@
 Stage one, in closed form (`screen`): how long the job takes on each number of replicas of each candidate. Stage two, on
 the simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may
 do; then with as many as are done in time in the wanted share of draws (`plan.confidence`). Long jobs are extrapolated
-(`extrapolation`). The choice is the best of those that are so sure, else the surest. Every simulated point is stored, as
-in other plans.
+(`extrapolation`). The choice is the best of those that are so sure, else the surest. Every simulated point is stored,
+as in other plans.
 """
 
 __all__ = ["METRICS", "plan_job"]

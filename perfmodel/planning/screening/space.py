@@ -18,9 +18,8 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.planning.screening.candidates import Base, Candidate, Layout, PrefillEngine
 from perfmodel.planning.spec import UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
-from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.engine.speculation import RIGHT_OF_MTP
+from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
@@ -43,12 +42,14 @@ class Space:
 
     examples:  one sentence for reasons that have more to say
     by_device: the same as `ruled_out` for each device that the space names
+    searched:  choices that have several values -> the values, in words
     """
 
     candidates: tuple[Candidate, ...]
     ruled_out: Mapping[str, int]
     examples: Mapping[str, str] = field(default_factory=dict)
     by_device: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    searched: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_all(self) -> int:
@@ -63,22 +64,19 @@ class _RefusedError(Exception):
         self.reason, self.example = reason, example
 
 
-def enumerate_space(base: Base, spec: PlanSpec, progress: Progress | None = None) -> Space:
+def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     """The candidates of `spec` for the scenario `base`.
-
-    progress: called with (layouts looked at, layouts of engines that do both, or decode)
 
     Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
     """
     rooms = _Layouts(base, spec, base.load())
     found = _Found([], Counter(), {}, {})
-    space = _with_own_cut(_for_experts(spec.space, rooms.scenario), rooms.scenario.engine)
+    space = _with_own_cut(_for_experts(spec, rooms.scenario), rooms.scenario.engine)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
-    layouts = [each for each in _layout_choices(space) if _is_usual(each, spec.space, rooms.scenario.engine)]
-    for done, choices in enumerate(layouts, 1):
-        if progress is not None:
-            progress(done, len(layouts))
+    for choices in _layout_choices(space):
+        if not _is_usual(choices, spec.space, rooms.scenario.engine):
+            continue
         own = [ratio for ratio in ratios if ratio is None or not is_unequal]
         _add(
             found,
@@ -98,7 +96,8 @@ def enumerate_space(base: Base, spec: PlanSpec, progress: Progress | None = None
                 for prefill in _prefills(choices, space.prefill, *each[:2])
             ]
             _add(found, rooms, choices, with_prefills)
-    return Space(tuple(found.candidates), dict(found.ruled_out.most_common()), found.examples, found.by_device)
+    ruled_out = dict(found.ruled_out.most_common())
+    return Space(tuple(found.candidates), ruled_out, found.examples, found.by_device, _searched(space))
 
 
 # max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
@@ -160,30 +159,66 @@ def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, token
     return found
 
 
-# Where an operator of a mixture of experts begins: expert parallelism, data-parallel attention, prefill and decode apart,
-# and drafts that need no other model.
+# Where an operator of a mixture of experts begins: expert parallelism, data-parallel attention, prefill and decode
+# apart, and drafts that need no other model.
 _DATA_PARALLEL = (1, 2, 4, 8, 16)
 _RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
 _MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}
+_NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"rate": RIGHT_OF_NGRAMS}}
 _OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
 
 
-def _for_experts(space: PlanSpace, scenario: Scenario) -> PlanSpace:
-    """`space`, of a mixture of experts with what it leaves open wider than of a dense model."""
+def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
+    """The space of `spec`; for a mixture of experts with more values of what it leaves open."""
+    space = spec.space
     if not has_experts(scenario.model):
         return space
-    drafts: tuple[dict[str, Any] | None, ...] = ()
+    drafts: tuple[dict[str, Any] | None, ...] = (None, _MTP if scenario.model.num_prediction_layers else _NGRAMS)
     if scenario.engine.speculative_config is not None:
         drafts = (_OWN_DRAFTS, None)
-    elif scenario.model.num_prediction_layers:
-        drafts = (None, _MTP)
     wider = {
         "data_parallel_size": _DATA_PARALLEL,
         "enable_expert_parallel": (False, True),
-        "disaggregation": _RATIOS,
+        "disaggregation": space.disaggregation if spec.is_offline else _RATIOS,
         "speculation": drafts,
     }
-    return space.model_copy(update={name: of for name, of in wider.items() if name not in space.model_fields_set})
+    given = space.model_fields_set
+    return space.model_copy(update={name: values for name, values in wider.items() if name not in given})
+
+
+# Fields of a space, as answers name them.
+_AXES = {
+    "hardware": "devices",
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "attention DP",
+    "enable_expert_parallel": "EP",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV cache",
+    "disaggregation": "prefill:decode",
+    "speculation": "speculation",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "enable_chunked_prefill": "chunked prefill",
+}
+
+
+def _searched(space: PlanSpace) -> dict[str, str]:
+    """What `space` has several values of, and these values in words."""
+    axes = {title: getattr(space, name) for name, title in _AXES.items()}
+    return {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1}
+
+
+def _in_words(value: Any) -> str:
+    if value is _OWN_DRAFTS:
+        return "the scenario's"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        rate = (value.get("acceptance") or {}).get("rate")
+        right = f" with {rate:.0%} of drafted tokens right" if rate is not None else ""
+        return f"{value['method']}{right}"
+    return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
 
 
 def _is_usual(choices: Mapping[str, Any], given: PlanSpace, engine: EngineSpec) -> bool:

@@ -23,9 +23,20 @@ def brief_view(result: PlanResult, question: str) -> Document:
     blocks.append(Paragraph(_why_not_cheaper(result, winner)))
     blocks.append(Commands("To start it", serve_commands(result, winner)))
     blocks += list(trust_blocks(result.trust))[:1]
-    searched = f"{result.num_candidates:,} candidates searched, {len(result.ranked) + len(result.missed)} simulated."
+    choices = f" ({', '.join(result.searched)})" if result.searched else ""
+    num_simulated = len(result.ranked) + len(result.missed)
+    searched = f"{result.num_candidates:,} candidates searched{choices}, {num_simulated} simulated."
+    blocks += _assumed(result, winner)
     blocks.append(Paragraph(f"{searched} All sentences, tables and notes: --details, --report FILE or --json."))
     return Document(title, blocks, question, "plan")
+
+
+def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
+    """The acceptance of drafts that the search has put into the choice."""
+    drafts = winner.deployment.screened.candidate.layout.scenario.engine.speculative_config
+    if drafts is None or drafts.acceptance is None or result.scenario.engine.speculative_config is not None:
+        return []
+    return [Paragraph(f"Assumed: speculation is {result.searched['speculation']}.")]
 
 
 def _choice(result: PlanResult, winner: Finalist) -> str:

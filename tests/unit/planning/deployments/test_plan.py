@@ -153,9 +153,10 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
     assert found.winner is not None
     assert found.winner.deployment.screened.candidate.label in labels
     sentence = preliminary_sentence(first)
-    assert f"Screened {first.num_candidates} candidates" in sentence
-    assert labels[0] in sentence
-    assert "none serves 60 requests/s" in preliminary_sentence(replace(first, finalists=()))
+    assert sentence.startswith(f"Simulating {len(labels)} of {first.num_candidates} candidates")
+    assert first.finalists[0].screened.candidate.layout.label in sentence
+    assert len(sentence) <= 150
+    assert "none of 8 candidates serves 60 requests/s" in preliminary_sentence(replace(first, finalists=()))
 
 
 @pytest.fixture(scope="module")
