@@ -1,6 +1,6 @@
 """`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
 
-__all__ = ["OBJECTIVES", "UNIFIED", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
+__all__ = ["MAX_CANDIDATES", "OBJECTIVES", "UNIFIED", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
 
 import re
 from math import prod
@@ -16,7 +16,7 @@ Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latenc
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 _MOST_GPUS = 10_000  # as many engines as are simulated
 _JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
-_MOST_CANDIDATES = 100_000  # at 1,600 a second
+MAX_CANDIDATES = 100_000  # at 1,600 a second
 _MOST_RUNS = 1000  # of a second or so, at each rate that the search tries
 _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
 UNIFIED = "none"
@@ -70,6 +70,12 @@ class PlanSpace(Spec):
     decode: PoolSpace | None = None
     speculation: tuple[dict[str, Any] | None, ...] = ()
     replicas: tuple[PositiveInt, ...] = ()
+
+    @property
+    def num_candidates(self) -> int:
+        """All combinations, without those of `prefill` and `decode`."""
+        lists = [values for _, values in self if isinstance(values, tuple)]
+        return prod(max(len(values), 1) for values in lists)
 
     @field_validator("*")
     @classmethod
@@ -140,11 +146,10 @@ class PlanSpec(Spec):
 
     @model_validator(mode="after")
     def _ends_today(self) -> "PlanSpec":
-        lists = [values for _, values in self.space if isinstance(values, tuple)]
-        found = prod(max(len(values), 1) for values in lists)
-        if found > _MOST_CANDIDATES:
+        found = self.space.num_candidates
+        if found > MAX_CANDIDATES:
             raise ValueError(
-                f"found a space of {found:,} candidates, allowed {_MOST_CANDIDATES:,}, which take a minute to screen; "
+                f"found a space of {found:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute to screen; "
                 f"leave values out, coarse steps first"
             )
         runs = self.finalists * self.seeds

@@ -11,6 +11,7 @@ __all__ = ["Runs", "Settled"]
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.cores import num_processes
 from perfmodel.planning.deployments.choice import Deployment, may_have, pick_replicas
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.judged import meets
@@ -29,10 +30,11 @@ from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.points import Record
-from perfmodel.planning.sweeps.workers import spread
+from perfmodel.planning.sweeps.workers import engine_of, spread
 from perfmodel.specs.scenario import Scenario
 
 _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
+_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
 _LIVES = 5  # of the largest batch that a run lasts
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
@@ -131,7 +133,7 @@ class Runs:
         ]
         for task in checks:
             self.forecast.expect(task, task.num_requests)
-        found = spread(check, checks, _lost_check, None, self.workers, self.engine) if checks else []
+        found = spread(check, checks, _lost_check, None, self._num_workers(checks), self.engine) if checks else []
         count = len(self.seeds)
         return [tuple(one.record for one in found[i * count : (i + 1) * count]) for i in range(len(whole))]
 
@@ -209,9 +211,17 @@ class Runs:
         ]
         for task in trials:
             self.forecast.expect(task, task.num_requests * (NUM_RUNS_FIRST if stride > _NEAR_STRIDE else NUM_RUNS_NEAR))
-        tried = spread(try_rates, trials, _lost_trial, None, self.workers, self.engine) if trials else []
+        workers = self._num_workers(trials)
+        tried = spread(try_rates, trials, _lost_trial, None, workers, self.engine) if trials else []
         count = len(seeds)
         return [[one.rate for one in tried[i * count : (i + 1) * count]] for i in range(len(whole))]
+
+    def _num_workers(self, tasks: Sequence[Trial | Check]) -> int | None:
+        """Processes for `tasks`; of this machine as many as it has cores, also for a few tasks that take long."""
+        is_long = sum(task.num_requests for task in tasks) >= _LONG_REQUESTS
+        if self.workers is None and is_long and engine_of(self.engine).name == "local":
+            return num_processes(len(tasks))
+        return self.workers
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
         """Requests of a run: enough for its batch to come and go a few times, and for a queue to show: a run that is

@@ -17,7 +17,7 @@ from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.planning.screening.candidates import Base, Candidate, Layout, PrefillEngine
-from perfmodel.planning.spec import UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.planning.spec import MAX_CANDIDATES, UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
@@ -169,7 +169,8 @@ _OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
 
 
 def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
-    """The space of `spec`; for a mixture of experts with more values of what it leaves open."""
+    """The space of `spec`; for a mixture of experts with more values of what it leaves open, unless that makes too many
+    candidates."""
     space = spec.space
     if not has_experts(scenario.model):
         return space
@@ -177,13 +178,16 @@ def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
     if scenario.engine.speculative_config is not None:
         drafts = (_OWN_DRAFTS, None)
     wider = {
-        "data_parallel_size": _DATA_PARALLEL,
         "enable_expert_parallel": (False, True),
+        "data_parallel_size": _DATA_PARALLEL,
         "disaggregation": space.disaggregation if spec.is_offline else _RATIOS,
         "speculation": drafts,
     }
-    given = space.model_fields_set
-    return space.model_copy(update={name: values for name, values in wider.items() if name not in given})
+    for name, values in wider.items():
+        found = space.model_copy(update={name: values})
+        if name not in spec.space.model_fields_set and found.num_candidates <= MAX_CANDIDATES:
+            space = found
+    return space
 
 
 # Fields of a space, as answers name them.

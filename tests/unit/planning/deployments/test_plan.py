@@ -156,7 +156,7 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
     assert sentence.startswith(f"Simulating {len(labels)} of {first.num_candidates} candidates")
     assert first.finalists[0].screened.candidate.layout.label in sentence
     assert len(sentence) <= 150
-    assert "none of 8 candidates serves 60 requests/s" in preliminary_sentence(replace(first, finalists=()))
+    assert "none of 4 candidates serves 60 requests/s" in preliminary_sentence(replace(first, finalists=()))
 
 
 @pytest.fixture(scope="module")
