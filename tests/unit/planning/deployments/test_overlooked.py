@@ -76,7 +76,7 @@ def test_for_latency_the_lowest_ratio_counts() -> None:
 
 
 def test_ratios_are_of_simulated_figures_over_those_of_the_screen() -> None:
-    """Two replicas of 5 requests/s simulated at 9, one at 6. p90 TTFT at 40 % of its limit where the screen had 50 %."""
+    """Two replicas of 5 requests/s serve 9, one serves 6; p90 TTFT is 40 % of its limit where the screen had 50 %."""
     done = [
         Finalist(replace(cut(5.0), replicas=2, tightness=0.5), 2, (9.0,), (Record({"p90_ttft_ms": 40.0}),)),
         Finalist(replace(cut(5.0), replicas=2), 1, (6.0,), (Record({"p90_ttft_ms": 40.0}),)),

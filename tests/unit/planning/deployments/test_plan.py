@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
+from perfmodel.cli.terminal import progress_lines
 from perfmodel.errors import SpecError
 from perfmodel.planning.deployments.choice import (
     Preliminary,
@@ -303,6 +305,18 @@ def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, 
     )
     assert page.exit_code == 0, page.output
     assert "<svg" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def test_a_plan_in_a_pipe_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 10 s on stderr; here every 10 ms. Before that one short sentence about what is simulated."""
+    monkeypatch.setattr("perfmodel.cli.plan.progress_lines", partial(progress_lines, every_s=0.01))
+    one = "plan.space.hardware=[h100-sxm-80gb]", "plan.space.tensor_parallel_size=[1]", "plan.seeds=1"
+    flags = [f"--set={text}" for text in (*SHORT, SPACE, *one)]
+    ran = CliRunner().invoke(app, ["plan", "llama-3.1-8b-a100", *flags, "--store", str(tmp_path / "points.sqlite")])
+    assert ran.exit_code == 0, ran.output
+    lines = ran.stderr.splitlines()
+    assert any(line.startswith("Simulating 1 of 1 candidates; the best in closed form is 1 x ") for line in lines)
+    assert any(line.startswith("simulating the finalists' requests: ") and line.endswith(" left") for line in lines)
 
 
 def assert_same_engine(serve: str, planned: Scenario) -> None:
