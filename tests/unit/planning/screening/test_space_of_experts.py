@@ -100,4 +100,5 @@ def test_the_command_names_the_models_own_prediction_head() -> None:
     arguments = server_arguments(scenario, scenario.pools[0])
     config = arguments[arguments.index("--speculative-config") + 1]
     assert '"method": "mtp"' in config
+    assert "MTP drafts" in drafting[0].label
     assert '"num_speculative_tokens": 1' in config
