@@ -50,6 +50,7 @@ def overlooked(
 
     cut:   deployments at `rate` (requests per second), whether they serve it by the screen or not
     best:  of the simulated ones by `objective_key`, its first figure; None: nothing serves
+    ratios: simulated figures over those of the screen; spec: the plan's objective and limits
     """
     found: dict[Hashable, tuple[tuple[float, ...], Deployment]] = {}
     for each in cut:

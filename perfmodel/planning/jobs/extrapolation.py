@@ -50,7 +50,7 @@ def run_lengths(job: Job, scenario: Scenario) -> tuple[int, ...]:
 
 
 def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_requests: int) -> Record:
-    """The record of a job of `num_requests`, from those of its first `lengths` requests."""
+    """The record of a job of `num_requests`, from `short` and `long`, those of its first `lengths` requests."""
     if short.problem or long.problem:
         return short if short.problem else long
     further = (num_requests - lengths[1]) / (lengths[1] - lengths[0])
