@@ -32,9 +32,10 @@ def brief_view(result: PlanResult, question: str) -> Document:
 
 
 def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
-    """The acceptance of drafts that the search has put into the choice."""
+    """The acceptance of the choice's drafts, where neither the scenario nor the space gave it."""
     drafts = winner.deployment.screened.candidate.layout.scenario.engine.speculative_config
-    if drafts is None or drafts.acceptance is None or result.scenario.engine.speculative_config is not None:
+    is_given = result.scenario.engine.speculative_config is not None or bool(result.spec.space.speculation)
+    if drafts is None or is_given:
         return []
     return [Paragraph(f"Assumed: speculation is {result.searched['speculation']}.")]
 

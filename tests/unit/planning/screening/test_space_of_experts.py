@@ -1,13 +1,19 @@
 """What a plan of a mixture of experts searches by default, and what its answer says of that."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from perfmodel.planning.deployments.choice import Deployment
+from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.servers import server_arguments
 from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.screening.space import Space, enumerate_space
 from perfmodel.planning.spec import MAX_CANDIDATES, PlanSpec
+from perfmodel.report.document import Paragraph
+from perfmodel.report.views.plan.brief import _assumed
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides
 
@@ -102,3 +108,22 @@ def test_the_command_names_the_models_own_prediction_head() -> None:
     assert '"method": "mtp"' in config
     assert "MTP drafts" in drafting[0].label
     assert '"num_speculative_tokens": 1' in config
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_answer_says_which_acceptance_was_assumed(given: bool) -> None:
+    """On the first screen, where the choice drafts and nobody gave an acceptance."""
+    drafts = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": 0.8}}
+    asked = {"speculation": (drafts,)} if given else {}
+    found = space_of("deepseek-v3-h200", tensor_parallel_size=(8,), disaggregation=("none",), **asked)
+    candidate = next(c for c in found.candidates if c.layout.scenario.engine.speculative_config is not None)
+    winner = Finalist(Deployment(Screened(candidate, 1.0, "ttft", 1.0, None, ""), 1), 1)
+    spec = PlanSpec.model_validate({"space": asked})
+    result: Any = SimpleNamespace(scenario=load_scenario("deepseek-v3-h200"), spec=spec, searched=found.searched)
+    blocks = _assumed(result, winner)
+    if given:
+        assert blocks == []
+    else:
+        (block,) = blocks
+        assert isinstance(block, Paragraph)
+        assert "mtp with 85% of drafted tokens right" in str(block)
