@@ -2,6 +2,7 @@
 
 __all__ = ["plan"]
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from perfmodel.answers.asked import Asked
 from perfmodel.answers.command_lines import Given, command_line
 from perfmodel.cli.flags import takes_flags
 from perfmodel.cli.options import Details, EngineName, JsonFlag, Overrides, ReportFile
-from perfmodel.cli.terminal import EXIT_NO_ANSWER, give, progress_bar, say
+from perfmodel.cli.terminal import EXIT_NO_ANSWER, give, progress_bar, progress_lines, say
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def plan(
     flags: dict[str, Given] = {**asked.given, "set": overrides, "report": report_file}
     command = command_line("plan", *asked.arguments, **flags)
     tell = partial(_tell, export)
-    found = answer_plan(asked, overrides, store, None, engine, progress_bar, tell, say, command)
+    watch = progress_bar if sys.stderr.isatty() else progress_lines
+    found = answer_plan(asked, overrides, store, None, engine, watch, tell, say, command)
     give(found, as_json, report_file, has_details)
     if found.result.winner is None:  # scripts see by the status that nothing serves what was asked for
         if export is not None:

@@ -11,6 +11,8 @@ __all__ = [
     "open_closed_streams",
     "print_json",
     "progress_bar",
+    "progress_line",
+    "progress_lines",
     "replace_unprintable",
     "say",
     "say_refused",
@@ -24,6 +26,7 @@ import io
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -178,6 +181,44 @@ def word_when_long(progress: Progress | None, clock: Callable[[], float] = time.
             )
 
     return report
+
+
+def progress_line(what: str, done: int, total: int | None, passed_s: float) -> str:
+    """`simulating: 400 of 1,600, about 30 s left`, from what `passed_s` seconds have done."""
+    from perfmodel.report.numbers import format_duration
+
+    if not done or not total:
+        return f"{what}: {format_duration(passed_s)} so far"
+    left_s = passed_s * max(total - done, 0) / done
+    return f"{what}: {done:,} of {total:,}, about {format_duration(left_s)} left"
+
+
+@contextmanager
+def progress_lines(
+    what: str, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int | None], None]]:
+    """A callback `(done, total)`, and a line on stderr about it every `every_s` seconds: for pipes and log files.
+
+    clock: seconds, from anywhere
+    """
+    begun, is_over = clock(), threading.Event()
+    known: tuple[int, int | None] = 0, None
+
+    def update(done: int, total: int | None) -> None:
+        nonlocal known
+        known = done, total
+
+    def speak() -> None:
+        while not is_over.wait(every_s):
+            say(progress_line(what, *known, clock() - begun))
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield update
+    finally:
+        is_over.set()
+        speaker.join()
 
 
 @contextmanager

@@ -100,6 +100,7 @@ class ModelSpec:
     dtype_rate:   the peak rate that multiplies operands in `dtype` in linear layers, where it is not the format's own:
                   tf32 for fp32, fp16_acc16 for fp16
     converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
+    num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
     """
 
@@ -140,6 +141,7 @@ class ModelSpec:
     exits: ExitSpec | None = None
     dtype_rate: str | None = None
     converts_fp8: bool = False
+    num_prediction_layers: int = 0
     changed_from: ChangedFrom | None = None
 
     @property

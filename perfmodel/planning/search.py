@@ -1,18 +1,19 @@
 """`make_plan`: from a scenario with an SLO to the deployment that is best by the plan's objective.
 
     stage one    every candidate in closed form (`screen`)
-    stage two    finalists on the simulator (`runs`): their highest rates, and the whole at the wanted rate; then what
-                 more money buys (`front`), and how sure the order is (`draws`)
+    stage two    finalists on the simulator (`runs`): their highest rates, and the whole at the wanted rate; candidates
+                 that the screen may have cut wrongly (`overlooked`); then what more money buys (`front`), and how sure
+                 the order is (`draws`)
 
 All that stage two evaluates is in a store on disk: a plan that was stopped goes on where it was.
 """
 
 __all__ = ["Stages", "Tell", "make_plan"]
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from perfmodel.files.blocks import block_as
@@ -30,6 +31,7 @@ from perfmodel.planning.deployments.doubt import certainty_of, pick, replicas_fo
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
 from perfmodel.planning.deployments.judged import attained
+from perfmodel.planning.deployments.overlooked import Ratios, overlooked, ratios_of
 from perfmodel.planning.deployments.resilience import left_out, under_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
 from perfmodel.planning.deployments.runs import Records, Runs, Settled
@@ -40,9 +42,10 @@ from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.store import default_store
-from perfmodel.planning.sweeps.workers import Progress, Tally
+from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
@@ -50,6 +53,7 @@ from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
 Tell = Callable[[Preliminary | PreliminaryJob], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
+_FRONT = "front"  # a task of the forecast
 _REQUESTS = 400  # of the run that says what bounds the winner
 
 
@@ -103,31 +107,73 @@ def _plan_rate(
         tell(Preliminary(rate, spec, len(space.candidates), tuple(chosen)))
     store, workers, engine = where
     run = Runs(base, scenario, spec, rate, str(store), workers, engine)
-    done, simulated = _simulated(run, screen, chosen, front, shown)
+    with shown("simulating the finalists' requests") as progress:
+        run = replace(run, forecast=Forecast(progress))
+        found = _simulated(run, screen, chosen, front, [*serving, *_too_slow(screened, serving)])
+    simulated = found.at_rate
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
     reasons = dict(space.ruled_out) | shortfalls(screened, spec, rate)
     nearest = "" if serving else _nearest(screened, rate)
     counts = space.num_all, len(serving)
-    good, bad = _judged(done, scenario, spec)
+    good, bad = _judged(found.finalists, scenario, spec)
     result = PlanResult(base, scenario, spec, rate, *counts, reasons, good, bad, serve, do_not, nearest=nearest)
+    result = replace(result, searched=space.searched, ratios=found.ratios, num_overlooked=found.num_left)
     result = _completed(_ordered(result), simulated)
     judged = result.ranked, result.missed
     result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
     with shown("under failures"):
-        found = under_failures(result, result.winner) if result.winner is not None else None
-    return replace(result, resilience=found, left_out=left_out(scenario))
+        resilience = under_failures(result, result.winner) if result.winner is not None else None
+    return replace(result, resilience=resilience, left_out=left_out(scenario))
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """What the simulator has found.
+
+    finalists: at the wanted rate
+    at_rate:   all that was simulated there, those of the front included, by label
+    ratios:    simulated figures over those of the screen
+    num_left:  candidates that the screen has cut by less than the spread of these ratios, and that were not simulated
+    """
+
+    finalists: list[Finalist]
+    at_rate: dict[str, tuple[Deployment, Records]]
+    ratios: Ratios
+    num_left: int
 
 
 def _simulated(
-    run: Runs, screen: Screen, chosen: Sequence[Deployment], front: Sequence[Deployment], shown: Stages
-) -> tuple[list[Finalist], dict[str, tuple[Deployment, Records]]]:
-    """The finalists at the wanted rate, and all that was simulated there, those of the front included."""
-    with shown("simulating the finalists") as progress:
-        # Their highest rates, then all of them and the front at the wanted rate; more where replicas change.
-        tally = Tally(progress, (2 * len(chosen) + len(front)) * run.spec.seeds)
-        settled = run.settled(chosen, tally)
-        done = _drawn(screen, run.at_the_rate(settled, tally), run.rate)
-        return _sized(run, done, tally), _with_front(run, screen, settled, front, tally)
+    run: Runs, screen: Screen, chosen: Sequence[Deployment], front: Sequence[Deployment], cut: Sequence[Deployment]
+) -> _Simulated:
+    """`chosen`, `front`, and those of `cut` that may be better; what does not serve by the screen has no replicas."""
+    run.forecast.expect(_FRONT, run.num_requests([(each, each.replicas) for each in front]))
+    settled = run.settled(chosen)
+    done = run.at_the_rate(settled)
+    tried = {id(each.screened) for each in chosen}
+    room = ceil(run.spec.finalists / 2)
+    while near := _overlooked(run, done, [each for each in cut if id(each.screened) not in tried]):
+        more, room = near[:room], room - len(near[:room])
+        if not more:
+            break
+        tried |= {id(each.screened) for each in more}
+        found = run.settled(more)
+        settled, done = settled + found, done + run.at_the_rate(found)
+    drawn = _sized(run, _drawn(screen, done, run.rate))
+    return _Simulated(drawn, _with_front(run, screen, settled, front), _ratios(run, done), len(near))
+
+
+def _overlooked(run: Runs, done: Sequence[Finalist], cut: Sequence[Deployment]) -> list[Deployment]:
+    """Those of `cut` that may be better than the best of `done`."""
+    draft = PlanResult(
+        run.base, run.scenario, run.spec, run.rate, 0, 0, {}, _judged(done, run.scenario, run.spec)[0], ()
+    )
+    sign = 1.0 if draft.is_better_low else -1.0
+    best = min((sign * draft.figure(each) for each in draft.ranked), default=None)
+    return overlooked(cut, best, _ratios(run, done), run.spec, run.rate)
+
+
+def _ratios(run: Runs, done: Sequence[Finalist]) -> Ratios:
+    return ratios_of(done, run.scenario.slo, quantile_name(run.spec.attainment))
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
@@ -136,13 +182,13 @@ def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tup
     return good, [each for each in done if each not in good]
 
 
-def _sized(run: Runs, done: Sequence[Finalist], progress: Progress | None) -> list[Finalist]:
+def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
     """The finalists with as many replicas as suffice in the wanted share of draws, simulated with these at the rate; as
     many as are allowed where more are needed."""
     draft = PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, [], done)
     counts = [_enough(draft, each) for each in done]
     more = [place for place, each in enumerate(done) if counts[place] != each.replicas]
-    records = run.at_rate([(done[place].deployment, counts[place]) for place in more], progress)
+    records = run.at_rate([(done[place].deployment, counts[place]) for place in more])
     found = list(done)
     for place, known in zip(more, records, strict=True):
         found[place] = found[place].sized(counts[place], known)
@@ -186,7 +232,7 @@ def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finali
 
 
 def _with_front(
-    run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment], progress: Progress | None
+    run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment]
 ) -> dict[str, tuple[Deployment, Records]]:
     """All deployments that were simulated at the rate, and those of the front now; by label."""
     found: dict[str, tuple[Deployment, Records]] = {}
@@ -195,7 +241,8 @@ def _with_front(
             each = replace(one.deployment, replicas=count)
             found[label_of(each)] = each, records
     missing = [each for each in front if label_of(each) not in found]
-    records_of = run.at_rate([(each, each.replicas) for each in missing], progress)
+    run.forecast.expect(_FRONT, 0)
+    records_of = run.at_rate([(each, each.replicas) for each in missing])
     found |= {label_of(each): (each, known) for each, known in zip(missing, records_of, strict=True)}
     whole = [each for each, _ in found.values()]
     near = screen.tightness([each.screened for each in whole], [run.rate / each.replicas for each in whole])
@@ -255,6 +302,12 @@ def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, r
     return sorted(found, key=lambda deployment: objective_key(deployment, spec))
 
 
+def _too_slow(screened: Sequence[Screened], serving: Sequence[Deployment]) -> list[Deployment]:
+    """Candidates that do not serve the rate by the screen; of these no replicas serve."""
+    known = {id(each.screened) for each in serving}
+    return [Deployment(each, 0) for each in screened if id(each) not in known]
+
+
 def _nearest(screened: Sequence[Screened], rate: float) -> str:
     """What would serve the rate with the fewest devices, were they allowed."""
     if not screened:
@@ -263,7 +316,7 @@ def _nearest(screened: Sequence[Screened], rate: float) -> str:
     if not able:
         return "No candidate meets the SLO even for a single user; relax it, or add faster devices to plan.space."
     best = max(able, key=lambda each: each.rate_per_device)
-    count = math.ceil(rate / best.rate - 1e-9)
+    count = ceil(rate / best.rate - 1e-9)
     return (
         f"The highest rate per device is that of {best.candidate.label}, {best.rate:.3g} requests/s on "
         f"{best.candidate.num_devices}; {count} of them, {count * best.candidate.num_devices} GPUs, would suffice."

@@ -1,6 +1,6 @@
 """`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
 
-__all__ = ["OBJECTIVES", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
+__all__ = ["MAX_CANDIDATES", "OBJECTIVES", "UNIFIED", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
 
 import re
 from math import prod
@@ -16,10 +16,10 @@ Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latenc
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 _MOST_GPUS = 10_000  # as many engines as are simulated
 _JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
-_MOST_CANDIDATES = 100_000  # at 1,600 a second
+MAX_CANDIDATES = 100_000  # at 1,600 a second
 _MOST_RUNS = 1000  # of a second or so, at each rate that the search tries
 _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
-_UNIFIED = "none"
+UNIFIED = "none"
 
 
 class PoolSpace(Spec):
@@ -45,7 +45,9 @@ class PlanSpace(Spec):
     """The values that each choice may take; every combination is a candidate. An empty list: the scenario's own value.
 
     What changes answers (quantization, kv_cache_dtype) or pays only for some traffic (disaggregation, speculation) is
-    tried only where it is listed.
+    tried only where it is listed. For a mixture of experts the default also has expert parallelism, data-parallel
+    attention, prefill and decode apart, and speculation: by the scenario's drafter, else the model's prediction head
+    (MTP), else n-grams.
 
     disaggregation: prefill to decode replicas, as in 2:1; `none` for replicas that do both
     prefill, decode: what engines of disaggregated candidates may have of their own: devices, parallelism, batches
@@ -63,11 +65,17 @@ class PlanSpace(Spec):
     max_num_seqs: tuple[PositiveInt, ...] = (16, 32, 64, 128, 256, 512)
     max_num_batched_tokens: tuple[PositiveInt, ...] = (1024, 2048, 4096, 8192, 16384)
     enable_chunked_prefill: tuple[bool, ...] = ()
-    disaggregation: tuple[str, ...] = (_UNIFIED,)
+    disaggregation: tuple[str, ...] = (UNIFIED,)
     prefill: PoolSpace | None = None
     decode: PoolSpace | None = None
     speculation: tuple[dict[str, Any] | None, ...] = ()
     replicas: tuple[PositiveInt, ...] = ()
+
+    @property
+    def num_candidates(self) -> int:
+        """All combinations, without those of `prefill` and `decode`."""
+        lists = [values for _, values in self if isinstance(values, tuple)]
+        return prod(max(len(values), 1) for values in lists)
 
     @field_validator("*")
     @classmethod
@@ -84,7 +92,7 @@ class PlanSpace(Spec):
     @model_validator(mode="after")
     def _pools_are_of_something(self) -> "PlanSpace":
         given = [name for name in ("prefill", "decode") if getattr(self, name) is not None]
-        if given and all(value == _UNIFIED for value in self.disaggregation):
+        if given and all(value == UNIFIED for value in self.disaggregation):
             raise ValueError(
                 f"found {given[0]} without a ratio in disaggregation; give one, as in disaggregation: [1:1]"
             )
@@ -94,7 +102,7 @@ class PlanSpace(Spec):
     @classmethod
     def _ratios_can_be_read(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
-            if value != _UNIFIED and _RATIO.fullmatch(value) is None:
+            if value != UNIFIED and _RATIO.fullmatch(value) is None:
                 raise ValueError(f"found {value!r}, allowed prefill:decode replicas as in 2:1, or none")
         return values
 
@@ -138,11 +146,10 @@ class PlanSpec(Spec):
 
     @model_validator(mode="after")
     def _ends_today(self) -> "PlanSpec":
-        lists = [values for _, values in self.space if isinstance(values, tuple)]
-        found = prod(max(len(values), 1) for values in lists)
-        if found > _MOST_CANDIDATES:
+        found = self.space.num_candidates
+        if found > MAX_CANDIDATES:
             raise ValueError(
-                f"found a space of {found:,} candidates, allowed {_MOST_CANDIDATES:,}, which take a minute to screen; "
+                f"found a space of {found:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute to screen; "
                 f"leave values out, coarse steps first"
             )
         runs = self.finalists * self.seeds

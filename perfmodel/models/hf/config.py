@@ -69,6 +69,7 @@ def model_from_config(
         norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
         has_position_axes=_has_position_axes(fields),
         other_inputs=tuple(name for name, key in _ENCODERS.items() if fields.has(key)),
+        num_prediction_layers=fields.optional("num_nextn_predict_layers") or 0,
         source=origin,
         **about,
     )

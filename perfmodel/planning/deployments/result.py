@@ -16,6 +16,7 @@ from perfmodel.planning.deployments.devices import DeviceAnswer
 from perfmodel.planning.deployments.doubt import Certainty, Option, certainty_of
 from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of
 from perfmodel.planning.deployments.judged import tightness
+from perfmodel.planning.deployments.overlooked import Ratios
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.findings import TIE
@@ -64,6 +65,9 @@ class PlanResult(Printable):
     nearest:     where nothing serves the rate: what comes nearest, as a sentence
     devices:     what each device that was asked for comes to, where there are several
     resilience:  the winner under the scenario's failures; left_out: what the scenario has, and the plan has not
+    searched:    choices that the space has several values of -> the values, in words
+    ratios:      simulated figures over those of the screen, among finalists
+    num_overlooked: candidates that may be better by these ratios, and were not simulated
     """
 
     base: Base
@@ -84,6 +88,9 @@ class PlanResult(Printable):
     devices: Sequence[DeviceAnswer] = ()
     resilience: Resilience | None = None
     left_out: Sequence[str] = ()
+    searched: Mapping[str, str] = field(default_factory=dict)
+    ratios: Ratios | None = None
+    num_overlooked: int = 0
 
     @property
     def winner(self) -> Finalist | None:
@@ -237,7 +244,10 @@ class PlanResult(Printable):
             "rate": self.rate,
             "candidates": self.num_candidates,
             "serving": self.num_serving,
+            "searched": dict(self.searched),
             "ruled_out": dict(self.ruled_out),
+            "simulated_over_screened": None if self.ratios is None else asdict(self.ratios),
+            "overlooked": self.num_overlooked,
             "confidence": self.spec.confidence,
             "certainty": None if certainty is None else asdict(certainty) | {"extra_cost": certainty.extra_cost},
             "winner": self._row(self.winner) if self.winner is not None else None,

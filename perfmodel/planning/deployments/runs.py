@@ -11,21 +11,36 @@ __all__ = ["Runs", "Settled"]
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.cores import num_processes
 from perfmodel.planning.deployments.choice import Deployment, may_have, pick_replicas
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.judged import meets
-from perfmodel.planning.deployments.trials import FIRST_STRIDE, Check, Checked, Trial, Tried, check, try_rates
+from perfmodel.planning.deployments.trials import (
+    FIRST_STRIDE,
+    NUM_RUNS_FIRST,
+    NUM_RUNS_NEAR,
+    Check,
+    Checked,
+    Trial,
+    Tried,
+    check,
+    try_rates,
+)
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.points import Record
-from perfmodel.planning.sweeps.workers import Progress, spread
+from perfmodel.planning.sweeps.workers import engine_of, spread
 from perfmodel.specs.scenario import Scenario
 
 _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
+_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
 _LIVES = 5  # of the largest batch that a run lasts
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
 _NEAR_STRIDE = 2  # steps of the lattice of rates, from where another seed's highest rate lies
+_CHECKS = 2  # runs at the wanted rate of each finalist and seed, on average: with more and with fewer replicas, too
+_OTHER_SEEDS, _AT_THE_RATE = "other seeds", "at the rate"  # tasks of a forecast that have not begun
 _MOST_MORE = 2  # replicas added where the simulator finds that the SLO is missed
 
 Records = tuple[Record, ...]
@@ -52,7 +67,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Runs:
-    """The simulations of a plan."""
+    """The simulations of a plan. forecast: told of all of them."""
 
     base: Base
     scenario: Scenario
@@ -61,16 +76,18 @@ class Runs:
     store: str
     workers: int | None
     engine: str
+    forecast: Forecast = field(default_factory=lambda: Forecast(None))
 
     @property
     def seeds(self) -> range:
         return range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
 
-    def settled(self, chosen: Sequence[Deployment], progress: Progress | None) -> list[Settled]:
+    def settled(self, chosen: Sequence[Deployment]) -> list[Settled]:
         """Each with its highest rates, and the replicas that these ask for: at most as many as are allowed. Without
         those that serve no rate at all."""
         starts = [each.capacity for each in chosen]
-        rates = self._highest([(each, each.replicas) for each in chosen], starts, progress)
+        self.forecast.expect(_AT_THE_RATE, _CHECKS * self.num_requests([(each, each.replicas) for each in chosen]))
+        rates = self._highest([(each, each.replicas) for each in chosen], starts)
         found = []
         for each, known in zip(chosen, rates, strict=True):
             if known:
@@ -79,22 +96,27 @@ class Runs:
                 found.append(replace(one, replicas=each.replicas if needed is None else needed))
         return found
 
-    def at_the_rate(self, settled: Sequence[Settled], progress: Progress | None) -> list[Finalist]:
+    def at_the_rate(self, settled: Sequence[Settled]) -> list[Finalist]:
         """Each as a whole at the wanted rate, with the fewest replicas that the simulator finds to serve it."""
+        self.forecast.expect(_AT_THE_RATE, 0)
         pending = list(settled)
         while pending:
-            records = self.at_rate([(each.deployment, each.replicas) for each in pending], progress)
+            records = self.at_rate([(each.deployment, each.replicas) for each in pending])
             for each, known in zip(pending, records, strict=True):
                 each.runs[each.replicas] = known
             pending = [each for each in pending if self._moved(each)]
         changed = [each for each in settled if each.replicas != each.tried_with]
         starts = [each.rate * each.replicas / each.tried_with for each in changed]
-        again = self._highest([(each.deployment, each.replicas) for each in changed], starts, progress)
+        again = self._highest([(each.deployment, each.replicas) for each in changed], starts)
         for each, rates in zip(changed, again, strict=True):
             each.rates, each.tried_with = rates or each.rates, each.replicas if rates else each.tried_with
         return [Finalist(each.deployment, each.replicas, each.rates, each.runs[each.replicas]) for each in settled]
 
-    def at_rate(self, whole: Sequence[tuple[Deployment, int]], progress: Progress | None) -> list[Records]:
+    def num_requests(self, whole: Sequence[tuple[Deployment, int]]) -> int:
+        """Requests of a run of each deployment with so many replicas, for all seeds."""
+        return sum(self._requests(each, replicas) for each, replicas in whole) * len(self.seeds)
+
+    def at_rate(self, whole: Sequence[tuple[Deployment, int]]) -> list[Records]:
         """Records of each deployment with so many replicas at the wanted rate, for each seed."""
         checks = [
             Check(
@@ -104,11 +126,14 @@ class Runs:
                 self.rate,
                 self._requests(each, replicas),
                 self.store,
+                self.forecast,
             )
             for each, replicas in whole
             for seed in self.seeds
         ]
-        found = spread(check, checks, _lost_check, progress, self.workers, self.engine) if checks else []
+        for task in checks:
+            self.forecast.expect(task, task.num_requests)
+        found = spread(check, checks, _lost_check, None, self._num_workers(checks), self.engine) if checks else []
         count = len(self.seeds)
         return [tuple(one.record for one in found[i * count : (i + 1) * count]) for i in range(len(whole))]
 
@@ -143,16 +168,18 @@ class Runs:
         return all(meets(part, self.scenario.slo, self.spec.attainment) for part in parts)
 
     def _highest(
-        self, whole: Sequence[tuple[Deployment, int]], starts: Sequence[float], progress: Progress | None
+        self, whole: Sequence[tuple[Deployment, int]], starts: Sequence[float]
     ) -> list[tuple[float, ...] | None]:
         """The highest rates of each deployment, for each seed, looked for from `starts` on; None where a seed has none.
 
         The first seed's is where the others begin: theirs are near.
         """
-        first = self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE, progress)
+        self.forecast.expect(_OTHER_SEEDS, NUM_RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
+        first = self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE)
         known = [index for index, (rate,) in enumerate(first) if rate is not None]
         near = [first[index][0] or 0.0 for index in known]
-        others = self._tried([whole[index] for index in known], self.seeds[1:], near, _NEAR_STRIDE, progress)
+        self.forecast.expect(_OTHER_SEEDS, 0)
+        others = self._tried([whole[index] for index in known], self.seeds[1:], near, _NEAR_STRIDE)
         found: list[tuple[float, ...] | None] = [None] * len(whole)
         for index, rates in zip(known, others, strict=True):
             there = tuple(rate for rate in (*first[index], *rates) if rate is not None)
@@ -165,7 +192,6 @@ class Runs:
         seeds: Sequence[int],
         starts: Sequence[float],
         stride: int,
-        progress: Progress | None,
     ) -> list[list[float | None]]:
         """The highest rate of each deployment under each of `seeds`."""
         trials = [
@@ -178,13 +204,24 @@ class Runs:
                 self._requests(each, replicas),
                 self.store,
                 stride,
+                self.forecast,
             )
             for (each, replicas), start in zip(whole, starts, strict=True)
             for seed in seeds
         ]
-        tried = spread(try_rates, trials, _lost_trial, progress, self.workers, self.engine) if trials else []
+        for task in trials:
+            self.forecast.expect(task, task.num_requests * (NUM_RUNS_FIRST if stride > _NEAR_STRIDE else NUM_RUNS_NEAR))
+        workers = self._num_workers(trials)
+        tried = spread(try_rates, trials, _lost_trial, None, workers, self.engine) if trials else []
         count = len(seeds)
         return [[one.rate for one in tried[i * count : (i + 1) * count]] for i in range(len(whole))]
+
+    def _num_workers(self, tasks: Sequence[Trial | Check]) -> int | None:
+        """Processes for `tasks`; of this machine as many as it has cores, also for a few tasks that take long."""
+        is_long = sum(task.num_requests for task in tasks) >= _LONG_REQUESTS
+        if self.workers is None and is_long and engine_of(self.engine).name == "local":
+            return num_processes(len(tasks))
+        return self.workers
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
         """Requests of a run: enough for its batch to come and go a few times, and for a queue to show: a run that is

@@ -11,6 +11,8 @@ deployment at the rate that is wanted.
 __all__ = [
     "FIRST_STRIDE",
     "METRICS",
+    "NUM_RUNS_FIRST",
+    "NUM_RUNS_NEAR",
     "Check",
     "Checked",
     "Trial",
@@ -22,13 +24,14 @@ __all__ = [
 ]
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
 
 from perfmodel.planning.deployments.judged import meets
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.demand import at_rate
+from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.planning.sweeps.store import Store, key_of_point
 from perfmodel.planning.sweeps.workers import Stepwise
@@ -55,6 +58,8 @@ METRICS = (
 )
 _RATIO = 1.02  # between rates of the lattice
 FIRST_STRIDE = 4
+# Mean runs of a trial: 2 to enclose the rate and 1 or 2 to halve the stride, more where it begins far off.
+NUM_RUNS_FIRST, NUM_RUNS_NEAR = 6, 4
 _MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
 
 
@@ -66,6 +71,7 @@ class Trial:
     start:   rate at which to begin
     stride:  steps of the lattice from it to the next rate
     store:   the store's file
+    forecast: told of its runs
     """
 
     base: Base
@@ -76,6 +82,7 @@ class Trial:
     num_requests: int
     store: str
     stride: int = FIRST_STRIDE
+    forecast: Forecast | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Check:
-    """A whole deployment at one rate, under one seed."""
+    """A whole deployment at one rate, under one seed. forecast: told of its run."""
 
     base: Base
     choices: tuple[str, ...]
@@ -97,6 +104,7 @@ class Check:
     rate: float
     num_requests: int
     store: str
+    forecast: Forecast | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,8 @@ class _Runs:
             try:
                 self._result = self._solve(self._record)
                 self._store.close()
+                if self._task.forecast is not None:
+                    self._task.forecast.expect(self._task, 0)
             except _UnknownError as unknown:
                 self._unknown = unknown
         return () if self._unknown is None else (self._unknown.point,)
@@ -140,6 +150,8 @@ class _Runs:
         assert self._unknown is not None  # it was wanted
         self._store.put(self._unknown.key, *answer)
         self._records[self._unknown.rate], self._unknown = answer[0], None
+        if self._task.forecast is not None:
+            self._task.forecast.did(self._task, self._task.num_requests)
 
     def result(self) -> Tried | Checked:
         assert self._result is not None  # nothing is wanted any more

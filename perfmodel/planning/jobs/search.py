@@ -2,8 +2,9 @@
 
 Stage one, in closed form (`screen`): how long the job takes on each number of replicas of each candidate. Stage two, on
 the simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may
-do; then with as many as are done in time in the wanted share of draws (`plan.confidence`). The choice is the best of
-those that are so sure, else the surest. Every simulated point is stored, as in other plans.
+do; then with as many as are done in time in the wanted share of draws (`plan.confidence`). Long jobs are extrapolated
+(`extrapolation`). The choice is the best of those that are so sure, else the surest. Every simulated point is stored,
+as in other plans.
 """
 
 __all__ = ["METRICS", "plan_job"]
@@ -11,20 +12,22 @@ __all__ = ["METRICS", "plan_job"]
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.deployments.doubt import pick
+from perfmodel.planning.jobs.extrapolation import extrapolate, run_lengths
 from perfmodel.planning.jobs.result import Job, JobPlan, PreliminaryJob
 from perfmodel.planning.jobs.screen import JobScreen
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.points import Point, Record
 from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
-from perfmodel.planning.sweeps.workers import Progress, Tally, spread
+from perfmodel.planning.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
@@ -46,6 +49,7 @@ METRICS = (
 _MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only
 _NEARLY = 1.1  # times the deadline in closed form, or with one replica fewer: the simulator may find it met
 _MOST_MOVES = 3  # replicas more or fewer that are tried
+_OTHER_REPLICAS, _RUNS = "other replicas", "runs"  # tasks of the forecast
 _APART = "with prefill and decode apart, which plans of jobs leave out"
 Stages = Callable[[str], AbstractContextManager[Progress | None]]
 Where = tuple[Path, int | None, str]
@@ -81,15 +85,14 @@ def plan_job(
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
     if tell is not None:
         tell(PreliminaryJob(scenario.traffic.num_requests or 0, spec, len(unified), tuple(chosen)))
-    run = _Runs(base, scenario, spec, *where)
-    with shown("the job, simulated") as progress:
-        # Each as it is and, where its time in closed form asks for it, with other replicas; more where the simulator
-        # does, or where being sure asks for them.
-        moved = sum(_next({job.replicas: job}, screen, spec) is not None for job in chosen)
-        tally = Tally(progress, (len(chosen) + moved) * spec.seeds)
-        settled = screen.under_draws(_settled(run, screen, chosen, spec, tally))
+    with shown("simulating the job's requests") as progress:
+        run = _Runs(base, scenario, spec, *where, Forecast(progress))
+        # Where its time in closed form asks for it, a job is also tried with other replicas.
+        moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
+        run.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
+        settled = screen.under_draws(_settled(run, screen, chosen, spec))
         plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
-        sized = _sized(plan, run, screen, settled, tally)
+        sized = _sized(plan, run, screen, settled)
     ruled_out = Counter({_APART: len(space.candidates) - len(unified), _why_late(spec): len(unified) - len(in_time)})
     ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
     plain = min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None)
@@ -98,7 +101,7 @@ def plan_job(
     return _completed(replace(plan, ranked=_ordered(plan, sized), late=late), screen)
 
 
-def _sized(plan: JobPlan, run: "_Runs", screen: JobScreen, settled: Sequence[Job], tally: Tally) -> list[Job]:
+def _sized(plan: JobPlan, run: "_Runs", screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
     """Each job with as many replicas as are done in time in the wanted share of draws, as far as these are allowed."""
     found, spec = list(settled), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job":
@@ -108,7 +111,7 @@ def _sized(plan: JobPlan, run: "_Runs", screen: JobScreen, settled: Sequence[Job
         if not more:
             break
         asked = [_with_replicas(found[place], count) for place, count in more.items()]
-        done = screen.under_draws(run.of(asked, tally))
+        done = screen.under_draws(run.of(asked))
         for place, job in zip(more, done, strict=True):
             found[place] = job
     return found
@@ -175,13 +178,14 @@ def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
     return chosen
 
 
-def _settled(run: "_Runs", screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec, tally: Tally) -> list[Job]:
+def _settled(run: "_Runs", screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec) -> list[Job]:
     """Each finalist with the replicas that the simulator finds best."""
     tried: list[dict[int, Job]] = [{} for _ in chosen]
     pending = list(enumerate(chosen))
     while pending:
-        for (place, _), job in zip(pending, run.of([job for _, job in pending], tally), strict=True):
+        for (place, _), job in zip(pending, run.of([job for _, job in pending]), strict=True):
             tried[place][job.replicas] = job
+        run.forecast.expect(_OTHER_REPLICAS, 0)
         moves = [(place, _next(known, screen, spec)) for place, known in enumerate(tried)]
         pending = [(place, job) for place, job in moves if job is not None]
     return [_best(known, spec) for known in tried]
@@ -211,7 +215,7 @@ def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The simulations of a plan."""
+    """The simulations of a plan. forecast: told of all of them."""
 
     base: Base
     scenario: Scenario
@@ -219,28 +223,52 @@ class _Runs:
     store: Path
     workers: int | None
     engine: str
+    forecast: Forecast = field(default_factory=lambda: Forecast(None))
 
-    def of(self, jobs: Sequence[Job], progress: Progress | None) -> list[Job]:
-        """The jobs, simulated under each seed."""
+    def num_requests(self, jobs: Sequence[Job]) -> int:
+        """Requests that are simulated for `jobs`, under all seeds."""
+        return self.spec.seeds * sum(sum(run_lengths(job, self.scenario)) for job in jobs)
+
+    def of(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs, simulated under each seed; long ones extrapolated."""
         seeds = range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
-        points = [
-            Point(
-                self.base.path,
-                METRICS,
-                (*self.base.overrides, *job.candidate.overrides(job.replicas), *as_overrides({"seed": seed})),
-            )
-            for job in jobs
+        runs = {
+            (place, seed): [self._point(job, seed, length) for length in run_lengths(job, self.scenario)]
+            for place, job in enumerate(jobs)
             for seed in seeds
+        }
+        found = self._records([point for points in runs.values() for point in points], self.num_requests(jobs))
+        done = {key: [found[point] for point in points] for key, points in runs.items()}
+        return [
+            replace(job, records=tuple(self._whole(job, done[place, seed]) for seed in seeds))
+            for place, job in enumerate(jobs)
         ]
-        found, count = self._records(points, progress), len(seeds)
-        return [replace(job, records=tuple(found[i * count : (i + 1) * count])) for i, job in enumerate(jobs)]
 
-    def _records(self, points: Sequence[Point], progress: Progress | None) -> list[Record]:
+    def _point(self, job: Job, seed: int, num_requests: int) -> Point:
+        choices = job.candidate.overrides(job.replicas)
+        changed: dict[str, object] = {"seed": seed}
+        if num_requests != self.scenario.traffic.num_requests:
+            changed["traffic.num_requests"] = num_requests
+        return Point(self.base.path, METRICS, (*self.base.overrides, *choices, *as_overrides(changed)))
+
+    def _whole(self, job: Job, records: Sequence[Record]) -> Record:
+        if len(records) == 1:
+            return records[0]
+        short, long = run_lengths(job, self.scenario)
+        return extrapolate(records[0], records[1], (short, long), self.scenario.traffic.num_requests or 0)
+
+    def _records(self, points: Sequence[Point], num_requests: int) -> dict[Point, Record]:
         """Records of `points`: from the store where it has them; new ones are stored as soon as they are known."""
         items = [StoredPoint(point, str(self.store)) for point in dict.fromkeys(points)]
-        records = spread(stored_records, items, _lost, progress, self.workers, self.engine) if items else []
-        found = {kept.point: record for kept, record in zip(items, records, strict=True)}
-        return [found[point] for point in points]
+        if not items:
+            return {}
+        self.forecast.expect(_RUNS, num_requests)
+
+        def count(done: int, total: int | None) -> None:
+            self.forecast.did(_RUNS, num_requests / len(items), done == total)
+
+        records = spread(stored_records, items, _lost, count, self.workers, self.engine)
+        return {stored.point: record for stored, record in zip(items, records, strict=True)}
 
 
 def _lost(_: StoredPoint, reason: str) -> Record:
@@ -251,8 +279,15 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
     """The plan with what bounds the winner, and notes."""
     if plan.winner is None:
         return plan
-    run = simulate(plan.base.load(plan.winner.candidate.overrides(plan.winner.replicas)), keep_steps=False)
+    lengths, whole = run_lengths(plan.winner, plan.scenario), plan.num_requests
+    overrides = (*plan.winner.candidate.overrides(plan.winner.replicas), f"traffic.num_requests={lengths[-1]}")
+    run = simulate(plan.base.load(overrides), keep_steps=False)
     notes = [*run.notes]
+    if lengths[-1] < whole:
+        notes.append(
+            f"The figures of {whole:,} requests are extrapolated from simulations of {lengths[0]:,} and "
+            f"{lengths[-1]:,}, which give the steady pace."
+        )
     if screen.origin(plan.winner.candidate) == "datasheet":
         notes.append("Step times come from the datasheet: this device was not measured.")
     notes = list(dict.fromkeys([*notes, *_prices(plan)]))

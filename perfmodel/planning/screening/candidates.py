@@ -75,8 +75,10 @@ class Layout:
             parts.append(f"{engine.quantization.upper()} weights")
         if engine.kv_cache_dtype != "auto":
             parts.append(f"{engine.kv_cache_dtype.upper()} KV cache")
-        if engine.speculative_config is not None:
-            parts.append(f"{engine.speculative_config.method} drafts")
+        drafts = engine.speculative_config
+        if drafts is not None:
+            is_mtp = drafts.method == "eagle" and drafts.model is None and self.scenario.model.num_prediction_layers
+            parts.append(f"{'MTP' if is_mtp else drafts.method} drafts")
         return parts
 
 

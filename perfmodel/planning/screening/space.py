@@ -4,7 +4,7 @@ What does not depend on how requests are scheduled is decided once for a layout;
 largest batch and step as well.
 """
 
-__all__ = ["Space", "enumerate_space"]
+__all__ = ["Space", "enumerate_space", "has_experts"]
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +15,11 @@ from typing import Any
 from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
 from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.spec import ModelSpec
 from perfmodel.planning.screening.candidates import Base, Candidate, Layout, PrefillEngine
-from perfmodel.planning.spec import PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.planning.spec import MAX_CANDIDATES, UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
@@ -40,12 +42,14 @@ class Space:
 
     examples:  one sentence for reasons that have more to say
     by_device: the same as `ruled_out` for each device that the space names
+    searched:  choices that have several values -> the values, in words
     """
 
     candidates: tuple[Candidate, ...]
     ruled_out: Mapping[str, int]
     examples: Mapping[str, str] = field(default_factory=dict)
     by_device: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    searched: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_all(self) -> int:
@@ -67,10 +71,12 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     """
     rooms = _Layouts(base, spec, base.load())
     found = _Found([], Counter(), {}, {})
-    space = _with_own_cut(spec.space, rooms.scenario.engine)
+    space = _with_own_cut(_for_experts(spec, rooms.scenario), rooms.scenario.engine)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
     for choices in _layout_choices(space):
+        if not _is_usual(choices, spec.space, rooms.scenario.engine):
+            continue
         own = [ratio for ratio in ratios if ratio is None or not is_unequal]
         _add(
             found,
@@ -90,7 +96,8 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
                 for prefill in _prefills(choices, space.prefill, *each[:2])
             ]
             _add(found, rooms, choices, with_prefills)
-    return Space(tuple(found.candidates), dict(found.ruled_out.most_common()), found.examples, found.by_device)
+    ruled_out = dict(found.ruled_out.most_common())
+    return Space(tuple(found.candidates), ruled_out, found.examples, found.by_device, _searched(space))
 
 
 # max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
@@ -150,6 +157,81 @@ def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, token
             whole = {**choices, **own}
             found.append(None if (whole, *mine) == (choices, seqs, tokens) else (whole, *mine))
     return found
+
+
+# Where an operator of a mixture of experts begins: expert parallelism, data-parallel attention, prefill and decode
+# apart, and drafts that need no other model.
+_DATA_PARALLEL = (1, 2, 4, 8, 16)
+_RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
+_MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}
+_NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"rate": RIGHT_OF_NGRAMS}}
+_OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
+
+
+def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
+    """The space of `spec`; for a mixture of experts with more values of what it leaves open, unless that makes too many
+    candidates."""
+    space = spec.space
+    if not has_experts(scenario.model):
+        return space
+    drafts: tuple[dict[str, Any] | None, ...] = (None, _MTP if scenario.model.num_prediction_layers else _NGRAMS)
+    if scenario.engine.speculative_config is not None:
+        drafts = (_OWN_DRAFTS, None)
+    wider = {
+        "enable_expert_parallel": (False, True),
+        "data_parallel_size": _DATA_PARALLEL,
+        "disaggregation": space.disaggregation if spec.is_offline else _RATIOS,
+        "speculation": drafts,
+    }
+    for name, values in wider.items():
+        found = space.model_copy(update={name: values})
+        if name not in spec.space.model_fields_set and found.num_candidates <= MAX_CANDIDATES:
+            space = found
+    return space
+
+
+# Fields of a space, as answers name them.
+_AXES = {
+    "hardware": "devices",
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "attention DP",
+    "enable_expert_parallel": "EP",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV cache",
+    "disaggregation": "prefill:decode",
+    "speculation": "speculation",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "enable_chunked_prefill": "chunked prefill",
+}
+
+
+def _searched(space: PlanSpace) -> dict[str, str]:
+    """What `space` has several values of, and these values in words."""
+    axes = {title: getattr(space, name) for name, title in _AXES.items()}
+    return {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1}
+
+
+def _in_words(value: Any) -> str:
+    if value is _OWN_DRAFTS:
+        return "the scenario's"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        rate = (value.get("acceptance") or {}).get("rate")
+        right = f" with {rate:.0%} of drafted tokens right" if rate is not None else ""
+        return f"{value['method']}{right}"
+    return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
+
+
+def _is_usual(choices: Mapping[str, Any], given: PlanSpace, engine: EngineSpec) -> bool:
+    """Whether a layout is among those that are tried unless asked for: where ranks have attention of their own, experts
+    are spread over them. All are where `given` says anything of the two."""
+    if given.model_fields_set & {"data_parallel_size", "enable_expert_parallel"}:
+        return True
+    ranks = choices.get("engine.data_parallel_size", 1)
+    return ranks in (1, engine.data_parallel_size) or bool(choices.get("engine.enable_expert_parallel"))
 
 
 def _with_own_cut(space: PlanSpace, engine: EngineSpec) -> PlanSpace:
@@ -223,7 +305,7 @@ class _Layouts:
 def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
     axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
     for values in product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
+        yield {field: value for field, value in zip(axes, values, strict=True) if value is not _OWN_DRAFTS}
 
 
 def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
@@ -258,18 +340,23 @@ def _is_about_names(error: SpecError, choices: Mapping[str, Any]) -> bool:
     return any(f"--set {text}: {text.partition('=')[0]}: " in str(error) for text in as_overrides(choices))
 
 
+def has_experts(model: ModelSpec) -> bool:
+    """Whether the model is a mixture of experts."""
+    return any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+
+
 def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
     engine, model = scenario.engine, scenario.model
     tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
-    has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+    is_mixture = has_experts(model)
     if engine.num_devices > spec.max_gpus:
         raise _RefusedError("more devices than max_gpus")
     domain = spec.link_domain or scenario.hardware.devices_per_node
     if tp > domain:
         raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
-    if dp > 1 and not has_experts:
+    if dp > 1 and not is_mixture:
         raise _RefusedError("data-parallel ranks of a dense model are replicas")
-    if engine.enable_expert_parallel and not (has_experts and tp * dp > 1):
+    if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
         raise _RefusedError("expert parallelism without experts to share out")
 
 

@@ -8,7 +8,7 @@ Where each step needs the answer of the one before it (a bisection), the functio
 what they add up to stays here, and so do files that are written meanwhile.
 """
 
-__all__ = ["Chain", "Engine", "Progress", "Stepwise", "Tally", "engine_of", "num_workers", "spread"]
+__all__ = ["Chain", "Engine", "Progress", "Stepwise", "engine_of", "num_workers", "spread"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,31 +32,6 @@ class Engine:
 
     name: str
     address: str | None = None
-
-
-class Tally:
-    """One progress over several spreads, with their total from the start: what is expected, until more is found.
-
-    progress: called with (items done, items in all spreads)
-    expected: items of all spreads, as far as that can be told
-    """
-
-    def __init__(self, progress: Progress | None, expected: int) -> None:
-        self._progress, self._expected = progress, expected
-        self._before = self._done = 0
-        self._show()
-
-    def __call__(self, done: int, total: int | None) -> None:
-        """The progress of a spread, which counts its own items, from 1."""
-        if done == 1:
-            self._before = self._done
-        self._done = self._before + done
-        self._expected = max(self._expected, self._before + (total or done))
-        self._show()
-
-    def _show(self) -> None:
-        if self._progress is not None:
-            self._progress(self._done, self._expected)
 
 
 def engine_of(text: str) -> Engine:

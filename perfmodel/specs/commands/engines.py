@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.commands.server import Reading
+from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 
 _GIB = 2**30
 _CONFIG = "engine.speculative_config"
-# Of drafted tokens, right where a command says nothing: EAGLE's first tokens (Li et al. 2024, table 1: 0.7 to 0.8), the
-# second token of DeepSeek-V3's MTP (its report: 85 to 90 %), a small sibling as drafter (Chen et al. 2023: 0.71 to
-# 0.85), n-grams of chat. What one's own server has is in its metrics.
-_RIGHT = {"ngram": 0.3, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75}
-_RIGHT_OF_MTP = 0.85
+# Of drafted tokens, right where a command says nothing: EAGLE's first tokens (Li et al. 2024, table 1: 0.7 to 0.8), a
+# small sibling as drafter (Chen et al. 2023: 0.71 to 0.85). What one's own server has is in its metrics.
+_RIGHT = {"ngram": RIGHT_OF_NGRAMS, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75}
 _OWN_HEADS = ("eagle", "medusa")
 _FOR_SEVERAL = ("role", "further_rank", "is_further_rank")  # what a reader of several servers asks for
 _STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
@@ -128,7 +127,7 @@ def _drafts(found: Reading) -> None:
         found.notes.append(f"{found.said['line.draft_model']}: priced by its method, {method}, not by its files")
     if found.get(f"{_CONFIG}.acceptance") is None:
         is_mtp = "mtp" in found.said.get(f"{_CONFIG}.method", "") or "NEXTN" in found.said.get(f"{_CONFIG}.method", "")
-        rate = _RIGHT_OF_MTP if is_mtp else _RIGHT.get(method, 0.7)
+        rate = RIGHT_OF_MTP if is_mtp else _RIGHT.get(method, 0.7)
         found.put(f"{_CONFIG}.acceptance.rate", rate)
         found.assumed.append(f"{rate:.0%} of the tokens that {method} drafts are right ({_CONFIG}.acceptance)")
 

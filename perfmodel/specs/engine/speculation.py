@@ -4,7 +4,7 @@ What a draft costs follows from the method (`perfmodel.cost.steps.speculation`);
 `Acceptance`, which the simulator draws from and an executed run measures.
 """
 
-__all__ = ["Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"]
+__all__ = ["RIGHT_OF_MTP", "RIGHT_OF_NGRAMS", "Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"]
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -22,6 +22,8 @@ from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import ModelSpec
 
+RIGHT_OF_MTP = 0.85  # of the second tokens that DeepSeek-V3's MTP drafts (its report, section 5.4.3: 85 to 90 %)
+RIGHT_OF_NGRAMS = 0.3  # of drafted tokens, in chat: assumed
 Probability = Annotated[float, Field(ge=0, le=1)]
 _MOST_NODES = 4096  # of a tree, beside the token that it grows from
 _MOST_DEPTH = 128  # a step's cost is worked out for each, and for each batch

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import typer
 
-from perfmodel.cli.terminal import guarded, print_json, word_when_long
+from perfmodel.cli.terminal import guarded, print_json, progress_line, progress_lines, word_when_long
 from perfmodel.errors import SpecError
 from perfmodel.printable import to_jsonable
 
@@ -38,6 +38,25 @@ def test_input_errors_are_one_line(capsys):
         command()
     assert stop.value.exit_code == 2
     assert capsys.readouterr().err == "error: a.yaml:3: engine: found 1, allowed 2\n"
+
+
+def test_the_time_left_is_in_proportion_to_what_is_done():
+    """A quarter in 10 s leaves 30 s; nothing is said of a time left before anything is done."""
+    assert progress_line("simulating", 25, 100, 10.0) == "simulating: 25 of 100, about 30 s left"
+    assert progress_line("simulating", 1000, 1000, 10.0) == "simulating: 1,000 of 1,000, about 0 s left"
+    assert progress_line("screening", 0, None, 20.0) == "screening: 20 s so far"
+
+
+def test_long_work_says_how_far_it_is_also_in_a_pipe(capsys):
+    """A line each time that so many seconds are over, and none after the end."""
+    with progress_lines("simulating", every_s=0.02) as update:
+        update(1, 2)
+        time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    assert all(line.startswith("simulating: 1 of 2, about ") for line in lines)
+    time.sleep(0.1)
+    assert not capsys.readouterr().err
 
 
 def test_bugs_pass_through():

@@ -25,9 +25,21 @@ def brief_view(result: PlanResult, question: str) -> Document:
     blocks += list(trust_blocks(result.trust))[:1]
     if notes := result.scenario.model.encoder_notes:
         blocks.append(Notes(notes))
-    searched = f"{result.num_candidates:,} candidates searched, {len(result.ranked) + len(result.missed)} simulated."
+    choices = f" ({', '.join(result.searched)})" if result.searched else ""
+    num_simulated = len(result.ranked) + len(result.missed)
+    searched = f"{result.num_candidates:,} candidates searched{choices}, {num_simulated} simulated."
+    blocks += _assumed(result, winner)
     blocks.append(Paragraph(f"{searched} All sentences, tables and notes: --details, --report FILE or --json."))
     return Document(title, blocks, question, "plan")
+
+
+def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
+    """The acceptance of the choice's drafts, where neither the scenario nor the space gave it."""
+    drafts = winner.deployment.screened.candidate.layout.scenario.engine.speculative_config
+    is_given = result.scenario.engine.speculative_config is not None or bool(result.spec.space.speculation)
+    if drafts is None or is_given:
+        return []
+    return [Paragraph(f"Assumed: speculation is {result.searched['speculation']}.")]
 
 
 def _choice(result: PlanResult, winner: Finalist) -> str:

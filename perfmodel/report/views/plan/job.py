@@ -2,7 +2,6 @@
 
 __all__ = ["job_json", "job_view", "preliminary_job_sentence"]
 
-from math import inf
 from typing import Any
 
 from perfmodel.planning.deployments.result import SURE
@@ -11,7 +10,7 @@ from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import format_duration, format_metric, format_optional
 from perfmodel.report.views.plan.certainty import in_100
-from perfmodel.report.views.plan.sentences import MOST_OTHERS, bound_sentence
+from perfmodel.report.views.plan.sentences import bound_sentence
 from perfmodel.report.views.trust import trust_blocks
 
 
@@ -32,21 +31,13 @@ def job_json(plan: JobPlan) -> dict[str, Any]:
 
 
 def preliminary_job_sentence(found: PreliminaryJob) -> str:
-    """The answer of the closed form, before anything is simulated."""
-    job = f"{found.num_requests:,} requests"
-    when = f" within {format_duration(found.spec.deadline_s)}" if found.spec.deadline_s is not None else ""
-    screened = f"Screened {found.num_candidates:,} candidates in closed form"
+    """What is simulated now, and the best of it in closed form."""
     if not found.finalists:
-        return f"{screened}: nothing within {found.spec.max_gpus} GPUs can do {job}."
-    deadline = found.spec.deadline_s or inf
-    best, *others = (
-        f"{job.label} ({_devices(job)}): {format_duration(job.seconds)}{', late' if job.seconds > deadline else ''}"
-        for job in found.finalists
-    )
-    then = f" Then {'; '.join(others[:MOST_OTHERS])}." if others else ""
+        return f"In closed form nothing within {found.spec.max_gpus} GPUs does {found.num_requests:,} requests."
+    best = found.finalists[0]
+    label = f"{best.replicas} x {best.candidate.layout.label} in {format_duration(best.seconds)}"
     return (
-        f"{screened} for {job}{when}: at first sight {best}.{then} Simulating {len(found.finalists)} of them, which "
-        f"may change the order."
+        f"Simulating {len(found.finalists)} of {found.num_candidates:,} candidates; the best in closed form is {label}."
     )
 
 
@@ -152,6 +143,7 @@ def _table(plan: JobPlan) -> Table:
             format_metric(metric_of("tail_share"), job.mean("tail_share")),
             f"{plan.in_time(job):.0%}",
             better,
+            format_duration(job.screened_s),
             f"{job.seconds / job.screened_s:.2f}",
         )
 
@@ -159,14 +151,14 @@ def _table(plan: JobPlan) -> Table:
         f"Of the whole job, simulated under {plan.spec.seeds} seeds; in brackets 80 % intervals: what the calibration "
         "leaves unexplained (common draws) and the scatter of the seeds. Drain time: in which no request waits any "
         "more. in time: the share of draws in which the deadline is met. choice better: the share of draws, the same "
-        "for both, in which the first row is better by the objective. over screen: the simulated time over that of the "
-        "closed form."
+        "for both, in which the first row is better by the objective. ratio: the simulated time over that of the "
+        "closed form. Long jobs are extrapolated from the steady pace of shorter ones."
     )
     shown = ("usd_total", "output_throughput_per_gpu", "usd_per_million_output_tokens", "tail_share")
     head = (
         *("deployment", metric_of("gpus").title, metric_of("duration").name),
         *(metric_of(key).title for key in shown),
-        *("in time", "choice better", "over screen"),
+        *("in time", "choice better", "closed form", "ratio"),
     )
     return Table(head, [row(job) for job in (*plan.ranked, *plan.late)], "Finalists, simulated", note=note)
 

@@ -1,13 +1,12 @@
 """A plan in sentences: what to deploy, what it costs, who comes next, how sure that is."""
 
-__all__ = ["MOST_OTHERS", "OBJECTIVES", "bound_sentence", "plan_sentences", "preliminary_sentence"]
+__all__ = ["OBJECTIVES", "bound_sentence", "plan_sentences", "preliminary_sentence"]
 
 from collections.abc import Mapping
 from math import inf
 
-from perfmodel.planning.deployments.choice import Deployment, Preliminary
+from perfmodel.planning.deployments.choice import Preliminary
 from perfmodel.planning.deployments.finalist import Finalist
-from perfmodel.planning.deployments.front import label_of
 from perfmodel.planning.deployments.result import SURE, PlanResult
 from perfmodel.planning.sweeps.metrics import shares_text
 from perfmodel.report.views.plan.certainty import HOURS_PER_MONTH, certainty_sentences, in_100
@@ -28,7 +27,6 @@ _BINDS = {
     "KV cache": "memory (the KV cache holds no more sequences)",
     "max_num_seqs": "max_num_seqs",
 }
-MOST_OTHERS = 3  # named beside the best of the screen
 
 
 def plan_sentences(result: PlanResult) -> list[str]:
@@ -58,16 +56,13 @@ def plan_sentences(result: PlanResult) -> list[str]:
 
 
 def preliminary_sentence(found: Preliminary) -> str:
-    """The answer of the screen, before anything is simulated."""
-    screened = f"Screened {found.num_candidates:,} candidates in closed form"
+    """What is simulated now, and the best of it in closed form."""
     if not found.finalists:
-        return f"{screened}: none serves {found.rate:g} requests/s within the SLO."
-    best, *others = found.finalists
-    labels = list(dict.fromkeys(f"{label_of(each)} ({_cost(each)})" for each in others))[:MOST_OTHERS]
-    then = f" Then {'; '.join(labels)}." if labels else ""
+        return f"In closed form none of {found.num_candidates:,} candidates serves {found.rate:g} requests/s."
+    best = found.finalists[0]
+    label = f"{best.replicas} x {best.screened.candidate.layout.label}"
     return (
-        f"{screened}: at first sight {label_of(best)} ({_cost(best)}) for {found.rate:g} requests/s.{then} "
-        f"Simulating {len(found.finalists)} of them, which may change the order."
+        f"Simulating {len(found.finalists)} of {found.num_candidates:,} candidates; the best in closed form is {label}."
     )
 
 
@@ -151,7 +146,7 @@ def _is_apart(finalist: Finalist) -> bool:
     return finalist.deployment.screened.candidate.ratio is not None
 
 
-def _cost(finalist: Finalist | Deployment) -> str:
+def _cost(finalist: Finalist) -> str:
     parts = ["1 GPU" if finalist.num_devices == 1 else f"{finalist.num_devices} GPUs"]
     if finalist.usd_per_hour is not None:
         per_month = finalist.usd_per_hour * HOURS_PER_MONTH

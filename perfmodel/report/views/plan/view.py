@@ -32,7 +32,8 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
     blocks += trust_blocks(result.trust)
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
-    searched = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate"]
+    searched = [f"{choice}: {values}" for choice, values in result.searched.items()]
+    searched += [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate in closed form"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
     blocks += [Sentences(searched, "What was searched"), Notes([*_left_out(result), *result.notes])]
     return Document(f"Plan: {result.scenario.name}", blocks, plan_question(result), "plan", command)
@@ -58,7 +59,7 @@ def plan_question(result: PlanResult) -> str:
 
 def _plan_tables(result: PlanResult) -> list[Table]:
     """The tables that have rows."""
-    tables = [_devices(result), _service(result), _costs(result), _front(result)]
+    tables = [_devices(result), _service(result), _costs(result), _screened(result), _front(result)]
     return [table for table in tables if table.rows]
 
 
@@ -131,19 +132,39 @@ def _costs(result: PlanResult) -> Table:
             format_optional(each.mean("usd_per_million_output_tokens_split"), ".3g"),
             format_optional(each.mean("joules_per_output_token"), ".3g"),
             f"{each.rate_per_device:.3g}",
-            f"{each.rate / (each.replicas * each.deployment.screened.rate):.2f}",
         )
 
     note = (
         "expected: the cost (devices, where these are the objective) with the price of missing the SLO, which are the "
         "replicas that a draw adds; by it finalists are ranked. Costs and energy are at the target rate. Prefill and "
         "decode cost: the total cost split between prompts and answers by the time that their steps take. Energy per "
-        "output token: all of it, prompts included. over screen: the simulated maximum rate over that of the closed "
-        "form."
+        "output token: all of it, prompts included."
     )
     titles = [metric_of(key).title for key in _COSTS]
-    head = ("deployment", titles[0], "expected", *titles[1:], "over screen")
+    head = ("deployment", titles[0], "expected", *titles[1:])
     return Table(head, _each(result, row), "Finalists, simulated: what they cost", note=note)
+
+
+def _screened(result: PlanResult) -> Table:
+    """The closed form of each finalist beside its simulation."""
+
+    def row(each: Finalist) -> tuple[str, ...]:
+        screened = each.replicas * each.deployment.screened.rate
+        return (each.label, f"{screened:.3g}", f"{each.rate:.3g}", f"{each.rate / screened:.2f}")
+
+    ratios = result.ratios
+    if ratios is None:
+        return Table((), ())
+    note = (
+        f"The ratio lies between {ratios.rate[0]:.2f} and {ratios.rate[1]:.2f} before replicas are added for doubt. A "
+        f"candidate that would be better than the best finalist with a ratio of {ratios.rate[1]:.2f} is simulated, too."
+    )
+    if result.num_overlooked:
+        note += (
+            f" {result.num_overlooked:,} more such layouts were not simulated; raise plan.finalists to simulate them."
+        )
+    head = ("deployment", "closed form, req/s", "simulated, req/s", "ratio")
+    return Table(head, _each(result, row), "Maximum rate: closed form and simulation", note=note)
 
 
 def _front(result: PlanResult) -> Table:
@@ -155,6 +176,7 @@ def _front(result: PlanResult) -> Table:
             format_optional(point.usd_per_hour, ".2f"),
             f"{point.tightness:.2f}",
             f"{point.screened_tightness:.2f}" if isfinite(point.screened_tightness) else "no end",
+            format_optional(_ratio(point), ".2f"),
             format_number(100 * point.attained, 1),
         )
 
@@ -162,11 +184,19 @@ def _front(result: PlanResult) -> Table:
     rows += [row("misses", point) for point in result.not_serving]
     note = (
         "Deployments that no cheaper one beats in latency, among all that were simulated at the target rate. The limit "
-        "is the one that comes nearest; 1 is just met. misses: serves the rate in closed form, but not simulated."
+        "is the one that comes nearest; 1 is just met. ratio: simulated over closed form. misses: serves the rate in "
+        "closed form, but not simulated."
     )
-    head = ("", "deployment", *(metric_of(key).title for key in _FRONT))
+    *before, attained = (metric_of(key).title for key in _FRONT)
+    head = ("", "deployment", *before, "ratio", attained)
     is_worth_it = len(result.front) > 1 or result.not_serving
     return Table(head, rows if is_worth_it else (), "What a higher budget buys, simulated", left=2, note=note)
+
+
+def _ratio(point: FrontPoint) -> float | None:
+    """The simulated latency over that of the closed form."""
+    screened = point.screened_tightness
+    return point.tightness / screened if isfinite(screened) and screened else None
 
 
 def _each(result: PlanResult, row: Callable[[Finalist], tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:

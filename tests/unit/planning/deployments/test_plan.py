@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
+from perfmodel.cli.terminal import progress_lines
 from perfmodel.errors import SpecError
 from perfmodel.planning.deployments.choice import (
     Preliminary,
@@ -141,11 +143,11 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
 
     overrides = (*SHORT, "traffic.arrivals.rate=60", "plan.finalists=2", "plan.seeds=1", SPACE)
     found = make_plan("llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
-    assert happened[:3] == [("screening",), ("told",), ("simulating the finalists",)]
+    assert happened[:3] == [("screening",), ("told",), ("simulating the finalists' requests",)]
     counts = [each[1:] for each in happened if len(each) == 3]
     assert counts[0][0] == 0
-    assert counts[0][1] >= 4  # two finalists: the highest rate of each, and a run at the rate
-    assert [done for done, _ in counts] == list(range(len(counts)))
+    assert [done for done, _ in counts] == sorted(done for done, _ in counts)
+    assert counts[-1][0] == counts[-1][1] >= 4 * 200  # two finalists: the highest rate of each, and a run at the rate
     assert all(total >= done for done, total in counts)
     (first,) = told
     assert isinstance(found, PlanResult)
@@ -153,9 +155,10 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
     assert found.winner is not None
     assert found.winner.deployment.screened.candidate.label in labels
     sentence = preliminary_sentence(first)
-    assert f"Screened {first.num_candidates} candidates" in sentence
-    assert labels[0] in sentence
-    assert "none serves 60 requests/s" in preliminary_sentence(replace(first, finalists=()))
+    assert sentence.startswith(f"Simulating {len(labels)} of {first.num_candidates} candidates")
+    assert first.finalists[0].screened.candidate.layout.label in sentence
+    assert len(sentence) <= 150
+    assert "none of 4 candidates serves 60 requests/s" in preliminary_sentence(replace(first, finalists=()))
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +305,18 @@ def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, 
     )
     assert page.exit_code == 0, page.output
     assert "<svg" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def test_a_plan_in_a_pipe_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 10 s on stderr; here every 10 ms. Before that one short sentence about what is simulated."""
+    monkeypatch.setattr("perfmodel.cli.plan.progress_lines", partial(progress_lines, every_s=0.01))
+    one = "plan.space.hardware=[h100-sxm-80gb]", "plan.space.tensor_parallel_size=[1]", "plan.seeds=1"
+    flags = [f"--set={text}" for text in (*SHORT, SPACE, *one)]
+    ran = CliRunner().invoke(app, ["plan", "llama-3.1-8b-a100", *flags, "--store", str(tmp_path / "points.sqlite")])
+    assert ran.exit_code == 0, ran.output
+    lines = ran.stderr.splitlines()
+    assert any(line.startswith("Simulating 1 of 1 candidates; the best in closed form is 1 x ") for line in lines)
+    assert any(line.startswith("simulating the finalists' requests: ") and line.endswith(" left") for line in lines)
 
 
 def assert_same_engine(serve: str, planned: Scenario) -> None:

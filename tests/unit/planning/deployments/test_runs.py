@@ -23,10 +23,10 @@ class Known(Runs):
     asked: list[int]
     capacity: Any
 
-    def _highest(self, whole: Any, starts: Any, progress: Any) -> Any:
+    def _highest(self, whole: Any, starts: Any) -> Any:
         return [(self.capacity(replicas),) for _, replicas in whole]
 
-    def at_rate(self, whole: Any, progress: Any) -> Any:
+    def at_rate(self, whole: Any) -> Any:
         self.asked.extend(replicas for _, replicas in whole)
         return [(Record({"slo_attainment": min(self.capacity(n) / WANTED, 1.0) * 0.9}),) for _, n in whole]
 
@@ -37,9 +37,9 @@ def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist |
     run = Known(base, load_scenario(base.path), plan, WANTED, "", 1, "local")
     object.__setattr__(run, "asked", [])
     object.__setattr__(run, "capacity", capacity)
-    candidate: Any = SimpleNamespace(num_devices=1, ratio=None, label="one", kind=1)
+    candidate: Any = SimpleNamespace(num_devices=1, num_engines=1, ratio=None, label="one", kind=1)
     deployment = Deployment(Screened(candidate, screened_rate, "ttft", 1.0, 2.0, ""), -(-30 // int(screened_rate)))
-    done = run.at_the_rate(run.settled([deployment], None), None)
+    done = run.at_the_rate(run.settled([deployment]))
     return (done[0] if done else None), run.asked
 
 

@@ -125,19 +125,20 @@ def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> 
 
     overrides = (*SMALL, "plan.objective=cheapest_job", "plan.deadline_s=8")
     make_plan("summaries-8b-offline", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
-    assert happened[:3] == [("screening",), ("told",), ("the job, simulated",)]
+    assert happened[:3] == [("screening",), ("told",), ("simulating the job's requests",)]
     counts = [each[1:] for each in happened if len(each) == 3]
     assert counts[0][0] == 0
-    assert counts[0][1] >= 2 * 2  # finalists under two seeds
-    assert [done for done, _ in counts] == list(range(len(counts)))  # it never starts again
+    assert counts[0][1] >= 600  # requests of a run
+    assert [done for done, _ in counts] == sorted(done for done, _ in counts)  # it never starts again
+    assert counts[-1][0] == counts[-1][1] >= 2 * 2 * 600  # finalists under two seeds
     assert all(total >= done for done, total in counts)
     (first,) = told
     sentence = preliminary_job_sentence(first)
-    assert "for 600 requests within 8 s: at first sight " in sentence
-    assert first.finalists[0].label in sentence
-    assert sentence.count(", late") == sum(job.seconds > 8 for job in first.finalists)  # what only may do it in time
+    assert sentence.startswith(f"Simulating {len(first.finalists)} of {first.num_candidates} candidates")
+    assert first.finalists[0].candidate.layout.label in sentence
+    assert len(sentence) <= 150
     nothing = replace(first, finalists=())
-    assert "nothing within 16 GPUs can do 600 requests" in preliminary_job_sentence(nothing)
+    assert "nothing within 16 GPUs does 600 requests" in preliminary_job_sentence(nothing)
 
 
 def test_being_sure_takes_more_replicas_than_exact_predictions(tmp_path: Path) -> None:

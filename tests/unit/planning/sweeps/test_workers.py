@@ -13,7 +13,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.planning.sweeps.points import Point
 from perfmodel.planning.sweeps.sweep import sweep
-from perfmodel.planning.sweeps.workers import Engine, Stepwise, Tally, engine_of, spread
+from perfmodel.planning.sweeps.workers import Engine, Stepwise, engine_of, spread
 
 
 def squared(item: int) -> int:
@@ -199,14 +199,3 @@ def test_workers_that_cannot_begin_are_not_started_for_ever(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert done.returncode
     assert "ended at its start" in done.stderr
-
-
-def test_a_tally_counts_over_spreads_and_knows_its_total_from_the_start() -> None:
-    shown: list[tuple[int, int | None]] = []
-    tally = Tally(lambda done, total: shown.append((done, total)), expected=5)
-    assert shown == [(0, 5)]
-    spread(squared, [1, 2], said, tally, workers=1)
-    spread(squared, [1, 2, 3, 4], said, tally, workers=1)  # one more than expected
-    assert [done for done, _ in shown] == [0, 1, 2, 3, 4, 5, 6]
-    assert [total for _, total in shown] == [5, 5, 5, 6, 6, 6, 6]
-    Tally(None, 3)(1, 2)  # nobody is watching
