@@ -22,8 +22,9 @@ _KEPT = QuantizationSpec().kept
 # What stays where `quant_method: mxfp4` quantizes a mixture of experts: Hugging Face's and vLLM's loaders know experts
 # alone in it, whatever modules_to_not_convert names (transformers' integrations/mxfp4.py; gpt-oss).
 _BESIDE_EXPERTS = frozenset({"attention", "linear_attention", "dense_ffn", "shared_experts"})
-# Of a list of ignored modules: steps of a search for all its regular expressions in one name, and lengths.
-_MAX_SEARCH_STEPS, _MAX_PATTERN_LENGTH, _MAX_NAME_LENGTH, _MAX_WILDCARDS = 2e6, 500, 50, 10_000
+# Of a list of ignored modules: steps of a search for all its regular expressions in one name, and characters.
+_MAX_SEARCH_STEPS, _MAX_PATTERN_LENGTH, _MAX_NAME_LENGTH, _MAX_PATTERNS_LENGTH = 2e6, 500, 50, 100_000
+_REPEATED_GROUP_OR_FLAG = re.compile(r"\)[*+?{]|\(\?(?!:|=|!|<[=!]|P<|i\))")  # comments and (?x) hide a repetition
 _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 
 # (weights, activations, group_size, group_rows)
@@ -83,7 +84,7 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
     try:
         found = _from_settings(fields, settings, layers)
     except (TypeError, ValueError, ArithmeticError, KeyError, AttributeError, re.error) as error:
-        raise SpecError(f"{fields.source}: quantization_config: holds a value of the wrong kind ({error}).") from None
+        raise SpecError(f"{fields.source}: quantization_config: cannot read it: {error}.") from None
     for format in (found.weights, found.activations, found.kv_cache):
         if format is not None and format not in BITS_PER_WEIGHT:
             raise SpecError(f"{fields.source}: quantization_config: {format!r} is not a known number format.")
@@ -282,7 +283,9 @@ def _matchers(entries: Iterable[str]) -> tuple[set[str], list[re.Pattern[str]]]:
 
     Raises ValueError for a list that would take long to match.
     """
-    names, globs, expressions = set(), [], []
+    names: set[str] = set()
+    globs: list[str] = []
+    expressions: list[str] = []
     for entry in entries:
         # Prefixes differ between files (`model.language_model.`, `language_model.model.`): compare from `layers.` on.
         tail = entry[entry.index("layers.") :] if "layers." in entry else entry
@@ -292,10 +295,10 @@ def _matchers(entries: Iterable[str]) -> tuple[set[str], list[re.Pattern[str]]]:
             globs.append(tail)
         else:
             names.add(tail)
-    if len(globs) + len(expressions) > _MAX_WILDCARDS:
+    if (length := sum(map(len, globs + expressions))) > _MAX_PATTERNS_LENGTH:  # a long one takes 10 ms to compile
         raise ValueError(
-            f"got {len(globs) + len(expressions):,} patterns in its list of ignored modules; expected at most "
-            f"{_MAX_WILDCARDS:,}: name the modules"
+            f"got patterns of {length:,} characters in its list of ignored modules; expected at most "
+            f"{_MAX_PATTERNS_LENGTH:,}: name the modules"
         )
     budget = _MAX_SEARCH_STEPS
     for pattern in expressions:
@@ -315,9 +318,9 @@ def _search_steps(pattern: str) -> float:
     Python tries every way to share n characters out over r repetitions, C(n + r, r), every choice of alternatives, and
     every start. Infinity for repeated groups, where the number of ways is exponential in n.
     """
-    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", _unanchored(pattern))  # without escapes and classes of characters
+    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", _unanchored(pattern))  # without escapes and character classes
     repeats = re.findall(r"[*+]|\{\d*,\d*\}|(?<![(*+?}])\?", plain)
-    if len(pattern) > _MAX_PATTERN_LENGTH or re.search(r"\)(?:[*+?]|\{)", plain):
+    if len(pattern) > _MAX_PATTERN_LENGTH or _REPEATED_GROUP_OR_FLAG.search(plain):
         return inf
     choices = 1
     while group := re.search(r"\(([^()]*)\)", plain):
@@ -329,7 +332,7 @@ def _search_steps(pattern: str) -> float:
 
 def _unanchored(pattern: str) -> str:
     """The expression without `.*` at its ends: a search finds the rest wherever it is."""
-    return re.sub(r"(?<!\\)\.\*$", "", re.sub(r"^\.\*", "", pattern))
+    return re.sub(r"(?<!\\)\.\*$", "", re.sub(r"^\.\*(?![*+?{])", "", pattern))
 
 
 def _glob(tail: str) -> re.Pattern[str]:
