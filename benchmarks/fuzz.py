@@ -1,4 +1,4 @@
-"""Whether any input makes a command or server hang, run out of memory, or end in anything but an answer or one sentence.
+"""Whether an input makes a command or server hang, run out of memory, or end in anything but an answer or a sentence.
 
     python benchmarks/fuzz.py [--cases 20000] [--kinds all|inputs|questions|ways-in|requests] [--first 0]
                               [--log FILE.jsonl] [--report MD]
@@ -97,8 +97,8 @@ def _report(rows: Sequence[Row], first: int, command: str) -> str:
         "# Random inputs",
         "",
         f"`{command}`: {len(rows):,} cases from seed {first}, {sum(row['seconds'] for row in rows):,.0f} CPU s. Each "
-        "had 20 s of CPU time and a gigabyte of memory. Right are an answer (exit status 0, and 1 of a plan; HTTP below "
-        "400) and a refusal in one sentence (exit status 2, HTTP 4xx).",
+        "had 20 s of CPU time and a gigabyte of memory. Right are an answer (exit status 0, and 1 of a plan; HTTP below"
+        " 400) and a refusal in one sentence (exit status 2, HTTP 4xx).",
         "",
         "| input | cases | answered | refused | wrong | longest, CPU s |",
         "|---|---|---|---|---|---|",

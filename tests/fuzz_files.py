@@ -1,11 +1,10 @@
-"""Random model, traffic and engine files: good ones with a field drawn from their schema, scaled, replaced or damaged."""
+"""Random model, traffic and engine files: shipped ones with fields drawn from their schema, scaled or damaged."""
 
 __all__ = ["FILES"]
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fuzz_draws import damaged, draw_into, scale, spoil
 from fuzz_scenarios import DENSE, FuzzCase, as_yaml

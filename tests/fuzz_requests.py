@@ -57,7 +57,12 @@ def _query(draw: st.DrawFn, depth: int = 0) -> str:
     if depth == 0 and draw(st.integers(0, 3)) == 0:
         pairs.append(("with", draw(_query(1))))
     if depth == 0 and draw(st.integers(0, 3)):
-        few = (("traffic.num_requests", "10"), ("plan.finalists", "1"), ("plan.seeds", "1"), ("plan.num_requests", "20"))
+        few = (
+            ("traffic.num_requests", "10"),
+            ("plan.finalists", "1"),
+            ("plan.seeds", "1"),
+            ("plan.num_requests", "20"),
+        )
         given = {key for key, _ in pairs}
         pairs += [(key, value) for key, value in few if key not in given]
     query = urlencode(pairs, errors="replace")
@@ -95,7 +100,9 @@ def _upload(draw: st.DrawFn) -> FuzzCase:
     case = draw(KINDS[kind][0]())
     name, raw = draw(st.sampled_from(sorted(case.files.items())))
     if draw(st.integers(0, 5)) == 0:
-        name = draw(st.sampled_from(["", ".json", "a/b.yaml", "..\\x.gguf", "x.exe", "x" * 300 + ".json", "é.json", "\0"]))
+        name = draw(
+            st.sampled_from(["", ".json", "a/b.yaml", "..\\x.gguf", "x.exe", "x" * 300 + ".json", "é.json", "\0"])
+        )
     size = draw(st.sampled_from(["", "", str(len(raw)), str(len(raw) + 10**9), "0", "1", *_LONG_NUMBERS]))
     return FuzzCase("page, upload", ("page", "POST", f"/drop?{urlencode({'name': name, 'size': size})}"), {"body": raw})
 
@@ -129,7 +136,9 @@ def _paths() -> st.SearchStrategy[str]:
 @st.composite
 def _page_request(draw: st.DrawFn) -> FuzzCase:
     method, path = draw(st.sampled_from(_targets()))
-    path = draw(st.one_of(st.just(path), st.sampled_from(["/static/app.css", "/static/../app.py", "/drop", "/line"]), _paths()))
+    path = draw(
+        st.one_of(st.just(path), st.sampled_from(["/static/app.css", "/static/../app.py", "/drop", "/line"]), _paths())
+    )
     method = draw(st.sampled_from([method, "GET", "POST", "PUT", "HEAD", "OPTIONS", "X"]))
     return FuzzCase("page, headers", ("page", method, path, *draw(_headers())), {"body": draw(st.binary(max_size=60))})
 
@@ -150,11 +159,15 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1, 2, 3]},
 }
 _NUMBERS = st.sampled_from([0, 1, -1, 2, 8, 255, 256, 2**31, 2**62, 2**63, 2**70, 0.5, -0.0, 1e308])
-_SCALARS = st.none() | st.booleans() | _NUMBERS | st.text(max_size=12) | st.sampled_from(["text", "assistant", "\ud800"])
+_SCALARS = (
+    st.none() | st.booleans() | _NUMBERS | st.text(max_size=12) | st.sampled_from(["text", "assistant", "\ud800"])
+)
 _SCHEMAS = st.sampled_from([
-    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"type": "array", "minItems": 10**9},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    {"type": "array", "minItems": 10**9},
     {"type": "string", "pattern": "(a+)+$", "minLength": 10**9}, {"$ref": "#"}, {"enum": []}, {"type": "nothing"},
-    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {"anyOf": []}, {"allOf": [{"$ref": "#"}]},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {"anyOf": []},
+    {"allOf": [{"$ref": "#"}]},
 ])  # fmt: skip
 
 

@@ -132,7 +132,11 @@ def _on_emulator(method: str, target: str, body: bytes, headers: list[tuple[str,
         said = response.json()
         error = said.get("error", {})
         has_words = bool((said.get("detail") or error.get("message", "")).strip())
-        wrong = "" if has_words and error.get("code", response.status) == response.status else f"an error without words: {said}"
+        wrong = (
+            ""
+            if has_words and error.get("code", response.status) == response.status
+            else f"an error without words: {said}"
+        )
     if emulator.num_under_way:
         wrong = wrong or f"{emulator.num_under_way} requests under way after the answer"
     return response.status or -1, wrong

@@ -244,7 +244,18 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-_IGNORED = ("(a+)+$", "(a|aa)*$", "(.|..)" * 60 + "!", ".*.*.*.*.*!", "(?:a?){9}", "(", "[", "\\\\", "(?=a)*", "a" * 501)
+_IGNORED = (
+    "(a+)+$",
+    "(a|aa)*$",
+    "(.|..)" * 60 + "!",
+    ".*.*.*.*.*!",
+    "(?:a?){9}",
+    "(",
+    "[",
+    "\\\\",
+    "(?=a)*",
+    "a" * 501,
+)
 
 
 @st.composite
@@ -256,7 +267,9 @@ def _checkpoint(draw: st.DrawFn) -> FuzzCase:
         config["quantization_config"] = copy.deepcopy(draw(st.sampled_from(_FORMATS)))
         if draw(st.integers(0, 2)) == 0:
             words = st.one_of(st.sampled_from(_IGNORED), st.text("a.*+?()[]|{}^$\\\\d01,:", max_size=30))
-            config["quantization_config"]["ignore"] = [f"re:{draw(words)}", draw(words)] * draw(st.sampled_from([1, 99]))
+            config["quantization_config"]["ignore"] = [f"re:{draw(words)}", draw(words)] * draw(
+                st.sampled_from([1, 99])
+            )
         else:
             config["quantization_config"] = spoil(draw, config["quantization_config"])
         files = {}

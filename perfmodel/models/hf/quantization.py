@@ -318,7 +318,9 @@ def _search_steps(pattern: str) -> float:
     Python tries every way to share n characters out over r repetitions, C(n + r, r), every choice of alternatives, and
     every start. Infinity for repeated groups, where the number of ways is exponential in n.
     """
-    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", _unanchored(pattern))  # without escapes and character classes
+    plain = re.sub(
+        r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", _unanchored(pattern)
+    )  # without escapes and character classes
     repeats = re.findall(r"[*+]|\{\d*,\d*\}|(?<![(*+?}])\?", plain)
     if len(pattern) > _MAX_PATTERN_LENGTH or _REPEATED_GROUP_OR_FLAG.search(plain):
         return inf

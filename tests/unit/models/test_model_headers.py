@@ -146,7 +146,9 @@ def test_lists_of_lists_are_refused(tmp_path: Path, depth: int) -> None:
 def test_a_tensor_without_elements_is_refused_and_one_without_dimensions_has_one(tmp_path: Path) -> None:
     """ggml counts the product of the dimensions, which is 1 of none."""
     empty = LLAMA_TENSORS | {"blk.0.attn_q.weight": ((0, 4096), 12)}
-    with pytest.raises(SpecError, match=r"tensor 'blk.0.attn_q.weight': got the shape \(0, 4096\); expected at least one"):
+    with pytest.raises(
+        SpecError, match=r"tensor 'blk.0.attn_q.weight': got the shape \(0, 4096\); expected at least one"
+    ):
         load_model(write_gguf(tmp_path / "x.gguf", LLAMA_META, empty))
     scalar = LLAMA_TENSORS | {"blk.0.attn_q.scale": ((), 0)}
     plain = load_model(write_gguf(tmp_path / "a.gguf", LLAMA_META, LLAMA_TENSORS))

@@ -134,7 +134,9 @@ def test_patterns_that_may_never_end_are_refused(pattern: str) -> None:
         read({"quant_method": "fp8", "ignore": [f"re:{pattern}"]})
 
 
-@pytest.mark.parametrize("entries", [["re:[a-z.]*[^!]*.*!"], [f"re:.*layers.{i}.*proj!" for i in range(99)], ["*a" * 400]])
+@pytest.mark.parametrize(
+    "entries", [["re:[a-z.]*[^!]*.*!"], [f"re:.*layers.{i}.*proj!" for i in range(99)], ["*a" * 400]]
+)
 def test_what_is_not_refused_ends_soon(entries: list[str]) -> None:
     begun = time.process_time()
     assert read({"quant_method": "fp8", "ignore": entries}).kept == ALWAYS
@@ -142,7 +144,9 @@ def test_what_is_not_refused_ends_soon(entries: list[str]) -> None:
 
 
 def test_too_many_patterns_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"got patterns of 101,000 characters .*expected at most 100,000: name the modules"):
+    with pytest.raises(
+        SpecError, match=r"got patterns of 101,000 characters .*expected at most 100,000: name the modules"
+    ):
         read({"quant_method": "fp8", "ignore": [f"*{i:08}*" for i in range(10_100)]})
 
 
