@@ -20,7 +20,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -49,17 +48,14 @@ metrics: [output_throughput, mean_e2el_ms]
 }
 COMMANDS = {
     "plan": ("plan", "plan.yaml", "--json", "--store", "points.sqlite", "--export", "out"),
-    "study": ("study", "study.yaml", "--json", "--report", "study.json"),
+    "study": ("study", "study.yaml", "--json", "--report", "study.md"),
     "execute": (
         *("execute", "tiny-llama-cpu", "--json", "--out", "run", "--set", "traffic.arrivals={process: burst}"),
         *("--set", "traffic.num_requests=4", "--set", "traffic.input_tokens={distribution: fixed, value: 16}"),
         *("--set", "traffic.output_tokens={distribution: fixed, value: 8}"),
     ),
 }
-_TIMELESS = {  # columns that no clock has a part in
-    "requests.csv": ("request", "num_prompt_tokens", "num_output_tokens"),
-    "steps.csv": ("step", "num_tokens", "num_prefills", "num_decodes"),
-}
+_RECORDS = ("run/requests.csv", "run/steps.csv")  # whose columns of times end with _s
 
 
 @dataclass
@@ -109,16 +105,16 @@ def contents(folder: Path) -> dict[str, bytes]:
             found[str(file.relative_to(folder))] = file.read_bytes()
     found["stdout"] = folder.with_name(f"{folder.name}.stdout").read_bytes()
     if "run/requests.csv" in found:
-        timeless = {name: _without_times(name, found[f"run/{name}"]) for name in _TIMELESS}
+        timeless = {name: _without_times(found[name]) for name in _RECORDS}
         printed = json.loads(found["stdout"])
         counts = {name: value for name, value in printed.items() if name.startswith("num_")}
         found = dict.fromkeys(found, b"") | timeless | {"stdout": json.dumps(counts).encode()}
     return found
 
 
-def _without_times(name: str, raw: bytes) -> bytes:
+def _without_times(raw: bytes) -> bytes:
     rows = csv.DictReader(io.StringIO(raw.decode()))
-    return json.dumps([[row[column] for column in _TIMELESS[name]] for row in rows]).encode()
+    return json.dumps([{key: row[key] for key in row if not key.endswith("_s")} for row in rows]).encode()
 
 
 def kill(command: str, folder: Path, after_s: float) -> bool:
@@ -160,7 +156,8 @@ def run(num_kills: int, seed: int, commands: tuple[str, ...] = tuple(COMMANDS)) 
             )
             if differing:
                 tally.wrong.append(f"killed after {moment:.2f} s: {', '.join(differing)} differ")
-            print(f"{number + 1} of {num_kills}: {command}, {moment:.2f} s: {differing or 'equal'}", file=sys.stderr)
+            outcome = f"{moment:.2f} of {lasts[command]:.2f} s: {differing or 'equal'}"
+            print(f"{number + 1} of {num_kills}: {command}, {outcome}", file=sys.stderr, flush=True)
     return tallies
 
 
@@ -174,13 +171,16 @@ def _folder(root: Path, name: str) -> Path:
 
 def _warm(root: Path, commands: tuple[str, ...]) -> None:
     """Run the commands once here, so that forked processes have what they import and read."""
-    from perfmodel.cli import app
     from typer.testing import CliRunner
+
+    from perfmodel.cli import app
 
     before = Path.cwd()
     for command in commands:
         os.chdir(_folder(root, f"{command}-warm"))
-        CliRunner().invoke(app, list(COMMANDS[command]))
+        answer = CliRunner().invoke(app, list(COMMANDS[command]))
+        assert answer.exit_code == 0, answer.output
+        print(f"{command}: warm", file=sys.stderr)
     os.chdir(before)
 
 
@@ -195,8 +195,8 @@ def main() -> None:
     lines = [
         "# Killed and resumed",
         "",
-        f"`python benchmarks/kill_and_resume.py --kills {asked.kills} --seed {asked.seed}`: SIGKILL at a random moment, "
-        "then the same command once more, compared byte for byte with an uninterrupted run.",
+        f"`python benchmarks/kill_and_resume.py --kills {asked.kills} --seed {asked.seed}`: SIGKILL at a random moment,"
+        " then the same command once more, compared byte for byte with an uninterrupted run.",
         "",
         "| command | kills | with points in the store | over before the kill, drawn again | answers that differ |",
         "|---|---|---|---|---|",
@@ -204,7 +204,7 @@ def main() -> None:
     for command, tally in tallies.items():
         points = tally.resumed_points if command == "plan" else "-"
         lines.append(f"| {command} | {tally.kills} | {points} | {tally.too_late} | {len(tally.wrong)} |")
-    lines += ["", *(f"- {count} x {what}" for what, count in Counter(w for t in tallies.values() for w in t.wrong).items())]
+    lines += ["", *(f"- {command}: {what}" for command, tally in tallies.items() for what in tally.wrong)]
     text = "\n".join(lines).rstrip() + "\n"
     print(text)
     if asked.report is not None:
