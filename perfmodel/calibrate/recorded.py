@@ -103,7 +103,10 @@ def fit_recorded_generation(
     progress: Progress | None = None,
     is_forced: bool = False,
 ) -> tuple[GenerationFit, Path]:
-    """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does."""
+    """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does.
+
+    out: folder to write to, by default among the calibrations; is_forced: write over a file that is there
+    """
     file = _target(out, f"generation@{architecture}.yaml", is_forced)
     rows, _ = read_steady_states(path)
     fit = fit_generation(architecture, rows, progress=progress).model_copy(

@@ -189,14 +189,16 @@ def calibrate(
     front end of that. With --on, runs scenarios on vLLM here and fits whole steps of this device: `--set
     engine.profile=NAME` predicts others. Calibrations that are there are fitted anew with --force alone.
     """
-    kinds = {"--routing": routing, "--whole-runs": whole_runs, "--exchange": exchange, "--overheads": overheads}
-    kinds |= {"--kernel-errors": kernel_errors, "--softmax": softmax, "--generation": generation}
-    fitted = next((flag for flag, value in kinds.items() if value), "--engine")
-    given = {"FILE...": more, "--device": device, "--model": model, "--from": measurements, "--engine": engine}
+    kinds: dict[str, object] = {"--routing": routing, "--whole-runs": whole_runs, "--exchange": exchange}
+    kinds |= {"--overheads": overheads, "--kernel-errors": kernel_errors, "--softmax": softmax}
+    kinds |= {"--generation": generation}
+    target_flag = next((flag for flag, value in kinds.items() if value), "--engine")
+    given: dict[str, object] = {"FILE...": more, "--device": device, "--model": model, "--from": measurements}
+    given |= {"--engine": engine}
     given |= {"--name": name, "--scenario": scenario, "--hardware": hardware, "--set": overrides, "--to": folder}
     given |= {"--force": force, "--out": out, **kinds}
     mode = "--on" if on is not None else "--name" if name is not None else "--from" if measurements is not None else ""
-    _refuse_unread(mode, fitted, [flag for flag, value in given.items() if value])
+    _refuse_unread(mode, target_flag, [flag for flag, value in given.items() if value])
     if on is not None:
         if name is None:
             raise SpecError("--on goes with SCENARIO... and --name NAME.")
@@ -211,7 +213,7 @@ def calibrate(
         return
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        kind = "" if generation is not None else fitted.removeprefix("--").replace("-", "_")
+        kind = "" if generation is not None else target_flag.removeprefix("--").replace("-", "_")
         _say_written(_fit_recorded(measurements, named, generation, kind, out, force), as_json)
         return
     from perfmodel.validate.executed.bridge import load_executor
