@@ -1,13 +1,14 @@
-"""Whether any input makes the command hang, run out of memory, or end in anything but an answer or one sentence.
+"""Whether an input makes a command or server hang, run out of memory, or end in anything but an answer or a sentence.
 
-    python benchmarks/fuzz.py [--cases 20000] [--kinds inputs|questions|ways-in] [--first 0] [--log FILE.jsonl]
-                              [--report MD]
+    python benchmarks/fuzz.py [--cases 20000] [--kinds all|inputs|questions|ways-in|requests] [--first 0]
+                              [--log FILE.jsonl] [--report MD]
 
 Cases are drawn by hypothesis (tests/fuzz_cases.py), 250 to a seed, each seed in a process of its own with a gigabyte of
 memory and 20 s of CPU time for a case (tests/fuzz_runs.py). What is finished is in the log: a run that was stopped goes
-on where it was. Two to three hours on one core. Questions are plans, what-ifs, studies and measurements, in files of
-their own (tests/fuzz_questions.py); some 3,000 take an hour. Ways in are results of load tests, command lines,
-conversations and checkpoints (tests/fuzz_ways_in.py); 10,000 take ten minutes.
+on where it was. Inputs are files of one scenario; questions are plans, what-ifs, studies and measurements; ways in are
+results of load tests, command lines, conversations and checkpoints; requests go to the page and to the emulator.
+20,000 of all take an hour and a half on one core. Cases that failed once are in tests/data/fuzz_finds.jsonl, which
+`make test` repeats.
 """
 
 import argparse
@@ -93,10 +94,11 @@ def _read(log: Path) -> list[Row]:
 def _report(rows: Sequence[Row], first: int, command: str) -> str:
     kinds = sorted({row["kind"] for row in rows})
     lines = [
-        "# Inputs that nobody means",
+        "# Random inputs",
         "",
         f"`{command}`: {len(rows):,} cases from seed {first}, {sum(row['seconds'] for row in rows):,.0f} CPU s. Each "
-        "had 20 s of CPU time and a gigabyte of memory; right are an answer (status 0) and one sentence (status 2).",
+        "had 20 s of CPU time and a gigabyte of memory. Right are an answer (exit status 0, and 1 of a plan; HTTP below"
+        " 400) and a refusal in one sentence (exit status 2, HTTP 4xx).",
         "",
         "| input | cases | answered | refused | wrong | longest, CPU s |",
         "|---|---|---|---|---|---|",
@@ -106,7 +108,9 @@ def _report(rows: Sequence[Row], first: int, command: str) -> str:
         wrong = [row for row in mine if "wrong" in row]
         right = Counter(row["status"] for row in mine if "wrong" not in row)
         longest = max((row["seconds"] for row in mine), default=0)
-        lines.append(f"| {kind} | {len(mine):,} | {right[0]:,} | {right[2]:,} | {len(wrong):,} | {longest:.1f} |")
+        refused = sum(count for status, count in right.items() if status == 2 or status >= 400)
+        answered = len(mine) - len(wrong) - refused
+        lines.append(f"| {kind} | {len(mine):,} | {answered:,} | {refused:,} | {len(wrong):,} | {longest:.1f} |")
     found = Counter(row["wrong"][:160] for row in rows if "wrong" in row)
     lines += ["", "No case ended otherwise." if not found else "What was wrong, and how often:", ""]
     lines += [f"- {count} x {what}" for what, count in found.most_common(_MOST_SHOWN)]
@@ -118,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--kinds", choices=("inputs", "questions", "ways-in"), default="inputs")
+    parser.add_argument("--kinds", choices=("all", "inputs", "questions", "ways-in", "requests"), default="all")
     parser.add_argument("--log", type=Path, default=Path("out/fuzz.jsonl"))
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fuzz_draws import JUNK, damaged, draw_into, places_of, scale, spoil
+from fuzz_files import FILES
 from fuzz_questions import QUESTIONS
+from fuzz_requests import REQUESTS
 from fuzz_scenarios import DENSE, SCENARIOS, FuzzCase, as_yaml, cut_short
 from fuzz_ways_in import WAYS_IN
 from hypothesis import strategies as st
@@ -139,11 +141,18 @@ def _gguf(draw: st.DrawFn) -> FuzzCase:
     meta: dict[str, Any] = {f"llama.{key}": value for key, value in (sizes | heads).items()}
     for key in draw(st.lists(st.sampled_from(sorted(meta)), max_size=2)):
         meta[key] = draw(st.sampled_from([0, 1, 2, 3, 511, 2**16, 2**31, 2**32 - 1]))
-    shapes = {"token_embd.weight": (512, 8192), "blk.0.attn_q.weight": (512, 512), "blk.0.ffn_down.weight": (1408, 512)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (512, 8192), "output.weight": (512, 8192)}
+    shapes |= {"blk.0.attn_q.weight": (512, 512), "blk.0.ffn_down.weight": (1408, 512)}
+    for name in draw(st.lists(st.sampled_from(sorted(shapes)), max_size=2)):
+        shapes[name] = draw(st.sampled_from([(), (0,), (1,), (0, 0), (512, 0), (2**63, 2**63), (2**62,) * 8]))
     text = lambda name: struct.pack("<Q", len(name)) + name.encode()  # noqa: E731
     raw = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(meta) + 1)
     raw += text("general.architecture") + struct.pack("<I", 8) + text("llama")
-    raw += b"".join(text(key) + struct.pack("<II", 4, value) for key, value in meta.items())
+    for key, value in meta.items():
+        depth = draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2, 5, 5000]))  # of lists with one entry
+        kinds = (9, *[9] * (depth - 1), 4) if depth else (4,)
+        raw += text(key) + struct.pack("<I", kinds[0]) + b"".join(struct.pack("<IQ", each, 1) for each in kinds[1:])
+        raw += struct.pack("<I", value)
     for name, shape in shapes.items():
         raw += text(name) + struct.pack(
             f"<I{len(shape)}QIQ", len(shape), *shape, draw(st.sampled_from([0, 12, 30, 99])), 0
@@ -220,11 +229,19 @@ KINDS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
     "safetensors header": (_safetensors, 1),
     "hardware file": (_hardware, 3),
     "result file": (_result, 1),
+    **FILES,
 }
+_FAMILIES = {"inputs": KINDS, "questions": QUESTIONS, "ways-in": WAYS_IN, "requests": REQUESTS}
+_SHARES = {"inputs": 8, "questions": 1, "ways-in": 6, "requests": 5}  # of all: a question takes a second
 
 
 def fuzz_cases(kinds: str = "all") -> st.SearchStrategy[FuzzCase]:
-    """Cases of some kinds, by their weights. kinds: inputs (of one scenario) | questions (of many) | ways-in | all"""
-    chosen = {"inputs": KINDS, "questions": QUESTIONS, "ways-in": WAYS_IN, "all": KINDS | QUESTIONS | WAYS_IN}[kinds]
-    makers = [make for make, weight in chosen.values() for _ in range(weight)]
+    """Cases of some kinds, by their weights.
+
+    kinds: inputs (of one scenario) | questions (of many) | ways-in | requests (over HTTP) | all
+    """
+    if kinds == "all":
+        families = [family for family, share in _SHARES.items() for _ in range(share)]
+        return st.sampled_from(families).flatmap(fuzz_cases)
+    makers = [make for make, weight in _FAMILIES[kinds].values() for _ in range(weight)]
     return st.sampled_from(makers).flatmap(lambda make: make())

@@ -1,7 +1,8 @@
 """One case of the fuzzer, run in this process under limits: what it printed, and what is wrong with that.
 
 Right is: an end within 20 seconds of CPU time and a gigabyte; exit status 0, or 1 where `plan` finds nothing; or
-status 2 with a sentence (or one line per mistake of a file) and nothing on stdout. An alarm breaks into Python code; a
+status 2 with a sentence (or one line per mistake of a file) and nothing on stdout. Of a request: what `fuzz_servers`
+says. An alarm breaks into Python code; a
 loop inside a library's C code outlives it, and then whoever has started this process must end it.
 """
 
@@ -12,12 +13,12 @@ import os
 import resource
 import signal
 import tempfile
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz_cases import FuzzCase
+from fuzz_servers import run_request, traced
 from typer.testing import CliRunner
 
 MOST_SECONDS = 20.0
@@ -31,12 +32,11 @@ class TooSlowError(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: of the exit; wrong: what should not be, empty where all is well; seconds: of CPU time"""
+    """status: of the exit, or of HTTP; wrong: what should not be, empty where all is well; seconds: of CPU time"""
 
     status: int
     wrong: str
     seconds: float
-    stderr: str
 
 
 def limit_memory() -> None:
@@ -51,28 +51,28 @@ def limit_memory() -> None:
 
 
 def run_case(case: FuzzCase) -> Outcome:
-    """Run `perfmodel` on a case in a folder of its own."""
-    from perfmodel.cli import app
-
+    """Run a command in a folder of its own, or send a request to a server in this process."""
+    run = run_request if case.args[0] in ("page", "emulator") else _run_command
     before = resource.getrusage(resource.RUSAGE_SELF)
     with _folder(case), _one_core(), _alarm():
         try:
-            result = CliRunner().invoke(app, list(case.args))
-        except TooSlowError:
-            result = None
+            status, wrong = run(case)
+        except (TooSlowError, BaseExceptionGroup):
+            status, wrong = -1, f"not done after {MOST_SECONDS:g} s of CPU time"
+        except Exception as error:
+            status, wrong = 1, traced(error)
     after = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if result is None:
-        return Outcome(-1, f"not done after {MOST_SECONDS:g} s of CPU time", seconds, "")
+    return Outcome(status, wrong, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def _run_command(case: FuzzCase) -> tuple[int, str]:
+    """The exit status of `perfmodel` on a case, and what is wrong."""
+    from perfmodel.cli import app
+
+    result = CliRunner().invoke(app, list(case.args))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
-        place = traceback.extract_tb(result.exception.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno}"
-        own = [f for f in traceback.extract_tb(result.exception.__traceback__) if "/perfmodel/" in f.filename]
-        where = f"{'/'.join(Path(own[-1].filename).parts[-3:])}:{own[-1].lineno}" if own else where
-        return Outcome(1, f"{type(result.exception).__name__} at {where}: {result.exception}", seconds, result.stderr)
-    return Outcome(
-        result.exit_code, _judged(case.args[0], result.exit_code, result.stdout, result.stderr), seconds, result.stderr
-    )
+        return 1, traced(result.exception)
+    return result.exit_code, _judged(case.args[0], result.exit_code, result.stdout, result.stderr)
 
 
 def _judged(command: str, status: int, stdout: str, stderr: str) -> str:

@@ -3,7 +3,7 @@
 Files are those of tests/data, which the tools wrote, and vLLM's recipes, with a value, a word or some bytes changed.
 """
 
-__all__ = ["WAYS_IN"]
+__all__ = ["WAYS_IN", "command_lines"]
 
 import copy
 import json
@@ -138,7 +138,8 @@ _PUT_IN = (
 
 
 @st.composite
-def _line(draw: st.DrawFn) -> str:
+def command_lines(draw: st.DrawFn) -> str:
+    """A server's command line with up to three slips, perhaps after variables that double."""
     words = draw(st.sampled_from(_lines())).split(" ")
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(words) - 1))
@@ -153,12 +154,15 @@ def _line(draw: st.DrawFn) -> str:
             del words[at]
         else:
             words[at : at + 2] = ["=".join(words[at : at + 2])]
+    if draw(st.integers(0, 9)) == 0:
+        doubling = "A=x\n" + "A=$A$A\n" * draw(st.sampled_from([1, 5, 60])) + "B=$A$A$A$A\n"
+        return doubling + " ".join([*words, draw(st.sampled_from(["$A", "$B$B", "--model $A", "$((A+1))"]))])
     return " ".join(words)
 
 
 @st.composite
 def _command_line(draw: st.DrawFn) -> FuzzCase:
-    line = draw(_line())
+    line = draw(command_lines())
     flags = draw(st.sampled_from([(), ("--strict",), ("--rate", "2"), ("--traffic", "chat-sharegpt", "--rate", "2")]))
     files: dict[str, bytes] = {"o.yaml": b"max_batch_size: 8\n", "c.yaml": b"tensor-parallel-size: 2\n"}
     options = {"max_batch_size": 8, "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "dtype": "fp8"}}
@@ -174,7 +178,8 @@ def _command_line(draw: st.DrawFn) -> FuzzCase:
     manifest: Any = {"services": {"server": container}}
     if form == 3:
         pod = {"containers": [{"image": "vllm/vllm-openai", "command": ["sh", "-c"], "args": [line]}]}
-        manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {"spec": pod}}}
+        manifest = {"apiVersion": "apps/v1", "kind": "Deployment"}
+        manifest["spec"] = {"replicas": draw(st.sampled_from([2, *JUNK])), "template": {"spec": pod}}
     manifest = spoil(draw, manifest) if draw(st.booleans()) else manifest
     files["m.yaml"] = as_yaml(manifest)
     return FuzzCase("command line, manifest", ("new", "m.yaml", *_GIVEN, *flags), files)
@@ -239,13 +244,34 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+_IGNORED = (
+    "(a+)+$",
+    "(a|aa)*$",
+    "(.|..)" * 60 + "!",
+    ".*.*.*.*.*!",
+    "(?:a?){9}",
+    "(",
+    "[",
+    "\\\\",
+    "(?=a)*",
+    "a" * 501,
+)
+
+
 @st.composite
 def _checkpoint(draw: st.DrawFn) -> FuzzCase:
     """A folder as a checkpoint has it: its configuration, its number formats there or beside it."""
     config = copy.deepcopy(load_yaml(ROOT / "workloads/models/llama-3.1-8b.yaml").data["config"])
     beside: Any = copy.deepcopy(_MODELOPT)
     if draw(st.booleans()):
-        config["quantization_config"] = spoil(draw, copy.deepcopy(draw(st.sampled_from(_FORMATS))))
+        config["quantization_config"] = copy.deepcopy(draw(st.sampled_from(_FORMATS)))
+        if draw(st.integers(0, 2)) == 0:
+            words = st.one_of(st.sampled_from(_IGNORED), st.text("a.*+?()[]|{}^$\\\\d01,:", max_size=30))
+            config["quantization_config"]["ignore"] = [f"re:{draw(words)}", draw(words)] * draw(
+                st.sampled_from([1, 99])
+            )
+        else:
+            config["quantization_config"] = spoil(draw, config["quantization_config"])
         files = {}
     else:
         beside = draw(st.sampled_from([spoil, scale]))(draw, beside)

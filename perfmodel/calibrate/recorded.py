@@ -62,32 +62,52 @@ Progress = Callable[[int, int | None], None]
 
 
 def fit_recorded(
-    path: Path, engine: str, out: Path | None = None, progress: Progress | None = None
+    path: Path, engine: str, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
 ) -> list[tuple[Calibration | EngineProfile | BackendFits, Path]]:
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
+
+    is_forced: write over files that are there
 
     A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
     the engine's profile; a table of figures of single machines what it says about the engine's backends.
 
-    Raises SpecError for measurements that cannot be read, or are of another engine.
+    Raises SpecError for measurements that cannot be read, or are of another engine, and for files that are there.
     """
-    folder = out or data_dir("calibrations")
     if describe_engine(engine).facts.backends:
+        file = _target(out, f"backend@{engine}.yaml", is_forced)
         backends = _backends(path, engine)
-        return [(backends, save_fitted(backends, folder / f"backend@{backends.engine}.yaml"))]
+        return [(backends, save_fitted(backends, file))]
     if path.is_dir():
         is_ours = (path / "suite.json").is_file()
         calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
-        return [(c, save_calibration(c, folder / f"{c.device}@{c.engine}.yaml")) for c in calibrations]
+        files = [_target(out, f"{c.device}@{c.engine}.yaml", is_forced) for c in calibrations]
+        return [(c, save_calibration(c, file)) for c, file in zip(calibrations, files, strict=True)]
+    file = _target(out, f"engine@{engine}.yaml", is_forced)
     fit = _steady_states if ".csv" in path.suffixes else _serving_runs
     profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(update={"date": today()})
-    return [(profile, save_engine_profile(profile, folder / f"engine@{engine}.yaml"))]
+    return [(profile, save_engine_profile(profile, file))]
+
+
+def _target(out: Path | None, name: str, is_forced: bool) -> Path:
+    """The file to write. Raises SpecError where it is there already, unless `is_forced`."""
+    file = (out or data_dir("calibrations")) / name
+    if file.exists() and not is_forced:
+        raise SpecError(f"{file}: is there already; name another folder with --out, or --force to write over it.")
+    return file
 
 
 def fit_recorded_generation(
-    path: Path, architecture: str, out: Path | None = None, progress: Progress | None = None
+    path: Path,
+    architecture: str,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    is_forced: bool = False,
 ) -> tuple[GenerationFit, Path]:
-    """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does."""
+    """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does.
+
+    out: folder to write to, by default among the calibrations; is_forced: write over a file that is there
+    """
+    file = _target(out, f"generation@{architecture}.yaml", is_forced)
     rows, _ = read_steady_states(path)
     fit = fit_generation(architecture, rows, progress=progress).model_copy(
         update={
@@ -96,13 +116,14 @@ def fit_recorded_generation(
             "command": f"{STEADY_STATES.command('any')} --generation {architecture}",
         }
     )
-    return fit, save_fitted(fit, (out or data_dir("calibrations")) / f"generation@{architecture}.yaml")
+    return fit, save_fitted(fit, file)
 
 
 def fit_recorded_routing(
-    path: Path, out: Path | None = None, progress: Progress | None = None
+    path: Path, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
 ) -> tuple[RoutingFit, Path]:
     """Fit what the steady states in `path` say about how unequally popular experts are, and write it likewise."""
+    file = _target(out, "routing.yaml", is_forced)
     rows, _ = read_steady_states(path)
     fit = fit_popularity(rows, progress=progress).model_copy(
         update={
@@ -111,16 +132,17 @@ def fit_recorded_routing(
             "command": f"{STEADY_STATES.command('any')} --routing",
         }
     )
-    return fit, save_fitted(fit, (out or data_dir("calibrations")) / "routing.yaml")
+    return fit, save_fitted(fit, file)
 
 
 def fit_recorded_whole_runs(
-    path: Path, out: Path | None = None, progress: Progress | None = None
+    path: Path, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
 ) -> tuple[WholeRunFits, Path]:
     """Fit what the tables of published results in the folder `path` say of makers without kernel tables.
 
     out: folder to write to, by default among the calibrations. Raises SpecError where there are no such results.
     """
+    file = _target(out, "whole_runs.yaml", is_forced)
     files = sorted(path.glob("*.csv*")) if path.is_dir() else [path]
     rows: list[ServedRow] = []
     for file in files:
@@ -139,17 +161,19 @@ def fit_recorded_whole_runs(
             "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs",
         }
     )
-    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "whole_runs.yaml")
+    return fits, save_fitted(fits, file)
 
 
-def fit_recorded_exchanges(path: Path, out: Path | None = None) -> tuple[ExchangeFits, Path]:
+def fit_recorded_exchanges(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[ExchangeFits, Path]:
     """Fit the exchanges of expert parallelism in `path`, and write them likewise. What they came from stays said."""
+    file = _target(out, "exchange.yaml", is_forced)
     fits = fit_exchanges(read_exchanges(path), load_exchange_fits()).model_copy(update={"date": today()})
-    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "exchange.yaml")
+    return fits, save_fitted(fits, file)
 
 
-def fit_recorded_overheads(path: Path, out: Path | None = None) -> tuple[OverheadFits, Path]:
+def fit_recorded_overheads(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
     """Fit what the single figures in `path` say, and write it likewise, with where each was published."""
+    file = _target(out, "overheads.yaml", is_forced)
     rows, before = read_overhead_rows(path), load_overheads()
     ours = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher in part]
     fits = fit_overheads(rows, before.softmax_ops).model_copy(
@@ -159,22 +183,26 @@ def fit_recorded_overheads(path: Path, out: Path | None = None) -> tuple[Overhea
             "command": "perfmodel calibrate --from <single figures> --overheads",
         }
     )
-    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "overheads.yaml")
+    return fits, save_fitted(fits, file)
 
 
-def fit_recorded_softmax(path: Path, out: Path | None = None) -> tuple[OverheadFits, Path]:
+def fit_recorded_softmax(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
     """Fit what a softmax takes beside its products to the layer profiles in the folder `path`; other overheads stay."""
+    file = _target(out, "overheads.yaml", is_forced)
     before = load_overheads()
     others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
     cards = read_cards(path)
     source = LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")
     update = {"softmax_ops": fit_softmax(cards), "source": "; ".join([*others, source]), "date": today()}
     fits = before.model_copy(update=update)
-    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "overheads.yaml")
+    return fits, save_fitted(fits, file)
 
 
-def fit_recorded_kernel_errors(path: Path, out: Path | None = None) -> tuple[KernelErrors, Path]:
+def fit_recorded_kernel_errors(
+    path: Path, out: Path | None = None, is_forced: bool = False
+) -> tuple[KernelErrors, Path]:
     """Fit what calls of a kernel err alike by to the kernel tables in the folder `path`, and write it likewise."""
+    file = _target(out, "kernel_errors.yaml", is_forced)
     fits = fit_kernel_errors(path).model_copy(
         update={
             "source": KERNEL_TABLES.source("residuals of kernel tables"),
@@ -182,7 +210,7 @@ def fit_recorded_kernel_errors(path: Path, out: Path | None = None) -> tuple[Ker
             "command": "perfmodel calibrate --from <kernel tables> --kernel-errors",
         }
     )
-    return fits, save_fitted(fits, (out or data_dir("calibrations")) / "kernel_errors.yaml")
+    return fits, save_fitted(fits, file)
 
 
 def _backends(path: Path, engine: str) -> BackendFits:

@@ -2,10 +2,11 @@
 
 __all__ = ["Device", "calibrate"]
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +27,9 @@ class Device(StrEnum):
     cpu = "cpu"
 
 
-DeviceName = Annotated[Device, typer.Option("--device", help="The device to measure.")]
+DeviceName = Annotated[
+    Device | None, typer.Option("--device", help="The device to measure; cpu unless given.", show_default=False)
+]
 ModelNames = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="NAME", help="Models whose steps are timed; may be given several times."),
@@ -127,15 +130,37 @@ Folder = Annotated[
     Path | None,
     typer.Option("--to", metavar="DIR", help="With --name: folder to write to; ./calibrations unless given."),
 ]
-Forced = Annotated[bool, typer.Option("--force", help="With --name: write over a calibration that is there.")]
+Forced = Annotated[bool, typer.Option("--force", help="With --from or --on: write over a calibration that is there.")]
 CalibrationPath = Annotated[
     Path | None, typer.Option("--out", metavar="PATH", help="File to write the calibration to.", show_default=False)
 ]
+# What each mode reads, by the flag that asks for it, besides --json.
+_READS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "": frozenset({"--device", "--model", "--out"}),
+        "--from": frozenset({"--from", "--out", "--force"}),  # and what is fitted
+        "--name": frozenset(
+            {
+                "FILE...",
+                "--model",
+                "--from",
+                "--engine",
+                "--name",
+                "--scenario",
+                "--hardware",
+                "--set",
+                "--to",
+                "--force",
+            }
+        ),
+        "--on": frozenset({"FILE...", "--name", "--set", "--to", "--force"}),
+    }
+)
 
 
 def calibrate(
     more: MoreFiles = None,
-    device: DeviceName = Device.cpu,
+    device: DeviceName = None,
     model: ModelNames = None,
     measurements: Measurements = None,
     engine: EngineName = None,
@@ -162,11 +187,21 @@ def calibrate(
     (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) and steady states
     (.csv) the engine's profile; with --name, load tests of your own server (any file of `validate bench`) the host and
     front end of that. With --on, runs scenarios on vLLM here and fits whole steps of this device: `--set
-    engine.profile=NAME` predicts others.
+    engine.profile=NAME` predicts others. Calibrations that are there are fitted anew with --force alone.
     """
+    kinds: dict[str, object] = {"--routing": routing, "--whole-runs": whole_runs, "--exchange": exchange}
+    kinds |= {"--overheads": overheads, "--kernel-errors": kernel_errors, "--softmax": softmax}
+    kinds |= {"--generation": generation}
+    target_flag = next((flag for flag, value in kinds.items() if value), "--engine")
+    given: dict[str, object] = {"FILE...": more, "--device": device, "--model": model, "--from": measurements}
+    given |= {"--engine": engine}
+    given |= {"--name": name, "--scenario": scenario, "--hardware": hardware, "--set": overrides, "--to": folder}
+    given |= {"--force": force, "--out": out, **kinds}
+    mode = "--on" if on is not None else "--name" if name is not None else "--from" if measurements is not None else ""
+    _refuse_unread(mode, target_flag, [flag for flag, value in given.items() if value])
     if on is not None:
-        if name is None or measurements is not None:
-            raise SpecError("--on goes with SCENARIO... and --name NAME, and without --from.")
+        if name is None:
+            raise SpecError("--on goes with SCENARIO... and --name NAME.")
         target = OwnServer(name, "vllm", (), None, {}, overrides or (), folder or Path(DEFAULT_FOLDER), force)
         fit_to_engine(on, [str(each) for each in more or ()], target, as_json)
         return
@@ -176,20 +211,10 @@ def calibrate(
         found = replace(own, scenario=scenario, flags=flags, overrides=overrides or (), is_forced=force)
         fit_to_load_tests(found if folder is None else replace(found, folder=folder), as_json)
         return
-    _refuse_misplaced(more, {"scenario": scenario, "hardware": hardware, "set": overrides, "to": folder}, force)
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        asked = {
-            "routing": routing,
-            "whole_runs": whole_runs,
-            "exchange": exchange,
-            "overheads": overheads,
-            "kernel_errors": kernel_errors,
-            "softmax": softmax,
-        }
-        kind = next((name for name, is_asked in asked.items() if is_asked), "")
-        written = _fit_recorded(measurements, named, generation, kind, out)
-        _say_written(written, as_json)
+        kind = "" if generation is not None else target_flag.removeprefix("--").replace("-", "_")
+        _say_written(_fit_recorded(measurements, named, generation, kind, out, force), as_json)
         return
     from perfmodel.validate.executed.bridge import load_executor
 
@@ -218,19 +243,22 @@ def _own_server(
     return OwnServer(name, engine or "vllm", files, None, flags, (), Path(DEFAULT_FOLDER), False)
 
 
-def _refuse_misplaced(more: list[Path] | None, given: Mapping[str, object], force: bool) -> None:
-    """Raises SpecError for what goes with --name alone."""
-    found = [f"--{name}" for name, value in given.items() if value] + ["--force"] * force
-    if more:
-        raise SpecError(
-            f"calibrate {more[0]}: several files go with --from FILE... --name NAME: load tests of a server."
-        )
-    if found:
-        raise SpecError(f"{found[0]} goes with --from FILE... --name NAME: load tests of your own server.")
+def _refuse_unread(mode: str, fitted: str, given: Iterable[str]) -> None:
+    """Raises SpecError for a flag that is given and that the mode does not read.
+
+    mode:   the flag that says what is done; empty: this machine is measured
+    fitted: of --from alone: the flag that says what is fitted, or --engine
+    """
+    reads = _READS[mode] | ({fitted} if mode == "--from" else frozenset())
+    for flag in given:
+        if flag not in reads:
+            others = [each for each, flags in _READS.items() if flag in flags and each not in (mode, flag)]
+            where = " or ".join(each or "a measurement of this machine" for each in others) or "--from alone"
+            raise SpecError(f"calibrate {mode}".rstrip() + f" does not read {flag}, which goes with {where}.")
 
 
 def _fit_recorded(
-    path: Path, engine: str, generation: str | None, kind: str, out: Path | None
+    path: Path, engine: str, generation: str | None, kind: str, out: Path | None, is_forced: bool
 ) -> "list[tuple[Spec, Path]]":
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
@@ -238,12 +266,12 @@ def _fit_recorded(
 
     with progress_bar("fitting") as progress:
         if generation is not None:
-            return [recorded.fit_recorded_generation(path, generation, out, progress)]
+            return [recorded.fit_recorded_generation(path, generation, out, progress, is_forced)]
         if kind in recorded.SLOW_FITS:
-            return [recorded.SLOW_FITS[kind](path, out, progress)]
+            return [recorded.SLOW_FITS[kind](path, out, progress, is_forced)]
         if kind in recorded.QUICK_FITS:
-            return [recorded.QUICK_FITS[kind](path, out)]
-        return [*recorded.fit_recorded(path, engine, out, progress)]
+            return [recorded.QUICK_FITS[kind](path, out, is_forced)]
+        return [*recorded.fit_recorded(path, engine, out, progress, is_forced)]
 
 
 def _say_written(written: "list[tuple[Spec, Path]]", as_json: bool) -> None:

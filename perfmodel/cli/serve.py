@@ -122,7 +122,7 @@ def serve(
         from perfmodel.serve.settings import InjectedFaults, ServerSettings
     except ImportError as error:
         raise MissingExtraError(
-            f"perfmodel serve needs {error.name}, which is not installed: pip install 'perfmodel[serve]'."
+            f"perfmodel serve needs {error.name}, which is not installed: pip install '.[serve]' in the checkout."
         ) from None
     settings = ServerSettings(
         host=host,

@@ -25,7 +25,7 @@ def web(
         from perfmodel.web.server import serve_page
     except ImportError as error:
         raise MissingExtraError(
-            f"perfmodel web needs {error.name}, which is not installed: pip install 'perfmodel[web]'."
+            f"perfmodel web needs {error.name}, which is not installed: pip install '.[web]' in the checkout."
         ) from None
 
     def on_ready(address: str) -> None:

@@ -176,7 +176,7 @@ def _fetched(name: str) -> Path:
         from huggingface_hub import hf_hub_download
     except ImportError:
         raise MissingExtraError(
-            f"unknown model {name!r}: no card lists it; to ask the Hugging Face Hub install perfmodel[hub]."
+            f"unknown model {name!r}: no card lists it; to ask the Hub, pip install '.[hub]' in the checkout."
         ) from None
     _refuse_unreachable(name)
     print(f"asking {_host()} for {_CONFIG} of {name}", file=sys.stderr)

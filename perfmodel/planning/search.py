@@ -44,7 +44,7 @@ from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.metrics import device_shares
-from perfmodel.planning.sweeps.store import default_store
+from perfmodel.planning.sweeps.store import Store, default_store
 from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
@@ -81,6 +81,7 @@ def make_plan(
     scenario = base.load()
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     where = store or default_store(), workers, engine
+    Store(where[0]).close()  # a file that cannot be used is refused before the search
     if spec.is_offline:
         return plan_job(base, scenario, spec, where, shown, tell)
     return _plan_rate(base, scenario, spec, where, shown, tell)

@@ -168,7 +168,7 @@ def _kv_events(emulator: Emulator, telemetry: Telemetry) -> "KvEvents | None":
         from perfmodel.serve.kv_events import KvEvents
     except ImportError as error:
         raise MissingExtraError(
-            f"KV events need {error.name}, which is not installed: pip install 'perfmodel[kv-events]'."
+            f"KV events need {error.name}, which is not installed: pip install '.[kv-events]' in the checkout."
         ) from None
     return KvEvents(emulator, telemetry.kv_events, telemetry.kv_replay, telemetry.kv_topic, telemetry.kv_arrays)
 

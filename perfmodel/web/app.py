@@ -180,7 +180,7 @@ class _Site:
     async def _drop(self, request: Request) -> Response:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
         content = await _body(request, MOST_BYTES)
-        mark = self._desk.take(name, content, int(size) if size.isdigit() else None)
+        mark = self._desk.take(name, content, _num_bytes(size))
         return JSONResponse({"mark": mark, "field": field_of(name, content)})
 
     async def _line(self, request: Request) -> Response:
@@ -231,14 +231,19 @@ async def _body(request: Request, most: int) -> bytes:
     """What was sent. Raises SpecError for more than `most` bytes, before they are all there."""
     from perfmodel.errors import SpecError
 
-    told, content = request.headers.get("content-length", ""), bytearray()
-    if told.isdigit() and int(told[:18]) > most:
-        raise SpecError(f"{int(told[:18]):,} bytes are sent, allowed {most:,}.")
+    told, content = _num_bytes(request.headers.get("content-length", "")), bytearray()
+    if told is not None and told > most:
+        raise SpecError(f"{told:,} bytes are sent, allowed {most:,}.")
     async for chunk in request.stream():
         content += chunk
         if len(content) > most:
             raise SpecError(f"more than {most:,} bytes were sent, allowed {most:,}.")
     return bytes(content)
+
+
+def _num_bytes(text: str) -> int | None:
+    """A size as a request states it, to 18 digits, which are above any limit; None for what is no decimal number."""
+    return int(text[:18]) if text.isascii() and text.isdigit() else None
 
 
 def _attached(name: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 Their schemas are checked by `benchmarks/deployment_files.py`.
 """
 
+import inspect
 import json
 import re
 import tomllib
@@ -15,6 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from perfmodel.cli import app
+from perfmodel.listening.server import serve_apps
 from perfmodel.serve import Emulator
 from perfmodel.serve.http.routes import routes
 from perfmodel.serve.metrics import Metrics
@@ -195,6 +197,30 @@ def test_labels_select_the_pods():
     labels = POD["metadata"]["labels"]
     assert yaml_of("kubernetes/deployment.yaml")["spec"]["selector"]["matchLabels"] == labels
     assert yaml_of("kubernetes/service.yaml")["spec"]["selector"] == labels
+
+
+def test_a_monitor_of_the_operator_scrapes_the_service():
+    monitor = yaml_of("kubernetes/servicemonitor.yaml")["spec"]
+    service = yaml_of("kubernetes/service.yaml")
+    assert monitor["selector"]["matchLabels"] == service["metadata"]["labels"]
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert endpoint["path"] == POD["metadata"]["annotations"]["prometheus.io/path"]
+
+
+def test_a_pod_serves_until_proxies_know_that_it_ends():
+    """Then answers under way end: no longer than Kubernetes waits for both."""
+    command, seconds = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+    drain_s = inspect.signature(serve_apps).parameters["drain_s"].default
+    assert command == "sleep"
+    assert 5 <= int(seconds) <= POD["spec"]["terminationGracePeriodSeconds"] - drain_s
+
+
+def test_the_image_is_named_as_one_that_no_registry_has():
+    """`example` is reserved (RFC 2606): nobody can put another image where this one is looked for."""
+    (image,) = yaml_of("kubernetes/kustomization.yaml")["images"]
+    assert image["name"] == CONTAINER["image"] == "perfmodel-emulator"
+    assert image["newName"].partition("/")[0].endswith(".example")
 
 
 def test_nothing_runs_as_root_or_writes():

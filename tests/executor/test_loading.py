@@ -174,7 +174,7 @@ def test_files_that_do_not_fit_the_model_are_one_sentence(tmp_path, monkeypatch)
     with pytest.raises(SpecError, match="is the file whole"):
         load_decoder(model, FLOAT32)
     monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"needs safetensors.*perfmodel\[weights\]"):
+    with pytest.raises(MissingExtraError, match=r"needs safetensors.*\.\[weights\]"):
         load_decoder(model, FLOAT32)
 
 

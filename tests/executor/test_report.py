@@ -108,5 +108,5 @@ def test_the_shadow_notes_predictions_and_returns_the_real_outcome():
 @pytest.mark.parametrize("missing", ["torch", "perfmodel_executors"])
 def test_a_missing_executor_is_one_sentence(monkeypatch, missing):
     monkeypatch.setattr(bridge, "find_spec", lambda name: None if name == missing else object())
-    with pytest.raises(MissingExtraError, match=rf"executing needs {missing}.*perfmodel\[executor\]"):
+    with pytest.raises(MissingExtraError, match=rf"executing needs {missing}.*\.\[executor\]"):
         bridge.load_executor()

@@ -1,48 +1,68 @@
-"""A few hundred inputs that nobody means: each ends in an answer or in a sentence (`benchmarks/fuzz.py`: 20,000)."""
+"""A few hundred random inputs: each ends in an answer or in a sentence (`benchmarks/fuzz.py`: 20,000)."""
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from fuzz_cases import FuzzCase, fuzz_cases
 from fuzz_runs import run_case
 from hypothesis import HealthCheck, Phase, given, settings
 
+FINDS = Path(__file__).parents[1] / "data/fuzz_finds.jsonl"
 
-@settings(
-    max_examples=200, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
+
+def few(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def check(case: FuzzCase) -> None:
+    outcome = run_case(case)
+    assert not outcome.wrong, (outcome, case)
+
+
+@few(200)
 @given(fuzz_cases("inputs"))
-def test_no_input_ends_in_anything_else(case: FuzzCase) -> None:
-    outcome = run_case(case)
-    assert not outcome.wrong, (outcome, case)
+def test_files_of_a_scenario(case: FuzzCase) -> None:
+    check(case)
 
 
-@settings(
-    max_examples=35, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@few(35)
 @given(fuzz_cases("questions"))
-def test_nor_does_a_question_asked_of_many_scenarios_or_of_measurements(case: FuzzCase) -> None:
-    outcome = run_case(case)
-    assert not outcome.wrong, (outcome, case)
+def test_questions_asked_of_many_scenarios_or_of_measurements(case: FuzzCase) -> None:
+    check(case)
 
 
-@settings(
-    max_examples=80, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@few(80)
 @given(fuzz_cases("ways-in"))
-def test_nor_does_what_people_come_with(case: FuzzCase) -> None:
-    """Results of load tests, command lines, conversations and checkpoints."""
-    outcome = run_case(case)
-    assert not outcome.wrong, (outcome, case)
+def test_results_of_load_tests_command_lines_conversations_and_checkpoints(case: FuzzCase) -> None:
+    check(case)
 
 
-@settings(
-    max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
-@given(fuzz_cases("all"))
-def test_nor_does_it_in_a_process_of_its_own(tmp_path_factory: pytest.TempPathFactory, case: FuzzCase) -> None:
+@few(120)
+@given(fuzz_cases("requests"))
+def test_requests_to_the_page_and_the_emulator(case: FuzzCase) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("line", FINDS.read_text(encoding="utf-8").splitlines())
+def test_what_failed_once(line: str) -> None:
+    """Cases that `benchmarks/fuzz.py` found, as its log has them: kind, args, files as Latin-1."""
+    found = json.loads(line)
+    files = {name: text.encode("latin-1") for name, text in found["files"].items()}
+    check(FuzzCase(found["kind"], tuple(found["args"]), files))
+
+
+@few(12)
+@given(fuzz_cases("inputs") | fuzz_cases("questions") | fuzz_cases("ways-in"))
+def test_a_process_of_its_own(tmp_path_factory: pytest.TempPathFactory, case: FuzzCase) -> None:
     folder = tmp_path_factory.mktemp("case")
     for name, content in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -123,8 +123,8 @@ def check_capability(device: str, capability: int) -> None:
 def _check_library() -> None:
     if find_spec("triton") is None:
         raise MissingExtraError(
-            "the triton kernels need triton, which is not installed: pip install 'perfmodel[executor]', or use the "
-            "torch kernels (--kernels torch)."
+            "the triton kernels need triton, which is not installed: pip install '.[executor]' in the checkout, or use "
+            "the torch kernels (--kernels torch)."
         )
     if os.environ.get("TRITON_INTERPRET") == "1":
         check_interpreter(version("triton"), version("numpy"))

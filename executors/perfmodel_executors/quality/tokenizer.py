@@ -49,7 +49,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if find_spec(package) is None:
             raise MissingExtraError(
                 f"cutting text into the tokens of {Path(path).name} needs {package}, which is not installed: pip "
-                f"install 'perfmodel[weights]'."
+                f"install '.[weights]' in the checkout."
             )
     from gguf import GGUFReader
 

@@ -16,6 +16,7 @@ from perfmodel.calibrate.bench.runs import (
     BenchRun,
     RequestTimes,
     Said,
+    duration_of,
     figure,
     figures_of,
     member,
@@ -66,7 +67,7 @@ def read_guidellm_benchmark(name: str, version: str, data: Any) -> BenchRun:
     requests = member(name, data, "requests", "successful")
     # A report may keep a sample of its requests: replayed alone they would be another load.
     times = _times(name, requests) if isinstance(requests, list) and len(requests) == completed else None
-    measured = figures_of(times, figure(name, data, "duration")) if times is not None else _figures(name, data)
+    measured = figures_of(times, duration_of(name, data, times)) if times is not None else _figures(name, data)
     return BenchRun(
         name=name,
         tool="GuideLLM",

@@ -13,6 +13,7 @@ __all__ = [
     "BenchLoad",
     "BenchRun",
     "RequestTimes",
+    "duration_of",
     "figure",
     "figures_of",
     "member",
@@ -197,6 +198,20 @@ def figures_of(times: RequestTimes, duration_s: float | None = None) -> dict[str
         found["request_throughput"] = len(times) / duration_s
         found["output_throughput"] = float(times.num_output_tokens.sum()) / duration_s
     return found
+
+
+def duration_of(name: str, data: Any, times: RequestTimes) -> float | None:
+    """Seconds that the run took; None where the file has none, 0 or NaN, which say nothing.
+
+    Raises SpecError for a run shorter than its shortest request.
+    """
+    duration_s, shortest_s = figure(name, data, "duration"), float(times.e2el_s.min())
+    if duration_s and duration_s < shortest_s:
+        raise SpecError(
+            f"{name}: duration: found {duration_s:g} s, expected at least {shortest_s:g} s, its shortest request; "
+            f"correct it or leave it out."
+        )
+    return duration_s or None
 
 
 def member(name: str, data: Any, *path: str) -> Any:

@@ -19,6 +19,7 @@ from perfmodel.calibrate.bench.runs import (
     BenchRun,
     RequestTimes,
     Said,
+    duration_of,
     figure,
     figures_of,
     request_times,
@@ -48,7 +49,7 @@ def read_vllm_result(name: str, data: Mapping[str, Any]) -> BenchRun:
         raise SpecError(f"{name}: none of its requests was answered; there is nothing to compare.")
     measured = _figures(name, data)
     if times is not None:
-        measured |= figures_of(times, figure(name, data, "duration"))
+        measured |= figures_of(times, duration_of(name, data, times))
     sent = _sent(name, data, times, completed)
     tool = "SGLang bench_serving" if is_sglang else "vllm bench serve"
     return BenchRun(

@@ -140,7 +140,7 @@ def _parquet(path: Path) -> dict[str, Column]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise MissingExtraError(f"{path} needs pyarrow to be read; install perfmodel[data]") from None
+        raise MissingExtraError(f"{path} needs pyarrow to be read: pip install '.[data]' in the checkout") from None
     try:
         table = parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:

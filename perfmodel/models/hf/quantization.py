@@ -7,8 +7,9 @@ unquantized are matched against the module names that Hugging Face checkpoints u
 __all__ = ["quantization_from_config"]
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
+from math import comb, inf
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +22,9 @@ _KEPT = QuantizationSpec().kept
 # What stays where `quant_method: mxfp4` quantizes a mixture of experts: Hugging Face's and vLLM's loaders know experts
 # alone in it, whatever modules_to_not_convert names (transformers' integrations/mxfp4.py; gpt-oss).
 _BESIDE_EXPERTS = frozenset({"attention", "linear_attention", "dense_ffn", "shared_experts"})
-_MOST_REPEATS, _LONGEST_PATTERN = 5, 500  # of a pattern in a list of ignored modules
+# Of a list of ignored modules: steps of a search for all its regular expressions in one name, and characters.
+_MAX_SEARCH_STEPS, _MAX_PATTERN_LENGTH, _MAX_NAME_LENGTH, _MAX_PATTERNS_LENGTH = 2e6, 500, 50, 100_000
+_REPEATED_GROUP_OR_FLAG = re.compile(r"\)[*+?{]|\(\?(?!:|=|!|<[=!]|P<|i\))")  # comments and (?x) hide a repetition
 _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 
 # (weights, activations, group_size, group_rows)
@@ -81,7 +84,7 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
     try:
         found = _from_settings(fields, settings, layers)
     except (TypeError, ValueError, ArithmeticError, KeyError, AttributeError, re.error) as error:
-        raise SpecError(f"{fields.source}: quantization_config: holds a value of the wrong kind ({error}).") from None
+        raise SpecError(f"{fields.source}: quantization_config: cannot read it: {error}.") from None
     for format in (found.weights, found.activations, found.kv_cache):
         if format is not None and format not in BITS_PER_WEIGHT:
             raise SpecError(f"{fields.source}: quantization_config: {format!r} is not a known number format.")
@@ -241,7 +244,7 @@ def _kept(ignored: Iterable[str], layers: Sequence[Layer]) -> frozenset[str]:
     Lists name modules (`model.layers.3.self_attn.q_proj`), globs (`model.layers.3.self_attn*`) or regular
     expressions (`re:.*self_attn.*`), per layer or for all.
     """
-    patterns = [_compiled(entry) for entry in dict.fromkeys(ignored)]
+    names_ignored, patterns = _matchers(dict.fromkeys(ignored))
     kept = set()
     for component, spellings in _MODULES.items():
         having = [index for index, layer in enumerate(layers) if component in _components(layer)]
@@ -249,7 +252,9 @@ def _kept(ignored: Iterable[str], layers: Sequence[Layer]) -> frozenset[str]:
         hits = 0
         for index in sample:
             names = [f"model.layers.{index}.{parent}.{leaf}" for parent, *leaves in spellings for leaf in leaves]
-            hits += any(pattern.search(name) for pattern in patterns for name in names)
+            hits += any(not names_ignored.isdisjoint(_parts(name)) for name in names) or any(
+                pattern.search(name) for pattern in patterns for name in names
+            )
         if hits and 2 * hits >= len(sample):
             kept.add(component)
     return frozenset(kept)
@@ -267,26 +272,72 @@ def _components(layer: Layer) -> set[str]:
     return found
 
 
-def _checked(pattern: str) -> re.Pattern[str]:
-    """A regular expression whose search ends soon: Python's tries all ways to share a name out over repetitions.
+def _parts(name: str) -> Iterator[str]:
+    """All runs of whole words of a module's name: `mlp`, `mlp.gate`, `layers.3.mlp` ..."""
+    words = name.split(".")
+    return (".".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1))
 
-    Raises ValueError where groups are repeated, or more than `_MOST_REPEATS` repetitions follow each other.
+
+def _matchers(entries: Iterable[str]) -> tuple[set[str], list[re.Pattern[str]]]:
+    """The plain names of a list of ignored modules, and its globs and regular expressions, compiled.
+
+    Raises ValueError for a list that would take long to match.
     """
-    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern)  # without escapes and classes of characters
-    repeats = re.findall(r"[*+]|\{\d*,\d*\}|(?<![(*+?}])\?", plain)
-    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or re.search(r"\)(?:[*+]|\{)", plain):
+    names: set[str] = set()
+    globs: list[str] = []
+    expressions: list[str] = []
+    for entry in entries:
+        # Prefixes differ between files (`model.language_model.`, `language_model.model.`): compare from `layers.` on.
+        tail = entry[entry.index("layers.") :] if "layers." in entry else entry
+        if entry.startswith("re:"):
+            expressions.append(entry[3:])
+        elif re.search(r"[*?[]", tail):
+            globs.append(tail)
+        else:
+            names.add(tail)
+    if (length := sum(map(len, globs + expressions))) > _MAX_PATTERNS_LENGTH:  # a long one takes 10 ms to compile
         raise ValueError(
-            f"got the pattern {pattern[:60]!r} in its list of ignored modules; expected at most {_MOST_REPEATS} "
-            f"repetitions, none of them of a group: name the modules, or write globs"
+            f"got patterns of {length:,} characters in its list of ignored modules; expected at most "
+            f"{_MAX_PATTERNS_LENGTH:,}: name the modules"
         )
-    return re.compile(pattern)
+    budget = _MAX_SEARCH_STEPS
+    for pattern in expressions:
+        budget -= _search_steps(pattern)
+        if budget < 0:
+            raise ValueError(
+                f"got the pattern {pattern[:60]!r} in its list of ignored modules, whose search may take too long; "
+                f"expected at most {_MAX_PATTERN_LENGTH} characters, three repetitions, none of a group, and few "
+                f"alternatives: name the modules, or write globs"
+            )
+    return names, [*(re.compile(_unanchored(each)) for each in expressions), *map(_glob, globs)]
 
 
-def _compiled(entry: str) -> re.Pattern[str]:
-    """A regular expression as it stands; a glob or a name must end where a module name ends."""
-    if entry.startswith("re:"):
-        return _checked(entry[3:])
-    # Prefixes differ between files (`model.language_model.`, `language_model.model.`): compare from `layers.` on.
-    tail = entry[entry.index("layers.") :] if "layers." in entry else entry
+def _search_steps(pattern: str) -> float:
+    """An upper bound on the steps of Python's search for a regular expression in a module's name.
+
+    Python tries every way to share n characters out over r repetitions, C(n + r, r), every choice of alternatives, and
+    every start. Infinity for repeated groups, where the number of ways is exponential in n.
+    """
+    plain = re.sub(
+        r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", _unanchored(pattern)
+    )  # without escapes and character classes
+    repeats = re.findall(r"[*+]|\{\d*,\d*\}|(?<![(*+?}])\?", plain)
+    if len(pattern) > _MAX_PATTERN_LENGTH or _REPEATED_GROUP_OR_FLAG.search(plain):
+        return inf
+    choices = 1
+    while group := re.search(r"\(([^()]*)\)", plain):
+        choices *= group[1].count("|") + 1
+        plain = plain[: group.start()] + "x" + plain[group.end() :]
+    choices *= plain.count("|") + 1
+    return float(_MAX_NAME_LENGTH * choices * comb(_MAX_NAME_LENGTH + len(repeats), len(repeats)))
+
+
+def _unanchored(pattern: str) -> str:
+    """The expression without `.*` at its ends: a search finds the rest wherever it is."""
+    return re.sub(r"(?<!\\)\.\*$", "", re.sub(r"^\.\*(?![*+?{])", "", pattern))
+
+
+def _glob(tail: str) -> re.Pattern[str]:
+    """A glob must begin and end where a word of a module's name does."""
     body = translate(tail).removesuffix("\\Z").removesuffix("\\z")
     return re.compile(rf"(?:^|\.){body}(?:\.|$)")

@@ -178,14 +178,19 @@ def _read(stream: BinaryIO, path: Path) -> GgufHeader:
     for _ in range(_length(num_tensors)):
         name = _string(stream)
         (num_dims,) = struct.unpack("<I", stream.read(4))
-        shape = struct.unpack(f"<{min(num_dims, 8)}Q", stream.read(8 * min(num_dims, 8)))
+        shape = struct.unpack(f"<{min(num_dims, 8)}Q", stream.read(8 * min(num_dims, 8))) or (1,)  # a single number
+        if 0 in shape:
+            raise SpecError(f"{path}: tensor {name[:80]!r}: got the shape {shape}; expected at least one element.")
         kind, _offset = struct.unpack("<IQ", stream.read(12))
         header.tensors[name] = (shape, kind)
     return header
 
 
 def _value(stream: BinaryIO, kind: int) -> Any:
-    """A metadata value; a list of more than 1024 numbers, or of strings, is read as its length."""
+    """A metadata value; a list of more than 1024 numbers, or of strings, is read as its length.
+
+    A list of lists is an error, as in llama.cpp (ggml/src/gguf.cpp, "invalid GGUF type").
+    """
     if kind == 8:
         return _string(stream)
     if kind != 9:
@@ -200,7 +205,7 @@ def _value(stream: BinaryIO, kind: int) -> Any:
     if count > 1024 and item_kind in _SCALARS:
         stream.seek(struct.calcsize(_SCALARS[item_kind]) * _length(count), 1)
         return count
-    return [_value(stream, item_kind) for _ in range(_length(count))]
+    return [_scalar(stream, item_kind) for _ in range(_length(count))]
 
 
 def _scalar(stream: BinaryIO, kind: int) -> Any:

@@ -87,7 +87,7 @@ def _connected(address: str | None, workers: int | None) -> Any:
         import ray
     except ImportError:
         raise MissingExtraError(
-            "--engine ray needs Ray, which is not installed: pip install 'perfmodel[ray]', or use --engine local."
+            "--engine ray needs Ray, which is missing: pip install '.[ray]' in the checkout, or use --engine local."
         ) from None
     if ray.is_initialized():
         return ray

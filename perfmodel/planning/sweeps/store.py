@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from perfmodel.planning.sweeps.points import Point, Record, load_point
 from perfmodel.specs.scenario import Scenario
 from perfmodel.version import RELEASE
 
-_PATIENCE_S = 60.0  # for another process's commit
+_PATIENCE_S = 10.0  # for another process's commit, which takes milliseconds
 _SPEAKS_OF_NOTHING = {"name", "plan", "published", "technique"}  # fields that no answer depends on
 _SCHEMA = """CREATE TABLE IF NOT EXISTS points (
     key TEXT PRIMARY KEY, record TEXT NOT NULL, seconds REAL, times INTEGER NOT NULL DEFAULT 1)"""
@@ -46,36 +47,56 @@ class Store:
     """Records by key, in the file `path`."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        self._path = path
+        with self._refusing():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise PerfmodelError(f"--store {path}: cannot be used ({error}); name another file.") from None
+        self._rows("PRAGMA journal_mode=WAL")
+        self._rows(_SCHEMA)
 
     def get(self, key: str) -> Record | None:
-        row = self._connection.execute("SELECT record FROM points WHERE key = ?", (key,)).fetchone()
-        return None if row is None else _record(json.loads(row[0]))
+        rows = self._rows("SELECT record FROM points WHERE key = ?", (key,))
+        return self._record(rows[0][0]) if rows else None
 
     def put(self, key: str, record: Record, seconds: float = 0.0) -> None:
         """Keep the record of a point that took so long; one that is there already stays, and counts as evaluated again
         (two plans at once may do so)."""
         fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
         text = json.dumps(fields | {"values": dict(record.values), "intervals": dict(record.intervals)})
-        self._connection.execute(_PUT, (key, text, seconds))
+        self._rows(_PUT, (key, text, seconds))
 
     def __len__(self) -> int:
-        return int(self._connection.execute("SELECT COUNT(*) FROM points").fetchone()[0])
+        return int(self._rows("SELECT COUNT(*) FROM points")[0][0])
 
     def records(self) -> dict[str, Record]:
         """All of them by key."""
-        rows = self._connection.execute("SELECT key, record FROM points ORDER BY key")
-        return {key: _record(json.loads(text)) for key, text in rows}
+        return {key: self._record(text) for key, text in self._rows("SELECT key, record FROM points ORDER BY key")}
 
     def most_evaluations(self) -> int:
         """How often the point that was evaluated most often was: 1 where no work was done twice."""
-        return int(self._connection.execute("SELECT COALESCE(MAX(times), 0) FROM points").fetchone()[0])
+        return int(self._rows("SELECT COALESCE(MAX(times), 0) FROM points")[0][0])
+
+    def _rows(self, statement: str, values: tuple[str | float, ...] = ()) -> list[Any]:
+        with self._refusing():
+            return self._connection.execute(statement, values).fetchall()
+
+    def _record(self, text: str) -> Record:
+        with self._refusing():
+            data = json.loads(text)
+            return Record(**{**data, "notes": tuple(data["notes"])})
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Raises PerfmodelError for a file that cannot be read or written, is locked for long, or is damaged."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            reason = str(error)
+        except (ValueError, TypeError, KeyError) as error:
+            reason = f"a damaged record: {error}"
+        else:
+            return
+        raise PerfmodelError(f"--store {self._path}: cannot be used ({reason}); name another file.")
 
     def close(self) -> None:
         self._connection.close()
@@ -139,7 +160,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _record(data: dict[str, Any]) -> Record:
-    return Record(**{**data, "notes": tuple(data["notes"])})

@@ -43,7 +43,7 @@ def _loaded(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise MissingExtraError("a tokenizer file needs `tokenizers`: pip install 'perfmodel[serve]'") from None
+        raise MissingExtraError("a tokenizer file needs `tokenizers`: pip install '.[serve]' in the checkout") from None
     if not path.is_file():
         raise SpecError(f"{path}: no such file; give the tokenizer.json of a model")
     try:

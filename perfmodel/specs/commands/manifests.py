@@ -76,7 +76,7 @@ def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPla
 
 def _count(name: str, value: Any, place: str) -> int:
     try:
-        count = int(value)
+        count = -1 if isinstance(value, float) and not value.is_integer() else int(value)
     except (TypeError, ValueError):
         count = -1
     if not 0 <= count <= _MOST_REPLICAS:

@@ -155,7 +155,7 @@ def load_executor(*, needs_torch: bool = True) -> ExecutorPackage:
     for name in ("torch", "perfmodel_executors") if needs_torch else ("perfmodel_executors",):
         if find_spec(name) is None:
             raise MissingExtraError(
-                f"executing needs {name}, which is not installed: pip install 'perfmodel[executor]' "
+                f"executing needs {name}, which is not installed: pip install '.[executor]' in the checkout "
                 f"(on a machine without a GPU, choose the CPU build of torch)."
             )
     return cast(ExecutorPackage, import_module("perfmodel_executors"))

@@ -54,6 +54,7 @@ def refusal(*paths: Path) -> str:
         (lambda d: d.update(itls=[0.1] * 14), "expected a list of seconds"),
         (lambda d: d.update(request_rate="fast"), "request_rate: found 'fast', expected a number"),
         (lambda d: d.update(mean_ttft_ms=-1), "mean_ttft_ms: found '-1', expected a number of at least 0"),
+        (lambda d: d.update(duration=1e-300), "duration: found 1e-300 s, expected at least the"),
         (lambda d: d.pop("request_rate"), "which no tool writes that is known"),
     ],
 )
@@ -176,3 +177,24 @@ def test_figures_that_measure_nothing_are_named(tmp_path: Path) -> None:
     (run,) = read_bench_files([path])[0]
     assert not {"mean_ttft_ms", "mean_tpot_ms"} & set(run.measured)
     assert "left out, since zero or not finite: mean_ttft_ms, mean_tpot_ms" in run.notes
+
+
+@pytest.mark.parametrize(("file", "where"), [("vllm_detailed.json", ()), ("guidellm.json", ("benchmarks", 0))])
+@pytest.mark.parametrize("duration", [0, 0.0, math.nan, math.inf, None])
+def test_a_run_without_a_duration_took_as_long_as_its_requests(
+    tmp_path: Path, file: str, where: tuple[str | int, ...], duration: float | None
+) -> None:
+    """From the first start to the last end; the tools' own durations add what surrounds the requests."""
+
+    def change(data: Any) -> None:
+        for key in where:
+            data = data[key]
+        data["duration"] = duration
+
+    (found, *_), _ = read_bench_files([changed(tmp_path, change, file)])
+    (stated, *_), _ = read_bench_files([DATA / file])
+    assert found.times is not None
+    assert found.times.start_s is not None
+    span_s = (found.times.start_s + found.times.e2el_s).max() - found.times.start_s.min()
+    assert found.measured["request_throughput"] == pytest.approx(len(found.times) / span_s)
+    assert found.measured["request_throughput"] == pytest.approx(stated.measured["request_throughput"], rel=0.1)

@@ -16,6 +16,7 @@ from perfmodel.calibrate.profile_fit import with_values
 from perfmodel.cli import app
 from perfmodel.cost import EngineProfile, load_engine_profile
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 
@@ -197,8 +198,38 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--from", "mlperf_offline.txt", "--name", "mine", "--hardware", "h100"], "all its requests at once"),
         (["--from", "vllm.json", "--name", "mine"], "give --hardware"),
         (["--from", "vllm.json", "--name", "mine", "--hardware", "h100", "--engine", "sglang"], "--engine is sglang"),
-        (["--from", "vllm.json", "sglang.jsonl"], "several files go with"),
-        (["--from", "vllm.json", "--to", "somewhere"], "--to goes with"),
+        (["--from", "vllm.json", "sglang.jsonl"], "--from does not read FILE..., which goes with --name or --on"),
+        (["--from", "vllm.json", "--to", "somewhere"], "--from does not read --to, which goes with --name or --on"),
+        (
+            ["--from", "vllm.json", "--model", "x"],
+            "--from does not read --model, which goes with a measurement of this",
+        ),
+        (
+            ["--from", "vllm.json", "--routing", "--softmax"],
+            "--from does not read --softmax, which goes with --from alone",
+        ),
+        (
+            ["--from", "vllm.json", "--routing", "--engine", "vllm"],
+            "--from does not read --engine, which goes with --name",
+        ),
+        (["--from", "vllm.json", "--generation", "hopper", "--exchange"], "--from does not read --generation"),
+        (["--from", "vllm.json", "--name", "mine", "--out", "x"], "--name does not read --out, which goes with a meas"),
+        (
+            ["--from", "vllm.json", "--name", "mine", "--routing"],
+            "--name does not read --routing, which goes with --from",
+        ),
+        (
+            ["--on", "vllm", "--name", "mine", "--from", "vllm.json"],
+            "--on does not read --from, which goes with --name",
+        ),
+        (
+            ["--on", "vllm", "--name", "mine", "--scenario", "x"],
+            "--on does not read --scenario, which goes with --name",
+        ),
+        (["--on", "vllm", "chat.yaml"], "--on goes with SCENARIO... and --name NAME"),
+        (["--routing"], "calibrate does not read --routing, which goes with --from alone"),
+        (["--engine", "vllm"], "calibrate does not read --engine, which goes with --name"),
+        (["--force"], "calibrate does not read --force, which goes with --from or --name or --on"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_sentence(
@@ -209,6 +240,31 @@ def test_what_cannot_be_fitted_is_one_sentence(
     assert found.exit_code == 2, found.output
     assert said in " ".join(found.stderr.split())
     assert not (tmp_path / "calibrations").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [
+        (["--routing"], "routing"),
+        (["--whole-runs"], "whole_runs"),
+        (["--exchange"], "exchange"),
+        (["--overheads"], "overheads"),
+        (["--kernel-errors"], "kernel_errors"),
+        (["--softmax"], "overheads"),
+        (["--generation", "blackwell"], "generation@blackwell"),
+        (["--engine", "vllm"], "engine@vllm"),
+        (["--engine", "llamacpp"], "backend@llamacpp"),
+    ],
+)
+def test_shipped_calibrations_are_never_written_over(flags: list[str], file: str) -> None:
+    """Before anything is read: the measurements here are none."""
+    shipped = data_dir("calibrations") / f"{file}.yaml"
+    before = shipped.read_bytes()
+    found = CliRunner().invoke(app, ["calibrate", "--from", str(Path(__file__)), *flags])
+    assert (found.exit_code, shipped.read_bytes()) == (2, before), found.output
+    assert f"{file}.yaml: is there already; name another folder with --out, or --force" in " ".join(
+        found.stderr.split()
+    )
 
 
 @pytest.mark.parametrize("name", ["vllm", "VLLM", "sglang", "datasheet", "a/b", "h100@vllm", ""])

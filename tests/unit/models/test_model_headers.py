@@ -132,6 +132,31 @@ def test_lists_with_one_entry_per_layer_are_read_where_they_agree(tmp_path: Path
         load_model(write_gguf(tmp_path / "b.gguf", other, LLAMA_TENSORS))
 
 
+@pytest.mark.parametrize("depth", [1, 2000])
+def test_lists_of_lists_are_refused(tmp_path: Path, depth: int) -> None:
+    """llama.cpp reads none either; Python would recurse as deep as the file says."""
+    path = write_gguf(tmp_path / "x.gguf", {**LLAMA_META, "last": 1}, {})
+    one = gguf_value(1)
+    nested = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 4, 1) + one[4:]
+    path.write_bytes(path.read_bytes().removesuffix(one) + nested)
+    with pytest.raises(SpecError, match=r"x\.gguf: the GGUF header is cut off or damaged"):
+        load_model(path)
+
+
+def test_a_tensor_without_elements_is_refused_and_one_without_dimensions_has_one(tmp_path: Path) -> None:
+    """ggml counts the product of the dimensions, which is 1 of none."""
+    empty = LLAMA_TENSORS | {"blk.0.attn_q.weight": ((0, 4096), 12)}
+    with pytest.raises(
+        SpecError, match=r"tensor 'blk.0.attn_q.weight': got the shape \(0, 4096\); expected at least one"
+    ):
+        load_model(write_gguf(tmp_path / "x.gguf", LLAMA_META, empty))
+    scalar = LLAMA_TENSORS | {"blk.0.attn_q.scale": ((), 0)}
+    plain = load_model(write_gguf(tmp_path / "a.gguf", LLAMA_META, LLAMA_TENSORS))
+    assert load_model(write_gguf(tmp_path / "b.gguf", LLAMA_META, scalar)).layers == plain.layers
+    words = LLAMA_TENSORS | {"token_embd.weight": ((), 0)}
+    assert load_model(write_gguf(tmp_path / "c.gguf", LLAMA_META, words)).vocab_size == 1
+
+
 def test_damaged_ggufs_are_one_sentence(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", LLAMA_META, LLAMA_TENSORS)
     whole = path.read_bytes()

@@ -1,5 +1,6 @@
 """Number formats: bytes per weight, checkpoints' settings, and an engine's `quantization` and `dtype` arguments."""
 
+import time
 from typing import Any
 
 import pytest
@@ -120,17 +121,40 @@ def test_compressed_tensors_groups(
     assert (found.weights, found.activations, found.group_size) == expected
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(?:.*a){9}", "a*a*a*a*a*a*b", "x" * 501, "(a|aa)+b", ".?.?.?.?.?.?!"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(a+)+$", "(?:.*a){9}", "a*a*a*a*a*a*b", "x" * 501, "(a|aa)+b", ".?.?.?.?.?.?!", "(.|..)" * 40 + "!"),
+        *("(?x)(a+) +$", "(a+)(?#[)+]$", r"[\][](a+)+[]]"),  # a flag, a comment and a class that hide a repeated group
+    ],
+)
 def test_patterns_that_may_never_end_are_refused(pattern: str) -> None:
     """Python tries all ways to share a name out over nested repetitions: minutes for one module."""
-    with pytest.raises(SpecError, match=r"got the pattern .* expected at most 5 repetitions"):
+    with pytest.raises(SpecError, match=r"got the pattern .* expected at most 500 characters, three repetitions"):
         read({"quant_method": "fp8", "ignore": [f"re:{pattern}"]})
+
+
+@pytest.mark.parametrize(
+    "entries", [["re:[a-z.]*[^!]*.*!"], [f"re:.*layers.{i}.*proj!" for i in range(99)], ["*a" * 400]]
+)
+def test_what_is_not_refused_ends_soon(entries: list[str]) -> None:
+    begun = time.process_time()
+    assert read({"quant_method": "fp8", "ignore": entries}).kept == ALWAYS
+    assert time.process_time() - begun < 2
+
+
+def test_too_many_patterns_are_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"got patterns of 101,000 characters .*expected at most 100,000: name the modules"
+    ):
+        read({"quant_method": "fp8", "ignore": [f"*{i:08}*" for i in range(10_100)]})
 
 
 @pytest.mark.parametrize(
     ("ignored", "kept"),
     [
         (["lm_head", "re:.*self_attn.*"], {"attention"}),
+        (["re:.*?self_attn.*?"], {"attention"}),
         (["lm_head", "model.layers.*.self_attn"], {"attention"}),
         ([f"language_model.model.layers.{i}.self_attn*" for i in range(6)], {"attention"}),
         (["model.layers.0.self_attn.q_proj"], set()),  # one layer of six

@@ -179,7 +179,7 @@ def _need(package: str, path: Path) -> None:
     if find_spec(package) is None:
         raise MissingExtraError(
             f"reading the weights of {path.name} needs {package}, which is not installed: pip install "
-            f"'perfmodel[weights]'; or execute its config.json, with random weights."
+            f"'.[weights]' in the checkout; or execute its config.json, with random weights."
         )
 
 

@@ -187,7 +187,7 @@ def test_a_cluster_that_lets_nobody_in_is_told_with_the_way_in(
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray_the_extra_is_named() -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install 'perfmodel\[ray\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[ray\]'"):
         spread(squared, range(3), said, engine="ray")
 
 

@@ -2,8 +2,16 @@
 
 import os
 import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.planning import search
+from perfmodel.planning.sweeps import store as store_module
 from perfmodel.planning.sweeps import sweep as module
 from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.planning.sweeps.store import Store
@@ -44,3 +52,48 @@ def test_what_a_lost_worker_leaves_is_not_kept(tmp_path: Path) -> None:
     assert len(Store(tmp_path / "points.sqlite")) == 3
     assert not spread(stored_records, asked, lost, workers=2)[2].problem
     assert Store(tmp_path / "points.sqlite").most_evaluations() == 1
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Another process that writes, and does not end."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("CREATE TABLE IF NOT EXISTS others (number INTEGER)")
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+def test_a_store_that_cannot_be_used_is_one_sentence_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(search, "_plan_rate", lambda *_: pytest.fail("searched"))
+    file, folder, text = tmp_path / "points.sqlite", tmp_path / "folder", tmp_path / "text"
+    folder.mkdir()
+    text.write_text("no database" * 99, encoding="utf-8")
+    for each in (folder, text, text / "points.sqlite"):
+        with pytest.raises(PerfmodelError, match=rf"--store {each}: cannot be used \(.*\); name another file"):
+            search.make_plan("llama-3.1-8b-a100", ["plan={}"], each)
+    with locked(file), pytest.raises(PerfmodelError, match=r"cannot be used .*locked"):
+        search.make_plan("llama-3.1-8b-a100", ["plan={}"], file)
+
+
+def test_a_store_that_is_locked_or_damaged_later_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_PATIENCE_S", 0.1)
+    file = tmp_path / "points.sqlite"
+    store = Store(file)
+    with locked(file), pytest.raises(PerfmodelError, match=rf"--store {file}: cannot be used .*locked"):
+        store.put("a", Record(problem="x"))
+    store.put("a", Record(problem="x"))
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("UPDATE points SET record = '{'")
+    for read in (lambda: store.get("a"), store.records):
+        with pytest.raises(PerfmodelError, match=rf"--store {file}: cannot be used .*a damaged record"):
+            read()
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("DROP TABLE points")
+    for use in (lambda: store.get("a"), store.records, lambda: len(store), store.most_evaluations):
+        with pytest.raises(PerfmodelError, match=rf"--store {file}: cannot be used .*no such table"):
+            use()

@@ -240,6 +240,13 @@ def test_where_a_manifest_runs_its_server_is_read(nodes: str, device: str) -> No
     assert not [note for note in found.notes if "GPUs" in note or "not read" in note]
 
 
+@pytest.mark.parametrize("replicas", ["1e9", "1000000000", "-1", "1.5", ".inf", "-.inf", ".nan", "[1]", "three"])
+def test_replicas_are_a_whole_number_in_range(replicas: str) -> None:
+    manifest = (DEPLOYMENT % ("", 2)).replace("replicas: 3", f"replicas: {replicas}")
+    with pytest.raises(SpecError, match=r"pod.yaml: replicas: got .*; expected a whole number up to 10,000"):
+        read_line(manifest, Asking(hardware="h100-sxm-80gb"), "pod.yaml")
+
+
 def test_what_of_a_manifest_does_not_fit_is_a_note() -> None:
     found = read_line(
         DEPLOYMENT % ("nodeSelector: {nvidia.com/gpu.product: NVIDIA-X1}", 4), Asking(hardware="h100-sxm-80gb")

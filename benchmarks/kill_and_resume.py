@@ -1,0 +1,216 @@
+"""Whether a command that is killed at a random moment and started again gives the answer of one that was not killed.
+
+    python benchmarks/kill_and_resume.py [--kills 50] [--seed 0] [--report MD]
+
+`plan` resumes from its store, `study` and `execute` begin again; all write over what a killed run has left. A process
+group gets SIGKILL at a moment drawn uniformly from the time that an uninterrupted run takes; a run that was over before
+does not count. Then the same command runs to its end in the same folder. Compared byte for byte: exit status, stdout
+and every file, except the store, and except measured times of `execute` (all requests come at once, so that the plans
+of its steps do not depend on them). Processes are forked from one that has run the commands: a kill falls into their
+work, not into imports. POSIX; ten minutes.
+"""
+
+import argparse
+import csv
+import io
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "executors")]
+_MAX_TRIES = 5  # for a moment before the end, since runs differ in length
+_SHORT = "{arrivals: {rate: 20}, num_requests: 60, input_tokens: {distribution: fixed, value: 300}, output_tokens: {distribution: fixed, value: 60}}"  # noqa: E501
+_BASE = f"{{model: llama-3.1-8b, hardware: h100-sxm-80gb, traffic: {_SHORT}}}"
+_FILES = {
+    "plan.yaml": f"""model: llama-3.1-8b
+hardware: h100-sxm-80gb
+traffic: {_SHORT}
+slo: {{ttft_ms: 2000, tpot_ms: 100}}
+plan: {{finalists: 1, seeds: 2, num_requests: 60, max_gpus: 1, space: {{tensor_parallel_size: [1],
+  max_num_seqs: [16, 64], max_num_batched_tokens: [2048]}}}}
+""",
+    "study.yaml": f"""study: short
+question: Does the batch matter?
+base: {_BASE}
+variants: {{small: {{engine.max_num_seqs: 4}}, large: {{engine.max_num_seqs: 64}}}}
+baseline: small
+axes: {{rate: {{field: traffic.arrivals.rate, values: [5, 20], unit: req/s}}}}
+metrics: [output_throughput, mean_e2el_ms]
+""",
+}
+COMMANDS = {
+    "plan": ("plan", "plan.yaml", "--json", "--store", "points.sqlite", "--export", "out"),
+    "study": ("study", "study.yaml", "--json", "--report", "study.md"),
+    "execute": (
+        *("execute", "tiny-llama-cpu", "--json", "--out", "run", "--set", "traffic.arrivals={process: burst}"),
+        *("--set", "traffic.num_requests=4", "--set", "traffic.input_tokens={distribution: fixed, value: 16}"),
+        *("--set", "traffic.output_tokens={distribution: fixed, value: 8}"),
+    ),
+}
+_RECORDS = ("run/requests.csv", "run/steps.csv")  # whose columns of times end with _s
+
+
+@dataclass
+class Tally:
+    """What became of the kills of one command."""
+
+    kills: int = 0
+    too_late: int = 0
+    resumed_points: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def start(command: str, folder: Path) -> int:
+    """The process that runs the command in the folder, the first of its group."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for name, stream in (("stdout", 1), ("stderr", 2)):
+            os.dup2(os.open(f"../{folder.name}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        from perfmodel.cli import app
+
+        app(list(COMMANDS[command]), standalone_mode=True)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def finish(command: str, folder: Path) -> tuple[dict[str, bytes], float]:
+    """What a run to the end leaves, and the seconds it takes."""
+    begun = time.monotonic()
+    _, status = os.waitpid(start(command, folder), 0)
+    return contents(folder) | {"status": str(os.waitstatus_to_exitcode(status)).encode()}, time.monotonic() - begun
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that a command printed and wrote, by name, without measured times."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.name.startswith("points.sqlite"):
+            found[str(file.relative_to(folder))] = file.read_bytes()
+    found["stdout"] = folder.with_name(f"{folder.name}.stdout").read_bytes()
+    if "run/requests.csv" in found:
+        timeless = {name: _without_times(found[name]) for name in _RECORDS}
+        printed = json.loads(found["stdout"])
+        counts = {name: value for name, value in printed.items() if name.startswith("num_")}
+        found = dict.fromkeys(found, b"") | timeless | {"stdout": json.dumps(counts).encode()}
+    return found
+
+
+def _without_times(raw: bytes) -> bytes:
+    rows = csv.DictReader(io.StringIO(raw.decode()))
+    return json.dumps([{key: row[key] for key in row if not key.endswith("_s")} for row in rows]).encode()
+
+
+def kill(command: str, folder: Path, after_s: float) -> bool:
+    """Start the command and end its group after so long. False where it was over before."""
+    pid, end = start(command, folder), time.monotonic() + after_s
+    while time.monotonic() < end:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return False
+        time.sleep(min(0.002, max(end - time.monotonic(), 0)))
+    os.killpg(pid, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def run(num_kills: int, seed: int, commands: tuple[str, ...] = tuple(COMMANDS)) -> dict[str, Tally]:
+    """`num_kills` kills, shared out over the commands in turn."""
+    draw, tallies = random.Random(seed), {command: Tally() for command in commands}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        _warm(root, commands)
+        whole, lasts = {}, {}
+        for command in commands:
+            whole[command], lasts[command] = finish(command, _folder(root, f"{command}-whole"))
+        for number, command in zip(range(num_kills), cycle(commands), strict=False):
+            tally = tallies[command]
+            for attempt in range(_MAX_TRIES):
+                folder = _folder(root, f"{command}-{number}-{attempt}")
+                moment = draw.uniform(0, lasts[command])
+                if kill(command, folder, moment):
+                    break
+                tally.too_late += 1
+                lasts[command] *= 0.8  # this machine has become faster
+            else:
+                raise SystemExit(f"{command}: over before each of {_MAX_TRIES} kills")
+            tally.kills += 1
+            tally.resumed_points += (folder / "points.sqlite").exists()
+            resumed, _ = finish(command, folder)
+            differing = sorted(
+                key for key in resumed.keys() | whole[command].keys() if resumed.get(key) != whole[command].get(key)
+            )
+            if differing:
+                tally.wrong.append(f"killed after {moment:.2f} s: {', '.join(differing)} differ")
+            outcome = f"{moment:.2f} of {lasts[command]:.2f} s: {differing or 'equal'}"
+            print(f"{number + 1} of {num_kills}: {command}, {outcome}", file=sys.stderr, flush=True)
+    return tallies
+
+
+def _folder(root: Path, name: str) -> Path:
+    folder = root / name
+    folder.mkdir()
+    for file, text in _FILES.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return folder
+
+
+def _warm(root: Path, commands: tuple[str, ...]) -> None:
+    """Run the commands once here, so that forked processes have what they import and read."""
+    from typer.testing import CliRunner
+
+    from perfmodel.cli import app
+
+    before = Path.cwd()
+    for command in commands:
+        os.chdir(_folder(root, f"{command}-warm"))
+        answer = CliRunner().invoke(app, list(COMMANDS[command]))
+        assert answer.exit_code == 0, answer.output
+        print(f"{command}: warm", file=sys.stderr)
+    os.chdir(before)
+
+
+def main() -> None:
+    """Kill, resume, compare, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", type=Path)
+    asked = parser.parse_args()
+    tallies = run(asked.kills, asked.seed)
+    lines = [
+        "# Killed and resumed",
+        "",
+        f"`python benchmarks/kill_and_resume.py --kills {asked.kills} --seed {asked.seed}`: SIGKILL at a random moment,"
+        " then the same command once more, compared byte for byte with an uninterrupted run.",
+        "",
+        "| command | kills | with points in the store | over before the kill, drawn again | answers that differ |",
+        "|---|---|---|---|---|",
+    ]
+    for command, tally in tallies.items():
+        points = tally.resumed_points if command == "plan" else "-"
+        lines.append(f"| {command} | {tally.kills} | {points} | {tally.too_late} | {len(tally.wrong)} |")
+    lines += ["", *(f"- {command}: {what}" for command, tally in tallies.items() for what in tally.wrong)]
+    text = "\n".join(lines).rstrip() + "\n"
+    print(text)
+    if asked.report is not None:
+        asked.report.write_text(text, encoding="utf-8")
+    raise SystemExit(any(tally.wrong for tally in tallies.values()))
+
+
+if __name__ == "__main__":
+    main()
