@@ -1,1 +1,0 @@
-"""Interactive plots of runs and steps, with plotly."""
