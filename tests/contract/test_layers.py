@@ -37,9 +37,9 @@ WITHIN = {
     "report": (
         "document",
         "numbers",
+        "drawing",
         "render",
         "written",
-        "drawing",
         "plots",
         "run_folder",
         "runs",

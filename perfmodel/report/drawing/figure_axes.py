@@ -1,6 +1,6 @@
 """Panels of a figure in plotly's terms: where its axes lie, and where its points and bars are drawn."""
 
-__all__ = ["Panel", "panels_of"]
+__all__ = ["MARGIN", "Panel", "panels_of"]
 
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from perfmodel.report.drawing.chart_axes import Scale
 from perfmodel.report.drawing.charts import COLOURS, text_width
 from perfmodel.report.numbers import format_short
 
-_MARGIN = {"l": 64, "r": 24, "t": 48, "b": 48}
+MARGIN = {"l": 64, "r": 24, "t": 48, "b": 48}
 _HEADROOM = 0.05  # of a linear axis without a given range, beyond its values
 
 
@@ -100,7 +100,7 @@ def panels_of(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], widt
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for trace in traces:
         groups.setdefault((trace.get("xaxis", "x"), trace.get("yaxis", "y")), []).append(trace)
-    margin = {**_MARGIN, **(layout.get("margin") or {})}
+    margin = {**MARGIN, **(layout.get("margin") or {})}
     names = [str(name) for trace in traces if trace["type"] == "bar" for name in trace["y"]]
     left = max(margin["l"], 14 + max(map(text_width, names), default=0.0))
     box = (left, width - margin["r"], margin["t"], layout["height"] - margin["b"])

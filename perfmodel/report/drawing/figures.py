@@ -13,13 +13,16 @@ from typing import Any
 
 from perfmodel.report.drawing.charts import text_width
 from perfmodel.report.drawing.colours import GREY, GRID, INK
-from perfmodel.report.drawing.figure_axes import Panel, panels_of
+from perfmodel.report.drawing.figure_axes import MARGIN, Panel, panels_of
 from perfmodel.report.drawing.hover import hover_text
 
 _WIDTH, _HEIGHT = 1000, 320  # the second unless the layout says another
 _DASHES = {"dash": "6 5", "dot": "2 4"}
+_NO_POINTER = ' pointer-events="none"'  # of what has no words for it, so that what lies below is reached
 _ANCHORS = {"left": "start", "center": "middle", "right": "end"}
 _LINE = 15  # pixels between two lines of text
+_LEGEND_LINE = 18
+_FONT, _LEAST_FONT = 13, 9  # pixels
 _BAR = 0.65  # of a bar's row
 
 Trace = Mapping[str, Any]
@@ -32,22 +35,28 @@ def figure_svg(figure: Mapping[str, Any], title: str) -> str:
     """
     layout = {"height": _HEIGHT, **figure["layout"]}
     panels = panels_of(figure["data"], layout, _WIDTH)
+    legend = _legend_rows(layout, panels)
+    is_below = (layout.get("legend") or {}).get("y", 1) < 0
+    if (more := _LEGEND_LINE * (len(legend) - 1)) > 0:
+        side = "b" if is_below else "t"
+        margin = {**MARGIN, **(layout.get("margin") or {})}
+        layout |= {"height": layout["height"] + more, "margin": {**margin, side: margin[side] + more}}
+        panels = panels_of(figure["data"], layout, _WIDTH)
     parts: list[str] = []
     for panel in panels:
         parts += _frame(panel)
+        parts += _hover_strips(panel)  # below the markers, which have words of their own
         parts += _traces(panel)
     parts += _shapes(layout.get("shapes") or (), panels)
     parts += _annotations(layout.get("annotations") or (), panels)
-    for panel in panels:
-        parts += _hover_strips(panel)
-    traces = [trace for panel in panels for trace in panel.traces]
-    if layout.get("showlegend", len(traces) > 1):
-        is_below = (layout.get("legend") or {}).get("y", 1) < 0
-        parts += _legend(traces, panels[0].left, layout["height"] - 14 if is_below else 18)
-    head = f'<svg viewBox="0 0 {_WIDTH} {layout["height"]:g}" role="img" '
-    return (
-        f'{head}font-family="system-ui, sans-serif" font-size="13" fill="{INK}">{_title(title)}{"".join(parts)}</svg>'
+    top = layout["height"] - 14 - max(more, 0) if is_below else 18
+    for number, row in enumerate(legend):
+        parts += _legend(row, top + _LEGEND_LINE * number)
+    head = (
+        f'<svg viewBox="0 0 {_WIDTH} {layout["height"]:g}" role="img" font-family="system-ui, sans-serif" '
+        f'font-size="{_FONT}" fill="{INK}">'
     )
+    return f"{head}{_title(title)}{''.join(parts)}</svg>"
 
 
 def _title(text: str) -> str:
@@ -103,10 +112,10 @@ def _line(trace: Trace, points: Sequence[tuple[float, float, float]]) -> Iterato
         bottom = [] if trace.get("fill") == "toself" else [(x, base) for x, _, base in reversed(points)]
         area = path + "".join(f" {x:.1f},{y:.1f}" for x, y in bottom)
         fill = f'fill="{colour}" fill-opacity="0.5"' if is_stacked else f'fill="{trace["fillcolor"]}"'
-        yield f'<polygon points="{area}" {fill}/>'
+        yield f'<polygon points="{area}" {fill}{_NO_POINTER}/>'
     if width:
         dash = f' stroke-dasharray="{_DASHES[line["dash"]]}"' if line.get("dash") in _DASHES else ""
-        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dash}/>'
+        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dash}{_NO_POINTER}/>'
 
 
 def _markers(trace: Trace, points: Sequence[tuple[float, float, float]]) -> Iterator[str]:
@@ -116,13 +125,14 @@ def _markers(trace: Trace, points: Sequence[tuple[float, float, float]]) -> Iter
     for number, (x, y, _) in enumerate(points):
         radius = (sizes[number] if isinstance(sizes, Sequence) else sizes) / 2
         told = _title(hover_text(trace, number))
+        pointer = "" if told else _NO_POINTER
         if marker.get("symbol") == "x":
             arm = 2 * radius
             arms = f"M{x - radius:.1f},{y - radius:.1f}l{arm},{arm}m0,{-arm}l{-arm},{arm}"
-            yield f'<path d="{arms}" stroke="{fill}" stroke-width="3">{told}</path>'
+            yield f'<path d="{arms}" stroke="{fill}" stroke-width="3"{pointer}>{told}</path>'
         else:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{fill}" '
-            yield f'fill-opacity="{opacity}">{told}</circle>'
+            yield f'fill-opacity="{opacity}"{pointer}>{told}</circle>'
         label = (trace.get("text") or [""] * len(points))[number]
         if label:
             place = places if isinstance(places, str) else places[number]
@@ -149,13 +159,16 @@ def _bars(trace: Trace, panel: Panel) -> Iterator[str]:
         texts = trace.get("text")
         if texts and texts[number]:
             lines = str(texts[number]).split("<br>")
-            room = max(map(text_width, lines)) + 8
-            is_outside = trace["textposition"] == "outside" or (trace["textposition"] == "auto" and end - start < room)
+            width, room = max(text_width(line, _FONT) for line in lines), end - start - 4
+            is_outside = trace["textposition"] == "outside" or (trace["textposition"] == "auto" and room < width)
+            size = _FONT if is_outside else min(_FONT, _FONT * room / width)
+            if size < _LEAST_FONT:
+                continue
             x, anchor = (end + 6, "start") if is_outside else ((start + end) / 2, "middle")
             ink = INK if is_outside else (trace.get("textfont") or {}).get("color", "white")
             for place, line in enumerate(lines):
                 y = at + 4 + _LINE * (place - (len(lines) - 1) / 2)
-                yield _text(x, y, line, anchor, f' fill="{ink}" pointer-events="none"')
+                yield _text(x, y, line, anchor, f' fill="{ink}" font-size="{size:.3g}"{_NO_POINTER}')
 
 
 def _shapes(shapes: Sequence[Trace], panels: Sequence[Panel]) -> Iterator[str]:
@@ -177,7 +190,7 @@ def _annotations(notes: Sequence[Trace], panels: Sequence[Panel]) -> Iterator[st
         (x,), (y,) = (panel.place(note, axis, (axis,)) for axis in ("x", "y"))
         lines, font = note["text"].split("<br>"), note.get("font") or {}
         above = _LINE * (len(lines) - 1) if note.get("yanchor") == "bottom" else 0
-        y -= above + note.get("yshift", 0) + 4
+        y -= above + note.get("yshift", 0) + 5
         side = note.get("xanchor", "center")
         x += {"left": 5, "right": -5}.get(side, 0)
         rim = ' stroke="#FFFFFF" stroke-width="3" paint-order="stroke"'
@@ -209,15 +222,30 @@ def _hover_strips(panel: Panel) -> Iterator[str]:
         yield f'height="{panel.y.start - panel.y.end:.0f}">{_title(chr(10).join(told[column]))}</rect>'
 
 
-def _legend(traces: Sequence[Trace], left: float, y: float) -> Iterator[str]:
-    x = left
+def _legend_rows(layout: Mapping[str, Any], panels: Sequence[Panel]) -> list[list[tuple[float, Trace]]]:
+    """The lines of the legend: traces and where they begin, in pixels from the left."""
+    traces = [trace for panel in panels for trace in panel.traces]
+    if not layout.get("showlegend", len(traces) > 1):
+        return []
+    rows: list[list[tuple[float, Trace]]] = [[]]
+    x = panels[0].left
     for trace in traces:
         if not trace.get("name") or trace.get("showlegend") is False:
             continue
+        width = 20 + text_width(trace["name"], 13) + 18
+        if rows[-1] and x + width > _WIDTH:
+            rows.append([])
+            x = panels[0].left
+        rows[-1].append((x, trace))
+        x += width
+    return rows
+
+
+def _legend(row: Sequence[tuple[float, Trace]], y: float) -> Iterator[str]:
+    for x, trace in row:
         line, marker = trace.get("line") or {}, trace.get("marker") or {}
         colour = marker.get("color") or line.get("color") or GREY
         dash = f' stroke-dasharray="{_DASHES[line["dash"]]}"' if line.get("dash") in _DASHES else ""
         thick = 3 if trace["type"] == "scatter" and "lines" in trace.get("mode", "lines") else 10
         yield f'<path d="M{x:.0f},{y - 4:.0f}h14" stroke="{colour}" stroke-width="{thick}"{dash}/>'
         yield _text(x + 20, y, trace["name"], "start")
-        x += 20 + text_width(trace["name"], 13) + 18

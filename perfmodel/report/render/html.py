@@ -69,7 +69,7 @@ tr:last-child td { border-bottom: none; }
           linear-gradient(to left, #b8c2cc, transparent) right / 12px 100% no-repeat scroll; }
 .picture svg, .figure svg { display: block; width: 100%; min-width: 600px; height: auto; mix-blend-mode: multiply; }
 .figure svg { min-width: 760px; }
-.hover { fill: transparent; } .hover:hover { fill: rgba(31, 41, 51, 0.08); }
+.figure text { pointer-events: none; } .hover { fill: transparent; } .hover:hover { fill: rgba(31, 41, 51, 0.08); }
 .note { color: var(--soft); font-size: 13.5px; }
 ul { margin: 6px 0; padding-left: 20px; } li ul { color: var(--soft); font-size: 13.5px; }
 pre { background: var(--tint); border-radius: 6px; padding: 10px 12px; margin: 6px 0; font-size: 13px;

@@ -114,6 +114,55 @@ def test_a_rule_beyond_the_axis_is_not_drawn_at_its_end():
     assert len(list(drawn(figure).iter("path"))) == plain
 
 
+@pytest.mark.parametrize("below", [False, True])
+def test_a_long_legend_takes_several_lines_and_none_lies_on_the_plot(below):
+    names = [f"disaggregated decode {number}" for number in range(12)]
+    figure = styled(go.Figure([go.Scatter(x=[0, 1], y=[0, 1], name=name) for name in names]), 300)
+    if below:
+        figure.update_layout(legend={"y": -0.2})
+    picture = drawn(figure)
+    _, _, width, height = map(float, picture.get("viewBox").split())
+    places = {each.text: (float(each.get("x")), float(each.get("y"))) for each in picture.iter("text")}
+    assert len({places[name] for name in names}) == len(names)
+    assert max(x + 0.6 * 12 * len(name) for name, (x, _) in places.items() if name in names) <= width
+    top, bottom = (pick(y for line in picture.iter("polyline") for y in ys_of(line)) for pick in (min, max))
+    for name in names:
+        assert bottom < places[name][1] < height if below else 0 < places[name][1] < top
+
+
+def ys_of(line):
+    return [float(pair.split(",")[1]) for pair in line.get("points").split()]
+
+
+def test_a_pointer_reaches_the_words_of_markers_and_of_lines():
+    """What is drawn last lies on top: strips of lines below markers, and nothing without words takes the pointer."""
+    line = go.Scatter(x=[0, 1, 2], y=[0, 1, 2], mode="lines", hovertemplate="line %{x}")
+    told = go.Scatter(x=[1], y=[1], mode="markers", hovertemplate="an operator")
+    mute = go.Scatter(x=[2], y=[2], mode="markers", hoverinfo="skip")
+    order = list(drawn(styled(go.Figure([line, told, mute]), 300)).iter())
+    strips = [place for place, each in enumerate(order) if each.get("class") == "hover"]
+    (curve,) = [each for each in order if each.tag == "polyline"]
+    marker, silent = [place for place, each in enumerate(order) if each.tag == "circle"]
+    assert max(strips) < marker
+    assert order[marker].find("title").text == "an operator"
+    assert curve.get("pointer-events") == order[silent].get("pointer-events") == "none"
+
+
+def test_words_in_a_bar_stay_within_it_or_are_left_out():
+    bars = [
+        go.Bar(x=[width], y=["a"], orientation="h", text=["communication 12%"], textposition="inside")
+        for width in (50, 11, 1, 38)
+    ]
+    figure = styled(go.Figure(bars, {"barmode": "stack"}), 200)
+    figure.update_xaxes(range=[0, 100])
+    picture = drawn(figure)
+    texts = [each for each in picture.iter("text") if each.text == "communication 12%"]
+    widths = [float(each.get("width")) for each in picture.iter("rect")]
+    assert len(texts) == 3
+    for text, width in zip(texts, (widths[0], widths[1], widths[3]), strict=True):
+        assert 0.6 * float(text.get("font-size", 13)) * len(text.text) <= width
+
+
 def test_what_a_name_says_is_text():
     figure = styled(go.Figure([go.Scatter(x=[0], y=[0], name="<b>x"), go.Scatter(x=[0], y=[0], name="&")]), 300)
     assert {"<b>x", "&"} <= {each.text for each in drawn(figure).iter("text")}
