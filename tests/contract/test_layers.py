@@ -68,7 +68,7 @@ HOMES = {
     "rich": {"perfmodel.cli", "perfmodel.report"},
     "plotly": {"perfmodel.report"},
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},
-    "pandas": set(),
+    "pandas": {"perfmodel.printable"},
     "ray": {"perfmodel.planning"},
     "starlette": {"perfmodel.listening", "perfmodel.serve", "perfmodel.web"},
     "uvicorn": {"perfmodel.listening"},

@@ -19,7 +19,7 @@ from perfmodel.planning.deployments.judged import tightness
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.findings import TIE
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import LEVELS, Trust, trust_of
 
@@ -223,9 +223,7 @@ class PlanResult(Printable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
-        rows = [{**self._row(each), "serves": serves} for each, serves in self._judged]
-        names = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, dict | list)]
-        return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in names}
+        return columns_of([{**self._row(each), "serves": serves} for each, serves in self._judged])
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences: the plan, and what each finalist's simulations gave."""
