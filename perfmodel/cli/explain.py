@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.answers.asked import STEP_FLAGS, Asked
+from perfmodel.answers.short_forms import STEP_FORMS
 from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import Details, JsonFlag, Overrides, Seed, count
 from perfmodel.cli.terminal import give, progress_bar
@@ -40,7 +41,7 @@ Occupancy = Annotated[
 
 
 @takes_flags(*STEP_FLAGS)
-@takes_short_forms()
+@takes_short_forms(*STEP_FORMS)
 def explain(
     asked: Asked,
     overrides: Overrides = None,

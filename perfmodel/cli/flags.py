@@ -75,6 +75,15 @@ _SHORT_OPTIONS: dict[str, Any] = {
     ],
     "input": _length("input", "Prompts of this many tokens, all alike"),
     "output": _length("output", "Answers of this many tokens, all alike"),
+    "price": Annotated[
+        str | None,
+        typer.Option(
+            "--price",
+            metavar="USD",
+            help="Of a device hour: 2.10, or of each device: h100=2.10,h200=3.",
+            show_default=False,
+        ),
+    ],
 }
 
 

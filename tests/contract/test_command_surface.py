@@ -7,7 +7,8 @@ from perfmodel.cli import app
 WITHOUT_A_FILE = ["--model", "--hardware", "--rate", "--ttft", "--tpot", "--e2e", "--traffic"]
 WITHOUT_LIMITS = ["--model", "--hardware", "--rate", "--traffic"]
 PARALLELISM = ["--tp", "--pp", "--dp", "--ep"]
-SHORT_FORMS = [*PARALLELISM, "--input", "--output"]
+STEP_FORMS = [*PARALLELISM, "--input", "--output"]
+SHORT_FORMS = [*STEP_FORMS, "--price"]
 FROZEN = {
     "calibrate": [
         "[FILE...]",
@@ -32,7 +33,7 @@ FROZEN = {
         *("SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"),
         "--details",
         *WITHOUT_LIMITS,
-        *SHORT_FORMS,
+        *STEP_FORMS,
     ],
     "hardware detect": ["--cpu", "--seconds"],
     "hardware list": ["--kind", "--maker", "--name", "--json"],
@@ -67,7 +68,7 @@ FROZEN = {
         "--out",
         "--json",
         *WITHOUT_LIMITS,
-        *SHORT_FORMS,
+        *STEP_FORMS,
     ],
     "scenarios list": ["--all", "--json"],
     "scenarios new": WITHOUT_A_FILE,

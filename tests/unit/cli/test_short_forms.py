@@ -94,6 +94,31 @@ def test_a_plan_of_a_server_has_its_devices_and_the_size_given(run):
     assert found["winner"]["gpus"] <= 4
 
 
+def test_a_plan_of_several_devices_takes_a_price_for_each(run):
+    flags = ("--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL, "--json")
+    devices = ("--model", "tiny-llama", "--hardware", "h100,gb200,mi300x")
+    found = json.loads(run("plan", *devices, *flags, "--price", "h100=5,gb200=4").stdout)
+    by_device = {each["device"]: each for each in found["devices"]}
+    assert by_device["h100-sxm-80gb"]["usd_per_hour"] == 5 * by_device["h100-sxm-80gb"]["num_devices"]
+    assert by_device["gb200"]["usd_per_hour"] == 4 * by_device["gb200"]["num_devices"]
+    assert by_device["mi300x"]["usd_per_hour"] == 3  # of the list
+    recalled = {row["label"].split(" x ")[1].split()[0]: row["has_recalled_price"] for row in found["ranked"]}
+    assert recalled == {"h100-sxm-80gb": False, "gb200": False, "mi300x": True}
+
+
+def test_a_plan_marks_recalled_prices_and_names_devices_without_one(run):
+    devices = ("--model", "tiny-llama", "--hardware", "mi300x,h100,gb200")
+    told = run("plan", *devices, "--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL).stdout
+    assert "3.00 USD/h (a recalled price)" in told
+    assert "3.00*" in told
+    assert "4.76*" not in told
+    assert "* a recalled price" in told
+    assert "no price of it is known: gb200" in told
+    alone = run("plan", "--model", "tiny-llama", "--hardware", "gb200", "--rate", "2", "--ttft", "1s", *SMALL)
+    assert "no price known" in alone.stdout
+    assert "--price gb200=USD" in alone.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
@@ -113,6 +138,10 @@ def test_a_plan_of_a_server_has_its_devices_and_the_size_given(run):
         (("memory", "--model", "tiny-llama", "--hardware", "8xh100", "--pp", "3"), "got 3 devices of 8"),
         (("memory", "--model", "tiny-llama", "--hardware", "2xh100", "--pp", "4"), "got 4 devices of 2"),
         (("simulate", *DENSE, "--ep"), "no experts to share out"),
+        (("plan", *DENSE, "--price", "b200=3"), "--hardware names no b200"),
+        (("simulate", *DENSE, "--price", "h100="), "'h100' has no price"),
+        (("simulate", *DENSE, "--price", "-1"), "price.usd_per_gpu_hour: found -1, allowed a number above 0"),
+        (("simulate", "llama-3.1-8b-a100", "--price", "h1000=3"), "no device is called h1000"),
         (("simulate", *DENSE, "--traffic", "traced.yaml", "--input", "2k"), "found input_tokens beside a trace of csv"),
     ],
 )
