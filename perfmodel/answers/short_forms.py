@@ -52,6 +52,9 @@ def short_overrides(
 ) -> list[str]:
     """`overrides` with those of the flags that were given before them.
 
+    given:   flag -> its value, as the command line has it
+    asked:   the scenario's flags beside them; is_plan: what is given is the only value that the plan tries
+
     Raises SpecError for a field that a flag and `--set` both give, for sizes whose product is not the number of
     devices in `--hardware 8xh100`, and for prices of devices that `--hardware` does not name.
     """

@@ -130,7 +130,7 @@ def _panel(
 
 
 def _names(traces: Sequence[Mapping[str, Any]], axis: Mapping[str, Any]) -> list[str]:
-    """Of rows, from below."""
+    """The names of the rows of bars, the lowest first; none for lines."""
     bars = [str(name) for trace in traces if trace["type"] == "bar" for name in trace["y"]]
     found = list(dict.fromkeys(axis.get("categoryarray") or bars)) if bars else []
     return found[::-1] if axis.get("autorange") == "reversed" else found

@@ -172,7 +172,10 @@ def throughput_figure(steps: StepColumns) -> go.Figure:
 
 
 def _band(bins: TimeBins, ends: tuple[Floats, Floats], colour: str) -> go.Scatter:
-    """From the least to the most in each bin, below the line of means."""
+    """An area from the least to the most in each bin, to lie below the line of means.
+
+    ends: the least and the most of each bin
+    """
     low, high = ends
     return go.Scatter(
         x=np.concatenate((bins.centres_s, bins.centres_s[::-1])),
