@@ -1,6 +1,6 @@
 """Panels of a figure in plotly's terms: where its axes lie, and where its points and bars are drawn."""
 
-__all__ = ["MARGIN", "Panel", "panels_of"]
+__all__ = ["MARGIN", "FigurePanel", "panels_of"]
 
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _HEADROOM = 0.05  # of a linear axis without a given range, beyond its values
 
 
 @dataclass(frozen=True)
-class Panel:
+class FigurePanel:
     """A pair of axes with its traces.
 
     x, y:             from values to pixels; y_name, x_name: what plotly calls the axes: x2, y
@@ -94,7 +94,7 @@ class Panel:
         return [scale(10.0**value if is_exponent else value) for value in values]
 
 
-def panels_of(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], width: float) -> list[Panel]:
+def panels_of(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], width: float) -> list[FigurePanel]:
     """The panels of a figure, from the left."""
     traces = [_plain(trace, COLOURS[number % len(COLOURS)]) for number, trace in enumerate(data)]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -113,7 +113,7 @@ def _panel(
     traces: Sequence[Mapping[str, Any]],
     layout: Mapping[str, Any],
     box: tuple[float, float, float, float],
-) -> Panel:
+) -> FigurePanel:
     left, right, top, bottom = box
     x_axis, y_axis = layout.get(f"xaxis{x_name[1:]}") or {}, layout.get(f"yaxis{y_name[1:]}") or {}
     shared = layout.get("yaxis") or {} if "matches" in y_axis else y_axis
@@ -126,7 +126,9 @@ def _panel(
     x_title, y_title = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
     y_ticks, has_labels = rows if names else _ticks(shared, y), y_axis.get("showticklabels", True)
     paper = Scale(0.0, 1.0, left, right)
-    return Panel(x_name, y_name, x, y, traces, names, _ticks(x_axis, x), y_ticks, x_title, y_title, has_labels, paper)
+    return FigurePanel(
+        x_name, y_name, x, y, traces, names, _ticks(x_axis, x), y_ticks, x_title, y_title, has_labels, paper
+    )
 
 
 def _names(traces: Sequence[Mapping[str, Any]], axis: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.report.drawing.charts import text_width
 from perfmodel.report.drawing.colours import GREY, GRID, INK
-from perfmodel.report.drawing.figure_axes import MARGIN, Panel, panels_of
+from perfmodel.report.drawing.figure_axes import MARGIN, FigurePanel, panels_of
 from perfmodel.report.drawing.hover import hover_text
 
 _WIDTH, _HEIGHT = 1000, 320  # the second unless the layout says another
@@ -67,7 +67,7 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
 
 
-def _frame(panel: Panel) -> Iterator[str]:
+def _frame(panel: FigurePanel) -> Iterator[str]:
     """Grid lines, ticks, and the titles of the axes."""
     y = panel.y
     for at, label in panel.x_ticks:
@@ -85,7 +85,7 @@ def _frame(panel: Panel) -> Iterator[str]:
         yield _text(16, middle, panel.y_title, more=turned)
 
 
-def _traces(panel: Panel) -> Iterator[str]:
+def _traces(panel: FigurePanel) -> Iterator[str]:
     bases: dict[str, list[float]] = {}
     for trace in panel.traces:
         if trace["type"] == "bar":
@@ -148,7 +148,7 @@ def _beside(x: float, y: float, radius: float, label: str, place: str, size: flo
     return _text(x + dx, y + dy, label, anchor, f' font-size="{size}"')
 
 
-def _bars(trace: Trace, panel: Panel) -> Iterator[str]:
+def _bars(trace: Trace, panel: FigurePanel) -> Iterator[str]:
     """Horizontal bars, stacked on those of the traces before, each with its text."""
     colour = (trace.get("marker") or {}).get("color", GREY)
     for number, (start, end, at) in enumerate(panel.bars(trace)):
@@ -171,7 +171,7 @@ def _bars(trace: Trace, panel: Panel) -> Iterator[str]:
                 yield _text(x, y, line, anchor, f' fill="{ink}" font-size="{size:.3g}"{_NO_POINTER}')
 
 
-def _shapes(shapes: Sequence[Trace], panels: Sequence[Panel]) -> Iterator[str]:
+def _shapes(shapes: Sequence[Trace], panels: Sequence[FigurePanel]) -> Iterator[str]:
     """Rules over a panel's whole width or height."""
     for shape in shapes:
         panel = _panel(shape, panels)
@@ -184,7 +184,7 @@ def _shapes(shapes: Sequence[Trace], panels: Sequence[Panel]) -> Iterator[str]:
         yield f'stroke-width="{line.get("width", 1)}"{dash}/>'
 
 
-def _annotations(notes: Sequence[Trace], panels: Sequence[Panel]) -> Iterator[str]:
+def _annotations(notes: Sequence[Trace], panels: Sequence[FigurePanel]) -> Iterator[str]:
     for note in notes:
         panel = _panel(note, panels)
         (x,), (y,) = (panel.place(note, axis, (axis,)) for axis in ("x", "y"))
@@ -199,13 +199,13 @@ def _annotations(notes: Sequence[Trace], panels: Sequence[Panel]) -> Iterator[st
             yield _text(x, y + _LINE * place, line, _ANCHORS[side], more)
 
 
-def _panel(item: Trace, panels: Sequence[Panel]) -> Panel:
+def _panel(item: Trace, panels: Sequence[FigurePanel]) -> FigurePanel:
     """The panel whose axes an annotation or a shape names; the first for what names the paper."""
     named = {str(item.get(f"{axis}ref", axis)).partition(" ")[0] for axis in ("x", "y")}
     return next((panel for panel in panels if panel.x_name in named or panel.y_name in named), panels[0])
 
 
-def _hover_strips(panel: Panel) -> Iterator[str]:
+def _hover_strips(panel: FigurePanel) -> Iterator[str]:
     """Over lines: for each pixel with points a strip, which says what all of them are."""
     told: dict[int, list[str]] = {}
     for trace in panel.traces:
@@ -222,7 +222,7 @@ def _hover_strips(panel: Panel) -> Iterator[str]:
         yield f'height="{panel.y.start - panel.y.end:.0f}">{_title(chr(10).join(told[column]))}</rect>'
 
 
-def _legend_rows(layout: Mapping[str, Any], panels: Sequence[Panel]) -> list[list[tuple[float, Trace]]]:
+def _legend_rows(layout: Mapping[str, Any], panels: Sequence[FigurePanel]) -> list[list[tuple[float, Trace]]]:
     """The lines of the legend: traces and where they begin, in pixels from the left."""
     traces = [trace for panel in panels for trace in panel.traces]
     if not layout.get("showlegend", len(traces) > 1):
