@@ -4,7 +4,7 @@
 
     result = pm.simulate("llama-3.1-8b-a100", {"engine.max_num_seqs": 64})
     print(result)                     # the table of `perfmodel simulate`
-    result.columns()["ttft_s"]        # one number per request; polars.DataFrame(result.columns())
+    result.columns()["ttft_s"]        # one number per request; result.to_pandas() for pandas
 
 Overrides are what `--set` takes: a mapping from paths to values (`"0.5x"` multiplies), or its texts.
 """

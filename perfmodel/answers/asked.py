@@ -112,7 +112,11 @@ class Asked:
         """What stands in for each flag that the command has and that is not given, nor its field by `--set`."""
         traffic, engine = scenario.traffic, scenario.engine
         absent = [name for name, value in self.flags.items() if value is None]
-        if "traffic" in absent and "traffic" not in given:
+        if (
+            "traffic" in absent
+            and "traffic" not in given
+            and not {"traffic.input_tokens", "traffic.output_tokens"} <= given
+        ):
             yield f"traffic {traffic.name} ({traffic.source})"
         if "rate" in absent and traffic.arrivals.rate and not given & {"traffic.arrivals.rate", "traffic.arrivals"}:
             yield f"{traffic.arrivals.rate:g} requests/s, the traffic's own rate"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.answers.asked import load
+from perfmodel.cli.flags import takes_short_forms
 from perfmodel.cli.options import Details, JsonFlag, OutFolder, Overrides, ScenarioName, Seed
 from perfmodel.cli.runs import run_to_folder
 from perfmodel.errors import SpecError
@@ -37,6 +38,7 @@ On = Annotated[
 ]
 
 
+@takes_short_forms()
 def execute(
     scenario: ScenarioName,
     overrides: Overrides = None,

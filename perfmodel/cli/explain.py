@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from perfmodel.answers.asked import STEP_FLAGS, Asked
-from perfmodel.cli.flags import takes_flags
+from perfmodel.answers.short_forms import STEP_FORMS
+from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import Details, JsonFlag, Overrides, Seed, count
 from perfmodel.cli.terminal import give, progress_bar
 from perfmodel.errors import SpecError
@@ -40,6 +41,7 @@ Occupancy = Annotated[
 
 
 @takes_flags(*STEP_FLAGS)
+@takes_short_forms(*STEP_FORMS)
 def explain(
     asked: Asked,
     overrides: Overrides = None,

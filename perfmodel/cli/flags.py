@@ -1,9 +1,10 @@
 """The flags that stand for a scenario without a file, each written once, and the commands that take them.
 
 `@takes_flags()` gives a command that asks for `asked: Asked` the argument SCENARIO and the flags in its place.
+`@takes_short_forms()` gives a command that asks for `overrides` the short forms of its most frequent ones: `--tp 4`.
 """
 
-__all__ = ["FLAGS", "takes_flags"]
+__all__ = ["FLAGS", "takes_flags", "takes_short_forms"]
 
 import functools
 import inspect
@@ -13,8 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from perfmodel.answers.asked import LIMITS, Asked
+from perfmodel.answers.short_forms import SHORT_FORMS, short_overrides
 from perfmodel.cli import completion
-from perfmodel.cli.options import ScenarioOrFlags
+from perfmodel.cli.options import ScenarioOrFlags, count
 
 _PANEL = "Without a scenario file"
 
@@ -74,6 +76,62 @@ FLAGS: dict[str, Any] = {
         completion.traffic,
     ),
 }
+
+
+def _size(name: str, told: str) -> Any:
+    told = f"{told}, as {SHORT_FORMS[name].field}."
+    return Annotated[int | None, typer.Option(f"--{name}", parser=count, metavar="N", help=told, show_default=False)]
+
+
+def _length(name: str, told: str) -> Any:
+    told = f"{told}; 2k is 2,000, 2K is 2,048."
+    return Annotated[int | None, typer.Option(f"--{name}", parser=count, metavar="N", help=told, show_default=False)]
+
+
+_SHORT_OPTIONS: dict[str, Any] = {
+    "tp": _size("tp", "Devices that every matrix is split over"),
+    "pp": _size("pp", "Stages of layers"),
+    "dp": _size("dp", "Data-parallel ranks of a replica"),
+    "ep": Annotated[
+        bool | None, typer.Option("--ep", help=f"Whole experts on the ranks, as {SHORT_FORMS['ep'].field}.")
+    ],
+    "input": _length("input", "Prompts of this many tokens, all alike"),
+    "output": _length("output", "Answers of this many tokens, all alike"),
+    "price": Annotated[
+        str | None,
+        typer.Option(
+            "--price",
+            metavar="USD",
+            help="Of a device hour: 2.10, or of each device: h100=2.10,h200=3.",
+            show_default=False,
+        ),
+    ],
+}
+
+
+def takes_short_forms(*names: str, is_plan: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command's `overrides` begin with those of short forms: of `names`, or all.
+
+    is_plan: what is given is the only value that the plan tries
+    """
+    chosen = {name: _SHORT_OPTIONS[name] for name in names or _SHORT_OPTIONS}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*args: Any, **given: Any) -> None:
+            values = {name: given.pop(name, None) for name in chosen}
+            short = {name: value for name, value in values.items() if value is not None}
+            if short:
+                given["overrides"] = short_overrides(short, given.get("overrides"), given.get("asked"), is_plan)
+            command(*args, **given)
+
+        own = inspect.signature(command)
+        parameters = [*own.parameters.values(), *_optional(chosen)]
+        run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
+        run.__annotations__ = {**command.__annotations__, **chosen}
+        return run
+
+    return decorate
 
 
 def takes_flags(*names: str, has_file: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:

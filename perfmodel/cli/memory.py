@@ -3,12 +3,14 @@
 __all__ = ["memory"]
 
 from perfmodel.answers.asked import MEMORY_FLAGS, Asked
-from perfmodel.cli.flags import takes_flags
+from perfmodel.answers.short_forms import PARALLELISM
+from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import JsonFlag, Overrides
 from perfmodel.cli.terminal import give
 
 
 @takes_flags(*MEMORY_FLAGS)
+@takes_short_forms(*PARALLELISM)
 def memory(asked: Asked, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
     """Show weights, KV cache and activations per device, and the largest batch and context that fit.
 

@@ -31,8 +31,8 @@ def new(
         bool, typer.Option("--strict", help="Refuse what affects time and is not modelled; else it is a warning.")
     ] = False,
 ) -> None:
-    """Print the scenario that a command line stands for: `vllm serve ...`, `sglang serve ...`, `trtllm-serve ...`, with
-    its load test. It is read, never executed."""
+    """Print the scenario that a command line stands for: `vllm serve ...`, `sglang serve ...`, `trtllm-serve ...`,
+    `llama-server ...`, `ollama run ...`, with its load test. It is read, never executed."""
     from perfmodel.answers.line import answer_line
 
     text, place, folder = _read(line)

@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.answers.asked import Asked
 from perfmodel.answers.command_lines import Given, command_line
-from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import Details, EngineName, JsonFlag, Overrides, ReportFile
 from perfmodel.cli.terminal import EXIT_NO_ANSWER, give, progress_bar, progress_lines, say
 from perfmodel.errors import SpecError
@@ -42,6 +42,7 @@ StoreFile = Annotated[
 
 
 @takes_flags()
+@takes_short_forms(is_plan=True)
 def plan(
     asked: Asked,
     overrides: Overrides = None,

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from perfmodel.answers.asked import STEP_FLAGS, Asked
+from perfmodel.answers.short_forms import STEP_FORMS
 from perfmodel.cli.explain import Batch, Context, Prefill
-from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import JsonFlag, Overrides
 from perfmodel.cli.terminal import give
 from perfmodel.errors import SpecError
@@ -23,6 +24,7 @@ PlotPath = Annotated[
 
 
 @takes_flags(*STEP_FLAGS)
+@takes_short_forms(*STEP_FORMS)
 def roofline(
     asked: Asked,
     overrides: Overrides = None,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.answers.asked import MEMORY_FLAGS, Asked
-from perfmodel.cli.flags import takes_flags
+from perfmodel.answers.short_forms import PARALLELISM
+from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import Overrides, Seed
 from perfmodel.cli.terminal import say
 from perfmodel.errors import MissingExtraError, SpecError
@@ -22,6 +23,7 @@ _KEY = "PERFMODEL_API_KEY"
 
 
 @takes_flags(*MEMORY_FLAGS)
+@takes_short_forms(*PARALLELISM)
 def serve(
     asked: Asked,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",

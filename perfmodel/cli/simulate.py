@@ -3,12 +3,13 @@
 __all__ = ["simulate"]
 
 from perfmodel.answers.asked import Asked
-from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import Details, JsonFlag, OutFolder, Overrides, Seed
 from perfmodel.cli.runs import run_to_folder
 
 
 @takes_flags()
+@takes_short_forms()
 def simulate(
     asked: Asked,
     overrides: Overrides = None,

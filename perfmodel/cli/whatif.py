@@ -8,7 +8,7 @@ import typer
 
 from perfmodel.answers.asked import Asked
 from perfmodel.answers.command_lines import Given, command_line
-from perfmodel.cli.flags import takes_flags
+from perfmodel.cli.flags import takes_flags, takes_short_forms
 from perfmodel.cli.options import Details, EngineName, JsonFlag, Overrides, ReportFile
 from perfmodel.cli.terminal import give, progress_bar
 
@@ -41,6 +41,7 @@ Intervals = Annotated[
 
 
 @takes_flags()
+@takes_short_forms()
 def whatif(
     asked: Asked,
     vary: Vary = None,

@@ -48,7 +48,8 @@ from perfmodel.cost.forms.clocks import tdp_w
 from perfmodel.cost.forms.device import OperatorTime, bound_of
 from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.scenario import PriceOverride
+from perfmodel.specs.prices import PriceOverride
+from perfmodel.specs.scenario import price_in_use
 
 _MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
@@ -104,10 +105,9 @@ def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: floa
 
 
 def usd_per_hour(hardware: HardwareSpec, override: PriceOverride | None = None) -> float | None:
-    """Price of a device hour: the scenario's if it has one, else the hardware file's; None if neither knows."""
-    if override is not None:
-        return override.usd_per_gpu_hour
-    return hardware.price.usd_per_hour if hardware.price else None
+    """Price of a device hour: the scenario's, else the hardware file's or the list's; None where none is known."""
+    price = price_in_use(hardware, override)
+    return None if price is None else price.usd_per_hour
 
 
 def usd_per_million_tokens(device_usd_per_hour: float, num_devices: int, tokens_per_s: float) -> float:

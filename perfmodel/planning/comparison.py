@@ -12,10 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_json
 from perfmodel.planning.metrics import Metric, metric_of
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 
 # What follows from the numbers beside it, or is compared by itself.
 _LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "trust", "worst")
@@ -102,6 +104,10 @@ class ResultComparison(Printable):
     @property
     def is_same(self) -> bool:
         return not (self.inputs or self.versions or self.answers or self.texts)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The numbers that differ, the largest gain first."""
+        return columns_of([each.to_json() for each in self.answers])
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for `--json`."""

@@ -48,7 +48,7 @@ from perfmodel.planning.sweeps.store import Store, default_store
 from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
+from perfmodel.specs.scenario import Scenario, price_lines, price_notes
 
 Tell = Callable[[Preliminary | PreliminaryJob], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
@@ -283,12 +283,12 @@ def _prices(result: PlanResult) -> Iterator[str]:
     scenarios = [layout.scenario for layout in layouts]
     devices = dict.fromkeys(scenario.hardware.name for scenario in scenarios)
     price = result.scenario.price
-    if price is not None and len(devices) > 1:
+    if price is not None and not isinstance(price.usd_per_gpu_hour, dict) and len(devices) > 1:
         yield (
             f"price.usd_per_gpu_hour {price.usd_per_gpu_hour:g} of the scenario is that of every device here, "
-            f"{', '.join(devices)}; leave it out to compare them by their own prices."
+            f"{', '.join(devices)}; give each its own, as in --price {next(iter(devices))}=2.50."
         )
-    for sentences in (price_lines, stale_price_notes):
+    for sentences in (price_lines, price_notes):
         for scenario in scenarios:
             yield from sentences(scenario)
 

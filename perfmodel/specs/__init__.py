@@ -72,10 +72,11 @@ if TYPE_CHECKING:
     from perfmodel.specs.devices.files import load_tables
     from perfmodel.specs.engine.spec import EngineSpec
     from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
-    from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price
+    from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
     from perfmodel.specs.networks import Link, NetworkFile, NetworkSpec, find_network, list_networks, load_network
-    from perfmodel.specs.scenario import PriceOverride, Scenario
+    from perfmodel.specs.prices import Price, PriceOverride
+    from perfmodel.specs.scenario import Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
     from perfmodel.specs.slo import SLO
     from perfmodel.specs.traffic import Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Trace, Traffic
@@ -92,11 +93,12 @@ _NAMES = {
     "perfmodel.specs.devices.files": ("load_tables",),
     "perfmodel.specs.engine.spec": ("EngineSpec",),
     "perfmodel.specs.engine.speculation": ("Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"),
-    "perfmodel.specs.hardware": ("Declared", "HardwareSpec", "MemoryLevel", "Price"),
+    "perfmodel.specs.hardware": ("Declared", "HardwareSpec", "MemoryLevel"),
     "perfmodel.specs.json_schema": ("SCHEMA_KINDS", "scenario_schema", "schema"),
     "perfmodel.specs.networks": ("Link", "NetworkFile", "NetworkSpec", "find_network", "list_networks", "load_network"),
     "perfmodel.specs.pools": ("PoolSpec",),
-    "perfmodel.specs.scenario": ("PriceOverride", "Scenario"),
+    "perfmodel.specs.prices": ("Price", "PriceOverride"),
+    "perfmodel.specs.scenario": ("Scenario",),
     "perfmodel.specs.scenario_file": ("list_hardware", "load_hardware", "load_scenario", "load_traffic"),
     "perfmodel.specs.slo": ("SLO",),
     "perfmodel.specs.traffic": (

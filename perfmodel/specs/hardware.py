@@ -1,8 +1,7 @@
 """`HardwareSpec`: declared facts of one device (or system), each block with its source. No fitted factor is here."""
 
-__all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel", "Price"]
+__all__ = ["Declared", "HardwareSpec", "Link", "MemoryLevel"]
 
-import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -19,6 +18,7 @@ from perfmodel.files.units import (
     PositiveInt,
 )
 from perfmodel.specs.networks import Link, NetworkSpec
+from perfmodel.specs.prices import Price
 
 _ANY_NUMBER = 1 << 20
 
@@ -99,14 +99,6 @@ class Declared(Spec):
         if self.idle_w is not None and self.tdp_w is not None and self.idle_w > self.tdp_w:
             raise ValueError(f"got idle_w {self.idle_w:g} above tdp_w {self.tdp_w:g}; lower the first")
         return self
-
-
-class Price(Spec):
-    """What an hour of one device costs, where and when."""
-
-    source: str
-    date: datetime.date
-    usd_per_hour: PositiveFloat
 
 
 class HardwareSpec(Spec):

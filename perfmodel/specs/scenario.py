@@ -1,6 +1,6 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
-__all__ = ["Overheads", "PriceOverride", "Scenario", "is_stale", "price_lines", "stale_price_notes"]
+__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes"]
 
 import datetime
 from collections.abc import Iterator
@@ -12,16 +12,17 @@ from pydantic import Field, model_validator
 from perfmodel.dates import today
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.blocks import Block
-from perfmodel.files.units import NonNegativeFloat, PositiveFloat
+from perfmodel.files.units import NonNegativeFloat
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
 from perfmodel.specs.engine.devices import refuse_missing_units
 from perfmodel.specs.engine.kv import PromptCompression
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec, Price
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.pools import PoolGroup, PoolSpec
+from perfmodel.specs.prices import OWN, Price, PriceOverride
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
@@ -57,12 +58,6 @@ _SHARED = (
     "kv_tiers",
     "kv_eviction",
 )
-
-
-class PriceOverride(Spec):
-    """Overrides the hardware file's price."""
-
-    usd_per_gpu_hour: PositiveFloat
 
 
 class Scenario(Spec):
@@ -211,39 +206,46 @@ class Scenario(Spec):
         return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
 
 
+def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) -> Price | None:
+    """What an hour of the device is taken to cost: the scenario's own price, else that of its file or of the list."""
+    usd = None if override is None else override.usd_of(hardware.name)
+    if override is None or usd is None:
+        return hardware.price
+    return Price(source=OWN, usd_per_hour=usd, kind=override.kind)
+
+
 def is_stale(price: Price) -> bool:
     """Whether it is older than half a year today."""
-    return today() - price.date > _STALE
+    return price.date is not None and today() - price.date > _STALE
 
 
 def price_lines(scenario: Scenario) -> list[str]:
-    """Which price each kind of device was billed at, from where and from when; nothing for those without one."""
-    if scenario.price is not None:
-        return [f"Price: {scenario.price.usd_per_gpu_hour:g} USD per device hour, given in the scenario."]
+    """Which price each kind of device was billed at, of what kind, from where and from when; none without one."""
     return [
-        f"Price: {price.usd_per_hour:g} USD per device hour of {device.name} ({_origin(price)})."
-        for device, price in _priced(scenario)
+        f"Price: {price.usd_per_hour:g} USD per device hour of {device.name} ({price.origin})."
+        for device, price in _prices(scenario)
+        if price is not None
     ]
 
 
-def stale_price_notes(scenario: Scenario) -> list[str]:
-    """A sentence for each price in use that is old."""
-    if scenario.price is not None:
-        return []
-    return [
-        f"The price of {device.name}, {price.usd_per_hour:g} USD per hour, dates from {price.date.isoformat()}, more "
-        f"than half a year ago; give `price: {{usd_per_gpu_hour: ...}}` a current one."
-        for device, price in _priced(scenario)
-        if is_stale(price)
-    ]
+def price_notes(scenario: Scenario) -> list[str]:
+    """A sentence for each device without a price, and for each price that is recalled or old."""
+    return [note for device, price in _prices(scenario) if (note := _doubt(device.name, price))]
 
 
-def _priced(scenario: Scenario) -> Iterator[tuple[HardwareSpec, Price]]:
+def _doubt(device: str, price: Price | None) -> str:
+    field = "`price: {usd_per_gpu_hour: ...}`"
+    if price is None:
+        return f"No price of {device} is known, so costs are left out; give {field}."
+    what = f"The price of {device}, {price.usd_per_hour:g} USD per hour,"
+    if price.is_recalled:
+        return f"{what} is recalled, not read from a list or a quote; give {field} a current one."
+    if is_stale(price):
+        return f"{what} dates from {price.date}, more than half a year ago; give {field} a current one."
+    return ""
+
+
+def _prices(scenario: Scenario) -> Iterator[tuple[HardwareSpec, Price | None]]:
     """Each kind of device once, with its price."""
     devices = {device.name: device for device in (pool.hardware or scenario.hardware for pool in scenario.pools)}
-    return ((device, device.price) for device in devices.values() if device.price is not None)
-
-
-def _origin(price: Price) -> str:
-    date = price.date.isoformat()
-    return price.source if date in price.source else f"{price.source}, {date}"
+    return ((device, price_in_use(device, scenario.price)) for device in devices.values())

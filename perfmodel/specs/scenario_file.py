@@ -34,6 +34,7 @@ from perfmodel.specs.overrides import (
     list_position,
     parse_override,
 )
+from perfmodel.specs.prices import OWN, listed_price
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import read_scenario, refuse_path_as_name
 from perfmodel.specs.served import served_scenario
@@ -190,6 +191,8 @@ def _resolve_pools(
 
 def _hardware(source: DeviceSource, changes: Sequence[Override]) -> HardwareSpec:
     loaded = read_device(source)
+    if isinstance(loaded.data, dict):
+        _complete_price(loaded.data, any(change.path[1:2] == ("price",) for change in changes))
     for change in changes:
         if not _is_inside("hardware", change):
             raise SpecError(
@@ -204,6 +207,15 @@ def _hardware(source: DeviceSource, changes: Sequence[Override]) -> HardwareSpec
                 # What a process sees of the old capacity says nothing of the new one.
                 loaded.data["declared"]["memory"][place[2]].pop("visible_bytes", None)
     return parse(HardwareSpec, loaded.data, loaded.positions)
+
+
+def _complete_price(data: dict[str, Any], is_changed: bool) -> None:
+    """The device's price where its file has none; one that `--set hardware.price` changes is the user's own."""
+    price = data.get("price") or listed_price(str(data.get("name")))
+    if is_changed and isinstance(price, dict):
+        price = {**{key: price[key] for key in ("usd_per_hour",) if key in price}, "source": OWN}
+    if price:
+        data["price"] = price
 
 
 def _resolve_traffic(data: dict[str, Any], positions: Positions, folder: pathlib.Path, changes: list[Override]) -> None:

@@ -202,6 +202,7 @@ class Conversations(Spec):
 
 
 CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm")  # of traces: a conversation a line
+_WITHOUT_ANSWERS = ("aiperf", "guidellm")  # may have no lengths of answers
 
 
 class Trace(Spec):
@@ -269,6 +270,7 @@ class Traffic(Spec):
         if self.classes and abs(total - 1) > 1e-6:
             raise ValueError(f"found classes whose shares add up to {total:g}; they are shares of all requests: 1")
         self._has_one_kind_of_prompts()
+        self._has_lengths_from_one_place()
         if self.trace is None:
             missing = [k for k in ("input_tokens", "output_tokens") if getattr(self, k) is None]
             if missing:
@@ -287,6 +289,15 @@ class Traffic(Spec):
                 f"8 GB; lower num_requests, duration_s or the rate: a million give the same latencies within 1 %"
             )
         return self
+
+    def _has_lengths_from_one_place(self) -> None:
+        """Raises ValueError for lengths that a trace makes superfluous: only answers may be missing in one."""
+        if self.trace is None:
+            return
+        missing = ("output_tokens",) if self.trace.format in _WITHOUT_ANSWERS else ()
+        for name in ("input_tokens", "output_tokens"):
+            if getattr(self, name) is not None and name not in missing:
+                raise ValueError(f"found {name} beside a trace of {self.trace.format}, which has them; leave one out")
 
     def _has_one_kind_of_prompts(self) -> None:
         """Raises ValueError where conversations are described beside something that excludes them."""

@@ -31,13 +31,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.engine import HostBlocks, Request, RequestStatus, Scheduler, Speculation, StepPlan, scheduler_for
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 from perfmodel.sim.replica.serving import engine_scheduler_config, kv_block_manager
 from perfmodel.sim.traffic.draft_lengths import with_drafter
 from perfmodel.specs.engine.spec import EngineSpec
@@ -112,6 +113,10 @@ class PlansReport(Printable):
     by: Mapping[str, Mapping[str, int]]
     worst: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Cases by group: group, rows, equal."""
+        return columns_of([{"group": name, **group} for name, group in self.by.items()])
 
     def to_json(self) -> dict[str, Any]:
         """As one JSON document."""

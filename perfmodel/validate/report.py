@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 from perfmodel.trust.cells import MeasuredRow
 from perfmodel.trust.setups import MeasuredSetup
 
@@ -302,6 +302,17 @@ class ValidationReport(Printable):
     def measured_rows(self) -> list[MeasuredRow]:
         """The rows of deployments, for the index that trust is read from (`perfmodel.trust`)."""
         return [row for each in self.comparisons for row in each.measured_rows(self.kind)]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Errors: a row for each metric of each group, those of all rows first."""
+        groups = {"all": self.metrics, **self.by}
+        return columns_of(
+            [
+                {"group": group, "metric": name, **stats.to_json()}
+                for group, metrics in groups.items()
+                for name, stats in metrics.items()
+            ]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON document, the same for every kind of truth."""

@@ -12,6 +12,9 @@ LIMITS = [
 ]
 WITHOUT_A_FILE = ["--model", "--hardware", "--rate", *LIMITS, "--traffic"]
 WITHOUT_LIMITS = ["--model", "--hardware", "--rate", "--traffic"]
+PARALLELISM = ["--tp", "--pp", "--dp", "--ep"]
+STEP_FORMS = [*PARALLELISM, "--input", "--output"]
+SHORT_FORMS = [*STEP_FORMS, "--price"]
 FROZEN = {
     "calibrate": [
         "[FILE...]",
@@ -31,17 +34,18 @@ FROZEN = {
         "--json",
     ],
     "compare": ["A", "B", "--json"],
-    "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels", "--on", "--details"],
+    "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels", "--on", "--details", *SHORT_FORMS],
     "explain": [
         *("SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"),
         "--details",
         *WITHOUT_LIMITS,
+        *STEP_FORMS,
     ],
     "hardware detect": ["--cpu", "--seconds"],
     "hardware list": ["--kind", "--maker", "--name", "--json"],
     "hardware new": ["NAME", "--like"],
     "hardware show": ["NAME", "--json"],
-    "memory": ["SCENARIO", "--set", "--json", "--model", "--hardware"],
+    "memory": ["SCENARIO", "--set", "--json", "--model", "--hardware", *PARALLELISM],
     "models list": ["--json"],
     "models show": ["NAME", "--json"],
     "new": ["LINE", "--strict", *WITHOUT_A_FILE],
@@ -55,12 +59,23 @@ FROZEN = {
         "--engine",
         "--details",
         *WITHOUT_A_FILE,
+        *SHORT_FORMS,
     ],
     "quality": [
         *("SCENARIO", "--set", "--against", "--text", "--chunk", "--sensitivity", "--group-size", "--bits", "--blocks"),
         *("--out", "--json", "--seed"),
     ],
-    "roofline": ["SCENARIO", "--set", "--batch", "--context", "--prefill", "--out", "--json", *WITHOUT_LIMITS],
+    "roofline": [
+        "SCENARIO",
+        "--set",
+        "--batch",
+        "--context",
+        "--prefill",
+        "--out",
+        "--json",
+        *WITHOUT_LIMITS,
+        *STEP_FORMS,
+    ],
     "scenarios list": ["--all", "--json"],
     "scenarios new": WITHOUT_A_FILE,
     "scenarios show": ["NAME", "--json"],
@@ -79,9 +94,9 @@ FROZEN = {
             "--fail",
             "--drain",
         ),
-        *("--set", "--seed", "--model", "--hardware"),
+        *("--set", "--seed", "--model", "--hardware", *PARALLELISM),
     ],
-    "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", "--details", *WITHOUT_A_FILE],
+    "simulate": ["SCENARIO", "--set", "--json", "--out", "--seed", "--details", *WITHOUT_A_FILE, *SHORT_FORMS],
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": [
@@ -102,6 +117,7 @@ FROZEN = {
         "--engine",
         "--details",
         *WITHOUT_A_FILE,
+        *SHORT_FORMS,
     ],
 }
 

@@ -1,22 +1,28 @@
-"""Prices in hardware_specs: each says where it is from and of when, and old ones are told."""
+"""The list of prices: each says what it is, where it is from and of when; old, recalled and missing ones are told."""
 
 import datetime
 
 import pytest
 
+from perfmodel.cost import usd_per_hour
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.sim import simulate
-from perfmodel.specs import list_names, load_scenario
-from perfmodel.specs.scenario import is_stale, price_lines, stale_price_notes
+from perfmodel.specs import load_scenario
+from perfmodel.specs.scenario import is_stale, price_lines, price_notes
 from perfmodel.specs.scenario_file import load_hardware
 
 SCENARIO = "llama-3.1-8b-a100"
-PRICED = [device for name in list_names("hardware") if (device := load_hardware(name)).price is not None]
+LISTED = load_yaml(data_dir("prices") / "prices.yaml").data["prices"]
+PRICED = [load_hardware(name) for name in LISTED]
 
 
 @pytest.mark.parametrize("device", PRICED, ids=lambda device: device.name)
-def test_a_price_has_a_source_and_a_date(device):
+def test_a_price_has_a_kind_a_source_and_a_date(device):
+    assert LISTED[device.name]["usd_per_hour"] == device.price.usd_per_hour
+    assert LISTED[device.name]["kind"] in ("on_demand", "reserved", "spot", "owned")
     assert len(device.price.source.split()) >= 2
     assert datetime.date(2020, 1, 1) <= device.price.date <= datetime.datetime.now(datetime.UTC).date()
 
@@ -59,6 +65,43 @@ def test_the_price_in_use_is_told_with_its_source():
     assert f"{price.usd_per_hour:g} USD" in line
     assert price.source in line
     assert price.date.isoformat() in line
-    own = load_scenario(SCENARIO, ["price.usd_per_gpu_hour=9"])
-    assert price_lines(own) == ["Price: 9 USD per device hour, given in the scenario."]
-    assert stale_price_notes(own) == []
+    assert "on demand" in line
+    own = load_scenario(SCENARIO, ["price.usd_per_gpu_hour=9", "price.kind=reserved"])
+    assert price_lines(own) == ["Price: 9 USD per device hour of a100-sxm-80gb (reserved, given in the scenario)."]
+    assert price_notes(own) == []
+
+
+def test_prices_stand_in_one_file():
+    for folder in ("hardware", "families"):
+        for path in data_dir(folder).glob("*.yaml"):
+            assert "\nprice" not in path.read_text(encoding="utf-8"), path
+
+
+def test_a_recalled_price_says_so():
+    """What stands behind MI300X's price is a memory, as its entry says."""
+    scenario = load_scenario(SCENARIO, ["hardware=mi300x"])
+    assert "recalled" in price_lines(scenario)[0]
+    assert "is recalled, not read from a list" in price_notes(scenario)[0]
+    assert price_notes(load_scenario(SCENARIO, ["hardware=mi300x", "hardware.price=3"])) == []
+
+
+def test_where_no_price_is_known_the_answer_says_so():
+    scenario = load_scenario(SCENARIO, ["hardware=gb200", "traffic.num_requests=3"])
+    assert price_lines(scenario) == []
+    assert [note for note in simulate(scenario).notes if note.startswith("No price of gb200 is known")]
+
+
+def test_a_device_without_a_price_takes_the_user_s_and_a_listed_one_is_then_no_longer_the_list_s():
+    for name in ("gb200", "h100"):
+        price = load_hardware(name, ["hardware.price=3"]).price
+        assert (price.usd_per_hour, price.source) == (3, "given in the scenario")
+    assert (
+        load_hardware("h100", ["hardware.price=0.5x"]).price.usd_per_hour == LISTED["h100-sxm-80gb"]["usd_per_hour"] / 2
+    )
+
+
+def test_each_device_has_its_own_of_several_prices():
+    changes = ["price.usd_per_gpu_hour={h100: 2, gb200: 5}"]
+    for device, usd in (("h100", 2), ("gb200", 5), ("h200", LISTED["h200-sxm"]["usd_per_hour"])):
+        scenario = load_scenario(SCENARIO, [*changes, f"hardware={device}"])
+        assert usd_per_hour(scenario.hardware, scenario.price) == usd

@@ -15,6 +15,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
+
+from numpy.typing import NDArray
 
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.memory.buffers import activation_bytes, rotary_table_bytes
@@ -34,7 +37,7 @@ from perfmodel.models.kv_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.startup import heads_divide
 from perfmodel.specs.hardware import HardwareSpec
@@ -80,6 +83,24 @@ class MemoryPlan(Printable):
     num_buffers: int = 0  # blocks' worth of room that a sequence holds beside those of its tokens
     reserved_tokens: int | None = None  # of each sequence, where its room is set apart at once
     kv_groups: tuple[KVGroup, ...] = ()
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        """(name, bytes) of all that lies on the device, KV blocks last; what takes nothing is left out."""
+        parts = [
+            *((f"weights: {name.replace('_', ' ')}", size) for name, size in self.weights.items()),
+            ("activations", self.activation_bytes),
+            ("reserve", self.reserve_bytes),
+            ("rotary table", self.rotary_table_bytes),
+            ("CUDA graphs", self.graph_bytes),
+            (f"states of {self.max_num_seqs} sequences", self.state_bytes),
+            ("KV blocks", self.kv_bytes),
+        ]
+        return [(name, size) for name, size in parts if size]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """`parts` as arrays: part, bytes."""
+        return columns_of([{"part": name, "bytes": size} for name, size in self.parts])
 
     @property
     def weight_bytes(self) -> float:

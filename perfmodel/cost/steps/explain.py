@@ -10,13 +10,16 @@ __all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share"
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
 from perfmodel.cost.steps.host import Host, step_seconds
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Work
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 
 _BOUNDS = ("compute", "memory", "communication", "overhead")
 
@@ -64,6 +67,23 @@ class OperatorEstimate:
     def bound_and_link(self) -> str:
         """`bound`, and the network for messages that leave a node."""
         return f"{self.bound}, {self.link} ({self.num_nodes} nodes)" if self.num_nodes > 1 else self.bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Totals over all runs on one device."""
+        return {
+            "name": self.name,
+            "family": self.work.family,
+            "rate": self.work.rate,
+            "count": self.count,
+            "flops": self.flops,
+            "hbm_bytes": self.hbm_bytes,
+            "message_bytes": self.message_bytes,
+            "link": self.link or None,
+            "num_nodes": self.num_nodes,
+            "intensity": self.intensity,
+            "duration_s": self.duration_s,
+            "bound": self.bound,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +133,10 @@ class StepEstimate(Printable):
     def bound(self) -> str:
         """What bounds the largest share of the step."""
         return max(self.bound_share, key=self.bound_share.__getitem__)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """A row for each operator: FLOPs, bytes and seconds are totals over its runs on one device."""
+        return columns_of([row.to_json() for row in self.rows])
 
     @property
     def num_kernels(self) -> int:

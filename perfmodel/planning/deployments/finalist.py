@@ -62,6 +62,10 @@ class Finalist:
         return None if price is None else price * self.replicas
 
     @property
+    def has_recalled_price(self) -> bool:
+        return self.deployment.screened.candidate.has_recalled_price
+
+    @property
     def cost(self) -> float:
         """USD per hour; devices where no price is known."""
         return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour

@@ -20,7 +20,7 @@ from perfmodel.planning.deployments.overlooked import Ratios
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.findings import TIE
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import LEVELS, Trust, trust_of
 
@@ -230,9 +230,7 @@ class PlanResult(Printable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
-        rows = [{**self._row(each), "serves": serves} for each, serves in self._judged]
-        names = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, dict | list)]
-        return {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in names}
+        return columns_of([{**self._row(each), "serves": serves} for each, serves in self._judged])
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences: the plan, and what each finalist's simulations gave."""
@@ -289,6 +287,7 @@ class PlanResult(Printable):
             "replicas": finalist.replicas,
             "gpus": finalist.num_devices,
             "usd_per_hour": finalist.usd_per_hour,
+            "has_recalled_price": finalist.has_recalled_price,
             **{metric: finalist.mean(metric) for metric in _AT_THE_RATE},
             "max_rate": finalist.rate,
             "max_rate_interval": list(finalist.rate_interval),

@@ -19,7 +19,7 @@ from perfmodel.planning.screening.candidates import Base, Candidate
 from perfmodel.planning.screening.draws import NUM_DRAWS
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 from perfmodel.specs.commands.serving import engine_arguments
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import Trust, trust_of
@@ -162,6 +162,11 @@ class JobPlan(Printable):
         """Replicas, in proportion, that are done in time in such a share of draws."""
         return round(replicas_for(self.option(job).needed, job.replicas, share))
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The finalists, best first, then those that are not done `in_time`."""
+        jobs = [*((job, True) for job in self.ranked), *((job, False) for job in self.late)]
+        return columns_of([{**self._row(job), "in_time": in_time} for job, in_time in jobs])
+
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences."""
         return {
@@ -200,6 +205,7 @@ class JobPlan(Printable):
             "replicas": job.replicas,
             "gpus": job.num_devices,
             "usd_per_hour": job.price if has_price else None,
+            "has_recalled_price": job.candidate.has_recalled_price,
             "duration_s": job.seconds,
             "duration_interval_s": list(job.seconds_interval),
             "screened_duration_s": job.screened_s,

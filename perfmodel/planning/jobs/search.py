@@ -30,7 +30,7 @@ from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
 from perfmodel.planning.sweeps.workers import Progress, spread
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.scenario import Scenario, price_lines, stale_price_notes
+from perfmodel.specs.scenario import Scenario, price_lines, price_notes
 
 METRICS = (
     "duration",
@@ -296,6 +296,6 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
 
 def _prices(plan: JobPlan) -> Iterator[str]:
     """The prices that finalists are compared by, with source and date, and which of them are old."""
-    for sentences in (price_lines, stale_price_notes):
+    for sentences in (price_lines, price_notes):
         for job in (*plan.ranked, *plan.late):
             yield from sentences(job.candidate.layout.scenario)

@@ -14,7 +14,7 @@ from perfmodel.cost import MemoryPlan, usd_per_hour
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import KvTransferSpec
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario import Scenario, price_in_use
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,13 @@ class Candidate:
                 return None
             found += price * count * layout.devices_per_replica
         return found
+
+    @property
+    def has_recalled_price(self) -> bool:
+        """Whether no list or quote stands behind the price of one of its devices."""
+        scenarios = [layout.scenario for layout, _ in self.counts]
+        prices = [price_in_use(scenario.hardware, scenario.price) for scenario in scenarios]
+        return any(price is not None and price.is_recalled for price in prices)
 
     @property
     def num_engines(self) -> int:

@@ -4,7 +4,7 @@ What does not depend on how requests are scheduled is decided once for a layout;
 largest batch and step as well.
 """
 
-__all__ = ["Space", "enumerate_space", "has_experts"]
+__all__ = ["NO_PRICE", "Space", "enumerate_space", "has_experts"]
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
+NO_PRICE = "no price known"  # why candidates are ruled out that a price would have to compare
 # Choices that the times of steps depend on, and the fields of a scenario that they set.
 _LAYOUT_FIELDS = {
     "hardware": "hardware",
@@ -331,7 +332,8 @@ def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mappin
     if spec.objective == "cheapest" or spec.budget_usd_per_hour is not None:
         price = usd_per_hour(scenario.hardware, scenario.price)
         if price is None:
-            raise _RefusedError("no price known", f"{scenario.hardware.name} has no price; give price.usd_per_gpu_hour")
+            name = scenario.hardware.name
+            raise _RefusedError(NO_PRICE, f"no price of {name} is known; give --price {name}=USD")
     return Layout(choices, scenario, cluster)
 
 

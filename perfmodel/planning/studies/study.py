@@ -20,13 +20,15 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_json
 from perfmodel.files.yaml_loader import Path
 from perfmodel.planning.metrics import basis_by_name
 from perfmodel.planning.studies.spec import AxisSpec, BaseScenario, Setting, Study, StudyFile
 from perfmodel.planning.sweeps.points import Point, Record, load_point
-from perfmodel.printable import Printable
+from perfmodel.printable import Printable, columns_of
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
@@ -252,6 +254,22 @@ class StudyResult(Printable):
     parts: Sequence[StudyPart]
     notes: Sequence[str] = ()
     is_quick: bool = False
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """A row for each point: `part`, `clock`, `variant`, its place on the axes, the metrics, and `problem`."""
+        return columns_of(
+            [
+                {
+                    **{"part": number, "clock": clock, "variant": variant},
+                    **dict(zip(answers.axes, map(str, at), strict=True)),
+                    **{name: record.values.get(name) for name in self.study.all_metrics},
+                    "problem": record.problem,
+                }
+                for number, part in enumerate(self.parts)
+                for clock, answers in part.answers.items()
+                for (variant, at), record in answers.records.items()
+            ]
+        )
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:

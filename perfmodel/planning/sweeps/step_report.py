@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost import StepEstimate, plan_memory, step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
@@ -42,6 +43,10 @@ class StepReport(Printable):
         served = serving_notes(engine.model, engine.engine, engine.hardware)
         return [*self.assumed, *served, *balance_notes(self.scenario, engine.engine)]
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The estimate's."""
+        return self.estimate.columns()
+
     def to_json(self) -> dict[str, Any]:
         """Quantities are totals over an operator's `count` runs on one device."""
         estimate, shape = self.estimate, self.shape
@@ -60,23 +65,7 @@ class StepReport(Printable):
             "bound_share": estimate.bound_share,
             "origin": estimate.origin,
             **({} if estimate.pipeline is None else {"pipeline": asdict(estimate.pipeline)}),
-            "operators": [
-                {
-                    "name": row.name,
-                    "family": row.work.family,
-                    "rate": row.work.rate,
-                    "count": row.count,
-                    "flops": row.flops,
-                    "hbm_bytes": row.hbm_bytes,
-                    "message_bytes": row.message_bytes,
-                    "link": row.link or None,
-                    "num_nodes": row.num_nodes,
-                    "intensity": row.intensity,
-                    "duration_s": row.duration_s,
-                    "bound": row.bound,
-                }
-                for row in estimate.rows
-            ],
+            "operators": [row.to_json() for row in estimate.rows],
             "notes": self.notes,
             "trust": trust_of(self.scenario).to_json(),
             "provenance": self.provenance("step"),

@@ -1,1 +1,1 @@
-"""Interactive plots of runs and steps, with plotly."""
+"""Figures of runs and steps, as plotly describes them."""

@@ -14,8 +14,10 @@ from perfmodel.report.drawing.colours import BLUE, BOUND_COLOURS, GREEN, GREY, M
 from perfmodel.report.numbers import format_number
 from perfmodel.report.plots.series import (
     Pools,
+    TimeBins,
     blocks_in_use,
     engine_names,
+    envelope,
     quantile_curve,
     rate,
     replicas_of,
@@ -29,6 +31,7 @@ from perfmodel.specs.slo import SLO
 Floats = NDArray[np.float64]
 
 _MAX_REPLICA_LINES = 8
+_BLUE_TINT, _ORANGE_TINT = "rgba(0,114,178,0.22)", "rgba(230,159,0,0.3)"
 _LONG_TAIL = 12.0  # times the median
 
 
@@ -168,15 +171,36 @@ def throughput_figure(steps: StepColumns) -> go.Figure:
     return styled(figure, 320)
 
 
+def _band(bins: TimeBins, ends: tuple[Floats, Floats], colour: str) -> go.Scatter:
+    """An area from the least to the most in each bin, to lie below the line of means.
+
+    ends: the least and the most of each bin
+    """
+    low, high = ends
+    return go.Scatter(
+        x=np.concatenate((bins.centres_s, bins.centres_s[::-1])),
+        y=np.concatenate((high, low[::-1])),
+        mode="lines",
+        line={"width": 0},
+        fill="toself",
+        fillcolor=colour,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+
+
 def load_figure(steps: StepColumns) -> go.Figure:
-    """Requests running and waiting over time, all replicas together."""
+    """Requests running and waiting over time, all replicas together: means, and bands from the least to the most."""
     bins = time_bins(steps)
     figure = go.Figure()
-    for name, counts, colour in (("running", steps.num_running, BLUE), ("waiting", steps.num_waiting, ORANGE)):
+    kinds = (("running", steps.num_running, BLUE, _BLUE_TINT), ("waiting", steps.num_waiting, ORANGE, _ORANGE_TINT))
+    for name, counts, colour, tint in kinds:
+        values = counts.astype(np.float64)
+        figure.add_trace(_band(bins, envelope(steps, values, bins), tint))
         figure.add_trace(
             go.Scatter(
                 x=bins.centres_s,
-                y=summed(steps, counts.astype(np.float64), bins),
+                y=summed(steps, values, bins),
                 name=name,
                 mode="lines",
                 line={"color": colour, "width": 2},
@@ -189,16 +213,22 @@ def load_figure(steps: StepColumns) -> go.Figure:
 
 
 def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> go.Figure:
-    """KV cache in use over time, per cent of each replica's blocks; replicas are called by their `pools`."""
+    """KV cache in use over time, per cent of each replica's blocks; replicas are called by their `pools`. A single one
+    has a band from the least to the most."""
     names = engine_names(pools)
     bins = time_bins(steps)
     replicas = replicas_of(steps)
     figure = go.Figure()
     top = 0.0
     for replica in replicas[:_MAX_REPLICA_LINES]:
-        usage = blocks_in_use(steps, bins, replica) / max(num_blocks, 1) * 100
+        share = 100 / max(num_blocks, 1)
+        usage = blocks_in_use(steps, bins, replica) * share
         top = max(top, float(usage.max()))
         only = len(replicas) == 1
+        if only:
+            ends = envelope(steps, steps.used_blocks.astype(np.float64) * share, bins)
+            top = float(ends[1].max())
+            figure.add_trace(_band(bins, ends, _BLUE_TINT))
         figure.add_trace(
             go.Scatter(
                 x=bins.centres_s,
@@ -206,8 +236,6 @@ def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> go.Figu
                 name="KV blocks in use" if only else names.get(replica, f"replica {replica}"),
                 mode="lines",
                 line={"width": 2} | ({"color": BLUE} if only else {}),
-                fill="tozeroy" if only else None,
-                fillcolor="rgba(0,114,178,0.15)" if only else None,
                 hovertemplate="%{x:.4g} s: %{y:.1f} %<extra></extra>",
             )
         )
@@ -235,6 +263,6 @@ def bound_figure(shares: Mapping[str, float]) -> go.Figure:
                 hovertemplate=f"{name}: %{{x:.1f}} %<extra></extra>",
             )
         )
-    figure.update_layout(barmode="stack", margin={"t": 40, "b": 36})
+    figure.update_layout(barmode="stack", margin={"t": 40, "b": 44})
     figure.update_xaxes(title_text="share of busy time (%)", range=[0, 100])
-    return styled(figure, 170)
+    return styled(figure, 178)

@@ -12,6 +12,7 @@ __all__ = [
     "binned_mean",
     "blocks_in_use",
     "engine_names",
+    "envelope",
     "pool_names",
     "quantile_curve",
     "rate",
@@ -85,6 +86,18 @@ def summed(steps: StepColumns, values: Floats, bins: TimeBins) -> Floats:
     for replica in replicas_of(steps):
         total += binned_mean(steps, values, bins, replica)
     return total
+
+
+def envelope(steps: StepColumns, values: Floats, bins: TimeBins) -> tuple[Floats, Floats]:
+    """The least and the most, in each bin, of what `summed` takes the mean of: its extremes are those of the run."""
+    times, at = np.unique(np.concatenate((steps.start_s, steps.end_s)), return_inverse=True)
+    changes = np.bincount(at, np.concatenate((values, -values)), len(times))
+    levels = np.concatenate(([0.0], np.cumsum(changes)))  # before the first time, and after each
+    first = np.searchsorted(times, bins.edges_s[:-1], "right")
+    last = np.searchsorted(times, bins.edges_s[1:], "left")
+    spans = np.column_stack((first, np.maximum(last, first) + 1)).ravel()
+    padded = np.append(levels, levels[-1])  # spans may end at the end
+    return np.minimum.reduceat(padded, spans)[::2], np.maximum.reduceat(padded, spans)[::2]
 
 
 def rate(steps: StepColumns, counts: NDArray[np.int64], bins: TimeBins) -> Floats:

@@ -256,7 +256,7 @@ def memory_figure(plan: MemoryPlan) -> go.Figure:
     layout = {
         "shapes": [{"type": "line", **end, "line": {"color": INK, "width": 1.5}}],
         "barmode": "stack",
-        "margin": {"t": 40, "b": 40},
+        "margin": {"t": 40, "b": 44},
         "xaxis": {"title": {"text": "GB on one device"}},
     }
-    return plot_of(traces, layout, 190)
+    return plot_of(traces, layout, 194)

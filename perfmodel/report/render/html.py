@@ -1,4 +1,4 @@
-"""A document as one HTML page: styles, sections, pictures, and plots with plotly's script inlined once.
+"""A document as one HTML page: styles, sections, pictures, and plots as pictures. It has no script.
 
 The page has no address of any other file in it, so it opens without a network, and equal documents give equal bytes.
 """
@@ -27,6 +27,7 @@ from perfmodel.report.document import (
     Tiles,
     spans,
 )
+from perfmodel.report.drawing.figures import figure_svg
 
 _STYLE = """
 :root { --ink: #1f2933; --soft: #5f6b7a; --line: #e3e7ec; --tint: #f6f8fa; --blue: #0072b2; --green: #00785a;
@@ -66,7 +67,9 @@ tr:last-child td { border-bottom: none; }
           linear-gradient(to left, white 40%, transparent) right / 40px 100% no-repeat local,
           linear-gradient(to right, #b8c2cc, transparent) left / 12px 100% no-repeat scroll,
           linear-gradient(to left, #b8c2cc, transparent) right / 12px 100% no-repeat scroll; }
-.picture svg { display: block; width: 100%; min-width: 600px; height: auto; mix-blend-mode: multiply; }
+.picture svg, .figure svg { display: block; width: 100%; min-width: 600px; height: auto; mix-blend-mode: multiply; }
+.figure svg { min-width: 760px; }
+.figure text { pointer-events: none; } .hover { fill: transparent; } .hover:hover { fill: rgba(31, 41, 51, 0.08); }
 .note { color: var(--soft); font-size: 13.5px; }
 ul { margin: 6px 0; padding-left: 20px; } li ul { color: var(--soft); font-size: 13.5px; }
 pre { background: var(--tint); border-radius: 6px; padding: 10px 12px; margin: 6px 0; font-size: 13px;
@@ -77,32 +80,22 @@ code { font-size: 0.92em; overflow-wrap: anywhere; }
 """
 
 
-_CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "plotlyServerURL": "",  # no button may lead out of the file
-    "modeBarButtonsToRemove": ["sendChartToCloud", "lasso2d", "select2d"],
-}
-
-
 def render_page(document: Document) -> str:
     """The whole file."""
-    has_plots = any(isinstance(block, Plot) for block in document.flat)
-    script = f"<script>{_offline_script()}</script>" if has_plots else ""
     tag = f'<span class="tag">{escape(document.tag)}</span>' if document.tag else ""
     head = f'<h1>{escape(document.title)}{tag}</h1><p class="sub">{escape(document.subtitle)}</p>'
     if document.command:
         head += f"<pre>{escape(document.command)}</pre>"
-    body = "".join(_section(block, number) for number, block in enumerate(document.flat))
+    body = "".join(map(_section, document.flat))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(document.title)}</title><style>{_STYLE}</style>{script}</head>"
+        f"<title>{escape(document.title)}</title><style>{_STYLE}</style></head>"
         f"<body><main>{head}{body}</main></body></html>\n"
     )
 
 
-def _section(block: Block, number: int) -> str:
+def _section(block: Block) -> str:
     match block:
         case Heading(text):
             return f"<h2>{escape(text)}</h2>"
@@ -119,7 +112,7 @@ def _section(block: Block, number: int) -> str:
         case Picture():
             return f'<section><div class="scroll picture">{block.draw()}</div></section>'
         case Plot(title, _, note):
-            return _framed(title, _plot(block, number), note)
+            return _framed(title, _plot(block), note)
         case Commands(title, lines):
             return _framed(title, f"<pre>{escape(chr(10).join(lines))}</pre>") if lines else ""
         case Notes(lines):
@@ -178,13 +171,8 @@ def _tiles(block: Tiles) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _plot(plot: Plot, number: int) -> str:
-    import plotly.io
-
-    drawn: str = plotly.io.to_html(
-        plot.draw(), include_plotlyjs=False, full_html=False, div_id=f"figure-{number}", config=_CONFIG
-    )
-    return drawn
+def _plot(plot: Plot) -> str:
+    return f'<div class="scroll figure">{figure_svg(plot.draw().to_plotly_json(), plot.title)}</div>'
 
 
 def _line(line: Line) -> str:
@@ -197,11 +185,3 @@ def _line(line: Line) -> str:
 def _text(text: str) -> str:
     """Text with what stands in backticks set as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _offline_script() -> str:
-    """plotly.js as the package carries it, kept from ending the page's script element early."""
-    from plotly.offline import get_plotlyjs
-
-    script: str = get_plotlyjs()
-    return re.sub(r"</(script)", r"<\\/\1", script, flags=re.IGNORECASE)

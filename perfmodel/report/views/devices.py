@@ -111,8 +111,8 @@ def device_view(device: HardwareSpec) -> Document:
         Table(("link", "one way", "peer to peer"), links),
         Paragraph(f"TDP {format_number(declared.tdp_w, 0)} W. Source: {declared.source}"),
     ]
-    if price is not None:
-        blocks.append(Paragraph(f"{price.usd_per_hour:g} USD an hour ({price.source}, {price.date.isoformat()})"))
+    known = "no price is known" if price is None else f"{price.usd_per_hour:g} USD an hour ({price.origin})"
+    blocks.append(Paragraph(f"Price: {known}"))
     if declared.unconfirmed:
         missing = f"Not confirmed in a vendor's document: {', '.join(declared.unconfirmed)}"
         blocks.append(Paragraph(Span(missing, "communication")))

@@ -234,11 +234,19 @@ def _plots(result: RunResult) -> Iterator[Plot]:
         yield from _fleet_plots(result, pools)
     if steps is not None and len(steps):
         binned = f"Means over at most {MAX_BINS} equal intervals; {len(steps):,} step records in all."
+        banded = f"{binned} Shaded: from the least to the most in each interval."
         yield _plot("Tokens per second", "throughput_figure", binned, steps)
         if not pools:
-            yield _plot("Requests in the system", "load_figure", f"All replicas together. {binned}", steps)
+            yield _plot("Requests in the system", "load_figure", f"All replicas together. {banded}", steps)
         if result.num_blocks:
-            yield _plot("KV cache in use", "kv_figure", binned, steps, result.num_blocks, pools)
+            yield _plot(
+                "KV cache in use",
+                "kv_figure",
+                banded if len({*steps.replica.tolist()}) == 1 else binned,
+                steps,
+                result.num_blocks,
+                pools,
+            )
     if shares := result.summary.get("bound_share"):
         yield _plot("What bounded the time", "bound_figure", "", shares)
 

@@ -291,16 +291,7 @@ def memory_view(plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[Typ
 
     types: what becomes of the model in each file type, where the engine keeps layers with the CPU
     """
-    parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
-    parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
-    if plan.rotary_table_bytes:
-        parts.append(("rotary table", plan.rotary_table_bytes))
-    if plan.graph_bytes:
-        parts.append(("CUDA graphs", plan.graph_bytes))
-    if plan.state_bytes:
-        parts.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
-    parts.append(("KV blocks", plan.kv_bytes))
-    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in parts]
+    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in plan.parts]
     usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
     served = (
         f"{plan.num_kv_blocks:,} KV blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token"

@@ -2,13 +2,22 @@
 
 __all__ = ["complete"]
 
+import re
 from collections.abc import Callable
+from pathlib import PurePath
 
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import expanded, looked_up
+from perfmodel.files.reach import may_touch
 from perfmodel.specs.commands.server import Reading
 from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 
 _GIB = 2**30
+_ALL_LAYERS = 99  # of -ngl: nobody counts them
+_GGUF_TYPE = re.compile(r"(?:[it]?q\d\w*|fp16|b?f16|f32|mxfp4)", re.IGNORECASE)
+_TYPE_AT_END = re.compile(rf"(.+?)[-_.]({_GGUF_TYPE.pattern})", re.IGNORECASE)
+_FLOATS = {"f16": "float16", "fp16": "float16", "bf16": "bfloat16", "f32": "float32"}
+_LETTER_DIGIT = re.compile(r"([a-z])(\d)")
 _CONFIG = "engine.speculative_config"
 # Of drafted tokens, right where a command says nothing: EAGLE's first tokens (Li et al. 2024, table 1: 0.7 to 0.8), a
 # small sibling as drafter (Chen et al. 2023: 0.71 to 0.85). What one's own server has is in its metrics.
@@ -19,14 +28,16 @@ _STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 
 
-def complete(found: Reading, engine: str) -> None:
-    """Fill in the fields that several arguments of a server of `engine` say together.
+def complete(found: Reading, command: str, engine: str) -> None:
+    """Fill in the fields that several arguments of a server say together.
+
+    command, engine: their names; an engine that is not described has another's
 
     Raises SpecError for what they contradict each other in.
     """
     if engine != "vllm":
         found.put("engine.profile", engine)
-    _BY_ENGINE[engine](found)
+    _BY_COMMAND[command](found)
     _drafts(found)
     if "kv_role" in found.line or "kv_connector" in found.line:
         _role(found)
@@ -101,6 +112,71 @@ def _trtllm(found: Reading) -> None:
         found.put("engine.kv_offload.capacity_bytes", host_bytes, found.said["line.host_cache_bytes"])
 
 
+def _lmdeploy(found: Reading) -> None:
+    _experts(found)
+    found.unmodelled.append(("lmdeploy", "its own kernels and scheduler, for which vLLM's stand in"))
+
+
+def _llama_server(found: Reading) -> None:
+    """`-c` is the context of all slots together, unless their number is chosen by the server, which then share it."""
+    name = found.line.pop("gguf", None)
+    if name is not None:
+        _gguf(found, str(name), found.said["line.gguf"])
+    context, slots = found.line.pop("ctx_size", None), found.get("engine.max_num_seqs")
+    if context is not None:
+        found.put("engine.max_model_len", context // (slots or 1), found.said["line.ctx_size"])
+    values = found.line.pop("cache_type_v", None)
+    if values != found.get("engine.kv_cache_dtype"):
+        said = found.said.get("line.cache_type_v") or found.said["engine.kv_cache_dtype"]
+        found.unmodelled.append((said, "keys and values in two formats; taken as that of the keys"))
+    layers = str(found.line.pop("gpu_layers", "all"))
+    if layers not in ("all", "auto", "-1") and not (layers.isdecimal() and int(layers) >= _ALL_LAYERS):
+        why = "layers with the CPU; give engine.cpu and engine.n_gpu_layers"
+        found.unmodelled.append((found.said["line.gpu_layers"], why))
+
+
+def _ollama(found: Reading) -> None:
+    """`llama3.1:8b-instruct-q8_0`: a family, a size, and a type, Q4_K_M where none is given."""
+    tag = str(found.line.pop("tag", ""))
+    if tag:
+        family, _, rest = tag.partition(":")
+        size, *more = rest.split("-")
+        kind = next((part for part in more if _GGUF_TYPE.fullmatch(part)), None)
+        names = [f"{name}-{size}".strip("-") for name in (family, _LETTER_DIGIT.sub(r"\1-\2", family))]
+        known = next((name for name in names if looked_up("models", name) is not None), names[0])
+        found.put("model", known, tag)
+        _weights(found, known, kind or "", tag, "which most of Ollama's tags have")
+    if found.get("engine.max_num_seqs") is None:
+        found.put("engine.max_num_seqs", 1)
+        found.assumed.append("one request at a time (OLLAMA_NUM_PARALLEL)")
+
+
+def _gguf(found: Reading, name: str, said: str) -> None:
+    """The model of a file or of a Hugging Face repository of GGUF files. A file that is here says it all itself."""
+    path = expanded(name)
+    if may_touch(path) and path.is_file():
+        found.put("model", str(path.resolve()), said)
+        return
+    repository, _, kind = name.partition(":")
+    stem = PurePath(repository).name.removesuffix(".gguf")
+    stem = re.sub(r"[-_.]gguf$", "", stem, flags=re.IGNORECASE)
+    named = _TYPE_AT_END.fullmatch(stem)
+    stem, kind = (named[1], named[2]) if named else (stem, kind)
+    found.put("model", stem, said)
+    _weights(found, stem, kind, said, "which llama.cpp takes where no type is named")
+
+
+def _weights(found: Reading, model: str, kind: str, said: str, why: str) -> None:
+    """The type of a GGUF file as the format of the weights; gpt-oss comes in its own alone."""
+    if kind.lower() in _FLOATS:
+        found.put("engine.dtype", _FLOATS[kind.lower()], said)
+    elif kind:
+        found.put("engine.quantization", kind.lower(), said)
+    elif not model.lower().startswith("gpt-oss"):
+        found.put("engine.quantization", "q4_k_m")
+        found.assumed.append(f"weights in Q4_K_M, {why}")
+
+
 def _experts(found: Reading) -> None:
     """Ranks that share out whole experts: all of them, or none."""
     size = found.line.pop("expert_ranks", None)
@@ -143,4 +219,11 @@ def _role(found: Reading) -> None:
         found.unmodelled.append((said, what))
 
 
-_BY_ENGINE: dict[str, Callable[[Reading], None]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+_BY_COMMAND: dict[str, Callable[[Reading], None]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "trtllm": _trtllm,
+    "lmdeploy": _lmdeploy,
+    "llama-server": _llama_server,
+    "ollama": _ollama,
+}

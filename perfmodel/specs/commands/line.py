@@ -100,7 +100,7 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     arguments = _with_config(read_arguments(command.words, description, command.place), command, script, asking)
     found = read_server(arguments, command.environment, description, command.place)
     assert description.engine is not None
-    complete(found, description.engine)
+    complete(found, description.name, description.engine)
     _place(found, command.placement, asking.hardware, command.place)
     if command.version is not None:
         chosen = load_engine_description(description.engine).choose(command.version)

@@ -116,7 +116,9 @@ def _take_variable(name: str, value: str, found: Reading, description: CommandDe
         if rule.modelled is None:
             raise SpecError(f"{place}: {name}: no field of a scenario.")
         if rule.modelled.field not in found.said:
-            _take_modelled(Given(rule, target, value, f"{name}={value}"), rule.modelled, found)
+            is_count = rule.modelled.kind == "integer" and value.isdecimal()
+            read = int(value) if is_count else value
+            _take_modelled(Given(rule, target, read, f"{name}={value}"), rule.modelled, found)
         else:
             found.irrelevant.append(f"{name}={value}")
     elif (why := description.unmodelled_variable(name)) is None:

@@ -7,7 +7,7 @@ from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import format_optional
-from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences
+from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences, price_text, priced_title, unpriced
 from perfmodel.report.views.trust import trust_blocks
 
 _NUM_OPTIONS = 6
@@ -18,9 +18,10 @@ def brief_view(result: PlanResult, question: str) -> Document:
     winner = result.winner
     title = f"Plan: {result.scenario.name}"
     if winner is None:
-        return Document(title, [Sentences(plan_sentences(result))], question, "plan")
+        reasons = [f"{count:,} candidates: {reason}" for reason, count in result.ruled_out.items()]
+        return Document(title, [Sentences([*plan_sentences(result), *reasons, *unpriced(result)])], question, "plan")
     blocks: list[Block] = [Paragraph((Span(_choice(result, winner), "strong"),)), _options(result, winner)]
-    blocks.append(Paragraph(_why_not_cheaper(result, winner)))
+    blocks += map(Paragraph, (_why_not_cheaper(result, winner), *unpriced(result)))
     blocks.append(Commands("To start it", serve_commands(result, winner)))
     blocks += list(trust_blocks(result.trust))[:1]
     if notes := result.scenario.model.encoder_notes:
@@ -46,7 +47,8 @@ def _choice(result: PlanResult, winner: Finalist) -> str:
     """`4 x h200-sxm TP4: 16 GPUs, 101.60 USD/h, 84 % sure`"""
     parts = [f"{winner.num_devices} GPU{'s' if winner.num_devices > 1 else ''}"]
     if winner.usd_per_hour is not None:
-        parts.append(f"{winner.usd_per_hour:.2f} USD/h")
+        recalled = " (a recalled price)" if winner.has_recalled_price else ""
+        parts.append(f"{winner.usd_per_hour:.2f} USD/h{recalled}")
     sure = f"{result.sufficient(winner):.0%} sure"
     return f"{_label(winner)}: {', '.join([*parts, sure])}"
 
@@ -67,7 +69,7 @@ def _options(result: PlanResult, winner: Finalist) -> Table:
         cells = (
             str(candidate.max_num_seqs),
             str(option.num_devices),
-            format_optional(option.usd_per_hour, ".2f"),
+            price_text(option),
             format_optional(option.mean(f"{quantile}_ttft_ms"), ".0f"),
             format_optional(option.mean(f"{quantile}_tpot_ms"), ".1f"),
             f"{option.rate:.3g}",
@@ -80,7 +82,7 @@ def _options(result: PlanResult, winner: Finalist) -> Table:
         *("  deployment", "seqs", "GPUs", "USD/h", f"{quantile} TTFT", f"{quantile} TPOT"),
         *("max req/s", "sure", "USD/M out"),
     )
-    return Table(head, [row(option) for option in options], "Options (latencies in ms)")
+    return Table(head, [row(option) for option in options], priced_title("Options (latencies in ms)", options))
 
 
 def _label(option: Finalist) -> str:

@@ -1,14 +1,24 @@
 """A plan in sentences: what to deploy, what it costs, who comes next, how sure that is."""
 
-__all__ = ["OBJECTIVES", "bound_sentence", "plan_sentences", "preliminary_sentence"]
+__all__ = [
+    "OBJECTIVES",
+    "bound_sentence",
+    "plan_sentences",
+    "preliminary_sentence",
+    "price_text",
+    "priced_title",
+    "unpriced",
+]
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from perfmodel.planning.deployments.choice import Preliminary
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import SURE, PlanResult
+from perfmodel.planning.screening.space import NO_PRICE
 from perfmodel.planning.sweeps.metrics import shares_text
+from perfmodel.report.numbers import format_optional
 from perfmodel.report.views.plan.certainty import HOURS_PER_MONTH, certainty_sentences, in_100
 
 OBJECTIVES = {
@@ -144,6 +154,27 @@ def bound_sentence(shares: Mapping[str, float]) -> list[str]:
 
 def _is_apart(finalist: Finalist) -> bool:
     return finalist.deployment.screened.candidate.ratio is not None
+
+
+def price_text(finalist: Finalist) -> str:
+    """USD per hour; with a star where no list or quote stands behind the price."""
+    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.has_recalled_price else "")
+
+
+def priced_title(title: str, finalists: Iterable[Finalist]) -> str:
+    """A table's title, with what the star of `price_text` means where there is one."""
+    return f"{title}; * a recalled price" if any(each.has_recalled_price for each in finalists) else title
+
+
+def unpriced(result: PlanResult) -> list[str]:
+    """A sentence on the devices that are left out because nobody gives their price."""
+    names = [each.device for each in result.devices if NO_PRICE in each.reason]
+    if not result.devices and NO_PRICE in result.ruled_out:
+        names = [result.scenario.hardware.name]
+    if not names:
+        return []
+    example = ",".join(f"{name}=USD" for name in names)
+    return [f"Left out, as no price of it is known: {', '.join(names)}. Give it by --price {example}."]
 
 
 def _cost(finalist: Finalist) -> str:

@@ -15,7 +15,7 @@ from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Picture, Sentences, Table
 from perfmodel.report.drawing.charts import COLOURS, Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.numbers import format_number, format_optional
-from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences
+from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences, price_text, priced_title, unpriced
 from perfmodel.report.views.trust import trust_blocks
 
 _COSTS = (
@@ -35,7 +35,7 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
     searched = [f"{choice}: {values}" for choice, values in result.searched.items()]
     searched += [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate in closed form"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
-    blocks += [Sentences(searched, "What was searched"), Notes([*_left_out(result), *result.notes])]
+    blocks += [Sentences(searched, "What was searched"), Notes([*unpriced(result), *_left_out(result), *result.notes])]
     return Document(f"Plan: {result.scenario.name}", blocks, plan_question(result), "plan", command)
 
 
@@ -126,7 +126,7 @@ def _costs(result: PlanResult) -> Table:
             each.label,
             str(each.num_devices),
             format_optional(expected.get(each.deployment.screened.candidate.label), ".2f"),
-            f"{format_optional(each.usd_per_hour, '.2f')}"
+            price_text(each)
             + (f" {_format_interval((low, high), '.2f')}" if result.spec.objective == "cheapest" else ""),
             format_optional(each.mean("usd_per_million_input_tokens_split"), ".3g"),
             format_optional(each.mean("usd_per_million_output_tokens_split"), ".3g"),
@@ -142,7 +142,8 @@ def _costs(result: PlanResult) -> Table:
     )
     titles = [metric_of(key).title for key in _COSTS]
     head = ("deployment", titles[0], "expected", *titles[1:])
-    return Table(head, _each(result, row), "Finalists, simulated: what they cost", note=note)
+    title = priced_title("Finalists, simulated: what they cost", (*result.ranked, *result.missed))
+    return Table(head, _each(result, row), title, note=note)
 
 
 def _screened(result: PlanResult) -> Table:

@@ -164,15 +164,14 @@ def test_code_in_a_sentence_stays_code():
 
 def test_a_page_is_escaped_and_opens_without_a_network():
     page = render_page(DOCUMENT)
-    body = page[: page.index("<script>")] + page[page.index("</head>") :]
-    assert "a|b &lt;i&gt;*c*&lt;/i&gt; [red]&amp;" in body
-    assert "<b>" not in body.replace("<body>", "")
-    assert '<td class="text">x</td><td><span class="good">1.50</span></td><td class="text">prose' in body
-    assert '<tr class="total"><td>all</td>' in body
-    assert "<svg><title>inside</title></svg>" in body
-    assert '<div class="aside bad">p99 20 ms, SLO 10</div>' in body
-    assert not re.search(r"""(?:src|href)\s*=\s*["']|@import|url\(|https?://""", body)
-    assert page.count("plotly.js v") == 1
+    assert "<script" not in page
+    assert "a|b &lt;i&gt;*c*&lt;/i&gt; [red]&amp;" in page
+    assert "<b>" not in page.replace("<body>", "")
+    assert '<td class="text">x</td><td><span class="good">1.50</span></td><td class="text">prose' in page
+    assert '<tr class="total"><td>all</td>' in page
+    assert "<svg><title>inside</title></svg>" in page
+    assert '<div class="aside bad">p99 20 ms, SLO 10</div>' in page
+    assert not re.search(r"""(?:src|href)\s*=\s*["']|@import|url\(|https?://""", page)
     assert render_page(DOCUMENT) == page
 
 
@@ -180,7 +179,7 @@ def test_a_picture_fills_its_card_and_a_number_stays_in_one_line():
     """On a phone, too, where a picture is scrolled rather than shrunk until nothing can be read."""
     page = render_page(DOCUMENT)
     assert '<div class="scroll picture"><svg>' in page
-    rule = re.search(r"\.picture svg \{([^}]*)\}", page)[1]
+    rule = re.search(r"\.picture svg, \.figure svg \{([^}]*)\}", page)[1]
     assert {"width: 100%", "height: auto", "min-width: 600px"} <= {part.strip() for part in rule.split(";")}
     assert '<dd class="number">1,234.50 tok/s</dd>' in page
     assert re.search(r"\.number \{([^}]*)\}", page)[1].strip() == "white-space: nowrap;"
@@ -190,10 +189,6 @@ def test_what_stands_in_backticks_is_code_and_what_is_scrolled_shows_it():
     page = render_page(Document("x", [Notes(["give `price: {usd: <1>}`"])]))
     assert "give <code>price: {usd: &lt;1&gt;}</code>" in page
     assert page.count(" scroll;") + page.count(" scroll,") == 2  # a shade at either end that has more
-
-
-def test_a_page_without_plots_does_not_carry_the_library():
-    assert len(render_page(Document("x", [TABLE]))) < 20_000
 
 
 def test_json_has_every_block_as_plain_data():

@@ -1,0 +1,24 @@
+"""What plotly's `hovertemplate` says of one point."""
+
+__all__ = ["hover_text"]
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.report.numbers import format_si
+
+_PLACE = re.compile(r"%\{(\w+)(?:\[(\d+)\])?(?::([^}]*))?\}")
+_TAGS = re.compile(r"<extra>.*?</extra>|</?b>")
+
+
+def hover_text(trace: Mapping[str, Any], number: int) -> str:
+    """The text of point `number` of a trace, lines apart; empty for a trace without a template."""
+
+    def value(place: re.Match[str]) -> str:
+        name, position, form = place.groups()
+        found = trace[name][number]
+        found = found if position is None else found[int(position)]
+        return format_si(found, "", int(form[1:-1])) if (form or "").endswith("s") else format(found, form or "")
+
+    return _PLACE.sub(value, _TAGS.sub("", trace.get("hovertemplate") or "").replace("<br>", "\n"))

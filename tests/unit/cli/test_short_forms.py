@@ -1,0 +1,154 @@
+"""`--tp 4`, `--input 2k`: each means one `--set`, and none is lost beside another."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+
+DENSE = ("--model", "tiny-llama", "--hardware", "h100")
+FEW = ("--set", "traffic.num_requests=20")
+FIXED = "{{distribution: fixed, value: {}}}"
+SMALL = (
+    *("--set", "plan.seeds=1", "--set", "plan.num_requests=60"),
+    *("--set", "plan.space.max_num_seqs=[16]", "--set", "plan.space.max_num_batched_tokens=[2048]"),
+)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runner = CliRunner()
+
+    def answer(*args):
+        return runner.invoke(app, [str(arg) for arg in args])
+
+    return answer
+
+
+def _without(text, keys):
+    return {key: value for key, value in json.loads(text).items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("command", "short", "long"),
+    [
+        (("memory", *DENSE), ("--tp", "2"), ("engine.tensor_parallel_size=2",)),
+        (("explain", "llama-3.1-8b-a100"), ("--pp", "2"), ("engine.pipeline_parallel_size=2",)),
+        (
+            ("explain", "--model", "mixtral-8x7b", "--hardware", "h200"),
+            ("--dp", "2", "--ep"),
+            ("engine.data_parallel_size=2", "engine.enable_expert_parallel=true"),
+        ),
+        (
+            ("simulate", *DENSE, *FEW),
+            ("--input", "2k", "--output", "2K"),
+            (f"traffic.input_tokens={FIXED.format(2000)}", f"traffic.output_tokens={FIXED.format(2048)}"),
+        ),
+        (
+            ("plan", *DENSE, "--rate", "2", "--ttft", "1s", *SMALL),
+            ("--tp", "2", "--input", "200", "--output", "20"),
+            (
+                "plan.space.tensor_parallel_size=[2]",
+                f"traffic.input_tokens={FIXED.format(200)}",
+                f"traffic.output_tokens={FIXED.format(20)}",
+            ),
+        ),
+    ],
+)
+def test_a_short_form_is_its_long_one(run, command, short, long):
+    by_flag = run(*command, *short, "--json")
+    by_set = run(*command, *(part for text in long for part in ("--set", text)), "--json")
+    assert by_flag.exit_code == by_set.exit_code == 0, by_flag.stderr + by_set.stderr
+    assert by_flag.stdout == by_set.stdout
+    assert by_flag.stdout != run(*command, "--json").stdout
+
+
+def test_every_prompt_and_answer_has_the_length_that_was_given(run):
+    found = json.loads(run("simulate", *DENSE, *FEW, "--input", "2k", "--output", "256", "--json").stdout)
+    assert found["total_input_tokens"] == 20 * 2000
+    assert found["total_output_tokens"] == 20 * 256
+    assert "traffic azure" not in found["notes"][0]  # no length of it is left
+
+
+def test_a_server_with_other_sizes_is_split_over_what_is_left(run):
+    """8 devices = TP x PP x DP: two stages leave TP 4."""
+    for sizes, tp in ((("--pp", "2"), 4), (("--tp", "4", "--pp", "2"), 4), ((), 8)):
+        found = run("memory", "--model", "llama-3.1-70b", "--hardware", "8xh100", *sizes, "--json")
+        by_set = run(
+            *("memory", "--model", "llama-3.1-70b", "--hardware", "h100", "--set", f"engine.tensor_parallel_size={tp}"),
+            *("--set", f"engine.pipeline_parallel_size={8 // tp}", "--json"),
+        )
+        assert found.exit_code == 0, found.stderr
+        told = ("notes", "provenance")
+        assert _without(found.stdout, told) == _without(by_set.stdout, told)
+
+
+def test_a_plan_of_a_server_has_its_devices_and_the_size_given(run):
+    found = run("plan", "--model", "tiny-llama", "--hardware", "4xh100", "--ttft", "1s", "--tp", "2", *SMALL, "--json")
+    assert found.exit_code == 0, found.stderr
+    found = json.loads(found.stdout)
+    assert {each["choices"]["engine.tensor_parallel_size"] for each in found["ranked"]} == {2}
+    assert found["winner"]["gpus"] <= 4
+
+
+def test_a_plan_of_several_devices_takes_a_price_for_each(run):
+    flags = ("--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL, "--json")
+    devices = ("--model", "tiny-llama", "--hardware", "h100,gb200,mi300x")
+    found = json.loads(run("plan", *devices, *flags, "--price", "h100=5,gb200=4").stdout)
+    by_device = {each["device"]: each for each in found["devices"]}
+    assert by_device["h100-sxm-80gb"]["usd_per_hour"] == 5 * by_device["h100-sxm-80gb"]["num_devices"]
+    assert by_device["gb200"]["usd_per_hour"] == 4 * by_device["gb200"]["num_devices"]
+    assert by_device["mi300x"]["usd_per_hour"] == 3  # of the list
+    recalled = {row["label"].split(" x ")[1].split()[0]: row["has_recalled_price"] for row in found["ranked"]}
+    assert recalled == {"h100-sxm-80gb": False, "gb200": False, "mi300x": True}
+
+
+def test_a_plan_marks_recalled_prices_and_names_devices_without_one(run):
+    devices = ("--model", "tiny-llama", "--hardware", "mi300x,h100,gb200")
+    told = run("plan", *devices, "--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL).stdout
+    assert "3.00 USD/h (a recalled price)" in told
+    assert "3.00*" in told
+    assert "4.76*" not in told
+    assert "* a recalled price" in told
+    assert "no price of it is known: gb200" in told
+    alone = run("plan", "--model", "tiny-llama", "--hardware", "gb200", "--rate", "2", "--ttft", "1s", *SMALL)
+    assert "no price known" in alone.stdout
+    assert "--price gb200=USD" in alone.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (
+            ("memory", *DENSE, "--tp", "2", "--set", "engine.tensor_parallel_size=4"),
+            "--tp 2 beside --set engine.tensor",
+        ),
+        (
+            ("simulate", *DENSE, "--input", "9", "--set", "traffic.input_tokens.value=8"),
+            "--input 9 beside --set traffic",
+        ),
+        (
+            ("plan", *DENSE, "--tp", "2", "--set", "plan.space.tensor_parallel_size=[1]"),
+            "--tp 2 beside --set plan.space",
+        ),
+        (("memory", "--model", "tiny-llama", "--hardware", "8xh100", "--tp", "4"), "got 4 devices of 8"),
+        (("memory", "--model", "tiny-llama", "--hardware", "8xh100", "--pp", "3"), "got 3 devices of 8"),
+        (("memory", "--model", "tiny-llama", "--hardware", "2xh100", "--pp", "4"), "got 4 devices of 2"),
+        (("simulate", *DENSE, "--ep"), "no experts to share out"),
+        (("plan", *DENSE, "--price", "b200=3"), "--hardware names no b200"),
+        (("simulate", *DENSE, "--price", "h100="), "'h100' has no price"),
+        (("simulate", *DENSE, "--price", "-1"), "price.usd_per_gpu_hour: found -1, allowed a number above 0"),
+        (("simulate", "llama-3.1-8b-a100", "--price", "h1000=3"), "no device is called h1000"),
+        (("simulate", *DENSE, "--traffic", "traced.yaml", "--input", "2k"), "found input_tokens beside a trace of csv"),
+    ],
+)
+def test_a_flag_that_would_be_lost_is_refused(run, tmp_path, args, wanted):
+    (tmp_path / "trace.csv").write_text("arrival,input,output\n0,10,5\n1,20,5\n")
+    (tmp_path / "traced.yaml").write_text("trace: {path: trace.csv, format: csv}\n")
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert wanted in result.stderr
+    assert len(result.stderr.splitlines()) == 1
