@@ -34,7 +34,7 @@ class StatisticLimit(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """Of the requests, that a percentile speaks of; None of a mean."""
+        """The share of the requests that a percentile covers; None of a mean."""
         return _SHARES[self.statistic]
 
     @property

@@ -344,8 +344,10 @@ def _binding(
     missed = []
     for name, limit, share in wanted.each:
         seconds = _seconds(beyond, demand, name)
-        is_mean = share is None
-        missed.append((seconds / limit).mean(axis=1) if is_mean else (seconds > limit).mean(axis=1) / (1 - share))
+        if share is None:
+            missed.append((seconds / limit).mean(axis=1))
+        else:
+            missed.append((seconds > limit).mean(axis=1) / (1 - share))
     most = np.array(missed).argmax(axis=0)
     found = []
     for index, candidate in enumerate(candidates):
