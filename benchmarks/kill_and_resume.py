@@ -124,7 +124,10 @@ def kill(command: str, folder: Path, after_s: float) -> bool:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return False
         time.sleep(min(0.002, max(end - time.monotonic(), 0)))
-    os.killpg(pid, signal.SIGKILL)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it is no group yet
+        os.kill(pid, signal.SIGKILL)
     return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
 
