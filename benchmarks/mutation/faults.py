@@ -25,7 +25,7 @@ from bugs import ROOT
 from planting import NOT_RUN, compile_copy, copied, import_slow, in_child, planted, verdict
 
 LISTS = Path(__file__).parent / "faults"
-LIMIT_S, WORKERS = 180, 2
+LIMIT_S, WORKERS = 120, 2
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ def try_faults(faults: list[Fault]) -> Iterable[Trial]:
             if wrong := [suite for suite, fails in zip(suites, pool.map(_fails_without_fault, suites, 1)) if fails]:
                 raise SystemExit(f"these fail, or take over {LIMIT_S} s, without a fault: {wrong}")
             for trial in pool.imap(_try_fault, faults):
-                print(f"{'LIVED' if trial.lived else 'noticed':<8} {trial.fault.module}: {trial.fault.change}", flush=True)
+                print(
+                    f"{'LIVED' if trial.lived else 'noticed':<8} {trial.fault.module}: {trial.fault.change}", flush=True
+                )
                 yield trial
 
 
@@ -138,8 +140,12 @@ def table(trials: list[Trial]) -> list[str]:
 def report(name: str, trials: list[Trial]) -> str:
     """Markdown: the table by module, each fault with the law that must notice it."""
     lines = [f"# Planted faults of meaning: {name}", ""]
-    lines += [f"`python benchmarks/mutation/faults.py --list benchmarks/mutation/faults/{name}.yaml` plants each fault in a"]
-    lines += ["copy of the tree and runs the tests of its module. \"Lived at first\": before laws were written for this list."]
+    lines += [
+        f"`python benchmarks/mutation/faults.py --list benchmarks/mutation/faults/{name}.yaml` plants each fault in a"
+    ]
+    lines += [
+        'copy of the tree and runs the tests of its module. "Lived at first": before laws were written for this list.'
+    ]
     lines += ["", *table(trials), "", "## Faults", "", "| module | change | which law must notice | at first | now |"]
     lines += ["|---|---|---|---|---|"]
     for trial in trials:
