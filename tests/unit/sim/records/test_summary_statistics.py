@@ -1,0 +1,178 @@
+"""Figures of a summary against the plainest definitions: Python's `statistics`, sums, a list of all gaps."""
+
+import statistics
+from math import isclose
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.engine import StepRecord
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.records.collector import Collector, GapHistogram
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.latencies import attained, latencies, missed, num_good, percentiles_met, tail
+from perfmodel.sim.records.summary import DeviceTotals, costs, summarize
+from perfmodel.specs import load_scenario
+from perfmodel.specs.slo import SLO
+
+SECONDS = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60)
+# number, arrival, first scheduled, first token, end, prompt, output, cached, preemptions, replica
+ROWS = (
+    (0, 0.0, 0.5, 1.0, 3.0, 100, 5, 0, 0, 0),
+    (1, 1.0, 1.2, 1.5, 1.5, 300, 1, 60, 2, 1),
+    (2, 2.0, 4.0, 5.0, 9.0, 200, 41, 150, 1, 0),
+)
+
+
+def columns(rows=ROWS) -> RequestColumns:
+    names = RequestColumns.__dataclass_fields__
+    return RequestColumns(**dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=False)))
+
+
+@given(SECONDS)
+@settings(max_examples=50, deadline=None)
+def test_latencies_are_the_statistics_of_all_requests_in_ms(seconds: list[float]) -> None:
+    found = latencies("x", np.array(seconds))
+    expected = {"mean": statistics.fmean(seconds), "std": statistics.pstdev(seconds), "median": statistics.median(seconds)}
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    expected |= {f"p{percent}": cuts[percent - 1] for percent in (90, 95, 99)}
+    assert found.keys() == {f"{name}_x_ms" for name in expected}
+    for name, value in expected.items():
+        assert found[f"{name}_x_ms"] == pytest.approx(1e3 * value, rel=1e-9, abs=1e-6), name
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 10), st.integers(1, 50)), min_size=1, max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_a_histogram_of_gaps_is_the_list_of_all_gaps(entries: list[tuple[float, int]]) -> None:
+    """Mean and deviation exactly, each percentile within half a bin of 0.2 % of the gap with that rank."""
+    gaps, everything = GapHistogram(), sorted(gap for gap, times in entries for _ in range(times))
+    for gap, times in entries:
+        gaps.add(gap, times)
+    assert gaps.count == len(everything)
+    assert gaps.mean == pytest.approx(statistics.fmean(everything))
+    assert gaps.std == pytest.approx(statistics.pstdev(everything), abs=1e-6 * gaps.mean)
+    for share in (0.1, 0.5, 0.9, 1.0):
+        rank = max(int(np.ceil(share * len(everything) - 1e-9)), 1)
+        assert gaps.quantile(share) == pytest.approx(everything[rank - 1], rel=0.00101)
+
+
+@pytest.mark.parametrize(("first_s", "slope_s", "num_steps"), [(0.01, 0.0, 7), (0.01, 0.001, 40), (0.02, 1e-5, 400)])
+def test_a_run_of_steps_that_grow_evenly_is_the_steps(first_s: float, slope_s: float, num_steps: int) -> None:
+    run, single = GapHistogram(), GapHistogram()
+    durations = [first_s + slope_s * number for number in range(num_steps)]
+    run.add_run(first_s, sum(durations), num_steps, 3)
+    for duration in durations:
+        single.add(duration, 3)
+    assert run.count == single.count
+    assert run.mean == pytest.approx(single.mean)
+    assert run.std == pytest.approx(single.std, rel=0.01, abs=1e-9)
+    for share in (0.25, 0.5, 0.99):
+        assert run.quantile(share) == pytest.approx(single.quantile(share), rel=0.003)
+
+
+def test_times_of_a_request_by_hand() -> None:
+    """TTFT and E2E count from the arrival; TPOT = (E2E - TTFT) / (output tokens - 1), which one token has not."""
+    requests = columns()
+    assert requests.ttft_s.tolist() == [1.0, 0.5, 3.0]
+    assert requests.e2el_s.tolist() == [3.0, 0.5, 7.0]
+    assert requests.tpot_s[[0, 2]].tolist() == [0.5, 0.1]
+    assert np.isnan(requests.tpot_s[1])
+
+
+def test_a_request_is_good_if_it_misses_no_limit_and_a_limit_is_met_at_the_limit() -> None:
+    """TTFT limits at 1 s: the third misses. TPOT at 0.1 s: the first misses, and one token has none. E2E at 3 s."""
+    for slo, bad in (
+        (SLO(ttft_ms=1000), {2}),
+        (SLO(tpot_ms=100.0), {0}),
+        (SLO(e2el_ms=3000), {2}),
+        (SLO(ttft_ms=600, tpot_ms=500), {0, 2}),
+        (SLO(ttft_ms=2999, tpot_ms=400), {0, 2}),
+    ):
+        misses = missed(slo, columns())
+        assert num_good(misses) == 3 - len(bad), slo
+        assert attained(misses, 5)["slo_attainment"] == pytest.approx((3 - len(bad)) / 8)
+    by = attained(missed(SLO(ttft_ms=1000, tpot_ms=100), columns()), 1)["slo_attainment_by"]
+    assert by == {"ttft": pytest.approx(2 / 4), "tpot": pytest.approx(2 / 4)}
+
+
+def test_lost_requests_are_beyond_every_percentile() -> None:
+    """Of 100 sent, 10 are lost: 90 are within the limit, so the p90 is, and the p91 is not."""
+    found = {"completed": 90, **{f"p{percent}_ttft_ms": 1.0 for percent in (90, 95, 99)}, "median_ttft_ms": 1.0}
+    for percent, num_lost, is_met in ((50, 10, True), (90, 10, True), (90, 11, False), (99, 1, True), (99, 2, False)):
+        slo = SLO.model_validate({f"ttft_p{percent}_ms": 100})
+        (met,) = percentiles_met(slo, found | {"completed": 100 - num_lost}, num_lost)["slo_percentiles_met"].values()
+        assert met is is_met, (percent, num_lost)
+
+
+def test_a_job_drains_from_the_last_start_of_each_engine() -> None:
+    """Engines start their last requests at 4 and 1.2 s; the job ends at 9 s."""
+    found = tail(columns(), 9.0)
+    assert found["tail_s"] == pytest.approx(9 - (4 + 1.2) / 2)
+    assert found["tail_share"] == pytest.approx((9 - 2.6) / 9)
+
+
+def record(start: int, end: int, **fields: int) -> StepRecord:
+    row = dict.fromkeys(StepRecord._fields, 0) | {"num_steps": 1, "first_duration": end - start} | fields
+    return StepRecord(**(row | {"start": start * TICKS_PER_S, "end": end * TICKS_PER_S}))  # type: ignore[arg-type]
+
+
+def collected() -> Collector:
+    collector = Collector()
+    collector.add_step(record(0, 2, num_gaps=3, used_blocks=5, num_drafts=4, num_draft_tokens=12, num_accepted_tokens=6))
+    collector.add_step(record(2, 3, num_gaps=1, used_blocks=9, num_drafts=2, num_draft_tokens=8, num_accepted_tokens=1))
+    first = TICKS_PER_S
+    collector.add_step(record(4, 10, num_steps=3, num_gaps=2, used_blocks=7)._replace(first_duration=first), 1)
+    return collector
+
+
+def test_a_collector_adds_up_steps_and_keeps_the_fullest_of_each_engine() -> None:
+    """Steps of 2 and 1 s, and three of 1, 2 and 3 s: gaps are each as many as tokens ended with them."""
+    collector = collected()
+    assert (collector.num_steps, collector.busy_ticks, collector.end_tick) == (5, 9 * TICKS_PER_S, 10 * TICKS_PER_S)
+    assert collector.used_blocks_peak == {0: 9, 1: 7}
+    assert (collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens) == (6, 20, 7)
+    assert collector.gaps.count == 3 + 1 + 3 * 2
+    assert collector.gaps.mean == pytest.approx((3 * 2 + 1 + 2 * (1 + 2 + 3)) / 10)
+
+
+def test_a_summary_is_ratios_of_sums() -> None:
+    collector = collected()
+    for row in ROWS:
+        collector._requests.add(tuple(round(x * TICKS_PER_S) if 0 < k < 5 else x for k, x in enumerate(row)))
+    collector.lost += [(3, "failed"), (4, "timed_out"), (5, "failed")]
+    totals = DeviceTotals(4, num_preemptions=3, prefix_tokens_asked=800, prefix_tokens_hit=210)
+    scenario = load_scenario("llama-3.1-8b-a100", ("slo={ttft_ms: 1000, tpot_ms: 600}",))
+    summary = summarize(scenario, collector, totals)
+    assert (summary["duration"], summary["completed"], summary["failed"], summary["timed_out"]) == (10.0, 3, 2, 1)
+    assert (summary["total_input_tokens"], summary["total_output_tokens"]) == (600, 47)
+    assert summary["request_throughput"] == pytest.approx(0.3)
+    assert summary["output_throughput"] == pytest.approx(4.7)
+    assert summary["total_token_throughput"] == pytest.approx(64.7)
+    assert summary["request_goodput"] == pytest.approx(0.2)
+    assert summary["slo_attainment"] == pytest.approx(2 / 6)
+    assert summary["prefix_cache_hit_rate"] == pytest.approx(210 / 800)
+    assert summary["acceptance_rate"] == pytest.approx(7 / 20)
+    assert summary["mean_acceptance_length"] == pytest.approx(1 + 7 / 6)
+    assert summary["mean_itl_ms"] == pytest.approx(1900)
+    assert summary["median_itl_ms"] == pytest.approx(2000, rel=0.002)
+    assert summary["p99_itl_ms"] == pytest.approx(3000, rel=0.002)
+
+
+def test_a_bill_by_hand() -> None:
+    """Two devices, of which one was there half of 1,800 s, at 12 USD/h for all on average, 300 W each, 40 % prompts."""
+    totals = DeviceTotals(2, device_s=2700.0, usd_per_hour=12.0, energy_j=2700.0 * 300, prompt_cost_share=0.4)
+    found = costs(totals, 1800.0, 4_000_000, 500_000)
+    assert found["gpu_hours"] == pytest.approx(0.75)
+    assert found["mean_num_devices"] == pytest.approx(1.5)
+    assert found["usd_total"] == pytest.approx(6.0)
+    assert found["usd_per_million_tokens"] == pytest.approx(6 / 4.5)
+    assert found["usd_per_million_output_tokens"] == pytest.approx(12.0)
+    assert found["usd_per_million_input_tokens_split"] == pytest.approx(6 * 0.4 / 4)
+    assert found["usd_per_million_output_tokens_split"] == pytest.approx(6 * 0.6 / 0.5)
+    assert found["output_throughput_per_gpu"] == pytest.approx(500_000 / 2700)
+    assert found["total_token_throughput_per_gpu"] == pytest.approx(4_500_000 / 2700)
+    assert found["mean_power_w"] == pytest.approx(300)
+    assert found["energy_wh"] == pytest.approx(225)
+    assert isclose(found["joules_per_output_token"], 810_000 / 500_000)
