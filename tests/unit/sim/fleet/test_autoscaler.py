@@ -1,4 +1,4 @@
-"""The autoscaler's rule, by hand, on a fleet that does what it is told: ceil(load / target), down only after a delay."""
+"""The autoscaler's rule, by hand, on a fleet that does as it is told: ceil(load / target), down only after a delay."""
 
 from collections.abc import Callable
 from math import ceil, sqrt

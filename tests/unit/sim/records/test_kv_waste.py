@@ -63,7 +63,8 @@ def test_a_reservation_is_held_from_the_first_step_to_the_last(reserve: str, tok
 
 def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_largest() -> None:
     """tiny-gemma under vLLM: groups keep all of a sequence, or a window and the row that it begins in."""
-    scenario = load_scenario("llama-3.1-8b-a100", ("model=tiny-gemma", "engine.block_size=8", "engine.max_model_len=512"))
+    settings = ("model=tiny-gemma", "engine.block_size=8", "engine.max_model_len=512")
+    scenario = load_scenario("llama-3.1-8b-a100", settings)
     groups = kv_groups(scenario.model, scenario.hardware, scenario.engine)
     spans = [(group.num_layers, group.span) for group in groups]
     assert {span for _, span in spans} == {None, 128}
