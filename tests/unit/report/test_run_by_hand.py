@@ -33,7 +33,7 @@ def small(result):
         end_s=end.astype(float),
         first_duration_s=(end - start) / num_steps,
         **dict(zip(names, others, strict=True)),
-        **{name: 0 * start for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")},
+        **dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), 0 * start),
     )
     return replace(result, requests=RequestColumns(**columns), steps=steps, num_blocks=80)
 
@@ -68,7 +68,7 @@ def test_a_request_queues_then_prefills_then_decodes(small) -> None:
     assert first == [("queued", 0.0, 1e6), ("prefill", 1e6, 1e6), ("decode", 2e6, 3e6)]
     second = [(event["name"], event["ts"], event["dur"]) for event in events if event["tid"] == 9]
     assert second == [("prefill", 1e6, 3e6)]
-    assert [event["args"] for event in events if event["tid"] == 4][0] == {
+    assert next(event["args"] for event in events if event["tid"] == 4) == {
         "replica": 0,
         "cached_tokens": 30,
         "preemptions": 2,

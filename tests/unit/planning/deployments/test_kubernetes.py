@@ -102,7 +102,8 @@ def test_a_pod_has_the_devices_of_all_stages_and_ranks(sizes: str, num_devices: 
 
 def test_each_pool_asks_for_its_own_hardware_by_its_makers_name() -> None:
     """AMD's device plugin advertises amd.com/gpu, NVIDIA's nvidia.com/gpu."""
-    pools = "cluster.pools=[{role: prefill, hardware: mi300x}, {role: decode, replicas: 3, engine: {tensor_parallel_size: 2}}]"
+    decode = "{role: decode, replicas: 3, engine: {tensor_parallel_size: 2}}"
+    pools = f"cluster.pools=[{{role: prefill, hardware: mi300x}}, {decode}]"
     text = kubernetes_manifest(scenario(pools))
     found = {name.rpartition("-")[2]: container for name, container in containers(text).items()}
     assert found["prefill"]["resources"]["limits"] == {"amd.com/gpu": 1}

@@ -77,8 +77,8 @@ def test_transfers_of_one_engine_wait_for_its_link_and_the_wait_counts() -> None
     for second, end in (((0, 3), 21.0), ((1, 2), 21.0), ((1, 3), 10.5), ((2, 0), 10.5)):
         env = TickEnvironment()
         transfers = KvTransfers(env)
-        found = ends(transfers, env, (0.0, 0, 2, 10, 0.0), (0.0, *second, 10, 0.0))
-        assert found == pytest.approx([10.5, end])
+        found = ends(transfers, env, (3.0, 0, 2, 10, 0.0), (3.0, *second, 10, 0.0))
+        assert found == pytest.approx([3 + 10.5, 3 + end])
         assert transfers.ticks / TICKS_PER_S == pytest.approx(10.5 + end)
         assert (transfers.num_transfers, transfers.num_bytes) == (2, 20.0)
 

@@ -61,13 +61,15 @@ def test_a_reservation_is_held_from_the_first_step_to_the_last(reserve: str, tok
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_largest() -> None:
-    """tiny-gemma under vLLM: groups keep all of a sequence, or a window and the row that it begins in."""
-    settings = ("model=tiny-gemma", "engine.block_size=8", "engine.max_model_len=512")
+@pytest.mark.parametrize(("model", "window"), [("tiny-gemma", 128), ("gemma-3-4b", 1024)])
+def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_largest(model: str, window: int) -> None:
+    """Under vLLM groups keep all of a sequence, or a window and the row that it begins in. Of gemma-3-4b's six groups of
+    five layers the last has four."""
+    settings = (f"model={model}", "engine.block_size=8", "engine.max_model_len=512")
     scenario = load_scenario("llama-3.1-8b-a100", settings)
     groups = kv_groups(scenario.model, scenario.hardware, scenario.engine)
     spans = [(group.num_layers, group.span) for group in groups]
-    assert {span for _, span in spans} == {None, 128}
+    assert {span for _, span in spans} == {None, window}
     size = max(layers for layers, _ in spans)
 
     def held(n: int, _prompt: int, _outputs: int) -> float:
@@ -78,6 +80,13 @@ def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_larg
         return sum(layers * (n if span is None else min(n, span)) for layers, span in spans)
 
     assert kv_cache_waste(scenario, columns()) == pytest.approx(counted(held, filled), abs=1e-12)
+
+
+def test_newer_tokens_have_buffers_of_their_own_beside_the_blocks() -> None:
+    """FP8, the newest 32 tokens in BF16: in slots of FP8 those fill 32 more, for which two blocks of 16 are held."""
+    found = waste("engine.kv_cache_dtype=fp8", "engine.kv_cache_residual_tokens=32")
+    expected = counted(lambda n, _p, _o: ceil(n / 16) * 16 + 32, lambda n: n + min(n, 32))
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_nothing_is_held_without_a_cache() -> None:
