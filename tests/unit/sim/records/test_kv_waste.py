@@ -63,8 +63,8 @@ def test_a_reservation_is_held_from_the_first_step_to_the_last(reserve: str, tok
 
 @pytest.mark.parametrize(("model", "window"), [("tiny-gemma", 128), ("gemma-3-4b", 1024)])
 def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_largest(model: str, window: int) -> None:
-    """Under vLLM groups keep all of a sequence, or a window and the row that it begins in. Of gemma-3-4b's six groups of
-    five layers the last has four."""
+    """Under vLLM groups keep all of a sequence, or a window and the row that it begins in. The last of gemma-3-4b's
+    groups has four layers, the others five."""
     settings = (f"model={model}", "engine.block_size=8", "engine.max_model_len=512")
     scenario = load_scenario("llama-3.1-8b-a100", settings)
     groups = kv_groups(scenario.model, scenario.hardware, scenario.engine)

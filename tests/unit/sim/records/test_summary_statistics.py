@@ -1,6 +1,7 @@
 """Figures of a summary against the plainest definitions: Python's `statistics`, sums, a list of all gaps."""
 
 import statistics
+from dataclasses import replace
 from math import isclose
 
 import numpy as np
@@ -8,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.engine import StepRecord
+from perfmodel.engine import Request, StepRecord
+from perfmodel.engine.request import TokenTimes
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.records.collector import Collector, GapHistogram
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.latencies import attained, latencies, missed, num_good, percentiles_met, tail
+from perfmodel.sim.records.latencies import attained, latencies, missed, num_good, percentiles_met, tail, token_latencies
 from perfmodel.sim.records.summary import DeviceTotals, costs, summarize
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
@@ -107,6 +109,14 @@ def test_lost_requests_are_beyond_every_percentile() -> None:
         assert met is is_met, (percent, num_lost)
 
 
+def test_answers_of_one_token_have_no_gap_and_all_have_a_reader() -> None:
+    requests = replace(columns(), max_itl_s=np.array([4.0, 99.0, 2.0]), reader_wait_s=np.array([1.0, 0.0, 5.0]))
+    found = token_latencies(requests)
+    assert (found["mean_max_itl_ms"], found["median_max_itl_ms"]) == (3000.0, 3000.0)
+    assert (found["mean_reader_wait_ms"], found["median_reader_wait_ms"]) == (2000.0, 1000.0)
+    assert token_latencies(columns()) == {}
+
+
 def test_a_job_drains_from_the_last_start_of_each_engine() -> None:
     """Engines start their last requests at 4 and 1.2 s; the job ends at 9 s."""
     found = tail(columns(), 9.0)
@@ -117,6 +127,52 @@ def test_a_job_drains_from_the_last_start_of_each_engine() -> None:
 def record(start: int, end: int, **fields: int) -> StepRecord:
     row = dict.fromkeys(StepRecord._fields, 0) | {"num_steps": 1, "first_duration": end - start} | fields
     return StepRecord(**(row | {"start": start * TICKS_PER_S, "end": end * TICKS_PER_S}))  # type: ignore[arg-type]
+
+
+def finished(
+    number: int, arrival: float, scheduled: float, first: float, end: float, prompt: int, output: int, *counts: int
+) -> Request:
+    """A request that is done; times in seconds, `counts` of cached tokens and preemptions."""
+    request = Request(number, round(arrival * TICKS_PER_S), prompt, output)
+    request.first_scheduled_at, request.first_token_at = round(scheduled * TICKS_PER_S), round(first * TICKS_PER_S)
+    request.finished_at, request.num_output_tokens = round(end * TICKS_PER_S), output
+    request.num_cached_tokens, request.num_preemptions, *_ = counts
+    return request
+
+
+def test_columns_of_finished_requests_are_what_they_are_called() -> None:
+    collector = Collector(has_turns=True, has_token_times=True)
+    for row in ROWS:
+        request = finished(*row)
+        request.session, request.turn = 70 + row[0], 3
+        request.token_times = TokenTimes(request.first_token_at or 0, None)
+        request.token_times.longest_gap = 2 * TICKS_PER_S
+        request.token_times.reader_wait = 5 * TICKS_PER_S
+        collector.add_request(request, row[-1])
+    found = collector.requests()
+    for number, name in enumerate(list(RequestColumns.__dataclass_fields__)[:10]):
+        assert getattr(found, name).tolist() == pytest.approx([row[number] for row in ROWS]), name
+    assert found.session is not None
+    assert found.turn is not None
+    assert (found.session.tolist(), found.turn.tolist()) == ([70, 71, 72], [3, 3, 3])
+    assert found.max_itl_s is not None
+    assert found.reader_wait_s is not None
+    assert (found.max_itl_s.tolist(), found.reader_wait_s.tolist()) == ([2.0] * 3, [5.0] * 3)
+
+
+def test_columns_of_steps_are_what_they_are_called() -> None:
+    """Each field of a record has a number of its own; times are in seconds."""
+    collector = Collector(keep_steps=True)
+    row = {name: 100 + number for number, name in enumerate(StepRecord._fields)}
+    row |= {"start": 3 * TICKS_PER_S, "end": 7 * TICKS_PER_S, "first_duration": TICKS_PER_S}
+    collector.add_step(StepRecord(**row), 9)
+    steps = collector.steps()
+    assert steps is not None
+    assert (steps.start_s[0], steps.end_s[0], steps.first_duration_s[0]) == (3.0, 7.0, 1.0)
+    assert (steps.replica[0], steps.index[0]) == (9, row["step"])
+    for name in StepRecord._fields:
+        if hasattr(steps, name):
+            assert getattr(steps, name)[0] == row[name], name
 
 
 def collected() -> Collector:
@@ -142,7 +198,7 @@ def test_a_collector_adds_up_steps_and_keeps_the_fullest_of_each_engine() -> Non
 def test_a_summary_is_ratios_of_sums() -> None:
     collector = collected()
     for row in ROWS:
-        collector._requests.add(tuple(round(x * TICKS_PER_S) if 0 < k < 5 else x for k, x in enumerate(row)))
+        collector.add_request(finished(*row), row[-1])
     collector.lost += [(3, "failed"), (4, "timed_out"), (5, "failed")]
     totals = DeviceTotals(4, num_preemptions=3, prefix_tokens_asked=800, prefix_tokens_hit=210)
     scenario = load_scenario("llama-3.1-8b-a100", ("slo={ttft_ms: 1000, tpot_ms: 600}",))
