@@ -14,7 +14,15 @@ from perfmodel.engine.request import TokenTimes
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.records.collector import Collector, GapHistogram
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.latencies import attained, latencies, missed, num_good, percentiles_met, tail, token_latencies
+from perfmodel.sim.records.latencies import (
+    attained,
+    latencies,
+    missed,
+    num_good,
+    percentiles_met,
+    tail,
+    token_latencies,
+)
 from perfmodel.sim.records.summary import DeviceTotals, costs, summarize
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO

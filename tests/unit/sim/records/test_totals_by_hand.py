@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfmodel.cost import Usage
-from perfmodel.engine import HostBlocks, StepRecord
+from perfmodel.engine import HostBlocks, Request, StepRecord
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
@@ -34,7 +34,8 @@ def engine(index: int, preemptions: int, asked: int, hit: int, host: HostBlocks 
 
 def pool(number: int, hardware, tp: int, pp: int, num_blocks: int, prompt_share: float, *engines) -> Pool:
     sizes = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp)
-    spec = SimpleNamespace(name=None, deployment=None, model=None, role="unified", replicas=len(engines), engine=sizes)
+    spec = SimpleNamespace(role="unified", replicas=len(engines), engine=sizes, shadow=False)
+    spec.name = spec.deployment = spec.model = None
     clocks = (SimpleNamespace(ticks_under_way=12 * TICKS_PER_S, num_ranks=2),) if pp > 1 else ()
     backend = SimpleNamespace(
         prompt_time=SimpleNamespace(share=prompt_share), restore=SimpleNamespace(block_bytes=100.0 * (number + 1))
@@ -45,7 +46,15 @@ def pool(number: int, hardware, tp: int, pp: int, num_blocks: int, prompt_share:
     return Pool(spec, *parts, timer, replicas, None, backend, clocks)  # type: ignore[arg-type]
 
 
-def totals(price: float | None = None):
+def finished(number: int, rank: int, ttft: float) -> tuple[Request, int]:
+    """A request of the engine `rank` with its only token after `ttft` seconds."""
+    request = Request(number, 0, 10, 1)
+    request.first_scheduled_at, request.num_output_tokens = 0, 1
+    request.first_token_at = request.finished_at = round(ttft * TICKS_PER_S)
+    return request, rank
+
+
+def totals(price: float | None = None, dynamic: SimpleNamespace | None = None, requests=()):
     host = HostBlocks(10)
     host.num_stored, host.num_restored, host.num_restored_tokens = 7, 3, 40
     pools = (
@@ -56,12 +65,14 @@ def totals(price: float | None = None):
     override = None if price is None else PriceOverride(usd_per_gpu_hour=price)
     transfers = SimpleNamespace(num_transfers=4, num_abandoned=0, num_bytes=600.0, ticks=10 * TICKS_PER_S)
     cluster = SimpleNamespace(
-        pools=pools, engines=engines, dynamic=None, transfers=transfers, scenario=SimpleNamespace(price=override)
+        pools=pools, engines=engines, dynamic=dynamic, transfers=transfers, scenario=SimpleNamespace(price=override)
     )
     collector, row = Collector(), dict.fromkeys(StepRecord._fields, 0) | {"num_steps": 1}
     for number, used in ((0, 20), (1, 60), (2, 300), (1, 10)):
         times = {"start": 0, "end": DURATION_S * TICKS_PER_S}
         collector.add_step(StepRecord(**(row | times | {"used_blocks": used})), number)
+    for request, rank in requests:
+        collector.add_request(request, rank)
     return pools, device_totals(cluster, collector)  # type: ignore[arg-type]
 
 
@@ -122,3 +133,31 @@ def test_transfers_and_second_tiers_are_told_in_their_units() -> None:
         "stored_bytes": 7 * 400.0,
         "restored_bytes": 3 * 400.0,
     }
+
+
+def test_a_fleet_is_paid_for_while_it_is_there_and_has_the_requests_of_its_engines() -> None:
+    """Of the first pool's replicas of 4 devices two were there for 15 s in all; the second pool does not change."""
+    counts = [(0, 1, 1), (5 * TICKS_PER_S, 1, 2)]
+    fleet = SimpleNamespace(used_s=lambda end: 15.0, most_in_use=2, num_started=1, num_failed=3, counts=counts)
+    fleet.failed_at = [7 * TICKS_PER_S]
+    gateway = SimpleNamespace(num_rejected=11, num_retries=12)
+    fleets = {0: fleet}
+    dynamic = SimpleNamespace(
+        fleet_of=lambda some: fleets.get(some.engines[0].index), fleets=fleets, gateway=gateway, shadowed={}
+    )
+    requests = [finished(0, 0, ttft=1.0), finished(1, 1, ttft=3.0), finished(2, 2, ttft=8.0), finished(3, 0, ttft=2.0)]
+    pools, found = totals(3.0, dynamic, requests)
+    first, second = found.pools
+    assert first["gpu_hours"] == pytest.approx(15 * 4 / 3600)
+    assert second["gpu_hours"] == pytest.approx(20 / 3600)
+    assert found.device_s == pytest.approx(15 * 4 + 20)
+    assert found.usd_per_hour == pytest.approx(3.0 * (15 * 4 + 20) / 20)
+    assert (first["replicas_peak"], first["starts"], first["failures"]) == (2, 1, 3)
+    assert first["replicas_over_time"] == [[0.0, 1, 1], [5.0, 1, 2]]
+    assert first["failed_at_s"] == [7.0]
+    assert "starts" not in second
+    assert (first["completed"], second["completed"]) == (3, 1)
+    assert (first["mean_ttft_ms"], second["mean_ttft_ms"]) == pytest.approx((2000.0, 8000.0))
+    assert (found.num_rejected, found.num_retries) == (11, 12)
+    assert found.kv_transfer is not None
+    assert found.kv_transfer["abandoned"] == 0
