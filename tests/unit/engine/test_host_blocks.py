@@ -94,7 +94,7 @@ def test_a_plan_waits_for_what_was_stored_since_the_last_one_if_it_waits_at_all(
 
 
 def test_room_for_parked_blocks_is_made_of_contents_and_no_more_than_is_needed() -> None:
-    """Room for 6: five contents, then 4 blocks are parked, so three contents go, the oldest first; 3 more do not fit."""
+    """Room for 6: five contents, then 4 blocks are parked, so the oldest three contents go; 3 more do not fit."""
     host, request = HostBlocks(6), Request(0, 0, 40, 10, tuple("abcde"))
     for content in "abcde":
         host.keep(content, 0)

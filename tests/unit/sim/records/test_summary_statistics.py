@@ -242,3 +242,13 @@ def test_a_bill_by_hand() -> None:
     assert found["mean_power_w"] == pytest.approx(300)
     assert found["energy_wh"] == pytest.approx(225)
     assert isclose(found["joules_per_output_token"], 810_000 / 500_000)
+
+
+def test_a_run_ends_with_its_last_step_wherever_that_began() -> None:
+    """Two engines: steps of 0 to 5 s and of 1 to 3 s, in the order of their ends or not."""
+    for order in (((0, 5), (1, 3)), ((1, 3), (0, 5))):
+        collector = Collector()
+        for number, (start, end) in enumerate(order):
+            collector.add_step(record(start, end), number)
+        assert collector.end_tick == 5 * TICKS_PER_S
+        assert collector.busy_ticks == 7 * TICKS_PER_S

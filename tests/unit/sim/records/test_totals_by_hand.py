@@ -146,7 +146,7 @@ def test_a_fleet_is_paid_for_while_it_is_there_and_has_the_requests_of_its_engin
         fleet_of=lambda some: fleets.get(some.engines[0].index), fleets=fleets, gateway=gateway, shadowed={}
     )
     requests = [finished(0, 0, ttft=1.0), finished(1, 1, ttft=3.0), finished(2, 2, ttft=8.0), finished(3, 0, ttft=2.0)]
-    pools, found = totals(3.0, dynamic, requests)
+    _, found = totals(3.0, dynamic, requests)
     first, second = found.pools
     assert first["gpu_hours"] == pytest.approx(15 * 4 / 3600)
     assert second["gpu_hours"] == pytest.approx(20 / 3600)

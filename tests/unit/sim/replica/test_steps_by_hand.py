@@ -1,4 +1,4 @@
-"""What a plan is to the cost model, who pays for its step, when it is through all stages, and what the front end adds."""
+"""What a plan is to the cost model, who pays for its step, when it leaves the last stage, what the front end adds."""
 
 from itertools import pairwise
 
@@ -111,7 +111,7 @@ def test_plans_pass_stages_in_turn_and_the_host_before_them(rows: list[tuple[int
 
 
 def test_an_even_line_brings_a_plan_per_stage_time() -> None:
-    """Stages of 10 after a host of 4: the first is through after 34, the others 10 apart; a busy host of 25 sets the pace."""
+    """Stages of 10 after a host of 4: the first is through after 34, the others 10 apart, or as far as a busy host is."""
     for hidden, gap in ((0, 10), (25, 25 + 4)):
         line = FlowLine(3)
         ends = [line.end_of(StageTicks(4, hidden, (10, 10, 10)), 0) for _ in range(20)]
