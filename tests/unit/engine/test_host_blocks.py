@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from perfmodel.engine import Request, StepPlan
 from perfmodel.engine.host_blocks import HostBlocks
+from perfmodel.engine.host_copies import HostCopies
 
 BLOCK_SIZE = 4
 # (what happens, to which request or content, with how many blocks)
@@ -115,3 +116,42 @@ def test_a_prompt_is_restored_where_that_pays_counting_what_is_missing() -> None
         for content in contents:
             host.keep(content, 0)
         assert host.num_ready(request, BLOCK_SIZE, BLOCK_SIZE) == ready
+
+
+def test_a_slot_that_is_left_is_taken_again_by_the_next_plan_and_may_be_read_until_then() -> None:
+    """Copies of one plan go out before any comes back: what was pushed out since is still where it was."""
+    copies = HostCopies()
+    copies.store("a", 7)
+    assert copies.take() == ([(7, 0)], [])
+    copies.drop("a")
+    copies.store("b", 8)
+    copies.restore("a", 9)
+    assert copies.take() == ([(8, 1)], [(0, 9)])
+    copies.store("c", 5)
+    copies.restore("b", 6)
+    assert copies.take() == ([(5, 0)], [(1, 6)])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["store", "drop", "restore", "take"]), st.integers(0, 5)), max_size=60))
+def test_copies_bring_back_what_they_took_away(happenings: list[tuple[str, int]]) -> None:
+    """Carried out plan by plan, copies out first, a restored block has the content that was stored."""
+    copies, tier, there, wanted = HostCopies(), dict[int, str](), set[str](), list[tuple[int, str]]()
+    contents: dict[int, str] = {}  # of device blocks, by number, each used once
+    for number, (what, which) in enumerate([*happenings, ("take", 0)]):
+        content = f"content {which}"
+        if what == "store" and content not in there:
+            contents[number] = content
+            copies.store(content, number)
+            there.add(content)
+        elif what == "drop" and content in there:
+            copies.drop(content)
+            there.discard(content)
+        elif what == "restore" and content in there:
+            copies.restore(content, 1000 + number)
+            wanted.append((1000 + number, content))
+        elif what == "take":
+            out, back = copies.take()
+            for block, slot in out:
+                tier[slot] = contents[block]
+            assert [(block, tier[slot]) for slot, block in back] == wanted
+            wanted.clear()

@@ -120,9 +120,8 @@ def test_blocks_set_aside_leave_the_queue_as_if_taken_one_by_one(num_looks: int)
 
 
 def test_a_content_is_found_until_the_last_of_its_copies_is_reused() -> None:
-    """Three requests compute one block side by side; freed in turn, their blocks are reused in turn. The prefix is found
-    after the first and the second, not after the third; computed again, it is found again.
-    """
+    """Three requests compute one block side by side; freed in turn, their blocks are reused in turn. The prefix is
+    found after the first and the second, not after the third; computed again, it is found again."""
     blocks = KVBlockManager(3, 4)
     owners = [request(number, 4, ("a",)) for number in range(3)]
     for owner in owners:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from perfmodel.engine import HostBlocks, KVBlockManager, Request, Scheduler, SchedulerConfig
+from perfmodel.engine import (
+    Estimates,
+    HostBlocks,
+    KVBlockManager,
+    RadixKVBlocks,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    scheduler_for,
+)
 
 SIZE = 4
 
@@ -97,3 +106,42 @@ def test_batches_of_the_first_and_the_last_token_are_those_of_their_steps() -> N
     assert steps[:3] == [{0: 4, 1: 4}, {0: 1, 1: 1, 2: 4}, {1: 1, 2: 1}]
     assert [r.first_token_batch for r in requests] == [2, 2, 3]
     assert [r.last_token_batch for r in requests] == [3, 2, 1]
+
+
+def test_who_gives_up_while_its_kv_comes_gives_its_blocks_back() -> None:
+    engine, request = scheduler(8), Request(0, 0, 10, 3)
+    request.num_transferred_tokens = 10
+    engine.add(request)
+    engine.plan(0)
+    assert engine.counts() == (0, 0, 3)
+    assert engine.abort(request)
+    assert engine.counts() == (0, 0, 0)
+    assert not engine.detached
+    assert not engine.abort(Request(1, 0, 10, 3))
+    engine.check_integrity()
+
+
+def test_an_engine_that_admits_by_estimates_asks_for_whole_prompts_too() -> None:
+    """Of the second prompt of 13 tokens two blocks of 4 are there."""
+    config = SchedulerConfig(
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, block_size=SIZE, estimates=Estimates()
+    )
+    engine = scheduler_for(config, RadixKVBlocks(100, SIZE))
+    for number, contents in enumerate((("a", "b"), ("a", "b", "c"))):
+        engine.add(Request(number, number, 9 + 4 * number, 1, contents))
+        plan = engine.plan(number)
+        engine.apply(plan, number + 1)
+        engine.check_integrity()
+    assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (9 + 13, 8)
+
+
+def test_a_prompt_is_under_way_while_any_stage_computes_a_chunk_of_it() -> None:
+    """Two stages: chunks of 16 and 14 tokens follow each other; with the second back, nothing of it is under way."""
+    engine, request = scheduler(pipeline_parallel_size=2), Request(0, 0, 30, 2)
+    engine.add(request)
+    plans = [engine.plan(0), engine.plan(1)]
+    assert [plan.num_chunk_tokens for plan in plans] == [16, 14]
+    for number, plan in enumerate(plans):
+        assert engine._running.is_under_way(request)
+        engine.apply(plan, 2 + number)
+    assert not engine._running.is_under_way(request)

@@ -312,3 +312,17 @@ def test_a_failure_that_nobody_knows_yet_stops_the_transfers_of_all_its_ranks() 
     system.at(5, lambda: system.server.fail(system.prefills))
     assert system.run() == []
     assert system.server.transfers.num_abandoned == 2
+
+
+@pytest.mark.parametrize("output", [1, 3])
+def test_preemptions_at_the_prefill_replica_are_the_requests(output: int) -> None:
+    system = System(link())
+    system.send((12, output))
+
+    def preempt() -> None:
+        (prefill,) = system.prefills[0].loop.scheduler.running
+        prefill.num_preemptions = 2
+
+    system.at(1, preempt)
+    (request,) = system.run()
+    assert request.num_preemptions == 2

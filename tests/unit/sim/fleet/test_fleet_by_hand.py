@@ -7,6 +7,7 @@ import pytest
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.pool import Pool
+from perfmodel.sim.replica.replica import Replica
 
 START_S = 10
 
@@ -157,3 +158,17 @@ def test_devices_weights_and_time_of_a_pool_are_those_of_all_its_engines() -> No
     assert pool.weight_bytes_per_replica == 7.0 * 8 * 2
     assert pool.under_way_s == pytest.approx(3 * 5 * 2 * 8)
     assert pool.bubble_s == pytest.approx(3 * 5 * 2 * 8 - 12 * 8)
+
+
+def test_a_replica_has_what_its_ranks_have() -> None:
+    ranks = [StubRank(4), StubRank(5)]
+    for rank, outstanding, blocks in zip(ranks, (3, 5), (10, 20), strict=True):
+        rank.index, rank.block_size = rank.number, 16
+        rank.num_outstanding, rank.num_prompt_blocks = outstanding, blocks
+    replica, calls = Replica(ranks), []  # type: ignore[arg-type]
+    assert (replica.index, replica.block_size) == (4, 16)
+    assert (replica.num_outstanding, replica.num_prompt_blocks) == (8, 30)
+    replica.watch(calls.append)
+    for rank in ranks:
+        rank.on_less(rank.number)
+    assert calls == [4, 4]
