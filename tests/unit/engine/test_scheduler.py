@@ -69,6 +69,17 @@ def test_long_prefill_token_threshold_caps_a_chunk() -> None:
     assert turn(engine, 0) == {0: 6, 1: 6}
 
 
+def test_prompts_under_way_share_the_budget_in_order_and_decodes_leave_them_less() -> None:
+    """Chunks of at most 10 of 16 tokens: 10 and 6, step after step; beside a decode 10 and 5."""
+    engine = scheduler(long_prefill_token_threshold=10)
+    engine.add(Request(0, 0, 30, 9))
+    engine.add(Request(1, 0, 30, 9))
+    assert [turn(engine, now) for now in range(3)] == [{0: 10, 1: 6}] * 3
+    engine.add(Request(2, 3, 30, 9))
+    assert turn(engine, 3) == {0: 1, 1: 10, 2: 5}
+    assert turn(engine, 4) == {0: 1, 1: 2, 2: 10}
+
+
 def test_slots_limit_admission_in_policy_order() -> None:
     engine = scheduler(max_num_seqs=1, scheduling_policy="shortest-first")
     engine.add(Request(0, 0, 9, 1))

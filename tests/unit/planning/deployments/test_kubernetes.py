@@ -78,6 +78,19 @@ def test_what_no_deployment_starts_is_said(override: str, why: str) -> None:
     text = kubernetes_manifest(scenario(override))
     assert why in text
     assert not objects(text)
+    assert "a secret" not in text
+
+
+def test_where_a_deployment_starts_it_is_said_what_its_pods_need() -> None:
+    """A secret for gated models; between prefill and decode, but not before one role, a proxy."""
+    text = kubernetes_manifest(scenario())
+    assert "# A gated model needs a secret" in text
+    assert "proxy" not in text
+    assert "Not here" not in text
+    mixed = kubernetes_manifest(scenario("cluster.pools=[{role: prefill}, {role: decode, hardware: tpu-v5p}]"))
+    assert "# A gated model needs a secret" in mixed
+    assert "# Not here: 1 x decode on 1 x tpu-v5p" in mixed
+    assert len(containers(mixed)) == 1
 
 
 def containers(text: str) -> dict[str, dict]:  # type: ignore[type-arg]

@@ -79,6 +79,19 @@ def test_a_replica_is_paid_for_from_its_start_and_serves_when_it_is_up() -> None
     assert (world.fleet.num_started, world.fleet.most_in_use) == (1, 2)
 
 
+def test_starts_are_counted_and_the_most_that_were_in_use_are_remembered() -> None:
+    """Two start, at 1 and 2 s; one that is idle drains at 30 s, and starts again at 40 s."""
+    world = World(1)
+    for second, call in ((1, "start"), (2, "start"), (30, "drain"), (40, "start")):
+        world.at(second, getattr(world.fleet, call))
+    assert world.end()[-1] == (50, 3, 3)
+    assert (world.fleet.num_started, world.fleet.most_in_use) == (3, 3)
+    world.at(60, world.fleet.drain)
+    assert world.end()[-1][1:] == (2, 2)
+    assert world.fleet.most_in_use == 3
+    assert not any(World(4).fleet.start() for _ in range(2))
+
+
 def test_the_last_drains_first_and_stops_when_it_is_idle_and_its_cache_is_gone() -> None:
     """Of three the third drains at 2 s and stops at 6 s, when both of its ranks have no request."""
     world = World(3)

@@ -129,6 +129,15 @@ def test_a_slower_link_delays_first_tokens_only_by_the_transfer() -> None:
     assert slow["mean_tpot_ms"] == pytest.approx(fast["mean_tpot_ms"])
 
 
+def test_a_fabric_of_its_own_bandwidth_carries_all_links_of_a_transfer_at_that() -> None:
+    """Four links of 50 GB/s carry 1,600 x 327,680 bytes at 200 GB/s, or at the 10 GB/s of what joins them."""
+    lone = ("traffic.num_requests=1", "traffic.input_tokens={distribution: fixed, value: 1600}")
+    shared = "cluster.kv_transfer.shared=true"
+    narrow = run(*lone, shared, "cluster.kv_transfer.fabric_bandwidth_bytes_per_s=10 GB/s").summary
+    added = 1600 * 327_680 * (1 / 10e9 - 1 / 200e9) * 1e3
+    assert narrow["mean_ttft_ms"] - run(*lone).summary["mean_ttft_ms"] == pytest.approx(added)
+
+
 def test_decoding_alone_is_steadier_than_beside_prompts() -> None:
     """The point of it: with prompts elsewhere the slowest gap between tokens is a decode step, not a prompt's."""
     unified = ["cluster={replicas: 2}", "engine.tensor_parallel_size=8"]

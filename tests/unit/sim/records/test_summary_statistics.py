@@ -24,6 +24,7 @@ from perfmodel.sim.records.latencies import (
     token_latencies,
 )
 from perfmodel.sim.records.summary import DeviceTotals, costs, summarize
+from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
 
@@ -224,6 +225,34 @@ def test_a_summary_is_ratios_of_sums() -> None:
     assert summary["mean_itl_ms"] == pytest.approx(1900)
     assert summary["median_itl_ms"] == pytest.approx(2000, rel=0.002)
     assert summary["p99_itl_ms"] == pytest.approx(3000, rel=0.002)
+
+
+def test_each_class_is_judged_by_its_own_requests_and_losses() -> None:
+    """40 requests with TTFTs of 0.1 to 4 s in 100 s; every fifth is lost, the others end with their first token."""
+    classes = "[{name: fast, share: 0.5, priority: 0, slo: {ttft_ms: 1500}}, {name: slow, share: 0.5, priority: 1}]"
+    settings = (f"traffic.classes={classes}", "slo={ttft_ms: 3000}")
+    scenario = load_scenario("llama-3.1-8b-a100", settings)
+    shares, collector = class_shares(scenario), Collector()
+    for number in range(40):
+        if number % 5:
+            collector.add_request(finished(number, 0, 0, 0.1 * (number + 1), 0.1 * (number + 1), 10, 1, 0, 0))
+        else:
+            collector.lost.append((number, "timed_out" if number % 2 else "failed"))
+    collector.add_step(record(0, 100))
+    found = summarize(scenario, collector, DeviceTotals(1))["classes"]
+    assert [row["name"] for row in found] == ["fast", "slow"]
+    for kind, (row, limit_s) in enumerate(zip(found, (1.5, 3.0), strict=True)):
+        mine = [number for number in range(40) if shares.of(number) == kind]
+        done = [0.1 * (number + 1) for number in mine if number % 5]
+        good = sum(ttft <= limit_s + 1e-9 for ttft in done)
+        assert 0 < good < len(done) < len(mine)
+        assert row["completed"] == len(done)
+        assert row["failed"] == sum(number % 10 == 0 for number in mine)
+        assert row["timed_out"] == sum(number % 10 == 5 for number in mine)
+        assert row["request_throughput"] == pytest.approx(len(done) / 100)
+        assert row["request_goodput"] == pytest.approx(good / 100)
+        assert row["slo_attainment"] == pytest.approx(good / len(mine))
+        assert row["mean_ttft_ms"] == pytest.approx(1e3 * statistics.fmean(done))
 
 
 def test_a_bill_by_hand() -> None:

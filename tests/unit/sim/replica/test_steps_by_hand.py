@@ -111,7 +111,7 @@ def test_plans_pass_stages_in_turn_and_the_host_before_them(rows: list[tuple[int
 
 
 def test_an_even_line_brings_a_plan_per_stage_time() -> None:
-    """Stages of 10 after a host of 4: the first plan takes 34, the others come 10 apart, or as a busy host makes them."""
+    """Stages of 10 after a host of 4: the first plan takes 34, others come 10 apart, or as a busy host makes them."""
     for hidden, gap in ((0, 10), (25, 25 + 4)):
         line = FlowLine(3)
         ends = [line.end_of(StageTicks(4, hidden, (10, 10, 10)), 0) for _ in range(20)]
