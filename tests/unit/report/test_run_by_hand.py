@@ -128,6 +128,17 @@ def test_each_column_of_the_latency_table_is_its_statistic(result) -> None:
     assert {"mean", "p99"} < set(row)
 
 
+def test_limits_on_percentiles_stand_with_their_latency(result) -> None:
+    slo = SLO.model_validate({"ttft_p99_ms": 400, "tpot_p90_ms": 30, "ttft_p90_ms": 300})
+    scenario = result.scenario.model_copy(update={"slo": slo})
+    met = {"slo_percentiles_met": {"ttft_p99_ms": True, "tpot_p90_ms": True, "ttft_p90_ms": False}}
+    table = latency_table(replace(result, scenario=scenario, summary=result.summary | met))
+    cells = {plain(row[0]): dict(zip(table.head, row, strict=True))["SLO"] for row in table.rows}
+    assert cells["TPOT"] == Span("30 p90 ok", "good")
+    assert {cells["TTFT"].text, cells["TTFT"].tone} <= {"300 p90 over, 400 p99 ok", "400 p99 ok, 300 p90 over", "bad"}
+    assert not cells["E2E latency"]
+
+
 def test_an_overload_says_what_was_offered_and_what_is_sustained() -> None:
     rates = {"offered_req_s": 12.0, "sustained_req_s": 7.0}
     (line,) = overload({"overload": rates})

@@ -23,12 +23,12 @@ class StubFleet:
 
     def __init__(self, size: int) -> None:
         self.entrance = Entrance()
-        self.size, self.num_starting = size, 0
+        self.size, self.num_starting, self.num_failed = size, 0, 0
         self.num_outstanding = self.num_waiting = 0
         self.kv_load = 0.0
 
     def num(self, *states: str) -> int:
-        counts = {"up": self.size - self.num_starting, "starting": self.num_starting}
+        counts = {"up": self.size - self.num_starting, "starting": self.num_starting, "failed": self.num_failed}
         return sum(counts.get(state, 0) for state in states)
 
     def start(self) -> bool:
@@ -102,21 +102,22 @@ def test_kv_in_use_is_spread_to_its_target_and_the_last_replica_stays_while_anyt
     assert sizes(StubFleet(1), loads, metric="kv_cache_usage", target=0.5, scale_down_delay_s=0) == [4, 2, 1, 0]
 
 
-def test_a_request_that_finds_no_replica_starts_one_unless_one_is_on_its_way() -> None:
-    for num_starting, expected in ((0, 1), (1, 1)):
-        fleet, env = StubFleet(num_starting), TickEnvironment()
-        fleet.num_starting = num_starting
-        Autoscaler(env, AutoscalingSpec(target=1, min_replicas=0, max_replicas=2), fleet, lambda: True)  # type: ignore[arg-type]
-        for call in fleet.entrance.on_waiting:
-            call()
-        assert fleet.size == expected
+@pytest.mark.parametrize(("num_starting", "num_failed", "size"), [(0, 0, 1), (1, 0, 1), (0, 1, 0)])
+def test_a_request_that_finds_no_replica_starts_one_unless_one_is_on_its_way(num_starting, num_failed, size) -> None:
+    """One that has failed starts by itself."""
+    fleet, env = StubFleet(num_starting), TickEnvironment()
+    fleet.num_starting, fleet.num_failed = num_starting, num_failed
+    Autoscaler(env, AutoscalingSpec(target=1, min_replicas=0, max_replicas=2), fleet, lambda: True)  # type: ignore[arg-type]
+    for call in fleet.entrance.on_waiting:
+        call()
+    assert fleet.size == size
 
 
 class MortalFleet:
     """One replica that is back as soon as it has failed."""
 
     def __init__(self, env: TickEnvironment) -> None:
-        self.env, self.failed_at, self.downs, self.on_up = env, [], [], []
+        self.env, self.failed_at, self.numbers, self.downs, self.on_up = env, [], [], [], []
         self.pool = type("Pool", (), {"replicas": [None]})()
 
     def is_up(self, number: int) -> bool:
@@ -130,6 +131,7 @@ class MortalFleet:
 
     def fail(self, number: int, down_ticks: int) -> None:
         self.failed_at.append(self.env.ticks / TICKS_PER_S)
+        self.numbers.append(number)
         self.downs.append(down_ticks / TICKS_PER_S)
         for call in self.on_up:
             call(number)
@@ -149,13 +151,14 @@ def test_lives_are_exponential_with_the_mean_that_is_given() -> None:
     assert set(fleet.downs) == {7.0}
 
 
-def test_an_event_fails_its_replica_when_it_says_for_as_long_as_it_says() -> None:
+def test_an_event_fails_the_replica_that_it_names_when_it_says_for_as_long_as_it_says() -> None:
     env = TickEnvironment()
-    fleet = MortalFleet(env)
-    spec = FailuresSpec(repair_s=60, events=({"at_s": 3, "down_s": 5}, {"at_s": 9}))  # type: ignore[arg-type]
-    Failures(env, spec, {0: fleet}, 0, lambda: False)  # type: ignore[dict-item]
+    fleets = {0: MortalFleet(env), 4: MortalFleet(env)}
+    events = ({"at_s": 3, "down_s": 5, "pool": 4, "replica": 2}, {"at_s": 9}, {"at_s": 11, "pool": 4})
+    Failures(env, FailuresSpec(repair_s=60, events=events), fleets, 0, lambda: env.ticks >= 11 * TICKS_PER_S)  # type: ignore[arg-type]
     env.run_dry()
-    assert (fleet.failed_at, fleet.downs) == ([3.0, 9.0], [5.0, 60.0])
+    assert (fleets[0].failed_at, fleets[0].numbers, fleets[0].downs) == ([9.0], [0], [60.0])
+    assert (fleets[4].failed_at, fleets[4].numbers, fleets[4].downs) == ([3.0], [2], [5.0])
 
 
 def test_slowdowns_multiply_while_they_last() -> None:

@@ -51,6 +51,17 @@ def test_layers_move_only_while_the_links_are_free() -> None:
     assert found == pytest.approx([220.5, 230 + 0.5 + 10.5])
 
 
+def test_a_link_of_either_end_that_was_busy_takes_from_the_head_start() -> None:
+    """The target's link is busy from 200 to 220.5 s. Layers of another prefill that ends at 230 have 9.5 s of its 30;
+    of one that ends at 215 they wait, and all 20 move then."""
+    env = TickEnvironment()
+    found = ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, 0.0), (230.0, 2, 1, 20, 30.0))
+    assert found == pytest.approx([220.5, 230 + 0.5 + 10.5])
+    env = TickEnvironment()
+    found = ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, 0.0), (215.0, 2, 1, 20, 30.0))
+    assert found == pytest.approx([220.5, 220.5 + 0.5 + 20])
+
+
 def test_two_transfers_share_a_fabric_of_one_link_and_none_is_faster_than_its_own() -> None:
     """10 and 20 tokens: both at half rate until the first is through after 20 s, then the other alone for 10 s."""
     env = TickEnvironment()

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.engine import Request
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
-from perfmodel.sim.fleet.gateway import Gateway, LostRequest
+from perfmodel.sim.fleet.gateway import Entrance, Gateway, LostRequest
 from perfmodel.specs.cluster import GatewaySpec, RateLimit, Retries
 
 TICK = 1e-12
@@ -170,3 +170,34 @@ def test_idle_time_fills_no_more_than_the_burst() -> None:
     world = World(rate_limit=RateLimit(requests_per_s=1 / (20 * TICK), burst=2))
     world.send(1000, *((number, 0) for number in range(5)))
     assert world.run() == [(1000, 0), (1000, 1)]
+
+
+def test_an_entrance_keeps_who_comes_until_a_replica_is_there_but_not_who_gives_up() -> None:
+    """Three come while none is there; one gives up; the others go on in their order, and whoever comes then at once."""
+    there, handed, calls = [], [], []
+    router = type("Router", (), {"__len__": lambda self: len(there), "__call__": lambda self, request: there[0]})()
+    entrance = Entrance(router, lambda request, rank: handed.append((request.request_id, rank)))  # type: ignore[arg-type]
+    entrance.on_waiting.append(lambda: calls.append(entrance.num_waiting))
+    requests = [Request(number, 0, 1, 1) for number in range(4)]
+    for request in requests[:3]:
+        assert entrance(request) is entrance
+        entrance.send(request)
+    entrance.look_again()
+    assert (entrance.num_waiting, calls, handed) == (3, [1, 2, 3], [])
+    assert entrance.abort(requests[1])
+    there.append("a replica")
+    entrance.look_again()
+    entrance.send(requests[3])
+    assert entrance(requests[3]) == "a replica"
+    assert (entrance.num_waiting, handed) == (0, [(number, "a replica") for number in (0, 2, 3)])
+
+
+def test_a_request_sent_again_is_the_one_that_its_client_sent() -> None:
+    request = Request(7, 11, 13, 17, ("a", "b"), 3)
+    request.num_source_tokens, request.session, request.turn = 99, "user", 2
+    request.num_computed_tokens = request.num_output_tokens = request.num_preemptions = 5
+    again = request.afresh()
+    kept = ("request_id", "arrival", "num_prompt_tokens", "max_output_tokens", "block_hashes", "contents", "priority")
+    kept += ("num_source_tokens", "session", "turn")
+    assert [getattr(again, name) for name in kept] == [getattr(request, name) for name in kept]
+    assert (again.num_computed_tokens, again.num_output_tokens, again.num_preemptions) == (0, 0, 0)

@@ -146,5 +146,9 @@ def test_steps_leap_while_a_window_fills_and_when_it_is_full(is_async: str) -> N
     steps = simulate(load_scenario("llama-3.1-8b-a100", settings)).steps
     assert steps is not None
     assert steps.num_steps.sum() == 200
+    assert (steps.index[1:] - steps.index[:-1]).tolist() in (
+        steps.num_steps[:-1].tolist(),
+        steps.num_steps[1:].tolist(),
+    )
     assert len(steps) < 12
     assert steps.num_steps[steps.num_decodes > 0].max() > 50
