@@ -10,6 +10,8 @@ from perfmodel.engine import (
     Request,
     Scheduler,
     SchedulerConfig,
+    Speculation,
+    StepPlan,
     scheduler_for,
 )
 
@@ -145,3 +147,26 @@ def test_a_prompt_is_under_way_while_any_stage_computes_a_chunk_of_it() -> None:
         assert engine._running.is_under_way(request)
         engine.apply(plan, 2 + number)
     assert not engine._running.is_under_way(request)
+
+
+def test_a_plan_computes_decodes_chunks_drafts_padding_and_what_is_wasted() -> None:
+    plan = StepPlan(0)
+    plan.decodes = [Request(number, 0, 4, 4) for number in range(3)]
+    plan.num_chunk_tokens, plan.num_draft_tokens, plan.num_padding_tokens, plan.num_wasted_tokens = 100, 20, 7, 5
+    assert plan.num_tokens == 3 + 100 + 20 + 7 + 5
+
+
+def test_requests_that_are_admitted_for_a_token_are_padded_each() -> None:
+    """Beside one that runs, two prompts of which all but a token is cached: each is verified as if it drafted 3."""
+    config = SchedulerConfig(
+        *(4, 64, 256, SIZE), speculation=Speculation((0, 1, 2, 3)), pads_lone_tokens="beside_running"
+    )
+    engine = Scheduler(config, KVBlockManager(100, SIZE))
+    engine.add(Request(0, 0, 9, 40, ("a", "b")))
+    engine.apply(engine.plan(0), 1)
+    for number in (1, 2):
+        engine.add(Request(number, 1, 9, 4, ("a", "b")))
+    plan = engine.plan(1)
+    assert [request.request_id for request in plan.padded] == [1, 2]
+    assert plan.num_padding_tokens == 6
+    assert plan.num_tokens == 3 + plan.num_draft_tokens + 6

@@ -133,6 +133,21 @@ def test_who_is_preempted_finds_what_is_left_of_its_own_blocks(stays: str, num_t
     assert engine.num_preemptions == 1
 
 
+@pytest.mark.parametrize(("policy", "victim"), [("fcfs", 1), ("priority", 0), ("shortest-first", 0)])
+def test_out_of_blocks_the_one_that_the_policy_puts_last_is_preempted(policy: str, victim: int) -> None:
+    """The first is less urgent, and its prompt is longer. Each holds two of 4 blocks, and one needs a third."""
+    engine = scheduler(num_blocks=4, scheduling_policy=policy)
+    engine.add(Request(0, 0, 6, 10, (), 5))
+    turn(engine, 0)
+    engine.add(Request(1, 1, 5, 10, (), 1))
+    preempted: list[int] = []
+    for now in range(1, 6):
+        plan = engine.plan(now)
+        preempted += [request.request_id for request in plan.preempted]
+        engine.apply(plan, now + 1)
+    assert preempted == [victim]
+
+
 def test_without_a_prefix_cache_who_is_preempted_finds_nothing() -> None:
     settings = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256, block_size=4)
     engine = Scheduler(settings, KVBlockManager(6, 4, enable_prefix_caching=False))
