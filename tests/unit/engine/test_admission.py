@@ -89,3 +89,15 @@ def test_buffers_need_blocks_of_their_own() -> None:
         else:
             with pytest.raises(WorkloadError, match="the pool has 12 blocks"):
                 engine.check_can_ever_run(Request(0, 0, 30, 11))
+
+
+@pytest.mark.parametrize(("batching", "counts"), [("static", (2, 1, 10)), ("iteration", (1, 1, 5))])
+def test_a_static_batch_keeps_the_slots_and_the_blocks_of_who_is_done(batching: str, counts: tuple[int, ...]) -> None:
+    """Blocks for 20 tokens each, in blocks of 4. The first is done with its only token, the second is not."""
+    config = SchedulerConfig(max_num_seqs=2, max_model_len=20, block_size=4, batching=batching)
+    engine = Scheduler(config, KVBlockManager(100, 4))
+    for number, output in enumerate((1, 3, 1)):
+        engine.add(Request(number, 0, 4, output))
+    (done,) = engine.apply(engine.plan(0), 1)
+    assert done.request_id == 0
+    assert engine.counts() == counts
