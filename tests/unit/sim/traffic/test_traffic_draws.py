@@ -1,0 +1,53 @@
+"""Draws against their definitions: shares of requests, tails of lengths, deviations, orders of jobs."""
+
+from math import exp
+
+import numpy as np
+import pytest
+
+from perfmodel.sim.traffic.distributions import lognormal_parameters, share_above
+from perfmodel.sim.traffic.hashed import Shares
+from perfmodel.sim.traffic.think_time import think_time_of
+from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs import Arrivals, Lengths, load_scenario
+
+
+@pytest.mark.parametrize("shares", [(0.2, 0.5, 0.3), (0.1, 0.2), (1.0,), (0.6, 0.4)])
+def test_each_kind_has_its_share_and_the_last_has_the_rest(shares: tuple[float, ...]) -> None:
+    kinds = Shares(shares, 5, "a test").of_all(np.arange(4000))
+    for kind, share in enumerate((*shares, 1 - sum(shares))):
+        assert np.mean(kinds == kind) == pytest.approx(share, abs=0.035)
+    assert Shares(shares, 5, "a test").of(17) == kinds[17]
+
+
+@pytest.mark.parametrize(("mean", "std"), [(100.0, 50.0), (100.0, 300.0), (7.0, 1.0)])
+def test_a_lognormal_has_the_deviation_that_was_asked_for(mean: float, std: float) -> None:
+    """Of exp(N(mu, s^2)): mean exp(mu + s^2/2), variance (exp(s^2) - 1) mean^2."""
+    mu, sigma = lognormal_parameters(mean, None, std)
+    assert exp(mu + sigma**2 / 2) == pytest.approx(mean)
+    assert ((exp(sigma**2) - 1) ** 0.5) * mean == pytest.approx(std)
+
+
+@pytest.mark.parametrize("limit", [50, 100, 400])
+def test_an_exponential_exceeds_a_limit_with_its_tail(limit: int) -> None:
+    assert share_above(Lengths(distribution="exponential", mean=100), limit) == pytest.approx(exp(-limit / 100))
+
+
+def test_each_request_has_its_own_think_time() -> None:
+    """Thousands apart as well: of 6,000 numbers no two have the same gamma draw."""
+    times = {"think_time_s": 2.0, "think_time_stddev_s": 1.0}
+    draw = think_time_of(Arrivals.model_validate({"process": "closed_loop", "concurrency": 2} | times), 3)
+    found = [draw(number) for number in range(6000)]
+    assert len(set(found)) == 6000
+    assert np.mean(found) / 1e12 == pytest.approx(2.0, rel=0.05)
+    assert np.std(found) / 1e12 == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("order", ["longest_prompt_first", "longest_answer_first"])
+def test_a_job_that_is_sorted_begins_with_its_longest(order: str) -> None:
+    arrivals = f"traffic.arrivals={{process: burst, order: {order}}}"
+    requests = list(Workload(load_scenario("llama-3.1-8b-a100", (arrivals, "traffic.num_requests=50"))).requests())
+    name = {"longest_prompt_first": "num_prompt_tokens", "longest_answer_first": "max_output_tokens"}[order]
+    lengths = [getattr(request, name) for request in requests]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1]
