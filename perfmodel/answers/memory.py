@@ -22,20 +22,37 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
     Raises SpecError for what cannot be read, DoesNotFitError for a model too large for the devices.
     """
     loaded = asked.load(overrides)
-    from perfmodel.cost import plan_memory
-    from perfmodel.cost.memory.file_types import fits_of_types
+    from perfmodel.cost.memory.file_types import asked_slots, fits_of_types
     from perfmodel.specs.engine.formats import format_notes
+    from perfmodel.trust import trust_of
 
-    plan = plan_memory(loaded.model, loaded.hardware, loaded.engine)
     types = fits_of_types(loaded.model, loaded.hardware, loaded.engine)
+    plan = _planned(loaded, types)
     notes = [*asked.assumed(loaded, overrides), *format_notes(loaded.model, loaded.engine, loaded.hardware)]
 
     def document() -> "Document":
-        from perfmodel.report.views.step import memory_view
+        from perfmodel.report.views.memory import memory_view
 
-        return memory_view(plan, notes, types)
+        return memory_view(plan, notes, types, asked_slots(loaded.model, loaded.engine), trust_of(loaded))
 
     return Answer(lambda: _data(loaded, plan, types, notes), document, plan)
+
+
+def _planned(scenario: "Scenario", types: "Sequence[TypeFit]") -> "MemoryPlan":
+    """The plan. Raises DoesNotFitError that names the largest file type that fits, where one does."""
+    from perfmodel.cost import plan_memory
+    from perfmodel.errors import DoesNotFitError
+
+    try:
+        return plan_memory(scenario.model, scenario.hardware, scenario.engine)
+    except DoesNotFitError as error:
+        best = next((each for each in types if each.fits), None)
+        if best is None:
+            raise
+        raise DoesNotFitError(
+            f"{error} On one device {best.file_type.upper()} fits, with a context of {best.max_context:,} tokens: "
+            f"--set engine.quantization={best.file_type}."
+        ) from None
 
 
 def _data(scenario: "Scenario", plan: "MemoryPlan", types: "Sequence[TypeFit]", notes: list[str]) -> dict[str, Any]:
@@ -53,8 +70,13 @@ def _data(scenario: "Scenario", plan: "MemoryPlan", types: "Sequence[TypeFit]", 
         "max_tokens": plan.max_tokens,
         "max_batch_at_2048_tokens": plan.max_batch(2048),
         "max_context": plan.max_context(),
-        **({"file_types": [{**asdict(each), "fits": each.fits} for each in types]} if types else {}),
+        **({"file_types": [_type_json(each) for each in types]} if types else {}),
         "notes": notes,
         "trust": trust_of(scenario).to_json(),
         "provenance": provenance_of([scenario]).to_json("memory", {"scenario": resolved(scenario)}),
     }
+
+
+def _type_json(fit: "TypeFit") -> dict[str, Any]:
+    fields = asdict(fit)
+    return {**fields.pop("asked"), **fields, "fits": fit.fits}

@@ -7,7 +7,6 @@ __all__ = [
     "estimate_view",
     "kinds_of_steps",
     "kinds_view",
-    "memory_view",
     "occupancy_view",
     "ridge_points",
     "step_blocks",
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from perfmodel.cost import MemoryPlan, plan_memory
-from perfmodel.cost.memory.file_types import TypeFit
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.planning.sweeps.step_report import StepReport
 from perfmodel.report.document import (
@@ -284,63 +282,3 @@ def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['blocks_per_unit']} ({row['occupancy']:.0%})",
         str(row["limited_by"]),
     )
-
-
-def memory_view(plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[TypeFit] = ()) -> Document:
-    """Weights, activations, states and KV blocks of one device; the largest batch and context.
-
-    types: what becomes of the model in each file type, where the engine keeps layers with the CPU
-    """
-    parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
-    parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
-    if plan.rotary_table_bytes:
-        parts.append(("rotary table", plan.rotary_table_bytes))
-    if plan.graph_bytes:
-        parts.append(("CUDA graphs", plan.graph_bytes))
-    if plan.state_bytes:
-        parts.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
-    parts.append(("KV blocks", plan.kv_bytes))
-    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in parts]
-    usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
-    served = (
-        f"{plan.num_kv_blocks:,} KV blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token"
-        f"{_groups(plan)}: {plan.max_tokens:,} tokens; largest batch at 2,048 tokens {plan.max_batch(2048):,}, "
-        f"largest context of one sequence {plan.max_context():,}"
-    )
-    share = f"of {plan.visible_bytes / 1e9:.2f} GB visible"
-    blocks: list[Block] = [
-        Table(("memory", "GB", share), rows, total=usable),
-        Paragraph(served),
-        *([_types(types)] if types else []),
-        *([Notes(notes)] if notes else []),
-    ]
-    return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")
-
-
-def _groups(plan: MemoryPlan) -> str:
-    """Which layers keep what of a sequence, where they have blocks of their own for it."""
-    kinds = Counter((group.span, group.is_chunk) for group in plan.kv_groups)
-    said = []
-    for (span, is_chunk), count in kinds.items():
-        seen = "all tokens" if span is None else f"{'chunks' if is_chunk else 'a window'} of {span:,}"
-        said.append(f"{count} of layers that keep {seen}")
-    return f" of one group of layers ({', '.join(said)})" if said else ""
-
-
-def _types(types: Sequence[TypeFit]) -> Table:
-    """Which file types fit, and how far."""
-    rows = [
-        (
-            each.file_type.upper(),
-            f"{each.weight_bytes / 1e9:.1f}",
-            "yes" if each.fits else "no",
-            f"{each.layers} of {each.num_layers}",
-            f"{each.max_context:,}" if each.max_context else "none",
-        )
-        for each in types
-    ]
-    note = (
-        f"Layers on the device with a context of {types[0].context:,} tokens for each slot, the head counting as one: "
-        f"the largest `n_gpu_layers`; the others stay with the CPU. Context: of one sequence, with all layers there."
-    )
-    return Table(("GGUF type", "GB", "fits", "layers", "longest context"), rows, "Which type fits", note=note)

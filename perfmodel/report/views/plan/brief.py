@@ -8,7 +8,7 @@ from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.report.document import Block, Commands, Document, Line, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import format_optional
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.trust import trust_line
 
 _NUM_OPTIONS = 6
 
@@ -22,7 +22,7 @@ def brief_view(result: PlanResult, question: str) -> Document:
     blocks: list[Block] = [Paragraph((Span(_choice(result, winner), "strong"),)), _options(result, winner)]
     blocks.append(Paragraph(_why_not_cheaper(result, winner)))
     blocks.append(Commands("To start it", serve_commands(result, winner)))
-    blocks += list(trust_blocks(result.trust))[:1]
+    blocks += trust_line(result.trust)
     searched = f"{result.num_candidates:,} candidates searched, {len(result.ranked) + len(result.missed)} simulated."
     blocks.append(Paragraph(f"{searched} All sentences, tables and notes: --details, --report FILE or --json."))
     return Document(title, blocks, question, "plan")
