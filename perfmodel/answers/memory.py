@@ -39,20 +39,21 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
 
 
 def _planned(scenario: "Scenario", types: "Sequence[TypeFit]") -> "MemoryPlan":
-    """The plan. Raises DoesNotFitError that names the largest file type that fits, where one does."""
+    """The plan. Raises DoesNotFitError that names the layers and the file type that fit, where there are any."""
     from perfmodel.cost import plan_memory
     from perfmodel.errors import DoesNotFitError
 
     try:
         return plan_memory(scenario.model, scenario.hardware, scenario.engine)
     except DoesNotFitError as error:
-        best = next((each for each in types if each.fits), None)
-        if best is None:
-            raise
-        raise DoesNotFitError(
-            f"{error} On one device {best.file_type.upper()} fits, with a context of {best.max_context:,} tokens: "
-            f"--set engine.quantization={best.file_type}."
-        ) from None
+        text = str(error)
+        part = next((fit for fit in types if fit.file_type == scenario.engine.quantization and fit.layers), None)
+        if part is not None:
+            text += f" {part.layers} of {part.num_layers} layers fit: engine.n_gpu_layers={part.layers} and engine.cpu."
+        whole = next((fit for fit in types if fit.fits), None)
+        if whole is not None:
+            text += f" All layers fit with engine.quantization={whole.file_type}."
+        raise DoesNotFitError(text) from None
 
 
 def _data(scenario: "Scenario", plan: "MemoryPlan", types: "Sequence[TypeFit]", notes: list[str]) -> dict[str, Any]:

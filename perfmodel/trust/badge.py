@@ -72,14 +72,14 @@ class ErrorFigures(NamedTuple):
 class Trust:
     """How near what was measured is to the answer of a setup.
 
-    sentence: why it has its level
+    because:  why it has its level, in sentences
     errors:   metric -> errors of measured rows like the setup, or those to expect without such rows
     left_out: what the cross-validation behind expected errors left out; None where rows like the setup were measured
     nearest:  measured cells, nearest first
     """
 
     level: Level
-    sentence: str
+    because: str
     setup: MeasuredSetup
     errors: Mapping[str, ErrorFigures]
     left_out: Cut | None
@@ -107,13 +107,13 @@ class Trust:
         return f"{self.level}; {self.figures}"
 
     def __str__(self) -> str:
-        return f"{self.badge}; {self.sentence}."
+        return f"{self.badge}. {self.because}"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "level": self.level,
             "badge": self.badge,
-            "because": self.sentence,
+            "because": self.because,
             "rows": max(figures.rows for figures in self.errors.values()),
             "median_errors": {metric: figures.median for metric, figures in self.errors.items()},
             "p90_errors": {metric: figures.p90 for metric, figures in self.errors.items()},
@@ -130,17 +130,17 @@ def trust_of(scenario: Scenario) -> Trust:
     alike = [cell for cell in alike if cell.low.model == setup.model] or alike
     errors = _pooled(alike)
     found = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
-    level, sentence, cut = max(found, key=lambda each: (LEVELS.index(each[0]), CUTS.index(each[2])))
+    level, because, cut = max(found, key=lambda each: (LEVELS.index(each[0]), CUTS.index(each[2])))
     if shown := _shown(errors):
-        sentence = f"measured with {_models(alike)} on {setup.device} under {setup.engine}"
+        because = f"Measured: {_models(alike)} on {setup.device} under {setup.engine}."
         if all(each.median <= VALIDATED_BELOW and each.rows >= _FEWEST_ROWS for each in shown.values()):
             level = "validated"
-        return Trust(level, sentence, setup, errors, None, _nearest(setup, alike))
+        return Trust(level, because, setup, errors, None, _nearest(setup, alike))
     kin = [cell for cell in cells if _is_kin(setup, cell)]
     if kin and level != "datasheet":
-        sentence = f"{sentence}; {_sizes_of_nearest(setup, kin)}"
+        because = f"{because} {_sizes_of_nearest(setup, kin)}"
     cut = _left_out(setup, cells, cut)
-    return Trust(level, sentence, setup, _expected(setup, scenario, cells, cut), cut, _nearest(setup, cells))
+    return Trust(level, because, setup, _expected(setup, scenario, cells, cut), cut, _nearest(setup, cells))
 
 
 def nearest_rows(trust: Trust) -> list[MeasuredRow]:
@@ -176,13 +176,16 @@ def _models(cells: Sequence[MeasuredCell]) -> str:
 
 
 def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
-    """What sizes the nearest measured rows have that the setup has not."""
+    """The sizes in which the nearest measured rows differ from the setup."""
     nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
+    sizes = _other_sizes(setup, nearest)
     ranges = [
-        f"{_range(getattr(nearest.low, size), getattr(nearest.high, size))} {_NAMES[size]}"
-        for size in _other_sizes(setup, nearest)
+        f"{_range(getattr(nearest.low, size), getattr(nearest.high, size))} {_NAMES[size]} "
+        f"(here {getattr(setup, size):,.4g})"
+        for size in sizes
+        if size != "active_b" or "total_b" not in sizes
     ]
-    return f"the nearest rows ({nearest.low.model}) have {', '.join(ranges)}"
+    return f"The nearest rows ({nearest.low.model}) have {', '.join(ranges)}."
 
 
 def _range(low: float, high: float) -> str:
@@ -287,26 +290,26 @@ def _kind_of(scenario: Scenario) -> str:
 def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str, Cut]:
     """What kernels of a device are known by where no measured row is like the setup, and what was left out as it is."""
     unknown: tuple[Level, str, Cut]
-    unknown = "datasheet", f"no kernel of {hardware.name} nor of a related device was measured", "datasheet"
+    unknown = "datasheet", f"No kernel of {hardware.name} nor of a related device was measured.", "datasheet"
     if engine.described.facts.backends:
-        found = backend_calibration(hardware, engine)
-        if found.origin == "datasheet":
+        calibration = backend_calibration(hardware, engine)
+        if calibration.origin == "datasheet":
             return unknown
-        if found.spread > 1:
-            return "transferred", "its backend was fitted to devices of other generations", "device"
-        return "calibrated", "its backend was fitted to devices of this generation", "device"
+        if calibration.spread > 1:
+            return "transferred", f"{engine.profile} was fitted to devices of other generations.", "device"
+        return "calibrated", f"{engine.profile} was fitted to devices of this generation.", "device"
     if engine.profile == "datasheet":
-        return unknown
+        return "datasheet", "The engine profile `datasheet` has no measurements.", "datasheet"
     measured = measured_device(hardware, engine.profile)
     if measured == hardware.name:
-        return "calibrated", "its kernels were measured", "device"
+        return "calibrated", f"Kernels of {hardware.name} were measured.", "device"
     if measured is None:
         if whole_run_calibration(hardware, engine.profile) is None:
             return unknown
-        return "transferred", "what whole runs of its architecture reach stands for its kernels", "architecture"
+        return "transferred", f"Whole runs on the architecture of {hardware.name} were measured.", "architecture"
     if load_hardware(measured).declared.architecture == hardware.declared.architecture:
-        return "calibrated", f"kernels of {measured}, of its architecture, were measured", "device"
-    return "transferred", f"kernels of {measured}, of another architecture, stand for its own", "device"
+        return "calibrated", f"Kernels of {measured}, of the same architecture, were measured.", "device"
+    return "transferred", f"Kernels of {measured}, of another architecture, were measured.", "device"
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Which GGUF types of a model fit a device: how many layers lie on it, and which context they leave room for.
 
 `perfmodel memory` asks of every type: does the whole model fit with the slots and the context that the scenario asks
-for? If not, how many of its layers fit, with the rest on the CPU? How long a context do all layers leave room for, with
-one slot and with all slots of the engine? A scenario that gives no slots is planned with one, and one that gives no
-context with the least that llama.cpp shortens it to.
+for? If not, how many of its layers fit, with the rest on the CPU? How long a context of these slots do all layers leave
+room for? A scenario that gives no slots is planned with one: llama.cpp's default slots share one pool of KV, so one
+sequence may fill it. A scenario that gives no context is planned with the least that llama.cpp shortens it to.
 """
 
 __all__ = ["FILE_TYPES", "AskedSlots", "TypeFit", "asked_slots", "fits_of_types"]
@@ -26,11 +26,10 @@ _USUAL_CONTEXT = 4096  # --fit-ctx: below it llama.cpp moves layers away rather 
 
 @dataclass(frozen=True, slots=True)
 class AskedSlots:
-    """What has to fit: `slots` sequences of `context` tokens each. all_slots: that the engine starts with"""
+    """What has to fit: `slots` sequences of `context` tokens each."""
 
     slots: int
     context: int
-    all_slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class TypeFit:
 
     weight_bytes: of all layers; asked: what has to fit
     layers:       on the device then, the head counting as one; num_layers: of the model, counted likewise
-    max_context, slot_context: tokens of one slot, and of each of all slots, with all layers on the device; 0 if these
-                  do not fit
+    max_context:  tokens of each slot asked for, with all layers on the device; 0 if these do not fit
     """
 
     file_type: str
@@ -49,7 +47,6 @@ class TypeFit:
     layers: int
     num_layers: int
     max_context: int
-    slot_context: int
 
     @property
     def fits(self) -> bool:
@@ -60,14 +57,14 @@ class TypeFit:
 def asked_slots(model: ModelSpec, engine: EngineSpec) -> AskedSlots | None:
     """The slots that a scenario asks for; None for an engine that computes all layers on one kind of device.
 
-    A number of slots that nobody gave is 1, a context that nobody gave the least that llama.cpp shortens it to.
+    A number of slots that nobody gave is 1. A context that nobody gave is the least that llama.cpp shortens it to.
     """
     if not engine.described.facts.offloads_from_tokens:
         return None
     longest = model.max_position_embeddings
     context = engine.max_model_len if engine.max_model_len not in (None, longest) else min(_USUAL_CONTEXT, longest)
     slots = engine.max_num_seqs if "max_num_seqs" in engine.model_fields_set else 1
-    return AskedSlots(slots, context or longest, engine.max_num_seqs)
+    return AskedSlots(slots, context or longest)
 
 
 def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:
@@ -85,11 +82,11 @@ def _fit(
     engine = engine.model_copy(update={"quantization": file_type, "max_model_len": asked.context})
     num_layers, longest = model.num_layers + 1, model.max_position_embeddings
     whole = _planned(model, hardware, engine)
-    # the more layers the less fits: the first count, from none on, that does not
+    # The more layers, the less fits: search the first count that does not fit.
     most = bisect_left(range(1, num_layers + 1), True, key=lambda n: not _holds(model, hardware, engine, n, asked))
     size = sum(weight_bytes(served_model(model, engine, hardware)).values())
-    one, each = (0 if whole is None else min(whole.max_context(slots), longest) for slots in (1, asked.all_slots))
-    return TypeFit(file_type, size, asked, most, num_layers, one, each)
+    context = 0 if whole is None else min(whole.max_context(asked.slots), longest)
+    return TypeFit(file_type, size, asked, most, num_layers, context)
 
 
 def _holds(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, layers: int, asked: AskedSlots) -> bool:

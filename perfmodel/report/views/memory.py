@@ -47,16 +47,13 @@ def _served(plan: MemoryPlan) -> str:
 
 
 def _slots(plan: MemoryPlan, asked: AskedSlots) -> str:
-    """Whether the slots asked for fit; if not, how many of that length do, and how long so many are."""
-    most = plan.max_batch(asked.context)
-    if most >= asked.slots:
-        ways, verdict = [(1, _longest(plan))], "It fits:"
-    else:
-        ways = [(most, asked.context)] if most else [(1, _longest(plan))]
-        verdict = f"{_counted(asked.slots, asked.context)} do{'es' if asked.slots == 1 else ''} not fit. It runs with"
-    if asked.all_slots > 1:
-        ways.append((asked.all_slots, _longest(plan, asked.all_slots)))
-    return f"{verdict} {', or '.join(_counted(*way) for way in ways if way[1])}."
+    """Whether the slots asked for fit; if not, how many of that length fit, and how long so many may be."""
+    fitting, longest = plan.max_batch(asked.context), _longest(plan, asked.slots)
+    if fitting >= asked.slots:
+        return f"It fits: {_counted(asked.slots, longest)}."
+    ways = [_counted(slots, tokens) for slots, tokens in ((fitting, asked.context), (asked.slots, longest)) if slots * tokens]
+    verdict = f"{_counted(asked.slots, asked.context)} {'does' if asked.slots == 1 else 'do'} not fit."
+    return f"{verdict} {', or '.join(ways) or 'Nothing'} would."
 
 
 def _counted(slots: int, tokens: int) -> str:
@@ -95,23 +92,20 @@ def _groups(plan: MemoryPlan) -> str:
 
 def _types(types: Sequence[TypeFit]) -> Table:
     """Which file types fit, and how far."""
-    first = types[0]
-    slots = first.asked.all_slots
     rows = [
         (
-            each.file_type.upper(),
-            f"{each.weight_bytes / 1e9:.1f}",
-            "yes" if each.fits else "no",
-            f"{each.layers} of {each.num_layers}",
-            f"{each.max_context:,}" if each.max_context else "none",
-            *([f"{each.slot_context:,}" if each.slot_context else "none"] if slots > 1 else []),
+            fit.file_type.upper(),
+            f"{fit.weight_bytes / 1e9:.1f}",
+            "yes" if fit.fits else "no",
+            f"{fit.layers} of {fit.num_layers}",
+            f"{fit.max_context:,}" if fit.max_context else "none",
         )
-        for each in types
+        for fit in types
     ]
+    asked = types[0].asked
     note = (
-        "Layers: the largest `n_gpu_layers`; the rest stays with the CPU. Tokens: the longest context of each slot "
-        "with all layers on the device."
+        "Layers: the largest `n_gpu_layers`; the CPU computes the rest. Longest context: tokens of "
+        f"{'the slot' if asked.slots == 1 else 'each slot'} with all layers on the device."
     )
-    head = ("GGUF type", "GB", "fits", "layers", "1 slot: tokens", f"{slots} slots: tokens each")
-    title = f"Types that fit with {_counted(first.asked.slots, first.asked.context)}"
-    return Table(head[: len(rows[0])], rows, title, note=note)
+    title = f"Types that fit with {_counted(asked.slots, asked.context)}"
+    return Table(("GGUF type", "GB", "fits", "layers", "longest context"), rows, title, note=note)

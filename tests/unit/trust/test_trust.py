@@ -43,6 +43,26 @@ def test_the_badge_counts_rows_like_the_answer(measured):
     assert found.badge == "validated; rows like this: TPOT 4 % (p90 25), TTFT 10 % (p90 18), 3 rows"
     data = found.to_json()
     assert (data["badge"], data["rows"], data["left_out"]) == (found.badge, 3, None)
+    assert str(found) == f"{found.badge}. Measured: {SETUP.model} on {SETUP.device} under vllm."
+
+
+def test_without_rows_the_badge_names_the_sizes_that_differ(measured):
+    """A dense model's active parameters differ wherever its parameters do: once is enough."""
+    measured(row(input_tokens=100.0, total_b=1.0, active_b=0.9))
+    here = f"{SETUP.input_tokens:,.4g}"
+    assert str(trust_of(SCENARIO)).endswith(
+        "Kernels of a100-sxm-80gb were measured. The nearest rows (llama-3.1-8b) have 1 billion parameters (here 8.03), "
+        f"100 input tokens (here {here})."
+    )
+
+
+def test_rows_of_a_whole_model_on_the_device_say_nothing_of_one_that_shares_it_with_a_cpu(measured):
+    whole = load_scenario("qwen3-30b-a3b-rtx-4090")
+    shared = load_scenario("qwen3-30b-a3b-rtx-4090", ["engine.n_gpu_layers=20", "engine.cpu=ryzen-9-7950x"])
+    rows = [MeasuredRow("made up", setup_of(whole), "decode_tokens_per_s", 10.0, 10.0, "")] * 3
+    measured(*rows)
+    assert trust_of(whole).left_out is None
+    assert trust_of(shared).left_out == "device"
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=30), st.sampled_from([0.5, 0.9]))
@@ -242,3 +262,17 @@ def test_the_shipped_index_is_of_known_devices_and_has_its_rows():
         assert len([each for each in rows if each.kind == kind]) <= sum(
             cell.rows for cell in cells if cell.kind == kind
         )
+
+
+def test_errors_of_shipped_cells_are_those_of_their_rows():
+    """Recounted from predicted and measured of each row. Rows that repeat a setup are listed once, by their median."""
+    by_cell = {(cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))): cell for cell in measured_cells()}
+    recounted = index.cells_of(measured_rows())
+    whole = 0
+    for cell in recounted:
+        shipped = by_cell[cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))]
+        assert cell.rows <= shipped.rows
+        if cell.rows == shipped.rows:
+            whole += 1
+            assert cell.errors == pytest.approx(shipped.errors, rel=6e-3, abs=1e-4)
+    assert whole > 0.3 * len(recounted)
