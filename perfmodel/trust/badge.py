@@ -137,7 +137,9 @@ def trust_of(scenario: Scenario) -> Trust:
             level = "validated"
         return Trust(level, because, setup, errors, None, _nearest(setup, alike))
     kin = [cell for cell in cells if _is_kin(setup, cell)]
-    if kin and level != "datasheet":
+    if level != "datasheet" and not any(cell.low.family == setup.family for cell in cells):
+        because = f"{because} No model of its family ({setup.family}) was measured."
+    elif kin and level != "datasheet":
         because = f"{because} {_sizes_of_nearest(setup, kin)}"
     cut = _left_out(setup, cells, cut)
     return Trust(level, because, setup, _expected(setup, scenario, cells, cut), cut, _nearest(setup, cells))

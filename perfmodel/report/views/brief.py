@@ -25,6 +25,7 @@ _LINES = {  # of a run: what stands on one line -> metrics and what they read as
         "request_goodput": "{} within the SLO",
     },
     "Efficiency": {
+        "mean_batch": "mean batch {}",
         "mfu": "MFU {} %",
         "mbu": "MBU {} %",
         "kv_cache_usage_peak": "KV cache at most {} % full",

@@ -30,11 +30,11 @@ def memory_view(
         Paragraph(Span(_served(plan) if asked is None else _slots(plan, asked), "strong")),
         _parts(plan),
         Paragraph(
-            f"{plan.num_kv_blocks:,} KV blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per "
-            f"token{_groups(plan)}: {plan.max_tokens:,} tokens."
+            f"KV cache: {plan.max_tokens:,} tokens in {plan.num_kv_blocks:,} blocks of {plan.block_size}, "
+            f"{plan.kv_bytes_per_token:,.0f} B a token.{_groups(plan)}"
         ),
         *([_types(types)] if types else []),
-        *trust_line(trust, " of times"),
+        *trust_line(trust, " of step times"),
         *([Notes(notes)] if notes else []),
         Paragraph("Next: `explain` says what a step takes, `simulate` what is served. Everything else: --json."),
     ]
@@ -51,9 +51,10 @@ def _slots(plan: MemoryPlan, asked: AskedSlots) -> str:
     fitting, longest = plan.max_batch(asked.context), _longest(plan, asked.slots)
     if fitting >= asked.slots:
         return f"It fits: {_counted(asked.slots, longest)}."
-    ways = [_counted(slots, tokens) for slots, tokens in ((fitting, asked.context), (asked.slots, longest)) if slots * tokens]
+    sizes = ((fitting, asked.context), (asked.slots, longest))
+    ways = [_counted(slots, tokens) for slots, tokens in sizes if slots and tokens]
     verdict = f"{_counted(asked.slots, asked.context)} {'does' if asked.slots == 1 else 'do'} not fit."
-    return f"{verdict} {', or '.join(ways) or 'Nothing'} would."
+    return f"{verdict} Largest that fits: {', or '.join(ways) or 'none'}."
 
 
 def _counted(slots: int, tokens: int) -> str:
@@ -83,11 +84,11 @@ def _parts(plan: MemoryPlan) -> Table:
 def _groups(plan: MemoryPlan) -> str:
     """Which layers keep what of a sequence, where they have blocks of their own for it."""
     kinds = Counter((group.span, group.is_chunk) for group in plan.kv_groups)
-    said = []
+    groups = []
     for (span, is_chunk), count in kinds.items():
-        seen = "all tokens" if span is None else f"{'chunks' if is_chunk else 'a window'} of {span:,}"
-        said.append(f"{count} of layers that keep {seen}")
-    return f" of one group of layers ({', '.join(said)})" if said else ""
+        kept = "all tokens" if span is None else f"{'chunks' if is_chunk else 'a window'} of {span:,}"
+        groups.append(f"{count} keep{'s' if count == 1 else ''} {kept}")
+    return f" A block is of one group of layers: {', '.join(groups)}." if groups else ""
 
 
 def _types(types: Sequence[TypeFit]) -> Table:

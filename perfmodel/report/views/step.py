@@ -84,14 +84,14 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
 
 
 def estimate_view(estimate: StepEstimate) -> Document:
-    """The operators of an estimate, and what they add up to."""
-    return Document("", [_operators(estimate), Paragraph(_summary(estimate))])
+    """An estimate by itself, without the scenario that it is of."""
+    return Document("", list(estimate_blocks(estimate)))
 
 
 def estimate_blocks(estimate: StepEstimate, most: int | None = None) -> Iterator[Block]:
-    """The operators, at most so many one by one, what they add up to, and the pipeline where there is one."""
-    yield _operators(estimate, most)
+    """How long the step takes and why, its operators, at most so many one by one, and the pipeline, if any."""
     yield Paragraph(_summary(estimate))
+    yield _operators(estimate, most)
     if estimate.pipeline is not None:
         yield Paragraph(_pipeline(estimate.pipeline))
 
@@ -188,21 +188,22 @@ def _cells_of_others(rows: Sequence[OperatorEstimate], step_s: float) -> tuple[L
 
 def _summary(estimate: StepEstimate) -> Line:
     return (
-        f"{estimate.duration_s * 1e3:.3f} ms a step ({estimate.origin}), {estimate.num_kernels} kernels, "
-        f"MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}; bound by ",
+        Span(f"{estimate.duration_s * 1e3:.3f} ms a step", "strong"),
+        f" ({estimate.origin}), bound by ",
         *bound_shares(estimate.bound_share),
+        f". MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}, {estimate.num_kernels:,} kernels.",
     )
 
 
 def _pipeline(pipeline: PipelineEstimate) -> str:
     """What the stages of a step do."""
     count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
-    plans = "one plan is" if count == 1 else f"{count} plans are"
+    plans = "One plan is" if count == 1 else f"{count} plans are"
     stages = ", ".join(f"{seconds * 1e3:.3f}" for seconds in pipeline.stage_s)
-    few = f"; fewer sequences than stages leave {num_stages - count} of them idle" if count < num_stages else ""
+    few = f" Fewer sequences than stages leave {num_stages - count} of them idle." if count < num_stages else ""
     return (
-        f"{num_stages} pipeline stages of {stages} ms: {plans} under way, each through in "
-        f"{pipeline.latency_s * 1e3:.3f} ms if it meets no other; bubbles {pipeline.bubble_share:.1%}{few}"
+        f"{num_stages} pipeline stages take {stages} ms. {plans} under way; a plan that meets no other takes "
+        f"{pipeline.latency_s * 1e3:.3f} ms. Pipeline bubbles {pipeline.bubble_share:.1%}.{few}"
     )
 
 

@@ -56,6 +56,11 @@ def test_without_rows_the_badge_names_the_sizes_that_differ(measured):
     )
 
 
+def test_a_family_that_nobody_measured_is_named(measured):
+    measured(row(family="dense, state space"))
+    assert f"No model of its family ({SETUP.family}) was measured." in str(trust_of(SCENARIO))
+
+
 def test_rows_of_a_whole_model_on_the_device_say_nothing_of_one_that_shares_it_with_a_cpu(measured):
     whole = load_scenario("qwen3-30b-a3b-rtx-4090")
     shared = load_scenario("qwen3-30b-a3b-rtx-4090", ["engine.n_gpu_layers=20", "engine.cpu=ryzen-9-7950x"])

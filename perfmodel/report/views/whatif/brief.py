@@ -34,7 +34,7 @@ def whatif_brief(result: WhatIfResult) -> Document:
         Sentences(sentences[:_MOST_SENTENCES]),
         *trust_line(trust_of(answers.scenario)),
         *few_notes(whatif_notes(result)),
-        Paragraph(f"{MORE}, --report FILE.{left}"),
+        Paragraph(f"Next: `plan` says which deployment serves it. {MORE}, --report FILE.{left}"),
     ]
     return Document(f"What if: {answers.scenario.name}", blocks, headline(answers.scenario), "what if")
 
