@@ -1,6 +1,6 @@
 """What predictions err by where the setup was left out of the fit, from the reports of cross-validation.
 
-    python benchmarks/left_out_index.py    # writes hardware_specs/validated/left_out/errors.csv (perfmodel.trust)
+python benchmarks/left_out_index.py    # writes hardware_specs/validated/left_out/errors.csv (perfmodel.trust)
 """
 
 __all__ = ["left_out_table"]
@@ -24,9 +24,7 @@ _HEAD = "engine,left_out,devices,metric,median_error,p90_error,report"
 
 def left_out_table() -> str:
     """The lines of the file."""
-    lines = [
-        ",".join((*map(str, line[:4]), f"{line.median:.4g}", f"{line.p90:.4g}", line.report)) for line in _lines()
-    ]
+    lines = [",".join((*map(str, line[:4]), f"{line.median:.4g}", f"{line.p90:.4g}", line.report)) for line in _lines()]
     return "\n".join([_HEAD, *lines, ""])
 
 

@@ -61,7 +61,7 @@ _SHOWN = (_OF_STEPS, _OF_PROMPTS)
 
 
 class ErrorFigures(NamedTuple):
-    """Errors of one metric. rows: of measurements, 0 where they are expected; median, p90: of |predicted / measured - 1|"""
+    """Errors of one metric, |predicted / measured - 1|. rows: number of measurements, 0 where errors are expected"""
 
     rows: int
     median: float
@@ -236,9 +236,7 @@ def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:
 def _shown(errors: Mapping[str, ErrorFigures]) -> dict[str, ErrorFigures]:
     """Name on the badge -> errors: one metric of steps and one of prompts."""
     firsts = (next((metric for metric in names if metric in errors), None) for names in _SHOWN)
-    return {
-        names[metric]: errors[metric] for names, metric in zip(_SHOWN, firsts, strict=True) if metric is not None
-    }
+    return {names[metric]: errors[metric] for names, metric in zip(_SHOWN, firsts, strict=True) if metric is not None}
 
 
 def _percent(share: float) -> str:

@@ -21,7 +21,14 @@ from perfmodel.specs import load_hardware
 
 ENGINES = ("vllm", "sglang", "trtllm", "llamacpp", "mlx", "datasheet")
 # All kinds of layers: dense, experts, latent attention, windows, state spaces, the delta rule.
-MODELS = ("llama-3.2-1b", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-3-4b", "nemotron-nano-9b-v2", "qwen3-next-80b-a3b")
+MODELS = (
+    "llama-3.2-1b",
+    "qwen3-30b-a3b",
+    "deepseek-v2-lite",
+    "gemma-3-4b",
+    "nemotron-nano-9b-v2",
+    "qwen3-next-80b-a3b",
+)
 SHAPES = {
     "a prompt": BatchShape(num_tokens=512, num_samples=1, prefills=((512, 0),)),
     "a long prompt": BatchShape(num_tokens=2000, num_samples=1, prefills=((2000, 0),)),

@@ -76,9 +76,7 @@ def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) 
     return [_fit(file_type, model, hardware, whole, asked) for file_type in FILE_TYPES]
 
 
-def _fit(
-    file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, asked: AskedSlots
-) -> TypeFit:
+def _fit(file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, asked: AskedSlots) -> TypeFit:
     engine = engine.model_copy(update={"quantization": file_type, "max_model_len": asked.context})
     num_layers, longest = model.num_layers + 1, model.max_position_embeddings
     whole = _planned(model, hardware, engine)

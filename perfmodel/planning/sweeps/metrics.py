@@ -22,8 +22,6 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from perfmodel import sim
 from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
 from perfmodel.cost.memory.footprint import kv_bytes, kv_bytes_per_token, weights

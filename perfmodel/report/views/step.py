@@ -13,7 +13,6 @@ __all__ = [
     "step_view",
 ]
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

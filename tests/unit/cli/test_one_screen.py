@@ -111,7 +111,9 @@ def test_memory_names_no_slots_that_nobody_asked_for(screen):
     assert "slots" not in text
     four = [*arguments, "--set", "engine.quantization=q4_k_m", "--set", "engine.max_num_seqs=4"]
     text = " ".join("\n".join(screen(four)).split())
-    assert "4 slots of 4,096 tokens each do not fit. Largest that fits: 3 slots of 4,096 tokens each, or 4 slots" in text
+    assert (
+        "4 slots of 4,096 tokens each do not fit. Largest that fits: 3 slots of 4,096 tokens each, or 4 slots" in text
+    )
 
 
 def test_a_model_beyond_the_device_says_which_layers_and_which_type_fit():

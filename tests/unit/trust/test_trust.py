@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from benchmarks import left_out_index
 from perfmodel.files.catalog import data_dir
 from perfmodel.specs import load_hardware, load_scenario
-from perfmodel.trust import MeasuredRow, badge, left_out, measured_cells, measured_rows, nearest_rows, setup_of, trust_of
+from perfmodel.trust import (
+    MeasuredRow,
+    badge,
+    left_out,
+    measured_cells,
+    measured_rows,
+    nearest_rows,
+    setup_of,
+    trust_of,
+)
 from perfmodel.trust import cells as index
 from perfmodel.trust.setups import SIZES
 
@@ -51,8 +60,8 @@ def test_without_rows_the_badge_names_the_sizes_that_differ(measured):
     measured(row(input_tokens=100.0, total_b=1.0, active_b=0.9))
     here = f"{SETUP.input_tokens:,.4g}"
     assert str(trust_of(SCENARIO)).endswith(
-        "Kernels of a100-sxm-80gb were measured. The nearest rows (llama-3.1-8b) have 1 billion parameters (here 8.03), "
-        f"100 input tokens (here {here})."
+        "Kernels of a100-sxm-80gb were measured. The nearest rows (llama-3.1-8b) have 1 billion parameters "
+        f"(here 8.03), 100 input tokens (here {here})."
     )
 
 
@@ -271,7 +280,9 @@ def test_the_shipped_index_is_of_known_devices_and_has_its_rows():
 
 def test_errors_of_shipped_cells_are_those_of_their_rows():
     """Recounted from predicted and measured of each row. Rows that repeat a setup are listed once, by their median."""
-    by_cell = {(cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))): cell for cell in measured_cells()}
+    by_cell = {
+        (cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))): cell for cell in measured_cells()
+    }
     recounted = index.cells_of(measured_rows())
     whole = 0
     for cell in recounted:
