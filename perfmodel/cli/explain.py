@@ -56,8 +56,9 @@ def explain(
 ) -> None:
     """Show one step operator by operator: FLOPs, bytes, intensity, time, bound.
 
-    Without a batch, a context or a prefill it is the scenario's typical decode step: the mean batch that the
-    arrival rate and the prompts imply (Little's law), each sequence with its prompt and half of its answer.
+    Without a batch, a context or a prefill it is the scenario's typical decode step: the batch to expect at the
+    arrival rate (Little's law; `simulate` has a run's mean batch), each sequence with its prompt and half of its
+    answer.
     `--occupancy` compiles the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread
     blocks, waves.
     """

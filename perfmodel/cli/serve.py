@@ -141,7 +141,10 @@ def serve(
     )
     names, legacy = _metric_names(metrics_names), metrics_names == "legacy"
     telemetry = Telemetry(names, legacy, kv_events, kv_replay, kv_topic, kv_arrays)
-    _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), asked.assumed(loaded, overrides))
+    from perfmodel.trust import trust_of
+
+    notes = (*asked.assumed(loaded, overrides), f"Trust: {trust_of(loaded)}")
+    _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), notes)
 
 
 def _metric_names(asked: str | None) -> "MetricNames | None":

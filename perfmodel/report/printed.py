@@ -11,7 +11,7 @@ from perfmodel.report.render.terminal import render_html, render_text
 # A result's class -> its view, loaded when one is printed: a run pays nothing for plans.
 _VIEWS = {
     "JobPlan": "plan.job:job_view",
-    "MemoryPlan": "step:memory_view",
+    "MemoryPlan": "memory:memory_view",
     "PlansReport": "plans:plans_view",
     "PlanResult": "plan.view:plan_view",
     "ResultComparison": "comparison:comparison_view",

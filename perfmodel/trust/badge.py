@@ -1,17 +1,17 @@
-"""`Trust`: how near an answer is to what was measured, as a level, a sentence and the nearest measurements.
+"""`Trust`: how near an answer is to what was measured: a level, the errors to expect, and the nearest measurements.
 
 Levels, nearest first: `validated` where measured rows of this device, engine, number format and family of models at
-similar sizes were predicted within a quarter; `calibrated` where kernels of this device or of another of its
+similar sizes were predicted within `VALIDATED_BELOW`; `calibrated` where kernels of this device or of another of its
 architecture were measured; `transferred` where those of another architecture stand for them; `datasheet` where nothing
-does.
+does. The badge prints the errors of rows like the setup, or, without such rows, those of the nearest cross-validation.
 """
 
-__all__ = ["LEVELS", "Level", "Trust", "nearest_rows", "trust_of"]
+__all__ = ["LEVELS", "VALIDATED_BELOW", "ErrorFigures", "Level", "Trust", "nearest_rows", "trust_of"]
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from perfmodel.cost.calibrations.backends import backend_calibration
 from perfmodel.cost.calibrations.files import measured_device
@@ -20,56 +20,104 @@ from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows
+from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows, quantile
+from perfmodel.trust.left_out import CUTS, Cut, left_out_errors
 from perfmodel.trust.setups import SIZES, MeasuredSetup, setup_of
 
 Level = Literal["validated", "calibrated", "transferred", "datasheet"]
 LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")
 _SIMILAR = 2.0  # sizes within so many times the measured ones
-_MOST_ERROR = 0.25  # of rows that an answer is validated by, in the median: as of published figures (`techniques`)
+# The largest median error of any figure on the badge that "validated" may stand beside. Deployments that one chooses
+# between are mostly a factor of two apart: their order survives an error of a quarter either way (2 x 0.75 > 1.25), and
+# does not survive one of a third.
+VALIDATED_BELOW = 0.25
+_FEWEST_ROWS = 3  # that validate: two agree by chance
 _NUM_NEAREST = 3
 _NUM_ROWS = 8
 # How far another device, engine, family or format is, in doublings of a size; from small to large.
 _OTHER_DEVICE, _OTHER_ENGINE, _OTHER_FAMILY, _OTHER_FORMAT = 4.0, 2.0, 4.0, 1.0
 _NAMES = {
-    "total_b": "billions of parameters",
-    "active_b": "billions of active parameters",
+    "total_b": "billion parameters",
+    "active_b": "billion active parameters",
     "devices": "devices",
     "input_tokens": "input tokens",
     "output_tokens": "output tokens",
-    "concurrency": "concurrency",
+    "concurrency": "requests in flight",
 }
-_OF_STEPS = (
-    "tpot_mean",
-    "tpot",
-    "itl_mean",
-    "decode_tokens_per_s",
-    "throughput",
-    "output_tokens_per_s",
-    "tokens_per_s",
-)
+# What the badge prints: the first of each that was measured, under the name it has there.
+_OF_STEPS = {
+    "tpot_mean": "TPOT",
+    "tpot": "TPOT",
+    "itl_mean": "ITL",
+    "decode_tokens_per_s": "decode tok/s",
+    "throughput": "output tok/s",
+    "output_tokens_per_s": "output tok/s",
+    "tokens_per_s": "output tok/s",
+    "e2el_mean": "E2E",
+    "e2el": "E2E",
+}
+_OF_PROMPTS = {"ttft_mean": "TTFT", "ttft": "TTFT", "prompt_tokens_per_s": "prompt tok/s"}
+_SHOWN = (_OF_STEPS, _OF_PROMPTS)
+
+
+class ErrorFigures(NamedTuple):
+    """Errors of one metric, |predicted / measured - 1|. rows: number of measurements, 0 where errors are expected"""
+
+    rows: int
+    median: float
+    p90: float
 
 
 @dataclass(frozen=True)
 class Trust:
-    """level, sentence: how near what was measured is; setup: of the answer
+    """How near what was measured is to the answer of a setup.
 
-    errors:  metric -> (rows, median of |predicted / measured - 1|) of the rows that the answer is validated by
-    nearest: measured cells, nearest first, whatever the level
+    because:  why it has its level, in sentences
+    errors:   metric -> errors of measured rows like the setup, or those to expect without such rows
+    left_out: what the cross-validation behind expected errors left out; None where rows like the setup were measured
+    nearest:  measured cells, nearest first
     """
 
     level: Level
-    sentence: str
+    because: str
     setup: MeasuredSetup
-    errors: Mapping[str, tuple[int, float]]
+    errors: Mapping[str, ErrorFigures]
+    left_out: Cut | None
     nearest: Sequence[MeasuredCell]
+
+    @property
+    def figures(self) -> str:
+        """`rows like this: TPOT 8 % (p90 25), 37 rows`, or `no rows like this: expect TPOT 8 % (p90 25)`."""
+        shown = _shown(self.errors)
+        counts = {figures.rows for figures in shown.values()}
+        texts = [
+            f"{name} {_percent(figures.median)} % (p90 {_percent(figures.p90)})"
+            + (f" in {figures.rows:,} rows" if len(counts) > 1 else "")
+            for name, figures in shown.items()
+        ]
+        if self.left_out is not None:
+            return f"no rows like this: expect {', '.join(texts)}"
+        count = max(counts)
+        whole = f", {count:,} row{'' if count == 1 else 's'}" if len(counts) == 1 else ""
+        return f"rows like this: {', '.join(texts)}{whole}"
+
+    @property
+    def badge(self) -> str:
+        """The level and its errors: what every command, page and document prints."""
+        return f"{self.level}; {self.figures}"
+
+    def __str__(self) -> str:
+        return f"{self.badge}. {self.because}"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "level": self.level,
-            "because": self.sentence,
-            "rows": max((count for count, _ in self.errors.values()), default=0),
-            "median_errors": {metric: error for metric, (_, error) in self.errors.items()},
+            "badge": self.badge,
+            "because": self.because,
+            "rows": max(figures.rows for figures in self.errors.values()),
+            "median_errors": {metric: figures.median for metric, figures in self.errors.items()},
+            "p90_errors": {metric: figures.p90 for metric, figures in self.errors.items()},
+            "left_out": self.left_out,
             "nearest": [_cell_json(cell) for cell in self.nearest],
         }
 
@@ -79,17 +127,22 @@ def trust_of(scenario: Scenario) -> Trust:
     setup = setup_of(scenario)
     cells = measured_cells()
     alike = [cell for cell in cells if _is_alike(setup, cell)]
+    alike = [cell for cell in alike if cell.low.model == setup.model] or alike
     errors = _pooled(alike)
     found = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
-    level, sentence = max(found, key=lambda each: LEVELS.index(each[0]))
-    error = next((errors[metric][1] for metric in _OF_STEPS if metric in errors), None)
-    if error is None:
-        sentence = f"{_missing(setup, cells)}; {sentence}" if level != "datasheet" else sentence
-        return Trust(level, sentence, setup, {}, _nearest(setup, cells))
-    if error > _MOST_ERROR:
-        sentence = f"measured rows like it were missed by {error:.0%} in the median; {sentence}"
-        return Trust(level, sentence, setup, errors, _nearest(setup, alike))
-    return Trust("validated", _validated(setup, errors), setup, errors, _nearest(setup, alike))
+    level, because, cut = max(found, key=lambda each: (LEVELS.index(each[0]), CUTS.index(each[2])))
+    if shown := _shown(errors):
+        because = f"Measured: {_models(alike)} on {setup.device} under {setup.engine}."
+        if all(each.median <= VALIDATED_BELOW and each.rows >= _FEWEST_ROWS for each in shown.values()):
+            level = "validated"
+        return Trust(level, because, setup, errors, None, _nearest(setup, alike))
+    kin = [cell for cell in cells if _is_kin(setup, cell)]
+    if level != "datasheet" and not any(cell.low.family == setup.family for cell in cells):
+        because = f"{because} No model of its family ({setup.family}) was measured."
+    elif kin and level != "datasheet":
+        because = f"{because} {_sizes_of_nearest(setup, kin)}"
+    cut = _left_out(setup, cells, cut)
+    return Trust(level, because, setup, _expected(setup, scenario, cells, cut), cut, _nearest(setup, cells))
 
 
 def nearest_rows(trust: Trust) -> list[MeasuredRow]:
@@ -118,17 +171,23 @@ def _other_sizes(setup: MeasuredSetup, cell: MeasuredCell) -> list[str]:
     return [size for size in SIZES if _outside(getattr(setup, size), getattr(low, size), getattr(high, size)) > 1]
 
 
-def _missing(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> str:
-    """Why no measured row is like the setup."""
-    kin = [cell for cell in cells if _is_kin(setup, cell)]
-    if not kin:
-        return "no measured row is of this device, engine, format and family of models"
+def _models(cells: Sequence[MeasuredCell]) -> str:
+    """The models of cells: the first by name, and how many others."""
+    names = sorted({cell.low.model for cell in cells})
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other models"
+
+
+def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
+    """The sizes in which the nearest measured rows differ from the setup."""
     nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
+    sizes = _other_sizes(setup, nearest)
     ranges = [
-        f"{_NAMES[size]} {_range(getattr(nearest.low, size), getattr(nearest.high, size))}"
-        for size in _other_sizes(setup, nearest)
+        f"{_range(getattr(nearest.low, size), getattr(nearest.high, size))} {_NAMES[size]} "
+        f"(here {getattr(setup, size):,.4g})"
+        for size in sizes
+        if size != "active_b" or "total_b" not in sizes
     ]
-    return f"the nearest measured rows, of {nearest.low.model}, have {', '.join(ranges)}"
+    return f"The nearest rows ({nearest.low.model}) have {', '.join(ranges)}."
 
 
 def _range(low: float, high: float) -> str:
@@ -163,57 +222,94 @@ def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[Measur
     return list(found.values())
 
 
-def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, tuple[int, float]]:
-    """Rows of each metric, and the median over them of their cells' median errors."""
+def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:
+    """Errors of all rows of each metric."""
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        found.setdefault(cell.metric, []).extend(abs(error) for error in cell.errors)
+    return {
+        metric: ErrorFigures(len(errors), quantile(errors, 0.5), quantile(errors, 0.9))
+        for metric, errors in found.items()
+    }
+
+
+def _shown(errors: Mapping[str, ErrorFigures]) -> dict[str, ErrorFigures]:
+    """Name on the badge -> errors: one metric of steps and one of prompts."""
+    firsts = (next((metric for metric in names if metric in errors), None) for names in _SHOWN)
+    return {names[metric]: errors[metric] for names, metric in zip(_SHOWN, firsts, strict=True) if metric is not None}
+
+
+def _percent(share: float) -> str:
+    """Whole per cent, at least 1: measurements themselves are not repeated within less."""
+    return f"{max(1.0, 100 * share):.0f}"
+
+
+def _expected(
+    setup: MeasuredSetup, scenario: Scenario, cells: Sequence[MeasuredCell], cut: Cut
+) -> dict[str, ErrorFigures]:
+    """Errors without rows like the setup: of the cross-validation, and at least those of the nearest measured rows."""
+    expected = left_out_errors(setup.engine, _kind_of(scenario), cut)
     found = {}
-    for metric in dict.fromkeys(cell.metric for cell in cells):
-        mine = sorted((cell.median_error, cell.rows) for cell in cells if cell.metric == metric)
-        total, passed = sum(rows for _, rows in mine), 0
-        for error, rows in mine:
-            passed += rows
-            if 2 * passed >= total:
-                found[metric] = (total, error)
-                break
+    for names in _SHOWN:
+        metric = next((each for each in names if each in expected), None)
+        if metric is None:
+            continue
+        median, p90 = expected[metric]
+        near = _pooled(_at_least_distance(setup, [cell for cell in cells if cell.metric in names]))
+        nearest = next((near[each] for each in names if each in near), ErrorFigures(0, 0.0, 0.0))
+        found[metric] = ErrorFigures(0, max(median, nearest.median), max(p90, nearest.p90))
     return found
 
 
-def _validated(setup: MeasuredSetup, errors: Mapping[str, tuple[int, float]]) -> str:
-    rows = max(count for count, _ in errors.values())
-    named = ", ".join(f"{_title(metric)} {error:.1%}" for metric, (_, error) in errors.items())
-    return (
-        f"{rows:,} measured rows of {setup.device}, {setup.engine} and models of this family ({setup.family}) at "
-        f"similar sizes; median error: {named}"
-    )
+def _at_least_distance(setup: MeasuredSetup, cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
+    """The cells that no other is nearer than."""
+    distances = [_distance(setup, cell.low, cell.high) for cell in cells]
+    return [cell for cell, distance in zip(cells, distances, strict=True) if distance == min(distances)]
 
 
-def _title(metric: str) -> str:
-    name, _, of = metric.partition("_")
-    known = {"tpot": "TPOT", "ttft": "TTFT", "itl": "ITL", "e2el": "E2E"}
-    return f"{of} {known[name]}".strip() if name in known else metric.replace("_per_s", "/s").replace("_", " ")
+def _left_out(setup: MeasuredSetup, cells: Iterable[MeasuredCell], cut: Cut) -> Cut:
+    """The nearest cross-validation that left out what no row has: `cut`, or a nearer one of a device with rows."""
+    if cut in ("architecture", "datasheet"):
+        return cut
+    models = {cell.low.model for cell in cells if (cell.low.device, cell.low.engine) == (setup.device, setup.engine)}
+    if not models:
+        return "device"
+    return "cell" if setup.model in models else "model"
 
 
-def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str]:
-    """What kernels of a device are known by, where no measured row is like the setup."""
-    unknown: tuple[Level, str] = "datasheet", f"no kernel of {hardware.name} nor of a related device was measured"
+def _kind_of(scenario: Scenario) -> str:
+    """The kind of device that errors of single machines are told apart by."""
+    hardware = scenario.hardware
+    if hardware.kind == "cpu":
+        return "cpu"
+    if hardware.maker == "apple":
+        return "apple"
+    return "apu" if hardware.declared.memory[0].unified else "gpu"
+
+
+def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str, Cut]:
+    """What kernels of a device are known by where no measured row is like the setup, and what was left out as it is."""
+    unknown: tuple[Level, str, Cut]
+    unknown = "datasheet", f"No kernel of {hardware.name} nor of a related device was measured.", "datasheet"
     if engine.described.facts.backends:
-        found = backend_calibration(hardware, engine)
-        if found.origin == "datasheet":
+        calibration = backend_calibration(hardware, engine)
+        if calibration.origin == "datasheet":
             return unknown
-        if found.spread > 1:
-            return "transferred", "its backend was fitted to devices of other generations"
-        return "calibrated", "its backend was fitted to devices of this generation"
+        if calibration.spread > 1:
+            return "transferred", f"{engine.profile} was fitted to devices of other generations.", "device"
+        return "calibrated", f"{engine.profile} was fitted to devices of this generation.", "device"
     if engine.profile == "datasheet":
-        return unknown
+        return "datasheet", "The engine profile `datasheet` has no measurements.", "datasheet"
     measured = measured_device(hardware, engine.profile)
     if measured == hardware.name:
-        return "calibrated", "its kernels were measured"
+        return "calibrated", f"Kernels of {hardware.name} were measured.", "device"
     if measured is None:
         if whole_run_calibration(hardware, engine.profile) is None:
             return unknown
-        return "transferred", "what whole runs of its architecture reach stands for its kernels"
+        return "transferred", f"Whole runs on the architecture of {hardware.name} were measured.", "architecture"
     if load_hardware(measured).declared.architecture == hardware.declared.architecture:
-        return "calibrated", f"kernels of {measured}, of its architecture, were measured"
-    return "transferred", f"kernels of {measured}, of another architecture, stand for its own"
+        return "calibrated", f"Kernels of {measured}, of the same architecture, were measured.", "device"
+    return "transferred", f"Kernels of {measured}, of another architecture, were measured.", "device"
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:

@@ -5,7 +5,15 @@ setups that were measured, and the errors of their predictions. `<name>.rows.csv
 they may be copied.
 """
 
-__all__ = ["MeasuredCell", "MeasuredRow", "cells_of", "measured_cells", "measured_rows", "write_index"]
+__all__ = [
+    "MeasuredCell",
+    "MeasuredRow",
+    "cells_of",
+    "measured_cells",
+    "measured_rows",
+    "quantile",
+    "write_index",
+]
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,9 +29,9 @@ from perfmodel.trust.setups import SIZES, MeasuredSetup
 
 _NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
 _CELL = (*_NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
-_CELL_COLUMNS = ("kind", *_CELL, "metric", "rows", "median_error", "bias")
+_CELL_COLUMNS = ("kind", *_CELL, "metric", "errors")
 _ROW_COLUMNS = ("kind", *_NAMES, *SIZES, "metric", "predicted", "measured", "label")
-_DIGITS = 4
+_DIGITS, _ERROR_DIGITS = 4, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +55,34 @@ class MeasuredRow:
 class MeasuredCell:
     """Measurements of one cell in one metric.
 
-    low, high:    the setups of its rows, each size at its least and its most
-    rows:         how many; median_error: of |predicted / measured - 1|, bias: of predicted / measured - 1
+    low, high: the setups of its rows, each size at its least and its most
+    errors:    predicted / measured - 1 of each row, in ascending order
     """
 
     kind: str
     low: MeasuredSetup
     high: MeasuredSetup
     metric: str
-    rows: int
-    median_error: float
-    bias: float
+    errors: tuple[float, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of measurements."""
+        return len(self.errors)
+
+    @property
+    def median_error(self) -> float:
+        """Median of |predicted / measured - 1|."""
+        return quantile([abs(error) for error in self.errors], 0.5)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The `share` quantile of `values`, linear between the two nearest, as numpy's default."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 @cache
@@ -103,16 +128,14 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
 
 def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
     """Rows of one setup as one, by their medians: requests of a run, repeated runs."""
-    from statistics import median
-
     found: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
         found[row.setup, row.metric].append(row)
     return [
         replace(
             mine[0],
-            predicted=median(row.predicted for row in mine),
-            measured=median(row.measured for row in mine),
+            predicted=quantile([row.predicted for row in mine], 0.5),
+            measured=quantile([row.measured for row in mine], 0.5),
             label=mine[0].label if len(mine) == 1 else f"median of {len(mine):,}: {mine[0].label} and so on",
         )
         for mine in found.values()
@@ -120,18 +143,13 @@ def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
 
 
 def _pooled(rows: Sequence[MeasuredRow]) -> MeasuredCell:
-    from statistics import median
-
     first = rows[0]
     names: dict[str, Any] = {name: getattr(first.setup, name) for name in _NAMES}
     low, high = (
         MeasuredSetup(**names | {size: end(getattr(row.setup, size) for row in rows) for size in SIZES})
         for end in (min, max)
     )
-    errors = [row.error for row in rows]
-    return MeasuredCell(
-        first.kind, low, high, first.metric, len(rows), median(abs(error) for error in errors), median(errors)
-    )
+    return MeasuredCell(first.kind, low, high, first.metric, tuple(sorted(row.error for row in rows)))
 
 
 def _lines(file: Path) -> list[dict[str, str]]:
@@ -148,9 +166,8 @@ def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
 
 
 def _cell(line: dict[str, str]) -> MeasuredCell:
-    errors = float(line["median_error"]), float(line["bias"])
     ends = _setup(line, "_low"), _setup(line, "_high")
-    return MeasuredCell(line["kind"], *ends, line["metric"], int(line["rows"]), *errors)
+    return MeasuredCell(line["kind"], *ends, line["metric"], tuple(map(float, line["errors"].split())))
 
 
 def _row(line: dict[str, str]) -> MeasuredRow:
@@ -161,7 +178,7 @@ def _row(line: dict[str, str]) -> MeasuredRow:
 def _cell_line(cell: MeasuredCell) -> Sequence[str]:
     ends = [_rounded(getattr(each, size)) for size in SIZES for each in (cell.low, cell.high)]
     names = [str(getattr(cell.low, name)) for name in _NAMES]
-    return cell.kind, *names, *ends, cell.metric, str(cell.rows), _rounded(cell.median_error), _rounded(cell.bias)
+    return cell.kind, *names, *ends, cell.metric, " ".join(f"{error:.{_ERROR_DIGITS}g}" for error in cell.errors)
 
 
 def _row_line(row: MeasuredRow) -> Sequence[str]:

@@ -25,6 +25,7 @@ SIZES = ("total_b", "active_b", "devices", "input_tokens", "output_tokens", "con
 class MeasuredSetup(NamedTuple):
     """A deployment and its load, as far as measurements of others tell of it.
 
+    device:        and the CPU that holds the other layers, where it has only some: "rtx-4090 + ryzen-9-7950x"
     family:        the kinds of the model's layers: "dense, attention", "mixture of experts, latent attention"
     weights:       their number format; separate: whether prompts and answers have workers of their own
     total_b, active_b: parameters in billions, all and of a token
@@ -57,7 +58,7 @@ def setup_of(scenario: Scenario) -> MeasuredSetup:
     concurrency = traffic.arrivals.concurrency if traffic.arrivals.process == "closed_loop" else None
     hardware = pool.hardware or scenario.hardware
     return MeasuredSetup(
-        device=hardware.name,
+        device=hardware.name if engine.cpu is None else f"{hardware.name} + {engine.cpu}",
         architecture=hardware.declared.architecture or "",
         engine=engine.profile,
         version=engine.described.version.described,

@@ -128,7 +128,7 @@ def _steps(pair: BenchPair, prompt: int | None = None) -> TypicalSteps | None:
     if pair.result is None or pair.scenario is None or pair.result.steps is None:
         return None
     prompt = prompt or round(pair.run.load.prompt or 0) or None
-    choice = mean_step(pair.result.steps, pair.scenario.model.attention_spans)
+    choice = mean_step(pair.result)
     server = profile_of(pair.scenario.engine).server
     return TypicalSteps.of(pair.scenario, choice, prompt, server)
 

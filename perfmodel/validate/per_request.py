@@ -58,7 +58,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
     }
     setups = [_setup(log)] * len(log.ttft_s)
     comparisons = [Comparison.of(metric, rows, "s", sizes, setups) for metric, rows in pairs.items()]
-    steps = mean_step(result.steps, log.scenario.model.attention_spans) if result.steps is not None else None
+    steps = mean_step(result)
     parts = partial(_breakdown, log, steps, predicted["ttft"])
     return ValidationReport(
         kind="per-request",

@@ -299,7 +299,8 @@ class _Facts:
         slower = power_factor(n["core_w"], n["power"], self._units, self._tdp)
         computing = slower * np.where(self._has_small, n["small_cores"], 1.0)
         launch = (n["launch_s"] + n["unit_launch_s"] * self._units) * of_launch * old_launch
-        bandwidth = n["memory_fraction"] * of_memory / slower * self._bandwidth
+        reached = n["memory_fraction"] * of_memory / slower
+        bandwidth = np.minimum(1.0, reached) * self._bandwidth
         is_float = columns.form == (columns.forms.index("float") if "float" in columns.forms else -2)
         products = np.where(
             is_float,
@@ -310,7 +311,7 @@ class _Facts:
         own = cycles[np.maximum(columns.form, 0)] * of_cycles * computing
         rates = MatmulRates(
             launch,
-            bandwidth * np.where(columns.is_experts, n["expert_memory"], 1.0),
+            np.minimum(1.0, reached * np.where(columns.is_experts, n["expert_memory"], 1.0)) * self._bandwidth,
             self._clocks,
             self._units,
             products,
@@ -328,7 +329,7 @@ class _Facts:
             launch,
             np.where(columns.is_attention, attention, self._vector),
             bandwidth,
-            share * of_memory / slower * self._bandwidth,
+            np.minimum(1.0, share * of_memory / slower) * self._bandwidth,
         )
         sizes = columns.sizes
         passed = stream_seconds(StreamSizes(sizes.flops, sizes.num_bytes, columns.kv_bytes, sizes.kernels), streamed)

@@ -244,7 +244,11 @@ def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
 
 
 class _Device:
-    """A backend's numbers as they are on one device under one version."""
+    """A backend's numbers as they are on one device under one version.
+
+    Of the memory's declared bandwidth a device reaches at most all: owners' memory may be quicker than what a CPU is
+    specified for, and a backend's numbers are fitted to theirs as well.
+    """
 
     def __init__(self, fit: BackendFit, hardware: HardwareSpec, version: str, *, is_flash: bool) -> None:
         own = fit.by_generation.get(generation_of(hardware), Factors())
@@ -255,9 +259,9 @@ class _Device:
         computing = slower * (fit.small_cores if has_small_cores(hardware) else 1.0)
         self.fit = fit
         self.launch_s = (fit.launch_s + fit.unit_launch_s * cores) * own.launch * old.launch
-        self.memory = min(2.0, fit.memory_fraction * own.memory * old.memory / slower)
+        self.reached = fit.memory_fraction * own.memory * old.memory / slower
         kv = fit.kv_fraction if is_flash else fit.score_kv_fraction
-        self.kv = min(2.0, kv * own.memory * old.memory / slower)
+        self.kv = min(1.0, kv * own.memory * old.memory / slower)
         self.slower = computing * own.cycles
         self.compute = fit.compute_fraction * own.compute * old.compute / computing
         self.float_compute = fit.float_compute_fraction * own.compute * old.float_compute / computing
@@ -271,7 +275,7 @@ class _Device:
         return BlockMatmulFit(
             rate=rate,
             launch_s=self.launch_s,
-            memory_fraction=min(2.0, self.memory * (fit.expert_memory if is_experts else 1.0)),
+            memory_fraction=min(1.0, self.reached * (fit.expert_memory if is_experts else 1.0)),
             weight_cycles=fit.cycles.get(form, fit.other_cycles) * self.slower,
             row_share=fit.row_share,
             vector_knee=fit.vector_knee,
@@ -287,7 +291,7 @@ class _Device:
         return BlockStreamFit(
             rate=rate,
             launch_s=self.launch_s,
-            memory_fraction=self.memory,
+            memory_fraction=min(1.0, self.reached),
             kv_fraction=self.kv,
             compute_fraction=self.attention,
             micro_batch=micro_batch,

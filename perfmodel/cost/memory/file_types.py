@@ -1,10 +1,12 @@
 """Which GGUF types of a model fit a device: how many layers lie on it, and which context they leave room for.
 
-As `perfmodel memory` asks for every type: does it fit whole, with the context of the scenario; else how many of its
-layers do, the others staying with the CPU; and how long a context all layers leave room for.
+`perfmodel memory` asks of every type: does the whole model fit with the slots and the context that the scenario asks
+for? If not, how many of its layers fit, with the rest on the CPU? How long a context of these slots do all layers leave
+room for? A scenario that gives no slots is planned with one: llama.cpp's default slots share one pool of KV, so one
+sequence may fill it. A scenario that gives no context is planned with the least that llama.cpp shortens it to.
 """
 
-__all__ = ["FILE_TYPES", "TypeFit", "fits_of_types"]
+__all__ = ["FILE_TYPES", "AskedSlots", "TypeFit", "asked_slots", "fits_of_types"]
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -23,16 +25,25 @@ _USUAL_CONTEXT = 4096  # --fit-ctx: below it llama.cpp moves layers away rather 
 
 
 @dataclass(frozen=True, slots=True)
+class AskedSlots:
+    """What has to fit: `slots` sequences of `context` tokens each."""
+
+    slots: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
 class TypeFit:
     """What becomes of a model in one file type.
 
-    weight_bytes: of all layers; layers: on the device with `context` tokens for each slot, the head counting as one;
-    num_layers: of all, counted so; max_context: of one sequence with all layers on the device, 0 if they do not fit
+    weight_bytes: of all layers; asked: what has to fit
+    layers:       on the device then, the head counting as one; num_layers: of the model, counted likewise
+    max_context:  tokens of each slot asked for, with all layers on the device; 0 if these do not fit
     """
 
     file_type: str
     weight_bytes: float
-    context: int
+    asked: AskedSlots
     layers: int
     num_layers: int
     max_context: int
@@ -43,30 +54,43 @@ class TypeFit:
         return self.layers == self.num_layers
 
 
+def asked_slots(model: ModelSpec, engine: EngineSpec) -> AskedSlots | None:
+    """The slots that a scenario asks for; None for an engine that computes all layers on one kind of device.
+
+    A number of slots that nobody gave is 1. A context that nobody gave is the least that llama.cpp shortens it to.
+    """
+    if not engine.described.facts.offloads_from_tokens:
+        return None
+    longest = model.max_position_embeddings
+    context = engine.max_model_len if engine.max_model_len not in (None, longest) else min(_USUAL_CONTEXT, longest)
+    slots = engine.max_num_seqs if "max_num_seqs" in engine.model_fields_set else 1
+    return AskedSlots(slots, context or longest)
+
+
 def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:
     """Each of `FILE_TYPES`; none for an engine that computes all layers on one kind of device."""
-    if not engine.described.facts.offloads_from_tokens:
+    asked = asked_slots(model, engine)
+    if asked is None:
         return []
-    context = engine.max_model_len or min(_USUAL_CONTEXT, model.max_position_embeddings)
-    asked = engine.model_copy(update={"max_model_len": context, "n_gpu_layers": None, "num_gpu_blocks_override": None})
-    return [_fit(file_type, model, hardware, asked) for file_type in FILE_TYPES]
+    whole = engine.model_copy(update={"n_gpu_layers": None, "num_gpu_blocks_override": None})
+    return [_fit(file_type, model, hardware, whole, asked) for file_type in FILE_TYPES]
 
 
-def _fit(file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> TypeFit:
-    engine = engine.model_copy(update={"quantization": file_type})
-    context, num_layers = engine.max_model_len or 0, model.num_layers + 1
+def _fit(file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, asked: AskedSlots) -> TypeFit:
+    engine = engine.model_copy(update={"quantization": file_type, "max_model_len": asked.context})
+    num_layers, longest = model.num_layers + 1, model.max_position_embeddings
     whole = _planned(model, hardware, engine)
-    # the more layers the less fits: the first count, from none on, that does not
-    most = bisect_left(range(1, num_layers + 1), True, key=lambda n: not _holds(model, hardware, engine, n, context))
+    # The more layers, the less fits: search the first count that does not fit.
+    most = bisect_left(range(1, num_layers + 1), True, key=lambda n: not _holds(model, hardware, engine, n, asked))
     size = sum(weight_bytes(served_model(model, engine, hardware)).values())
-    longest = min(whole.max_context(), model.max_position_embeddings) if whole is not None else 0
-    return TypeFit(file_type, size, context, most, num_layers, longest)
+    context = 0 if whole is None else min(whole.max_context(asked.slots), longest)
+    return TypeFit(file_type, size, asked, most, num_layers, context)
 
 
-def _holds(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, layers: int, context: int) -> bool:
-    """Whether so many layers and the KV of a context of all slots lie on the device."""
+def _holds(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, layers: int, asked: AskedSlots) -> bool:
+    """Whether so many layers and the KV of the slots asked for lie on the device."""
     plan = _planned(model, hardware, engine.model_copy(update={"n_gpu_layers": layers}))
-    return plan is not None and plan.max_batch(context) >= engine.max_num_seqs
+    return plan is not None and plan.max_batch(asked.context) >= asked.slots
 
 
 def _planned(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> MemoryPlan | None:

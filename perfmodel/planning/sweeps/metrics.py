@@ -9,7 +9,7 @@ __all__ = [
     "device_shares",
     "highest",
     "max_request_rate",
-    "mean_batch",
+    "meets_slo",
     "memory_metric",
     "narrowed",
     "roofline_s",
@@ -21,8 +21,6 @@ __all__ = [
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
-
-import numpy as np
 
 from perfmodel import sim
 from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory
@@ -182,22 +180,11 @@ def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None)
 def run_metric(result: RunResult, metric: str) -> float | None:
     """A metric of a whole run, simulated or executed; None where the run has none (request_goodput needs an SLO)."""
     summary = result.summary
-    if metric == "mean_batch":
-        return mean_batch(result)
     if metric == "kv_cache_filled":
         waste = summary["kv_cache_waste"]
         return None if waste is None else 1.0 - float(waste)
     value = summary.get(metric)
     return None if value is None else float(value)
-
-
-def mean_batch(result: RunResult) -> float | None:
-    """Sequences in a step, over the time in which steps run; None without the records of steps."""
-    steps = result.steps
-    if steps is None or not len(steps.start_s):
-        return None
-    duration = steps.end_s - steps.start_s
-    return float(np.dot(duration, steps.num_decodes + steps.num_chunks) / duration.sum())
 
 
 def device_shares(summary: Mapping[str, Any]) -> dict[str, float]:

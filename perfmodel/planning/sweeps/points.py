@@ -96,7 +96,7 @@ def evaluate_timed(point: Point) -> tuple[Record, float]:
 
 def _evaluate_scenario(scenario: Scenario, step: StepSpec | None, point: Point, run: Run | None = None) -> Record:
     """See `evaluate`."""
-    serve = run or partial(sim.simulate, keep_steps="mean_batch" in point.metrics, intervals=point.intervals)
+    serve = run or partial(sim.simulate, keep_steps=False, intervals=point.intervals)
     try:
         return _measured(scenario, step, point.metrics, serve)
     except SpecError:

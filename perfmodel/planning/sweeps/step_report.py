@@ -12,10 +12,9 @@ from perfmodel.cost import StepEstimate, plan_memory, step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.cost.calibrations.routing import balance_notes
 from perfmodel.errors import DoesNotFitError
-from perfmodel.ops import BatchShape
+from perfmodel.ops.work import BatchShape, decode_shape
 from perfmodel.planning.sweeps.typical_step import StepChoice, choose_step, engine_of_step
 from perfmodel.printable import Printable
-from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.engine.formats import serving_notes
 from perfmodel.specs.scenario import Scenario
@@ -123,32 +122,19 @@ def _refuse_beyond_memory(scenario: Scenario, choice: StepChoice, is_asked: bool
 
 def estimate_mean_step(result: RunResult) -> StepReport:
     """The run's mean decode step; without step records, or where nothing decoded, the scenario's typical one."""
-    scenario = result.scenario
-    choice = mean_step(result.steps, scenario.model.attention_spans) if result.steps is not None else None
+    choice = mean_step(result)
     if choice is None:
-        return estimate_choice(scenario)
-    return StepReport(scenario, choice.label, choice.shape, step_costs(scenario).estimate(choice.shape))
+        return estimate_choice(result.scenario)
+    return StepReport(result.scenario, choice.label, choice.shape, step_costs(result.scenario).estimate(choice.shape))
 
 
-def mean_step(steps: StepColumns, spans: tuple[int, ...]) -> StepChoice | None:
-    """The decode step at a run's mean batch and context, over time; None if the run never decoded."""
-    weights = (steps.end_s - steps.start_s) * (steps.num_decodes > 0)
-    total = float(weights.sum())
-    if total <= 0:
+def mean_step(result: RunResult) -> StepChoice | None:
+    """The decode step at a run's mean batch and context; None without step records, or if the run never decoded."""
+    steps, mean_batch = result.steps, result.summary["mean_batch"]
+    if steps is None or mean_batch is None:
         return None
-    batch = max(1, round(float(np.dot(weights, steps.num_decodes)) / total * _num_under_way(steps)))
+    batch = max(1, round(mean_batch))
     tokens = float(np.dot(steps.num_steps, steps.decode_context)) / float(np.dot(steps.num_steps, steps.num_decodes))
     context = max(1, round(tokens))
-    shape = BatchShape(batch, batch, (), batch, batch * context, tuple(batch * min(context, span) for span in spans))
+    shape = decode_shape(batch, context, result.scenario.model.attention_spans)
     return StepChoice(shape, f"Decode of {batch:,} sequences with {context:,} tokens each (the run's mean batch)")
-
-
-def _num_under_way(steps: StepColumns) -> float:
-    """Plans of a replica that are under way at once, over the time in which any is; 1 without pipeline stages."""
-    order = np.lexsort((steps.start_s, steps.replica))
-    start, end, replica = steps.start_s[order], steps.end_s[order], steps.replica[order]
-    shift = replica * float(end.max() + 1.0)  # so that one replica's time follows another's
-    until = np.maximum.accumulate(end + shift)
-    overlap = np.maximum(until[:-1] - (start + shift)[1:], 0.0).clip(max=(end - start)[1:])
-    whole, twice = float((end - start).sum()), float(overlap.sum())
-    return whole / (whole - twice) if twice > 1e-6 * whole else 1.0

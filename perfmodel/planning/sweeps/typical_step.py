@@ -143,7 +143,7 @@ def _mean_batch(
         if round(needed) <= round(batch):
             break
         batch = needed
-    return max(1, round(batch)), f"the mean batch at {rate:g} req/s by Little's law"
+    return max(1, round(batch)), f"the batch to expect at {rate:g} req/s by Little's law"
 
 
 def _mean_stage_rate(scenario: Scenario) -> float | None:

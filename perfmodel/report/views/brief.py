@@ -12,7 +12,7 @@ from perfmodel.report.numbers import format_in, format_number
 from perfmodel.report.views.run import latency_table, overload, shares, slo_verdict
 from perfmodel.report.views.scenario import describe_traffic, headline
 from perfmodel.report.views.step import estimate_blocks
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.trust import trust_line
 from perfmodel.sim.records.result import RunResult
 from perfmodel.trust import trust_of
 
@@ -25,6 +25,7 @@ _LINES = {  # of a run: what stands on one line -> metrics and what they read as
         "request_goodput": "{} within the SLO",
     },
     "Efficiency": {
+        "mean_batch": "mean batch {}",
         "mfu": "MFU {} %",
         "mbu": "MBU {} %",
         "kv_cache_usage_peak": "KV cache at most {} % full",
@@ -55,7 +56,7 @@ def run_brief(result: RunResult) -> Document:
         latency_table(result, _STATISTICS),
         Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
         *shares(summary),
-        *list(trust_blocks(result.trust))[:1],
+        *trust_line(result.trust),
         *few_notes(result.notes),
         Paragraph(
             f"Next: `perfmodel explain` says what a step takes, `plan` how many GPUs serve it. {MORE}, --out DIR."
@@ -98,7 +99,7 @@ def step_brief(report: StepReport) -> Document:
     estimate = report.estimate
     blocks: list[Block] = [
         *estimate_blocks(estimate, _MOST_OPERATORS),
-        *list(trust_blocks(trust_of(report.scenario)))[:1],
+        *trust_line(trust_of(report.scenario)),
         *few_notes(report.notes),
         Paragraph(f"Next: `whatif` says what would make it faster. {MORE}."),
     ]

@@ -7,14 +7,12 @@ __all__ = [
     "estimate_view",
     "kinds_of_steps",
     "kinds_view",
-    "memory_view",
     "occupancy_view",
     "ridge_points",
     "step_blocks",
     "step_view",
 ]
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +21,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from perfmodel.cost import MemoryPlan, plan_memory
-from perfmodel.cost.memory.file_types import TypeFit
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.planning.sweeps.step_report import StepReport
 from perfmodel.report.document import (
@@ -86,14 +83,14 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
 
 
 def estimate_view(estimate: StepEstimate) -> Document:
-    """The operators of an estimate, and what they add up to."""
-    return Document("", [_operators(estimate), Paragraph(_summary(estimate))])
+    """An estimate by itself, without the scenario that it is of."""
+    return Document("", list(estimate_blocks(estimate)))
 
 
 def estimate_blocks(estimate: StepEstimate, most: int | None = None) -> Iterator[Block]:
-    """The operators, at most so many one by one, what they add up to, and the pipeline where there is one."""
-    yield _operators(estimate, most)
+    """How long the step takes and why, its operators, at most so many one by one, and the pipeline, if any."""
     yield Paragraph(_summary(estimate))
+    yield _operators(estimate, most)
     if estimate.pipeline is not None:
         yield Paragraph(_pipeline(estimate.pipeline))
 
@@ -190,21 +187,22 @@ def _cells_of_others(rows: Sequence[OperatorEstimate], step_s: float) -> tuple[L
 
 def _summary(estimate: StepEstimate) -> Line:
     return (
-        f"{estimate.duration_s * 1e3:.3f} ms a step ({estimate.origin}), {estimate.num_kernels} kernels, "
-        f"MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}; bound by ",
+        Span(f"{estimate.duration_s * 1e3:.3f} ms a step", "strong"),
+        f" ({estimate.origin}), bound by ",
         *bound_shares(estimate.bound_share),
+        f". MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}, {estimate.num_kernels:,} kernels.",
     )
 
 
 def _pipeline(pipeline: PipelineEstimate) -> str:
     """What the stages of a step do."""
     count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
-    plans = "one plan is" if count == 1 else f"{count} plans are"
+    plans = "One plan is" if count == 1 else f"{count} plans are"
     stages = ", ".join(f"{seconds * 1e3:.3f}" for seconds in pipeline.stage_s)
-    few = f"; fewer sequences than stages leave {num_stages - count} of them idle" if count < num_stages else ""
+    few = f" Fewer sequences than stages leave {num_stages - count} of them idle." if count < num_stages else ""
     return (
-        f"{num_stages} pipeline stages of {stages} ms: {plans} under way, each through in "
-        f"{pipeline.latency_s * 1e3:.3f} ms if it meets no other; bubbles {pipeline.bubble_share:.1%}{few}"
+        f"{num_stages} pipeline stages take {stages} ms. {plans} under way; a plan that meets no other takes "
+        f"{pipeline.latency_s * 1e3:.3f} ms. Pipeline bubbles {pipeline.bubble_share:.1%}.{few}"
     )
 
 
@@ -284,54 +282,3 @@ def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['blocks_per_unit']} ({row['occupancy']:.0%})",
         str(row["limited_by"]),
     )
-
-
-def memory_view(plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[TypeFit] = ()) -> Document:
-    """Weights, activations, states and KV blocks of one device; the largest batch and context.
-
-    types: what becomes of the model in each file type, where the engine keeps layers with the CPU
-    """
-    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in plan.parts]
-    usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
-    served = (
-        f"{plan.num_kv_blocks:,} KV blocks of {plan.block_size} tokens at {plan.kv_bytes_per_token:,.0f} B per token"
-        f"{_groups(plan)}: {plan.max_tokens:,} tokens; largest batch at 2,048 tokens {plan.max_batch(2048):,}, "
-        f"largest context of one sequence {plan.max_context():,}"
-    )
-    share = f"of {plan.visible_bytes / 1e9:.2f} GB visible"
-    blocks: list[Block] = [
-        Table(("memory", "GB", share), rows, total=usable),
-        Paragraph(served),
-        *([_types(types)] if types else []),
-        *([Notes(notes)] if notes else []),
-    ]
-    return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")
-
-
-def _groups(plan: MemoryPlan) -> str:
-    """Which layers keep what of a sequence, where they have blocks of their own for it."""
-    kinds = Counter((group.span, group.is_chunk) for group in plan.kv_groups)
-    said = []
-    for (span, is_chunk), count in kinds.items():
-        seen = "all tokens" if span is None else f"{'chunks' if is_chunk else 'a window'} of {span:,}"
-        said.append(f"{count} of layers that keep {seen}")
-    return f" of one group of layers ({', '.join(said)})" if said else ""
-
-
-def _types(types: Sequence[TypeFit]) -> Table:
-    """Which file types fit, and how far."""
-    rows = [
-        (
-            each.file_type.upper(),
-            f"{each.weight_bytes / 1e9:.1f}",
-            "yes" if each.fits else "no",
-            f"{each.layers} of {each.num_layers}",
-            f"{each.max_context:,}" if each.max_context else "none",
-        )
-        for each in types
-    ]
-    note = (
-        f"Layers on the device with a context of {types[0].context:,} tokens for each slot, the head counting as one: "
-        f"the largest `n_gpu_layers`; the others stay with the CPU. Context: of one sequence, with all layers there."
-    )
-    return Table(("GGUF type", "GB", "fits", "layers", "longest context"), rows, "Which type fits", note=note)

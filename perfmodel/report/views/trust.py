@@ -1,6 +1,6 @@
 """How near an answer is to what was measured: a badge with its sentence, and the nearest measurements for a page."""
 
-__all__ = ["trust_blocks"]
+__all__ = ["trust_blocks", "trust_line"]
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -12,14 +12,17 @@ from perfmodel.trust import Level, MeasuredCell, Trust, nearest_rows
 _TONES: dict[Level, Tone] = {"validated": "good", "calibrated": "strong", "transferred": "warn", "datasheet": "bad"}
 
 
-def trust_blocks(trust: Trust | None, of: str = "") -> Iterator[Block]:
-    """The badge, and for a page the nearest cells and rows; nothing of what was measured itself.
+def trust_line(trust: Trust | None, of: str = "") -> Iterator[Block]:
+    """The badge and why; nothing of what was measured itself. of: whose trust it is, where an answer has several"""
+    if trust is not None:
+        yield Paragraph((f"Trust{of}: ", Span(trust.level, _TONES[trust.level]), str(trust).removeprefix(trust.level)))
 
-    of: whose trust it is, where an answer has several
-    """
+
+def trust_blocks(trust: Trust | None, of: str = "") -> Iterator[Block]:
+    """The same, and for a page the nearest cells and rows. of: as of `trust_line`"""
+    yield from trust_line(trust, of)
     if trust is None:
         return
-    yield Paragraph((f"Trust{of}: ", Span(trust.level, _TONES[trust.level]), f"; {trust.sentence}."))
     rows = _Rows(trust)
     head = ("row", "metric", "predicted", "measured", "error")
     yield Details([_cells(trust.nearest), Table(head, rows, "Single rows near this setup", left=2)])

@@ -178,6 +178,8 @@ class Collector:
         self.busy_ticks = 0
         self.lost: list[tuple[int, Fate]] = []  # numbers of requests that were not answered, and why
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self._decode_ticks = self._sequence_ticks = 0  # in which replicas decode; of each sequence that does
+        self._decoded_until: dict[int, int] = {}  # by replica
 
     def __enter__(self) -> "Collector":
         return self
@@ -232,6 +234,10 @@ class Collector:
             self.num_drafts += record.num_drafts
             self.num_draft_tokens += record.num_draft_tokens
             self.num_accepted_tokens += record.num_accepted_tokens
+        if record.num_decodes:  # plans on several pipeline stages overlap: their time counts once
+            self._sequence_ticks += duration * record.num_decodes
+            self._decode_ticks += record.end - max(record.start, self._decoded_until.get(replica, 0))
+            self._decoded_until[replica] = record.end
         if record.num_gaps:
             if record.num_steps == 1:
                 self.gaps.add(duration / TICKS_PER_S, record.num_gaps)
@@ -244,6 +250,11 @@ class Collector:
     def add_gap(self, ticks: int, times: int = 1) -> None:
         """Gaps between two tokens of requests that sat out the steps in between."""
         self.gaps.add(ticks / TICKS_PER_S, times)
+
+    @property
+    def mean_batch(self) -> float | None:
+        """Sequences that decode on a replica at once, over the time in which any does; None if none did."""
+        return self._sequence_ticks / self._decode_ticks if self._decode_ticks else None
 
     def requests(self) -> RequestColumns:
         """All finished requests."""

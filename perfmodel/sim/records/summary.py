@@ -147,6 +147,7 @@ def summarize(
         summary |= tail(requests, duration)
     summary |= costs(totals, duration, inputs, outputs)
     summary |= {
+        "mean_batch": collector.mean_batch,
         "mfu": totals.mfu,
         "mbu": totals.mbu,
         "kv_cache_usage_peak": totals.kv_cache_usage_peak,

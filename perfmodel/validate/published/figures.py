@@ -241,7 +241,7 @@ def _of_run(scenario: Scenario, metric: str) -> _Value:
     if metric == "max_request_rate":
         rate = max_request_rate(scenario)
         return rate, f"{rate:.3g} requests per second meet the slo"
-    result = sim.simulate(scenario, keep_steps=metric == "mean_batch")
+    result = sim.simulate(scenario, keep_steps=False)
     value = run_metric(result, metric)
     if value is None:
         raise SpecError(f"published.metric: this run has no {metric} (request_goodput needs an slo, USD a price).")

@@ -1,6 +1,7 @@
 """Default answers on a screen of 100 x 40: what commands print where nobody asks for more."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.cli import terminal as cli_terminal
 from perfmodel.report.render.terminal import show_document
+from perfmodel.specs import load_scenario
+from perfmodel.trust import trust_of
 
 ROOT = Path(__file__).parents[3]
 WIDTH, HEIGHT = 100, 40
@@ -28,6 +31,7 @@ COMMANDS = {
     "a step of all kinds of layers": ["explain", "--model", "nemotron-nano-9b-v2", "--hardware", "h100"],
     "memory": ["memory", "deepseek-v3-h200"],
     "memory and its GGUF types": ["memory", "qwen3-30b-a3b-rtx-4090"],
+    "memory and its groups of layers": ["memory", "--model", "gpt-oss-20b", "--hardware", "h100"],
     "what if": ["whatif", "llama-3.1-8b-a100", *FEW],
     "which device": ["whatif", "llama-3.1-8b-a100", *FEW, "--vary", "hardware=h100-sxm-80gb,a100-sxm-80gb"],
     "own load tests": ["validate", "bench", *BENCH, "--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb"],
@@ -81,18 +85,64 @@ def test_details_have_all_of_it(arguments, screen):
     assert "--details" not in "\n".join(details)
 
 
-def test_a_run_says_what_it_answers_first(screen):
-    """The share of requests within the limits, then latencies, then why, how sure, and what next."""
-    text = "\n".join(screen(COMMANDS["a run"]))
-    order = ["within the SLO", "TTFT", "Throughput:", "Time bound by:", "Trust:", "Next:"]
-    places = [text.index(each) for each in order]
+@pytest.mark.parametrize(
+    ("command", "order"),
+    [
+        ("a run", ["within the SLO", "TTFT", "Throughput:", "Time bound by:", "Trust:", "Next:"]),
+        ("a step", ["ms a step", "bound by", "down_proj", "Trust:", "Next:"]),
+        ("memory", ["It fits:", "weights:", "usable", "KV cache:", "Trust of step times:", "Next:"]),
+        ("what if", ["HBM bandwidth", "Trust:", "Next:"]),
+    ],
+)
+def test_an_answer_comes_first_then_why_how_sure_and_what_next(command, order, screen):
+    text = "\n".join(screen(COMMANDS[command]))
+    places = [text.index(part) for part in order]
     assert places == sorted(places)
+
+
+def test_every_answer_has_the_same_badge(screen):
+    """How far predictions of such a setup were from measurements, in per cent: what `trust_of` counts."""
+    badge = trust_of(load_scenario("llama-3.1-8b-a100")).badge
+    assert re.search(r"rows like this: .*TPOT \d+ % \(p90 \d+\)", badge)
+    for command in ("simulate", "explain", "memory", "whatif"):
+        arguments = [command, "llama-3.1-8b-a100", *(FEW if command in ("simulate", "whatif") else ())]
+        assert badge in " ".join(" ".join(screen(arguments)).split()), command
+
+
+def test_memory_names_no_slots_that_nobody_asked_for(screen):
+    """llama-server starts with four, which share one pool of KV: one sequence may fill it."""
+    arguments = ["memory", "--model", "qwen3-32b", "--hardware", "rtx-4090", "--set", "engine.profile=llamacpp"]
+    text = "\n".join(screen([*arguments, "--set", "engine.quantization=q4_k_m"]))
+    assert re.search(r"It fits: 1 slot of 14,\d{3} tokens\.", text)
+    assert re.search(r"Q4_K_M +[\d.]+ +yes +65 of 65", text)
+    assert "slots" not in text
+    four = [*arguments, "--set", "engine.quantization=q4_k_m", "--set", "engine.max_num_seqs=4"]
+    text = " ".join("\n".join(screen(four)).split())
+    assert (
+        "4 slots of 4,096 tokens each do not fit. Largest that fits: 3 slots of 4,096 tokens each, or 4 slots" in text
+    )
+
+
+def test_a_model_beyond_the_device_says_which_layers_and_which_type_fit():
+    """The file type asked for keeps its layers, the largest that fits as a whole is named."""
+    arguments = ["memory", "--model", "llama-3.1-70b", "--hardware", "rtx-4090", "--set", "engine.profile=llamacpp"]
+    result = CliRunner().invoke(app, [*arguments, "--set", "engine.quantization=q4_k_m"])
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.split())
+    layers = re.search(r"(\d+) of 81 layers fit: engine.n_gpu_layers=(\d+) and engine.cpu.", text)
+    assert layers, text
+    assert layers[1] == layers[2]
+    assert "All layers fit with engine.quantization=iq2_xxs." in text
+    some = [f"--set=engine.n_gpu_layers={layers[1]}", "--set=engine.cpu=ryzen-9-7950x"]
+    again = CliRunner().invoke(app, [*arguments, "--set", "engine.quantization=q4_k_m", *some])
+    assert again.exit_code == 0, again.output
 
 
 def test_short_operators_are_one_row_together(screen):
     """Their sums stand where they stood: the rows' milliseconds add up to the step's."""
     rows = [line.split() for line in screen(COMMANDS["a step of many operators"])]
-    table = rows[: next(number for number, row in enumerate(rows) if row[:1] == ["step"]) + 1]
+    first, last = (next(at for at, row in enumerate(rows) if row[:1] == [name]) for name in ("operator", "step"))
+    table = rows[first : last + 1]
     times = [float(row[row.index(cell) - 1]) for row in table for cell in row if cell[-1] == "%" != cell]
     assert any(row[1:2] == ["others"] for row in table)
     assert sum(times) == pytest.approx(float(table[-1][3]), rel=0.01)

@@ -178,7 +178,7 @@ def test_the_plan_prints_its_layout():
     text = str(plan("llama-2-7b"))
     assert "llama-2-7b on 1 x h100-sxm-80gb" in text
     assert "dense ffn" in text
-    assert "524,288 B per token" in text
+    assert "524,288 B a token" in text
 
 
 def test_gradients_keep_every_layers_inputs_and_inference_mode_drops_them():

@@ -147,6 +147,16 @@ def test_a_size_stands_at_the_end_of_a_name():
     assert split_size("rtx-4060-ti") is None
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["ryzen-ai-max+395", "Ryzen AI Max+ 395", "AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", "ryzen-ai-max-plus-395"],
+)
+def test_a_chip_named_as_it_is_sold_is_its_gpu(name):
+    """People who buy it run models on its GPU; the CPU keeps the name without the plus."""
+    assert load_hardware(name).name == "strix-halo-395"
+    assert load_hardware("ryzen-ai-max-395").kind == "cpu"
+
+
 def test_no_two_devices_answer_to_one_name():
     """Neither as written nor without makers and what drivers print around a name."""
     spellings = [*device_tables._spellings_of_files(), *device_tables._spellings_of_rows()]

@@ -85,6 +85,16 @@ def test_what_was_answered_and_is_forgotten_is_asked_anew(site):
     site.desk._errands._errands.clear()
 
 
+def test_the_badge_of_a_card_has_the_errors(site):
+    """As the command that stands below it prints them."""
+    from perfmodel.web.questions import Question, ask
+
+    shown = ask(Question("memory", flags=(("model", "llama-3.1-8b"), ("hardware", "h100"))))
+    badge = shown.data["trust"]["badge"]
+    assert "rows like this: " in badge
+    assert f">{badge}</span>" in site.get(f"/part/memory/plan?{MODEL}").body.decode()
+
+
 def test_a_page_that_is_loaded_again_asks_again_what_was_refused(site):
     (question,) = find_part(find_view("memory"), "plan").ask(read_state(MODEL + "&engine.max_num_seqs=9"))
     site.desk._known.keep(question, SpecError("nothing is known of this model yet."))

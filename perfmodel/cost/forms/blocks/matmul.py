@@ -48,7 +48,7 @@ class BlockMatmulFit(Spec):
     form: Literal["block_matmul"] = "block_matmul"
     rate: str
     launch_s: FittedSeconds
-    memory_fraction: float = Field(gt=0, le=2)
+    memory_fraction: float = Field(gt=0, le=1)
     weight_cycles: float = Field(gt=0)
     row_share: float = Field(default=0.3, ge=0)
     vector_knee: float = Field(default=3.0, ge=1)

@@ -26,8 +26,8 @@ class BlockStreamFit(Spec):
     form: Literal["block_stream"] = "block_stream"
     rate: str = "vector"
     launch_s: FittedSeconds
-    memory_fraction: float = Field(gt=0, le=2)
-    kv_fraction: float = Field(default=1.0, gt=0, le=2)
+    memory_fraction: float = Field(gt=0, le=1)
+    kv_fraction: float = Field(default=1.0, gt=0, le=1)
     compute_fraction: float = Field(default=1.0, gt=0)
     micro_batch: int = Field(default=0, ge=0)
     residuals: Residuals = Residuals()

@@ -8,7 +8,7 @@ from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import format_optional
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences, price_text, priced_title, unpriced
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.trust import trust_line
 
 _NUM_OPTIONS = 6
 
@@ -23,7 +23,7 @@ def brief_view(result: PlanResult, question: str) -> Document:
     blocks: list[Block] = [Paragraph((Span(_choice(result, winner), "strong"),)), _options(result, winner)]
     blocks += map(Paragraph, (_why_not_cheaper(result, winner), *unpriced(result)))
     blocks.append(Commands("To start it", serve_commands(result, winner)))
-    blocks += list(trust_blocks(result.trust))[:1]
+    blocks += trust_line(result.trust)
     if notes := result.scenario.model.encoder_notes:
         blocks.append(Notes(notes))
     choices = f" ({', '.join(result.searched)})" if result.searched else ""

@@ -12,7 +12,7 @@ from perfmodel.report.document import Block, Document, Line, Paragraph, Sentence
 from perfmodel.report.numbers import MISSING, format_metric
 from perfmodel.report.views.brief import MORE, few_notes
 from perfmodel.report.views.scenario import headline_with_slo
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.trust import trust_line
 from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
 from perfmodel.report.views.whatif.view import has_own_table, values_tables, whatif_notes
 from perfmodel.trust import trust_of
@@ -36,9 +36,9 @@ def whatif_brief(result: WhatIfResult) -> Document:
         *_ends(answers),
         *[replace(table, rows=table.rows[:_MOST_VALUES]) for table in values_tables(answers, metrics)][:_MOST_TABLES],
         Sentences(sentences[:_MOST_SENTENCES]),
-        *list(trust_blocks(trust_of(answers.scenario)))[:1],
+        *trust_line(trust_of(answers.scenario)),
         *few_notes(whatif_notes(result)),
-        Paragraph(f"{MORE}, --report FILE.{left}"),
+        Paragraph(f"Next: `plan` says which deployment serves it. {MORE}, --report FILE.{left}"),
     ]
     return Document(f"What if: {answers.scenario.name}", blocks, headline_with_slo(answers.scenario), "what if")
 

@@ -250,6 +250,8 @@ def test_the_default_answer_is_one_screen(result: PlanResult) -> None:
     assert plain(brief.blocks[0].line).startswith(f"{result.winner.replicas} x {layout}: ")  # type: ignore[union-attr]
     assert 1 <= len(options.rows) <= 6
     assert [plain(row[0])[0] for row in options.rows].count(">") == 1
+    assert result.trust is not None
+    assert f"Trust: {result.trust.badge}. " in render_text(brief)
     lines = render_text(brief).splitlines()
     assert sum(max(1, ceil(len(line) / 100)) for line in lines) <= 40
     assert all(len(line) <= 100 for line in lines if line.startswith(" "))

@@ -36,7 +36,7 @@ def test_no_two_steps_of_a_track_overlap_and_there_are_as_many_tracks_as_stages(
 def test_the_mean_step_is_of_all_plans_that_are_under_way(result) -> None:
     """Nearly 24 sequences decode at a time, in plans of some six."""
     assert result.steps is not None
-    choice = mean_step(result.steps, ())
+    choice = mean_step(result)
     assert choice is not None
     moments = np.linspace(1.0, float(result.steps.end_s.max()) - 1.0, 500)
     is_on = (result.steps.start_s[:, None] <= moments) & (moments < result.steps.end_s[:, None])
@@ -54,4 +54,4 @@ def test_explain_says_what_the_stages_take_and_what_is_lost() -> None:
     assert 0.4 < pipeline["bubble_share"] < 0.6
     said = " ".join(CliRunner().invoke(app, arguments).stdout.split())
     assert f"bubbles {pipeline['bubble_share']:.1%}" in said
-    assert "fewer sequences than stages leave 2 of them idle" in said
+    assert "Fewer sequences than stages leave 2 of them idle" in said

@@ -49,7 +49,7 @@ def test_a_roofline_begins_with_the_ridge_points():
 def test_stages_are_told_in_a_sentence():
     report = estimate_choice(load_scenario("llama-3.1-8b-a100", ["engine.pipeline_parallel_size=4"]), batch=2)
     lines = [plain(block.line) for block in step_view(report).blocks if isinstance(block, Paragraph)]
-    assert any("fewer sequences than stages leave 2 of them idle" in line for line in lines)
+    assert any("Fewer sequences than stages leave 2 of them idle" in line for line in lines)
 
 
 def test_a_compiled_kernel_is_a_row_with_its_tile_in_short():

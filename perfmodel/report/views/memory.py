@@ -1,0 +1,112 @@
+"""What lies in device memory, as a document: what fits, of what it is made, how sure the times are, what next."""
+
+__all__ = ["memory_view"]
+
+from collections import Counter
+from collections.abc import Sequence
+
+from perfmodel.cost import MemoryPlan
+from perfmodel.cost.memory.file_types import AskedSlots, TypeFit
+from perfmodel.report.document import Block, Document, Notes, Paragraph, Span, Table
+from perfmodel.report.views.trust import trust_line
+from perfmodel.trust import Trust
+
+_USUAL_TOKENS = 2048  # of a sequence, where nothing says how long it is
+
+
+def memory_view(
+    plan: MemoryPlan,
+    notes: Sequence[str] = (),
+    types: Sequence[TypeFit] = (),
+    asked: AskedSlots | None = None,
+    trust: Trust | None = None,
+) -> Document:
+    """Weights, activations, states and KV blocks of one device; the largest batch and context.
+
+    types: what becomes of the model in each file type, where the engine keeps layers with the CPU
+    asked: the slots that have to fit, of an engine whose slots have room of their own; trust: of the step times
+    """
+    blocks: list[Block] = [
+        Paragraph(Span(_served(plan) if asked is None else _slots(plan, asked), "strong")),
+        _parts(plan),
+        Paragraph(
+            f"KV cache: {plan.max_tokens:,} tokens in {plan.num_kv_blocks:,} blocks of {plan.block_size}, "
+            f"{plan.kv_bytes_per_token:,.0f} B a token.{_groups(plan)}"
+        ),
+        *([_types(types)] if types else []),
+        *trust_line(trust, " of step times"),
+        *([Notes(notes)] if notes else []),
+        Paragraph("Next: `explain` says what a step takes, `simulate` what is served. Everything else: --json."),
+    ]
+    return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")
+
+
+def _served(plan: MemoryPlan) -> str:
+    longest, usual = _longest(plan), min(_USUAL_TOKENS, plan.longest or _USUAL_TOKENS)
+    return f"It fits: one sequence of up to {longest:,} tokens, or {plan.max_batch(usual):,} of {usual:,} tokens each."
+
+
+def _slots(plan: MemoryPlan, asked: AskedSlots) -> str:
+    """Whether the slots asked for fit; if not, how many of that length fit, and how long so many may be."""
+    fitting, longest = plan.max_batch(asked.context), _longest(plan, asked.slots)
+    if fitting >= asked.slots:
+        return f"It fits: {_counted(asked.slots, longest)}."
+    sizes = ((fitting, asked.context), (asked.slots, longest))
+    ways = [_counted(slots, tokens) for slots, tokens in sizes if slots and tokens]
+    verdict = f"{_counted(asked.slots, asked.context)} {'does' if asked.slots == 1 else 'do'} not fit."
+    return f"{verdict} Largest that fits: {', or '.join(ways) or 'none'}."
+
+
+def _counted(slots: int, tokens: int) -> str:
+    return f"{slots} slot of {tokens:,} tokens" if slots == 1 else f"{slots} slots of {tokens:,} tokens each"
+
+
+def _longest(plan: MemoryPlan, batch: int = 1) -> int:
+    """The longest context of `batch` sequences, which the model's positions limit as well."""
+    return min(plan.max_context(batch), plan.longest or plan.max_context(batch))
+
+
+def _parts(plan: MemoryPlan) -> Table:
+    parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
+    parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
+    if plan.rotary_table_bytes:
+        parts.append(("rotary table", plan.rotary_table_bytes))
+    if plan.graph_bytes:
+        parts.append(("CUDA graphs", plan.graph_bytes))
+    if plan.state_bytes:
+        parts.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
+    parts.append(("KV blocks", plan.kv_bytes))
+    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in parts]
+    usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
+    return Table(("memory", "GB", f"of {plan.visible_bytes / 1e9:.2f} GB visible"), rows, total=usable)
+
+
+def _groups(plan: MemoryPlan) -> str:
+    """Which layers keep what of a sequence, where they have blocks of their own for it."""
+    kinds = Counter((group.span, group.is_chunk) for group in plan.kv_groups)
+    groups = []
+    for (span, is_chunk), count in kinds.items():
+        kept = "all tokens" if span is None else f"{'chunks' if is_chunk else 'a window'} of {span:,}"
+        groups.append(f"{count} keep{'s' if count == 1 else ''} {kept}")
+    return f" A block is of one group of layers: {', '.join(groups)}." if groups else ""
+
+
+def _types(types: Sequence[TypeFit]) -> Table:
+    """Which file types fit, and how far."""
+    rows = [
+        (
+            fit.file_type.upper(),
+            f"{fit.weight_bytes / 1e9:.1f}",
+            "yes" if fit.fits else "no",
+            f"{fit.layers} of {fit.num_layers}",
+            f"{fit.max_context:,}" if fit.max_context else "none",
+        )
+        for fit in types
+    ]
+    asked = types[0].asked
+    note = (
+        "Layers: the largest `n_gpu_layers`; the CPU computes the rest. Longest context: tokens of "
+        f"{'the slot' if asked.slots == 1 else 'each slot'} with all layers on the device."
+    )
+    title = f"Types that fit with {_counted(asked.slots, asked.context)}"
+    return Table(("GGUF type", "GB", "fits", "layers", "longest context"), rows, title, note=note)
