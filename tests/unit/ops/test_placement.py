@@ -39,6 +39,33 @@ def test_every_token_is_in_one_place(counts, num_ranks, num_redundant):
 
 
 @settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(0.1, 100.0), min_size=4, max_size=32), st.integers(1, 40))
+def test_no_copy_would_do_more_for_another_expert(loads, num_redundant):
+    """Of an expert with several copies one fewer would load each as much as the most loaded copy of all, or more."""
+    loads = np.array(loads)
+    copies = place_experts(loads, 4, num_redundant).copies
+    copied = copies > 1
+    assert (loads[copied] / (copies[copied] - 1) >= (loads / copies).max() * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        ExpertRouting(),
+        ExpertRouting(distribution="power_law", alpha=1.5),
+        ExpertRouting(distribution="recorded", popularity=tuple(float(i**3) for i in range(1, 65))),
+    ],
+)
+@pytest.mark.parametrize("top_k", [1, 6, 40, 64])
+def test_a_token_has_so_many_experts_and_each_at_most_once(routing, top_k):
+    """Also where proportion alone would choose the most popular expert more than once."""
+    chances = popularity_of(routing)(64, top_k)
+    assert chances.sum(axis=1) == pytest.approx(np.full(len(chances), top_k))
+    assert (chances >= 0).all()
+    assert (chances <= 1 + 1e-9).all()
+
+
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.1, 100.0), min_size=8, max_size=32), st.sampled_from([2, 4, 8]))
 def test_the_most_popular_experts_are_apart(loads, num_ranks):
     placed = place_experts(np.array(loads), num_ranks)
