@@ -1,6 +1,6 @@
 """Do the tests notice? Small bugs, one at a time, in a copy of the tree, against the tests that run the bugged line.
 
-    python benchmarks/mutation                                     # a sample of 150, then the bugs of `named.yaml`
+    python benchmarks/mutation                                     # a sample of 150
     python benchmarks/mutation --report reports/mutation_202611.md # the table of what has been tried so far
 
 Bugs are drawn by a fixed seed, as many from each room: another operator or comparison, a number one larger, a condition
@@ -9,7 +9,8 @@ turned round, an argument or branch swapped for its neighbour, a statement left 
 when it runs: which tests to ask about which bug, and how long they take. What runs on import (a constant, a default) is
 looked for where its name is used. Then each bug is tried on those tests, the fastest first, until one fails or
 `BUDGET_S` is spent; one that runs on for `LIMIT_S` is noticed, too. A run that was stopped goes on where it was. What
-survives without changing anything stands with its reason in `explained.yaml`.
+survives without changing anything stands with its reason in `explained.yaml`. Faults of meaning are written by hand:
+`faults.py`.
 
 Tools were looked at before this was written. mutmut 3.8 changes functions only, no constants, fields or defaults, and
 all of a file, not a sample; cosmic-ray 8.7 runs one command for every bug, whatever line it is in, and draws no sample.
@@ -17,67 +18,18 @@ all of a file, not a sample; cosmic-ray 8.7 runs one command for every bug, what
 
 import argparse
 import json
-import os
-import resource
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from bugs import ROOT, Bug, sample
+from planting import NOT_RUN, compile_copy, copied, import_slow, in_child, planted, verdict
 from probes import Mapper, probe
 
 SUBSET = ("tests/unit", "tests/property", "tests/analytic")
 BUDGET_S, LIMIT_S = 25.0, 60
 FOLDER = Path(__file__).parent
-
-
-def in_child(
-    copy: Path,
-    arguments: list[str],
-    plugin: Any,
-    limit_s: int | None,
-    result: Callable[[], str] | None = None,
-    out: Path | None = None,
-) -> int:
-    """pytest in a child of this process, which has what takes long to import; its status, or minus a signal."""
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.setsid()
-    os.chdir(copy)
-    if limit_s is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 5))
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10 * limit_s)  # of those that sleep, or wait for a child of their own
-    folders = [str(copy), str(copy / "executors")]
-    os.environ |= {"PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.path[:0] = folders
-    sys.dont_write_bytecode = True
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    status = int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[plugin] if plugin else []))
-    if out is not None and result is not None:
-        out.write_text(result(), encoding="utf-8")
-    os._exit(status)
-
-
-def copied(folder: Path) -> Path:
-    """The tree as it is, what git ignores left out."""
-    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
-    for name in names.stdout.decode().splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    os.symlink(ROOT.parent / "shared", folder.parent / "shared")
-    return folder
 
 
 def try_bug(copy: Path, bug: Bug, tests: list[tuple[float, str]]) -> dict[str, Any]:
@@ -88,18 +40,12 @@ def try_bug(copy: Path, bug: Bug, tests: list[tuple[float, str]]) -> dict[str, A
             break
         asked.append(test)
         spent += seconds
-    status = 0
-    if asked:
-        good = path.read_bytes()
-        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-            compiled.unlink()
-        path.write_bytes(bug.applied(good))
-        status = in_child(copy, ["-x", *asked], None, LIMIT_S)
-        path.write_bytes(good)
-    if status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+    changed = bug.applied(path.read_bytes())
+    status = planted(path, changed, lambda: in_child(copy, ["-x", *asked], None, LIMIT_S)) if asked else 0
+    if status in NOT_RUN:
         raise SystemExit(f"pytest found no such test: {', '.join(asked)}")
-    verdict = "not run" if not asked else "survived" if status == 0 else "killed" if status > 0 else "endless"
-    found = {"room": bug.room, "name": bug.name, "verdict": verdict, "asked": len(asked), "covering": len(tests)}
+    outcome = verdict(status) if asked else "not run"
+    found = {"room": bug.room, "name": bug.name, "verdict": outcome, "asked": len(asked), "covering": len(tests)}
     return found | {"test": asked[0] if len(asked) == 1 and status else None}
 
 
@@ -118,36 +64,19 @@ def covering_tests(state: Path, bugs: list[Bug], scratch: Path) -> dict[str, lis
     return found
 
 
-def named() -> Iterator[tuple[Bug, list[tuple[float, str]]]]:
-    """Bugs that got past the tests once, in each file that has the text, and the tests that are to notice them now."""
-    sources = {path: path.read_text("utf-8") for path in sorted((ROOT / "perfmodel").rglob("*.py"))}
-    for row in yaml.safe_load((FOLDER / "named.yaml").read_text("utf-8")):
-        before = row["before"]
-        found = [path for path, source in sources.items() if before in source]
-        if not found:
-            raise SystemExit(f"`{before}` is in no file any more: bring named.yaml up to date")
-        for path in found:
-            head, place = sources[path].partition(before)[0], before.encode().rsplit(b"\n", 1)
-            line, column = head.count("\n") + 1, len(head.encode().rsplit(b"\n", 1)[-1])
-            end = line + before.count("\n"), len(place[-1]) + (column if len(place) == 1 else 0)
-            name = str(path.relative_to(ROOT))
-            yield Bug(f"named: {row['bug']}", name, line, column, *end, before, row["after"]), [(0.0, row["test"])]
-
-
 def run(state: Path) -> None:
     """Try what `state` has not, and add it."""
-    for name in ("numpy", "scipy.special", "scipy.optimize", "pydantic", "simpy", "typer", "rich", "hypothesis"):
-        __import__(name)
+    import_slow()
     bugs = sample()
     state.parent.mkdir(parents=True, exist_ok=True)
     done = {row["name"] for row in tried(state)}
     with tempfile.TemporaryDirectory() as scratch:
         tests = covering_tests(state, bugs, Path(scratch))
         copy = copied(Path(scratch) / "bugged" / "tree")
-        subprocess.run([sys.executable, "-m", "compileall", "-q", "perfmodel", "tests"], cwd=copy, check=False)
-        for bug, asked in [*((bug, tests[bug.name]) for bug in bugs), *named()]:
+        compile_copy(copy)
+        for bug in bugs:
             if bug.name not in done:
-                found = try_bug(copy, bug, asked)
+                found = try_bug(copy, bug, tests[bug.name])
                 print(f"{found['verdict']:<8} {found['asked']:>3} tests  {bug.name}", flush=True)
                 with state.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(found) + "\n")
@@ -158,16 +87,15 @@ def tried(state: Path) -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """Markdown: what was noticed by room, each survivor with what `explained.yaml` says of it, the named bugs."""
+    """Markdown: what was noticed by room, each survivor with what `explained.yaml` says of it."""
     explained = yaml.safe_load((FOLDER / "explained.yaml").read_text("utf-8"))
     why: dict[str, str] = explained["survivors"]
-    drawn = [row for row in rows if not row["room"].startswith("named: ")]
-    lost = [row for row in drawn if row["verdict"] in ("survived", "not run")]
+    lost = [row for row in rows if row["verdict"] in ("survived", "not run")]
     lines = ["# Bugs put in on purpose: what the tests notice", "", explained["about"].strip(), ""]
     lines += ["| room | bugs | noticed at once | by slower tests | by laws since | equivalent | survive | noticed |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
-    for room in [*dict.fromkeys(row["room"] for row in drawn), "all"]:
-        mine = [row for row in drawn if room in (row["room"], "all")]
+    for room in [*dict.fromkeys(row["room"] for row in rows), "all"]:
+        mine = [row for row in rows if room in (row["room"], "all")]
         kinds = [why.get(row["name"], "survives").split(":")[0] for row in lost if room in (row["room"], "all")]
         slow, since, same = (kinds.count(kind) for kind in ("slower", "law", "equivalent"))
         num, noticed = len(mine) - same, len(mine) - len(kinds) + slow + since
@@ -177,11 +105,6 @@ def report(rows: list[dict[str, Any]]) -> str:
     for row in lost:
         asked = f"{row['asked']} of {row['covering']} tests asked" if row["asked"] else "no test of the map runs it"
         lines.append(f"- {row['name']} ({asked}). {why.get(row['name'], 'survives: not explained.')}")
-    lines += ["", "## Bugs that got past the tests once", "", "| bug | put in | noticed by |", "|---|---|---|"]
-    for row in rows:
-        if row["room"].startswith("named: "):
-            place = row["name"].replace("|", "\\|")
-            lines.append(f"| {row['room'].removeprefix('named: ')} | {place} | {row['test'] or '**nobody**'} |")
     return "\n".join(lines) + "\n"
 
 

@@ -6,17 +6,18 @@
 
 A fault is a change that a reader overlooks: a sign, an off-by-one, a forgotten term, a swapped field, a wrong unit.
 Each entry of a list has `module`, `law` (which law must notice), `before` (text that stands once in the module),
-`after`, `test` (files or folders of tests of the module) and, if the fault lived when it was first tried, `first: lived`.
+`after`, `test` (files or folders of tests of the module) and, if the fault lived when first tried, `first: lived`.
 Faults are planted in a copy of the tree. The tests of an entry run until one fails, for at most `LIMIT_S` CPU seconds.
+What was noticed is kept in `--state`, and is not tried again while it is there.
 """
 
 import argparse
 import ast
+import json
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from bugs import ROOT
 from planting import NOT_RUN, compile_copy, copied, import_slow, in_child, planted, verdict
 
 LISTS = Path(__file__).parent / "faults"
-LIMIT_S, WORKERS = 180, 2
+LIMIT_S, WORKERS = 120, 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Fault:
     after: str
     tests: tuple[str, ...]
     lived_first: bool
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.module, self.before, self.after
 
     @property
     def changed(self) -> bytes:
@@ -49,11 +54,7 @@ class Fault:
 @dataclass(frozen=True)
 class Trial:
     fault: Fault
-    verdict: str
-
-    @property
-    def lived(self) -> bool:
-        return self.verdict == "survived"
+    lived: bool
 
 
 def read_faults(path: Path) -> list[Fault]:
@@ -85,26 +86,55 @@ def _mismatch(fault: Fault) -> str | None:
     return None
 
 
-def _try_fault(fault: Fault) -> Trial:
-    """In the copy of this worker, which it makes when it first needs it."""
+def _own_copy() -> Path:
+    """The copy of the tree of this worker, which it makes when it first needs it."""
     copy = Path(tempfile.gettempdir()) / f"worker-{os.getpid()}" / "tree"
     if not copy.exists():
         compile_copy(copied(copy))
-    arguments = ["-x", "-m", "not release", *fault.tests]
-    status = planted(copy / fault.module, fault.changed, lambda: in_child(copy, arguments, None, LIMIT_S))
+    return copy
+
+
+def _run_tests(copy: Path, tests: tuple[str, ...]) -> int:
+    status = in_child(copy, ["-x", "-m", "not release", *tests], None, LIMIT_S)
     if status in NOT_RUN:
-        raise SystemExit(f"pytest found no such test: {', '.join(fault.tests)}")
-    return Trial(fault, verdict(status))
+        raise RuntimeError(f"pytest found no such test: {', '.join(tests)}")
+    return status
 
 
-def try_faults(faults: list[Fault]) -> Iterable[Trial]:
+def _fails_without_fault(tests: tuple[str, ...]) -> bool:
+    return _run_tests(_own_copy(), tests) != 0
+
+
+def _try_fault(fault: Fault) -> Trial:
+    copy = _own_copy()
+    status = planted(copy / fault.module, fault.changed, lambda: _run_tests(copy, fault.tests))
+    return Trial(fault, verdict(status) == "survived")
+
+
+def try_faults(faults: list[Fault], state: Path) -> list[Trial]:
+    """All of `faults`, one at a time; those that `state` knows as noticed are taken from there."""
     import_slow()
-    with tempfile.TemporaryDirectory() as scratch:
+    noticed = {tuple(json.loads(line)) for line in state.read_text("utf-8").splitlines()} if state.exists() else set()
+    state.parent.mkdir(parents=True, exist_ok=True)
+    lived = set()
+    with tempfile.TemporaryDirectory() as scratch, state.open("a", encoding="utf-8") as file:
         tempfile.tempdir = scratch
         with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
-            for trial in pool.imap(_try_fault, faults):
-                print(f"{'LIVED' if trial.lived else 'noticed':<8} {trial.fault.module}: {trial.fault.change}", flush=True)
-                yield trial
+            for trial in pool.imap_unordered(_try_fault, [fault for fault in faults if fault.key not in noticed]):
+                print(
+                    f"{'LIVED' if trial.lived else 'noticed':<8} {trial.fault.module}: {trial.fault.change}", flush=True
+                )
+                if trial.lived:
+                    lived.add(trial.fault)
+                else:
+                    file.write(json.dumps(trial.fault.key) + "\n")
+                    file.flush()
+            passing = {fault.tests for fault in lived}
+            suites = list(dict.fromkeys(fault.tests for fault in faults if fault.tests not in passing))
+            fails = dict(zip(suites, pool.map(_fails_without_fault, suites, 1), strict=True))
+    if wrong := [suite for suite, is_failing in fails.items() if is_failing]:
+        raise SystemExit(f"these tests fail, or take over {LIMIT_S} s, without a fault: {wrong}")
+    return [Trial(fault, fault in lived) for fault in faults]
 
 
 def table(trials: list[Trial]) -> list[str]:
@@ -122,8 +152,12 @@ def table(trials: list[Trial]) -> list[str]:
 def report(name: str, trials: list[Trial]) -> str:
     """Markdown: the table by module, each fault with the law that must notice it."""
     lines = [f"# Planted faults of meaning: {name}", ""]
-    lines += [f"`python benchmarks/mutation/faults.py --list benchmarks/mutation/faults/{name}.yaml` plants each fault in a"]
-    lines += ["copy of the tree and runs the tests of its module. \"Lived at first\": before laws were written for this list."]
+    lines += [
+        f"`python benchmarks/mutation/faults.py --list benchmarks/mutation/faults/{name}.yaml` plants each fault in a"
+    ]
+    lines += [
+        'copy of the tree and runs the tests of its module. "Lived at first": before laws were written for this list.'
+    ]
     lines += ["", *table(trials), "", "## Faults", "", "| module | change | which law must notice | at first | now |"]
     lines += ["|---|---|---|---|---|"]
     for trial in trials:
@@ -138,13 +172,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", type=Path, help="a list of faults (default: all of `faults/`)")
     parser.add_argument("--only", help="faults whose module, law or change has this text")
+    parser.add_argument("--state", type=Path, default=ROOT / "out" / "faults.jsonl", help="what has been noticed")
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     given = parser.parse_args()
     lists = [given.list] if given.list else sorted(LISTS.glob("*.yaml"))
     faults = [fault for path in lists for fault in read_faults(path)]
     if given.only:
         faults = [fault for fault in faults if given.only in f"{fault.module} {fault.law} {fault.change}"]
-    trials = list(try_faults(faults))
+    trials = try_faults(faults, given.state)
     print("\n" + "\n".join(table(trials)))
     if given.report:
         given.report.write_text(report(" ".join(path.stem for path in lists), trials), encoding="utf-8")

@@ -1,0 +1,84 @@
+"""KV waste, step by step: what each request holds and fills while it decodes, summed without a closed form."""
+
+from collections.abc import Callable
+from math import ceil, log2
+
+import numpy as np
+import pytest
+
+from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.kv_waste import kv_cache_waste
+from perfmodel.specs import load_scenario
+
+REQUESTS = ((1, 1), (7, 3), (16, 17), (33, 9), (100, 64), (130, 40))  # prompt, answer
+
+
+def columns() -> RequestColumns:
+    prompts, outputs = (np.array(each, dtype=np.int64) for each in zip(*REQUESTS, strict=True))
+    seconds, counts = np.zeros(len(REQUESTS)), np.zeros(len(REQUESTS), dtype=np.int64)
+    times = dict.fromkeys(("arrival_s", "first_scheduled_s", "first_token_s", "finished_s"), seconds)
+    others = dict.fromkeys(("request_id", "num_cached_tokens", "num_preemptions", "replica"), counts)
+    return RequestColumns(**times, **others, num_prompt_tokens=prompts, num_output_tokens=outputs)
+
+
+def waste(*settings: str, model: str = "llama-3.1-8b") -> float | None:
+    return kv_cache_waste(load_scenario("llama-3.1-8b-a100", (f"model={model}", *settings)), columns())
+
+
+def counted(held: Callable[[int, int, int], float], filled: Callable[[int], float] = float) -> float:
+    """`held` of (tokens in the cache, prompt, answer) in slots. The last sampled token never comes into the cache."""
+    steps = [(n, prompt, outputs) for prompt, outputs in REQUESTS for n in range(prompt, prompt + outputs)]
+    return 1 - sum(filled(n) for n, _, _ in steps) / sum(held(*step) for step in steps)
+
+
+@pytest.mark.parametrize("block", [1, 8, 16, 32])
+def test_a_paged_sequence_leaves_the_rest_of_its_last_block_empty(block: int) -> None:
+    expected = counted(lambda n, _p, _o: ceil(n / block) * block)
+    assert waste(f"engine.block_size={block}") == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("block", [8, 16])
+def test_a_rolling_cache_holds_and_fills_no_more_than_its_window(block: int) -> None:
+    span = 64
+    expected = counted(lambda n, _p, _o: min(ceil(n / block), ceil(span / block)) * block, lambda n: min(n, span))
+    assert waste(f"engine.block_size={block}", model="tiny-swa") == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("reserve", "tokens"),
+    [
+        ("false", lambda _p, _o: 512),
+        ("true", lambda prompt, outputs: prompt + outputs - 1),
+        ("pow2", lambda prompt, outputs: prompt + 2 ** ceil(log2(outputs)) - 1),
+    ],
+)
+def test_a_reservation_is_held_from_the_first_step_to_the_last(reserve: str, tokens: Callable[[int, int], int]) -> None:
+    """Kwon et al. 2023: reservations for the longest sequence, for the answer (an oracle), for its next power of 2."""
+    found = waste("engine.kv_cache=contiguous", f"engine.reserve_output={reserve}", "engine.max_model_len=512")
+    expected = counted(lambda _n, prompt, outputs: ceil(tokens(prompt, outputs) / 16) * 16)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_largest() -> None:
+    """tiny-gemma under vLLM: groups keep all of a sequence, or a window and the row that it begins in."""
+    from perfmodel.cost.memory.groups import kv_groups
+
+    scenario = load_scenario("llama-3.1-8b-a100", ("model=tiny-gemma", "engine.block_size=8"))
+    groups = kv_groups(scenario.model, scenario.hardware, scenario.engine)
+    spans = [(group.num_layers, group.span) for group in groups]
+    assert any(span is None for _, span in spans)
+    assert any(span is not None and span < 100 for _, span in spans)
+    size = max(layers for layers, _ in spans)
+
+    def held(n: int, _prompt: int, _outputs: int) -> float:
+        rows = [ceil(n / 8) if span is None else min(ceil(n / 8), 1 + ceil((span - 1) / 8)) for _, span in spans]
+        return 8 * size * sum(rows)
+
+    def filled(n: int) -> float:
+        return sum(layers * (n if span is None else min(n, span)) for layers, span in spans)
+
+    assert kv_cache_waste(scenario, columns()) == pytest.approx(counted(held, filled), abs=1e-12)
+
+
+def test_nothing_is_held_without_a_cache() -> None:
+    assert waste("engine.kv_cache=off") is None
