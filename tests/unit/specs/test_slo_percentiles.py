@@ -39,6 +39,17 @@ def test_words_and_metrics() -> None:
     assert SLO(ttft_ms=5, ttft_p99_ms=9).is_of_requests
 
 
+def test_a_speed_is_a_time_between_tokens_and_a_prompts_length_may_add_to_its_limit() -> None:
+    """25 tokens a second are 40 ms each; 240 words a minute of 3/4 of a word a token, 5.33 tokens a second."""
+    assert (SLO(tpot_ms=30).tpot_limit_ms, SLO(min_tokens_per_s=25).tpot_limit_ms) == (30, 40)
+    assert SLO(ttft_ms=9).tpot_limit_ms is None
+    reader = SLO(reading_words_per_minute=240)
+    assert reader.reading_speed == pytest.approx(240 / 60 / 0.75)
+    limits = SLO(ttft_ms=500, ttft_ms_per_input_token=0.5)
+    assert limits.ttft_limit_ms(1000) == 1000
+    assert SLO(ttft_ms_per_input_token=0.5).ttft_limit_ms(1000) == 500
+
+
 def test_a_higher_percentile_with_a_lower_limit_is_refused() -> None:
     with pytest.raises(SpecError, match=r"found ttft_p99_ms 400 below ttft_p90_ms 500"):
         load_scenario(NAME, ["slo={ttft_p99_ms: 400, ttft_p90_ms: 500}"])
