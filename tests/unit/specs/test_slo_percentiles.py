@@ -50,6 +50,22 @@ def test_a_speed_is_a_time_between_tokens_and_a_prompts_length_may_add_to_its_li
     assert SLO(ttft_ms_per_input_token=0.5).ttft_limit_ms(1000) == 500
 
 
+def test_a_percentile_is_met_at_its_limit_and_with_as_many_lost_as_it_leaves_out() -> None:
+    """Of the slowest in a hundred those that were lost are the slowest."""
+    limit = SLO(ttft_p99_ms=500).percentiles[0]
+    assert limit.is_met(500.0, 0.01)
+    assert not limit.is_met(500.1)
+    assert not limit.is_met(100.0, 0.011)
+    assert not limit.is_met(None)
+
+
+def test_a_reader_stands_for_a_limit_between_tokens_and_the_tighter_of_both_is_planned_for() -> None:
+    for tpot_ms, planned in ((None, 50.0), (30, 30), (80, 50.0)):
+        assert SLO(reading_tokens_per_s=20, tpot_ms=tpot_ms).planned_ms("tpot") == planned
+    assert SLO(reading_tokens_per_s=20).limit_ms("tpot") is None
+    assert SLO(ttft_ms=9).planned_ms("ttft") == 9
+
+
 def test_a_higher_percentile_with_a_lower_limit_is_refused() -> None:
     with pytest.raises(SpecError, match=r"found ttft_p99_ms 400 below ttft_p90_ms 500"):
         load_scenario(NAME, ["slo={ttft_p99_ms: 400, ttft_p90_ms: 500}"])
