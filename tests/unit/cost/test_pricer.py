@@ -167,3 +167,13 @@ def test_utilisation_is_over_the_whole_step_and_the_shares_are_all_of_it(calibra
     at_peaks = sum(row.count * row.work.flops / peak_flops_per_s(HARDWARE, row.work.rate) for row in found.rows)
     assert found.mfu * found.duration_s == pytest.approx(at_peaks)
     assert sum(found.bound_share.values()) == pytest.approx(1.0)
+
+
+def test_so_many_steps_reach_the_moment_at_which_they_end() -> None:
+    """To the picosecond, also where one line over the context ends and the next begins."""
+    run = GraphPricer(StepTables(*graph_and_timer("llama-3.1-8b", "datasheet"))).run(decode_shape(3, 200), (), 400)
+    for count in range(1, 400):
+        end = run.duration(count)
+        assert (run.steps_to_reach(end), run.steps_to_reach(end + 1), run.steps_to_reach(end - 1)) == (
+            count, count + 1, count,
+        )  # fmt: skip

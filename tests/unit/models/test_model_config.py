@@ -418,3 +418,12 @@ def test_rotary_frequencies_by_any_names(fields: dict[str, Any], theta: float, s
 def test_the_epsilon_of_norms_by_any_name(name: str) -> None:
     assert model_from_config(LLAMA | {name: 1e-5}, "x").norm_eps == 1e-5
     assert model_from_config(LLAMA, "x").norm_eps == 1e-6  # LlamaConfig's own
+
+
+def test_multipliers_of_families_are_those_of_their_code() -> None:
+    """Granite divides logits by 16; Gemma multiplies embeddings by the root of 3,584; OPT has a row more for each of the
+    two positions that its table is shifted by."""
+    assert load_model("granite-3.3-8b").logit_scale == 1 / 16
+    assert load_model("gemma-2-9b").embedding_scale == pytest.approx(59.8665, rel=1e-5)
+    assert load_model("llama-3.1-8b").embedding_scale == load_model("llama-3.1-8b").logit_scale == 1.0
+    assert load_model("opt-13b").num_learned_positions == 2048 + 2

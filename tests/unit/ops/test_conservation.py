@@ -153,3 +153,17 @@ def test_ranks_send_each_token_once_to_each_rank_of_its_experts(tp):
     copies = 100 * distinct_ranks(ffn, 8 * tp) * model.hidden_size
     sent, returned = (nodes[name].work(BatchShape(100, 100)).message for name in ("moe_dispatch", "moe_combine"))
     assert (sent.bytes_ * tp, returned.bytes_ * tp) == pytest.approx((copies * 1, copies * 2))
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "llama-3.1-8b", "gpt-oss-20b"])
+def test_every_block_of_a_tensor_parallel_layer_adds_up_the_hidden_states_of_all_tokens(name):
+    """In 16 bits, after the mixer and after the feed-forward block; a table of words that is cut adds up once."""
+    model = load_model(name)
+    graph, shape = build_graph(model, EngineSpec(tensor_parallel_size=4)), decode_shape(7, 700, model.attention_spans)
+    sums = [
+        (node.count, node.work(shape).message.bytes_)
+        for node in graph.nodes
+        if node.work(shape).message is not None and node.work(shape).message.kind == "all_reduce"
+    ]
+    assert {num_bytes for _, num_bytes in sums} == {7 * model.hidden_size * 2}
+    assert sum(count for count, _ in sums) == 2 * model.num_layers + 1

@@ -132,3 +132,12 @@ def test_skew_drops_more_and_room_drops_less():
     # Binomial(640, 6/64) about its mean of 60: E max(X - 60, 0) = sd / sqrt(2 pi) = 7.37 * 0.399.
     assert shares[0] == pytest.approx(7.37 * 0.399 / 60, rel=0.1)
     assert dropped_share(BLOCK, 640, 1.0, skewed) > 3 * shares[0]
+
+
+def test_a_recorded_popularity_is_that_of_the_experts_and_stretched_about_their_middles():
+    """8, 4, 2 and 2 of 16 tokens. Of twice as many experts the outermost have as much as those recorded, in between in
+    proportion: 8, 7, 5, 3.5, 2.5, 2, 2, 2 of 32."""
+    recorded = popularity_of(ExpertRouting(distribution="recorded", popularity=(2.0, 8.0, 4.0, 2.0)))
+    for count, shares in ((4, (8, 4, 2, 2)), (8, (8, 7, 5, 3.5, 2.5, 2, 2, 2))):
+        chances = -np.sort(-recorded(count, 1), axis=1)
+        assert chances == pytest.approx(np.tile(np.array(shares) / sum(shares), (len(chances), 1)))

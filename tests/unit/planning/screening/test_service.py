@@ -204,6 +204,17 @@ def test_the_longest_gap_is_with_the_largest_prompt_and_those_that_came_while_th
     assert gap_s(2.0, budget=508.0) == pytest.approx(0.07)
 
 
+@pytest.mark.parametrize("met", [0.2, 1.0, 3.0])
+def test_an_answer_meets_no_prompt_as_often_as_none_comes_in_its_life(met: float) -> None:
+    """101 tokens are 100 steps of 20 ms after the first: exp(-L) meet none of L on average."""
+    one = np.array([[1.0]])
+    service, demand = engine(64, per_prompt_token_s=1e-4), asks(1000, 101)
+    found = longest_gap(
+        service.surfaces, 8192 * one, demand, met / 2.0 * one, 8 * one, STEP_S * one, 0 * np.ones((1, NUM_TYPICAL))
+    )
+    assert float((found < 1.1 * STEP_S).mean()) == pytest.approx(exp(-met), abs=0.03)
+
+
 def test_steps_that_prompts_hold_up_add_up() -> None:
     """As drawn: Poisson numbers of prompts of 0.1 and 0.3 s in a step; their mean square within a tenth."""
     rng = np.random.default_rng(3)
