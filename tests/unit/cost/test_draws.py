@@ -4,10 +4,20 @@ from math import exp, log
 
 import pytest
 
-from perfmodel.cost import Calibration, EngineProfile, FamilyFit, GraphPricer, OperatorTimer, Residuals, StepTables
+from perfmodel.cost import (
+    Calibration,
+    EngineProfile,
+    FamilyFit,
+    GraphPricer,
+    HostFit,
+    OperatorTimer,
+    Residuals,
+    StepTables,
+)
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, LogNormal, Uncertainty
 from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
+from perfmodel.cost.steps.host import Host
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import load_hardware, load_model
 
@@ -148,3 +158,13 @@ def test_what_is_left_of_an_error_without_an_independent_part_of_it() -> None:
     left = LogNormal(0.3, 0.05, 0.13).beyond(LogNormal(0.1, 0.03, 0.05))
     assert left == pytest.approx((0.2, 0.04, 0.12))
     assert LogNormal(0.0, 0.05, 0.05).beyond(LogNormal(0.0, 0.06, 0.06)) == (0.0, 0.0, 0.0)
+
+
+def test_factors_on_steps_and_prompts_act_on_the_host_alike_in_seconds_and_in_ticks() -> None:
+    """2 ms a step and 5 ms more with a prompt: twice as long, and of what prompts add 1.5 times that."""
+    host = HostFit(serial_step_s=2e-3, prompt_step_s=5e-3, captured_tokens=512)
+    timer = OperatorTimer(load_hardware("h100-sxm-80gb"), Calibration(device="x", engine="test", host=host))
+    found = Host(GRAPH, timer, draw(step=2.0, prompt=1.5))
+    for shape, serial_s in ((DECODES, 4e-3), (PROMPTS, 4e-3 + 15e-3)):
+        assert found.seconds(shape)[0] == pytest.approx(serial_s)
+        assert found.ticks(shape)[0] == pytest.approx(serial_s * 1e12)

@@ -75,3 +75,13 @@ def test_a_gain_is_positive_where_the_alternative_is_better(
     question: Any = SimpleNamespace(point=lambda *_, alternative: Point("llama-3.1-8b-a100", ()))
     asked: Any = SimpleNamespace(axis=AXIS, seed=0, metric=metric, question=question)
     assert crossovers._gain(asked, 5.0) == pytest.approx(gain)
+
+
+def test_a_payoff_is_at_the_median_of_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three one is nearer to the high end, and two become better above their place."""
+    places = [(7.0, True), (5.0, True), (5.5, False)]
+    monkeypatch.setattr(crossovers, "_between", lambda *_: [("p90_ttft_ms", AXIS, 4.0, 8.0)])
+    monkeypatch.setattr(crossovers, "spread", lambda *_: places)
+    answers: Any = SimpleNamespace(question=None, scenario=SimpleNamespace(seed=0))
+    (found,) = crossovers.payoffs(answers, ["p90_ttft_ms"], workers=1, seeds=3)
+    assert (found.at, found.low, found.high, found.begins, found.num_seeds) == (5.5, 5.0, 7.0, True, 3)

@@ -392,6 +392,8 @@ def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
         ("$((N+${N}*2))", 24),
         ("$(( (N - 1) / 2 ))", 3),
         ("$((-7 % 4 + 8))", 5),
+        ("$((-7 / 2 + 20))", 17),  # towards zero
+        ("$((7 / -2 + 20))", 17),
     ],
 )
 def test_arithmetic_on_whole_numbers(text: str, expected: int) -> None:
