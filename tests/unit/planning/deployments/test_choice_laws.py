@@ -143,6 +143,7 @@ def test_a_device_that_was_asked_for_is_among_the_finalists_with_its_best():
     its = [Deployment(screened(10.0, usd=usd, device="b"), 1) for usd in (3.0, 2.0)]
     wanted = spec(space={"hardware": ["a", "b"]})
     assert with_every_device(mine, [*mine, *its], wanted) == [mine[0], mine[1], its[1]]
+    assert with_every_device(mine[:2], [*mine, *its], wanted) == [mine[0], its[1]]
     assert with_every_device(mine[:1], [*mine, *its], wanted) == mine[:1]
 
 

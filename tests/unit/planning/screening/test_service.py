@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel.planning.screening.demand import NUM_TYPICAL, Demand
-from perfmodel.planning.screening.screen import _service
+from perfmodel.planning.screening.screen import _binding, _service
 from perfmodel.planning.screening.service import Served, Service, _prompt_work, serve
 from perfmodel.planning.screening.single_tokens import SingleTokens, held_steps, longest_gap
 from perfmodel.planning.screening.surfaces import BATCHES, CHUNKS, StepSurface, Surfaces
@@ -269,3 +269,17 @@ def test_a_candidate_has_the_engines_and_slots_that_it_says() -> None:
     assert found.slots[:, 0].tolist() == [slots for *_, slots, _ in cases]
     assert found.prefills[:, 0].tolist() == [prefills for *_, prefills in cases]
     assert found.decodes[:, 0].tolist() == [6, 6, 2]
+
+
+def test_what_binds_is_missed_most_beside_how_often_it_may_be() -> None:
+    """A 99th percentile that three in a hundred miss is three times over, a limit of nine in ten that two miss twice."""
+    places = np.arange(NUM_TYPICAL) / NUM_TYPICAL
+    ttft, tpot = (np.where(places < share, 2.0, 0.5)[None, :] for share in (0.03, 0.2))
+    zero = np.zeros((1, 1))
+    beyond = Served(ttft, tpot, zero, zero, np.ones((1, 1), dtype=bool))
+    limit = np.ones((1, NUM_TYPICAL))
+    wanted: Any = SimpleNamespace(each=[("ttft", limit, 0.99), ("tpot", limit, 0.9)])
+    candidates: Any = [SimpleNamespace(max_num_seqs=64)]
+    assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["ttft"]
+    wanted.each[0] = ("ttft", limit, 0.9)
+    assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["tpot"]
