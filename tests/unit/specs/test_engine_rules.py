@@ -110,3 +110,9 @@ def test_graphs_of_decodes_are_as_many_as_sizes_that_decodes_may_have() -> None:
     plain, drafting = EngineSpec(max_num_seqs=4), EngineSpec(max_num_seqs=4, speculative_config=drafts)
     assert (plain.captured_tokens, plain.num_graphs) == (8, 3 + 4)
     assert (drafting.captured_tokens, drafting.num_graphs) == (32, 5 + 7)
+
+
+def test_devices_of_a_replica_are_the_product_of_all_degrees() -> None:
+    degrees = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "data_parallel_size": 4}
+    assert EngineSpec(**degrees).num_devices == 24
+    assert EngineSpec(profile="llamacpp", layer_split=2).num_devices == 2
