@@ -1,4 +1,4 @@
-"""Attention kernels by hand: whose tiles hold how much, what a window leaves, what the longest of unequal parts adds."""
+"""Attention kernels by hand: what tiles hold, what a window leaves, what the longest of unequal parts adds."""
 
 import numpy as np
 import pytest

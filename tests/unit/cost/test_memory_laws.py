@@ -45,9 +45,7 @@ def held_by(model, engine):
     layers = list(served.iter_layers())
     spans = stages(len(layers), shard.pp)
     return [
-        weights(
-            served, shard, layers[span.start : span.stop], is_first=number == 0, is_last=number == len(spans) - 1
-        )
+        weights(served, shard, layers[span.start : span.stop], is_first=number == 0, is_last=number == len(spans) - 1)
         for number, span in enumerate(spans)
     ]
 
@@ -67,14 +65,23 @@ def test_the_parts_are_what_the_engine_may_use_but_for_less_than_a_block(name, e
     beside = found.activation_bytes + found.rotary_table_bytes + found.reserve_bytes + found.graph_bytes
     left = found.usable_bytes - sum(found.weights.values()) - beside - found.state_bytes - found.kv_bytes
     assert 0 <= left < found.block_size * found.kv_bytes_per_token
-    assert min(found.activation_bytes, found.reserve_bytes, found.rotary_table_bytes) > 0 or not found.rotary_table_bytes
+    assert (
+        min(found.activation_bytes, found.reserve_bytes, found.rotary_table_bytes) > 0 or not found.rotary_table_bytes
+    )
     assert found.usable_bytes == pytest.approx(0.9 * found.visible_bytes, rel=0.03)
 
 
 def test_every_part_is_there_somewhere():
     """Else the law above would not notice one that is left out."""
     plans = [found for name in MODELS for engine in ENGINES if (found := fits(name, engine)) is not None]
-    for part in ("activation_bytes", "rotary_table_bytes", "reserve_bytes", "graph_bytes", "state_bytes", "num_buffers"):
+    for part in (
+        "activation_bytes",
+        "rotary_table_bytes",
+        "reserve_bytes",
+        "graph_bytes",
+        "state_bytes",
+        "num_buffers",
+    ):
         assert any(getattr(found, part) for found in plans), part
 
 
@@ -139,7 +146,9 @@ def test_layers_that_share_their_weights_are_held_once():
     assert found.kv_bytes_per_token == plan("llama-3.1-8b", EngineSpec()).kv_bytes_per_token
 
 
-@pytest.mark.parametrize("engine", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"data_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "engine", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"data_parallel_size": 2}]
+)
 def test_ranks_of_any_kind_talk_to_each_other(engine):
     """What NCCL holds is there with two devices as with eight, and not with one."""
     alone = plan("mixtral-8x7b", EngineSpec()).reserve_bytes
@@ -184,7 +193,10 @@ def test_layers_on_the_device_leave_room_for_every_slot():
     model, card = load_model("llama-3.1-70b"), load_hardware("rtx-4090")
     sizes = {"max_model_len": 16384, "gpu_memory_utilization": 0.95, "block_size": 32}
     one, eight = (
-        {each.file_type: each for each in fits_of_types(model, card, EngineSpec(profile="llamacpp", max_num_seqs=n, **sizes))}
+        {
+            each.file_type: each
+            for each in fits_of_types(model, card, EngineSpec(profile="llamacpp", max_num_seqs=n, **sizes))
+        }
         for n in (1, 8)
     )
     for name, each in eight.items():

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost import Calibration, FamilyFit, GraphPricer, HostFit, OperatorTimer, StepTables, estimate_step, peak_flops_per_s
+from perfmodel.cost import (
+    Calibration,
+    FamilyFit,
+    GraphPricer,
+    HostFit,
+    OperatorTimer,
+    StepTables,
+    estimate_step,
+    peak_flops_per_s,
+)
 from perfmodel.cost.steps.tables import Usage
 from perfmodel.models.changes import CHANGES
 from perfmodel.models.model_changes import ModelChanges

@@ -77,7 +77,9 @@ def test_what_is_verified_is_the_newest_token_and_its_drafts():
     assert (verified.decode_context, verified.group_tokens) == (515, 35)
 
 
-@pytest.mark.parametrize(("method", "has_distribution", "read"), [("greedy", True, 0), ("random", True, 8), ("random", False, 4)])
+@pytest.mark.parametrize(
+    ("method", "has_distribution", "read"), [("greedy", True, 0), ("random", True, 8), ("random", False, 4)]
+)
 def test_rejecting_reads_the_probabilities_of_the_model_and_of_a_drafter_that_has_some(method, has_distribution, read):
     """In fp32, of 1,000 words; two ids a token in any case."""
     assert rejection(6, 1000, method, has_distribution).hbm_bytes == 6 * (read * 1000 + 8)

@@ -337,7 +337,7 @@ def test_nemotron_nas_blocks_may_lack_attention_and_round_their_width() -> None:
 
 
 def test_a_searched_block_names_the_query_heads_of_a_kv_head() -> None:
-    """Of 64 query heads 16 share a KV head: 4 of them. Widths are rounded up to 256: int(2 * 1.01 * 8192 / 3) = 5515."""
+    """Of 64 query heads 16 share a KV head: 4 of them. Widths are rounded up to 256: int(2 * 1.01 * d / 3) = 5515."""
     config = card_config("nemotron-super-49b")
     block = {"attention": {"n_heads_in_group": 16}, "ffn": {"ffn_mult": 1.01}}
     (layer,) = layers(config, num_hidden_layers=1, block_configs=[block])
@@ -421,8 +421,8 @@ def test_the_epsilon_of_norms_by_any_name(name: str) -> None:
 
 
 def test_multipliers_of_families_are_those_of_their_code() -> None:
-    """Granite divides logits by 16; Gemma multiplies embeddings by the root of 3,584; OPT has a row more for each of the
-    two positions that its table is shifted by."""
+    """Granite divides logits by 16; Gemma multiplies embeddings by the root of 3,584; OPT has two rows of its table
+    more than positions."""
     assert load_model("granite-3.3-8b").logit_scale == 1 / 16
     assert load_model("gemma-2-9b").embedding_scale == pytest.approx(59.8665, rel=1e-5)
     assert load_model("llama-3.1-8b").embedding_scale == load_model("llama-3.1-8b").logit_scale == 1.0

@@ -199,7 +199,7 @@ def test_a_norm_over_all_heads_needs_the_squares_of_queries_and_of_keys_of_all_r
 
 
 def test_a_token_moves_on_through_the_formats_of_its_age():
-    """Enters in 16 bits; for each that enters one is read in 16 and written in 8, and one read in 8 and written in 4."""
+    """Enters in 16 bits; for each that enters one goes from 16 to 8, read and written, and one from 8 to 4."""
     heads = replace(HEADS, kv_element_bytes=0.5, surplus=(Surplus(64, 1.0, 0.0), Surplus(192, 0.5, 0.0)))
     assert heads.written_bytes == 2 + (2 + 1) + (1 + 0.5)
     assert HEADS.written_bytes == 2

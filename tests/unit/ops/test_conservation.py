@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing is counted twice: weights over a step, FLOPs over weights, sequences over a batch, devices.
+"""Nothing is lost and nothing is counted twice: weights of a step, FLOPs of weights, sequences of a batch, devices.
 
 What a step reads of weights is what the checkpoint has, what it multiplies follows from that; equal sequences cost as
 many times one; devices of a group do together what one would do alone.
@@ -97,7 +97,10 @@ def test_equal_sequences_cost_as_many_times_one(name, engine, queries):
     one, six = (decode_shape(count, 5000, spans, queries) for count in (1, 6))
     for node in graph.by_depends[Depends.DECODE]:
         for count in COUNTS:
-            assert getattr(node.work(six), count) == pytest.approx(6 * getattr(node.work(one), count)), (node.name, count)
+            assert getattr(node.work(six), count) == pytest.approx(6 * getattr(node.work(one), count)), (
+                node.name,
+                count,
+            )
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.cost import scenario_fits
 from perfmodel.specs import load_hardware, load_scenario
-from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import SpeculativeConfig
 
 
 # vLLM v1: prompts and decodes together, prompts in chunks. SGLang: extends first, alone. TensorRT-LLM: prompts whole,
@@ -105,7 +105,7 @@ def test_a_batch_that_just_fills_the_budget_is_no_contradiction() -> None:
 
 
 def test_graphs_of_decodes_are_as_many_as_sizes_that_decodes_may_have() -> None:
-    """Four sequences of a token each and three drafts: up to 16 of 1, 2, 4, 8, 16, 24, 32, all of which hold prompts."""
+    """Four sequences of a token each and three drafts: up to 16 of 1, 2, 4, 8, 16, 24, 32, all of them with prompts."""
     drafts = SpeculativeConfig.model_validate({"method": "ngram", "num_speculative_tokens": 3})
     plain, drafting = EngineSpec(max_num_seqs=4), EngineSpec(max_num_seqs=4, speculative_config=drafts)
     assert (plain.captured_tokens, plain.num_graphs) == (8, 3 + 4)

@@ -157,8 +157,7 @@ def test_a_draft_model_has_the_vocabulary_of_the_model() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_a_pipelined_step_has_a_draft_where_all_was_right_before(rate: float) -> None:
-    """Counted in a chain of steps: with a draft of 3 it brings 1 and as many as are right one after another, and has one
-    again if these and the guess of the model's own token are; without one it brings 1, and has one if a guess is."""
+    """Counted in a chain of steps: with a draft of 3 it brings 1 and as many as are right in a row, and has one if these and the guess of the model's own token are; without one it brings 1, and has one if a guess is."""
     fields = {"method": "draft_model", "model": SMALL, "num_speculative_tokens": 3, "pipelined": True}
     config = SpeculativeConfig.model_validate(fields | {"acceptance": {"rate": rate}})
     rng, has_draft, tokens, steps = random.Random(5), False, 0, 40_000

@@ -1,4 +1,4 @@
-"""Laws of a plan's choice, of its doubt and of jobs, on deployments of known rate, price and records; nothing is run."""
+"""Laws of a plan's choice, its doubt and jobs, on deployments of known rate, price and records; nothing is run."""
 
 from dataclasses import replace
 from math import ceil
@@ -303,7 +303,9 @@ def test_a_run_sees_three_failures_of_all_its_replicas():
 # Jobs: so much work, done once.
 
 
-def job(seconds: float, replicas: int = 2, usd: float | None = 3.0, factors: Any = 1.0, times: Any = (), **own: Any) -> Job:
+def job(
+    seconds: float, replicas: int = 2, usd: float | None = 3.0, factors: Any = 1.0, times: Any = (), **own: Any
+) -> Job:
     candidate = screened(1.0, usd=usd, **own).candidate
     records = tuple(Record({"duration": each}) for each in times)
     return Job(candidate, replicas, seconds, records, np.ones(NUM_DRAWS) * factors)

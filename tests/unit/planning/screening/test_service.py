@@ -187,8 +187,8 @@ def test_who_finds_prompts_in_front_waits_as_pollaczek_and_khinchine_say(load: f
 
 
 def test_the_longest_gap_is_with_the_largest_prompt_and_those_that_came_while_the_own_was_computed() -> None:
-    """Prompts of 1,000 tokens of 0.1 ms beside 20 ms; 0.1 s of a first step bring 200 tokens more at 2 a second. Without
-    prompts a step is as short as ever, and no step is longer than its budget."""
+    """Prompts of 1,000 tokens of 0.1 ms beside 20 ms; 0.1 s of a first step bring 200 tokens more at 2 a second.
+    Without prompts a step is as short as ever, and no step is longer than its budget."""
 
     def gap_s(rate: float, long: float = 0.0, budget: float = 8192.0) -> float:
         one = np.array([[1.0]])
@@ -272,7 +272,7 @@ def test_a_candidate_has_the_engines_and_slots_that_it_says() -> None:
 
 
 def test_what_binds_is_missed_most_beside_how_often_it_may_be() -> None:
-    """A 99th percentile that three in a hundred miss is three times over, a limit of nine in ten that two miss twice."""
+    """A 99th percentile that 3 in 100 miss is missed three times as often, a limit of 9 in 10 that 2 miss twice."""
     places = np.arange(NUM_TYPICAL) / NUM_TYPICAL
     ttft, tpot = (np.where(places < share, 2.0, 0.5)[None, :] for share in (0.03, 0.2))
     zero = np.zeros((1, 1))
