@@ -427,3 +427,17 @@ def test_multipliers_of_families_are_those_of_their_code() -> None:
     assert load_model("gemma-2-9b").embedding_scale == pytest.approx(59.8665, rel=1e-5)
     assert load_model("llama-3.1-8b").embedding_scale == load_model("llama-3.1-8b").logit_scale == 1.0
     assert load_model("opt-13b").num_learned_positions == 2048 + 2
+
+
+def test_sizes_that_a_familys_code_makes_of_what_its_file_says() -> None:
+    """Qwen-7B's 22,016 are gate and up together; Gemma-2-27B divides scores by the root of 144; the rank of Mamba's
+    time steps is a sixteenth of the width, rounded up."""
+    first = {"model_type": "qwen", "intermediate_size": 22016, "kv_channels": 128, "seq_length": 8192}
+    (layer,) = layers(LLAMA, num_hidden_layers=1, num_key_value_heads=None, **first)
+    assert isinstance(layer.ffn, DenseFFN)
+    assert layer.ffn.intermediate_size == 11008
+    assert mixer_of(next(load_model("gemma-2-27b").iter_layers())).softmax_scale == pytest.approx(1 / 12)
+    sizes = {"model_type": "mamba", "hidden_size": 2570, "num_hidden_layers": 1, "state_size": 16, "vocab_size": 1000}
+    mixer = layers(sizes)[0].mixer
+    assert isinstance(mixer, Mamba)
+    assert mixer.dt_rank == 161

@@ -157,7 +157,7 @@ def test_a_draft_model_has_the_vocabulary_of_the_model() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_a_pipelined_step_has_a_draft_where_all_was_right_before(rate: float) -> None:
-    """Counted in a chain of steps. With a draft of 3 a step brings 1 and as many as are right in a row, and the next one
+    """Counted in a chain of steps. With a draft of 3 a step brings 1 and as many as are right in a row, and the next
     has a draft if these and the guess of the model's own token are right; else 1, and a draft next if a guess is."""
     fields = {"method": "draft_model", "model": SMALL, "num_speculative_tokens": 3, "pipelined": True}
     config = SpeculativeConfig.model_validate(fields | {"acceptance": {"rate": rate}})
