@@ -31,6 +31,7 @@ from perfmodel.planning.jobs.search import _enough, _figure, _finalists, _next, 
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn
 from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.search import _sized
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs import load_scenario
@@ -298,6 +299,26 @@ def test_a_run_sees_three_failures_of_all_its_replicas():
     result: Any = SimpleNamespace(scenario=SimpleNamespace(cluster=SimpleNamespace(failures=failures)), rate=2.0)
     assert requests_with_failures(result, 3) == 2000
     assert requests_with_failures(result, 1) == 2 * (2700 + 100)
+
+
+def test_finalists_are_simulated_with_as_many_replicas_as_are_sure_to_suffice() -> None:
+    """Three serve 12 where 10 are wanted, and at half of the rate in half of the draws five are needed; one serves ten
+    times as much and stays as it is."""
+    factors = np.where(np.arange(NUM_DRAWS) % 2, 0.5, 2.0)
+    three, one = finalist(screened(4.0), 3, (12.0,), factors), finalist(screened(100.0), 1, (100.0,))
+    asked: list[tuple[Deployment, int]] = []
+
+    def at_rate(whole: list[tuple[Deployment, int]], _: object) -> list[tuple[Record, ...]]:
+        asked.extend(whole)
+        return [(record(p90_ttft_ms=100.0 * replicas),) for _, replicas in whole]
+
+    run: Any = SimpleNamespace(
+        base=Base("llama-3.1-8b-a100"), scenario=SCENARIO, spec=spec(confidence=0.9), rate=10.0, at_rate=at_rate
+    )
+    found = _sized(run, [three, one], None)
+    assert asked == [(three.deployment, 5)]
+    assert [(each.replicas, each.fewest) for each in found] == [(5, 3), (1, 1)]
+    assert [each.mean("p90_ttft_ms") for each in found] == [500.0, 400.0]
 
 
 # Jobs: so much work, done once.
