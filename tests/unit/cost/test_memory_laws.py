@@ -1,5 +1,7 @@
 """Laws of the memory plan: its parts are the whole, devices hold the model together, what fits is what was promised."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from perfmodel.cost import plan_memory
 from perfmodel.cost.memory.file_types import fits_of_types
 from perfmodel.cost.memory.footprint import kv_bytes, kv_bytes_per_token, weights
-from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.architecture import MoEFFN, QuantizationSpec
 from perfmodel.models.cards import load_model
 from perfmodel.models.changes import CHANGES
 from perfmodel.models.model_changes import ModelChanges
@@ -205,3 +207,11 @@ def test_layers_on_the_device_leave_room_for_every_slot():
             profile="llamacpp", max_num_seqs=8, n_gpu_layers=each.layers, cpu="xeon-8480", quantization=name, **sizes
         )
         assert plan_memory(model, card, engine).max_batch(16384) >= 8
+
+
+def test_norms_are_never_quantized_whatever_a_checkpoint_keeps():
+    """Mixtral in 8 bits throughout: a byte a weight of its router, two of a norm."""
+    model = replace(load_model("mixtral-8x7b"), quantization=QuantizationSpec("x", "fp8", kept=frozenset()))
+    held = weights(model, Sharding(), list(model.iter_layers()), is_first=True, is_last=True)
+    counts = count_parameters(model).stored
+    assert (held["norms"], held["router"]) == (2 * counts["norms"], counts["router"])

@@ -26,6 +26,7 @@ from perfmodel.planning.deployments.front import screened_front, simulated_front
 from perfmodel.planning.deployments.judged import attained, mean, meets, tightness
 from perfmodel.planning.deployments.resilience import _all_up, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
+from perfmodel.planning.deployments.servers import server_arguments
 from perfmodel.planning.jobs.result import Job, JobPlan
 from perfmodel.planning.jobs.search import _enough, _figure, _finalists, _next, _ordered, _with_replicas
 from perfmodel.planning.screening.candidates import Base
@@ -319,6 +320,13 @@ def test_finalists_are_simulated_with_as_many_replicas_as_are_sure_to_suffice() 
     assert asked == [(three.deployment, 5)]
     assert [(each.replicas, each.fewest) for each in found] == [(5, 3), (1, 1)]
     assert [each.mean("p90_ttft_ms") for each in found] == [500.0, 400.0]
+
+
+def test_prefill_servers_hand_their_keys_on_and_decode_servers_take_them():
+    scenario = load_scenario("llama-3.1-8b-a100", ["cluster.pools=[{role: prefill}, {role: decode}]"])
+    arguments = [" ".join(server_arguments(scenario, pool)) for pool in scenario.pools]
+    assert ["kv_producer" in text for text in arguments] == [True, False]
+    assert ["kv_consumer" in text for text in arguments] == [False, True]
 
 
 # Jobs: so much work, done once.
