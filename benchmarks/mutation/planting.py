@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from bugs import ROOT
 
@@ -18,8 +19,12 @@ NOT_RUN = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def import_slow() -> None:
+    """Also says that hypothesis need not look for the smallest example of a test that fails."""
     for name in SLOW_IMPORTS:
         __import__(name)
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("planted", derandomize=True, database=None, phases=phases)
+    os.environ["HYPOTHESIS_PROFILE"] = "planted"
 
 
 def copied(folder: Path) -> Path:

@@ -62,6 +62,23 @@ def test_a_plan_stays_within_slots_budget_and_what_each_request_lacks(case: Case
 
 
 @given(cases())
+@settings(max_examples=60, deadline=None)
+def test_gaps_between_tokens_add_up_to_the_time_from_the_first_token_to_the_last(case: Case) -> None:
+    """Over all requests: gaps of a step's length, as many as its record says, and those across steps sat out."""
+    irregular: list[tuple[int, int]] = []
+
+    def after_step(loop: ServeLoop, plan: StepPlan) -> None:
+        irregular[:] = loop.scheduler.irregular_gaps
+
+    served = serve_stepwise(case, after_step)
+    gaps = sum((record.end - record.start) * record.num_gaps for record in served.records)
+    gaps += sum(ticks * times for ticks, times in irregular)
+    assert gaps == sum((r.finished_at or 0) - (r.first_token_at or 0) for r in served.requests)
+    count = sum(record.num_gaps for record in served.records) + sum(times for _, times in irregular)
+    assert count == sum(request.max_output_tokens - 1 for request in served.requests)
+
+
+@given(cases())
 @settings(max_examples=100, deadline=None)
 def test_first_come_first_served_admits_in_order_of_arrival(case: Case) -> None:
     case = replace(case, config=replace(case.config, scheduling_policy="fcfs"))

@@ -195,3 +195,11 @@ def test_looks_at_servers_do_not_grow_with_their_number(name: str) -> None:
     for number in range(3000):
         router(request(number)).add(1)
     assert sum(server.num_looks for server in servers) < 5 * 3000 + 1000
+
+
+def test_targets_have_their_turns_in_order_and_who_comes_has_its_turn_too() -> None:
+    servers = [Server(index) for index in range(4)]
+    router = ROUTERS["round_robin"](servers[:3])
+    assert [router(request(number)).index for number in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    router.join(servers[3])
+    assert sorted(router(request(number)).index for number in range(8)) == [0, 0, 1, 1, 2, 2, 3, 3]

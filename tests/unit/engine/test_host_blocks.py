@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.engine import Request
+from perfmodel.engine import Request, StepPlan
 from perfmodel.engine.host_blocks import HostBlocks
+from perfmodel.engine.host_copies import HostCopies
 
 BLOCK_SIZE = 4
 # (what happens, to which request or content, with how many blocks)
@@ -66,3 +67,91 @@ def test_contents_are_found_in_a_row_and_the_least_recently_used_goes_first() ->
     assert host.num_ready(request, 0, BLOCK_SIZE) == BLOCK_SIZE
     assert host.num_ready(request, 2 * BLOCK_SIZE, BLOCK_SIZE) == 4 * BLOCK_SIZE
     assert (host.num_stored, host.num_restored, host.num_restored_tokens) == (4, 1, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize(("num_cached", "num_tokens", "num_blocks"), [(8, 9, 1), (0, 9, 3), (4, 9, 2), (9, 9, 0)])
+def test_what_the_device_does_not_have_of_a_parked_request_is_restored(
+    num_cached: int, num_tokens: int, num_blocks: int
+) -> None:
+    """9 tokens in 3 blocks of 4, of which the device still has the first `num_cached`; the parked copy is gone then."""
+    host, request = HostBlocks(10), Request(0, 0, 40, 10)
+    host.park(request, num_tokens, 3)
+    assert host.num_ready(request, num_cached, BLOCK_SIZE) == num_tokens
+    assert host.restore(request, num_cached, num_tokens, BLOCK_SIZE) == num_blocks
+    assert (host.num_restored, host.num_restored_tokens) == (num_blocks, num_tokens - num_cached)
+    assert (host.num_stored, host.num_used) == (3, 0)
+
+
+def test_a_plan_waits_for_what_was_stored_since_the_last_one_if_it_waits_at_all() -> None:
+    for is_awaited, counts in ((True, [3, 0, 2]), (False, [0, 0, 0])):
+        host, found = HostBlocks(10, is_awaited=is_awaited), []
+        for number, count in enumerate((3, 0, 2)):
+            if count:
+                host.park(Request(number, 0, 40, 10), 4 * count, count)
+            plan = StepPlan(number)
+            host.settle(plan)
+            found.append(plan.num_stored_blocks)
+        assert found == counts
+
+
+def test_room_for_parked_blocks_is_made_of_contents_and_no_more_than_is_needed() -> None:
+    """Room for 6: five contents, then 4 blocks are parked, so the oldest three contents go; 3 more do not fit."""
+    host, request = HostBlocks(6), Request(0, 0, 40, 10, tuple("abcde"))
+    for content in "abcde":
+        host.keep(content, 0)
+    assert host.park(Request(1, 0, 40, 10), 16, 4)
+    assert host.num_used == 6
+    assert host.num_ready(request, 3 * BLOCK_SIZE, BLOCK_SIZE) == 5 * BLOCK_SIZE
+    assert host.num_ready(request, 2 * BLOCK_SIZE, BLOCK_SIZE) == 2 * BLOCK_SIZE
+    assert not host.park(Request(2, 0, 40, 10), 12, 3)
+    assert host.num_used == 6
+    assert host.park(Request(3, 0, 40, 10), 8, 2)
+    assert host.num_used == 6
+
+
+def test_a_prompt_is_restored_where_that_pays_counting_what_is_missing() -> None:
+    """From 8 tokens on: with a block on the device, two more pay, and one does not."""
+    for contents, ready in ((("a", "b", "c"), 12), (("a", "b"), 4)):
+        host, request = HostBlocks(9, least_tokens=8), Request(0, 0, 40, 10, tuple("abcd"))
+        for content in contents:
+            host.keep(content, 0)
+        assert host.num_ready(request, BLOCK_SIZE, BLOCK_SIZE) == ready
+
+
+def test_a_slot_that_is_left_is_taken_again_by_the_next_plan_and_may_be_read_until_then() -> None:
+    """Copies of one plan go out before any comes back: what was pushed out since is still where it was."""
+    copies = HostCopies()
+    copies.store("a", 7)
+    assert copies.take() == ([(7, 0)], [])
+    copies.drop("a")
+    copies.store("b", 8)
+    copies.restore("a", 9)
+    assert copies.take() == ([(8, 1)], [(0, 9)])
+    copies.store("c", 5)
+    copies.restore("b", 6)
+    assert copies.take() == ([(5, 0)], [(1, 6)])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["store", "drop", "restore", "take"]), st.integers(0, 5)), max_size=60))
+def test_copies_bring_back_what_they_took_away(happenings: list[tuple[str, int]]) -> None:
+    """Carried out plan by plan, copies out first, a restored block has the content that was stored."""
+    copies, tier, there, wanted = HostCopies(), dict[int, str](), set[str](), list[tuple[int, str]]()
+    contents: dict[int, str] = {}  # of device blocks, by number, each used once
+    for number, (what, which) in enumerate([*happenings, ("take", 0)]):
+        content = f"content {which}"
+        if what == "store" and content not in there:
+            contents[number] = content
+            copies.store(content, number)
+            there.add(content)
+        elif what == "drop" and content in there:
+            copies.drop(content)
+            there.discard(content)
+        elif what == "restore" and content in there:
+            copies.restore(content, 1000 + number)
+            wanted.append((1000 + number, content))
+        elif what == "take":
+            out, back = copies.take()
+            for block, slot in out:
+                tier[slot] = contents[block]
+            assert [(block, tier[slot]) for slot, block in back] == wanted
+            wanted.clear()

@@ -69,6 +69,17 @@ def test_long_prefill_token_threshold_caps_a_chunk() -> None:
     assert turn(engine, 0) == {0: 6, 1: 6}
 
 
+def test_prompts_under_way_share_the_budget_in_order_and_decodes_leave_them_less() -> None:
+    """Chunks of at most 10 of 16 tokens: 10 and 6, step after step; beside a decode 10 and 5."""
+    engine = scheduler(long_prefill_token_threshold=10)
+    engine.add(Request(0, 0, 30, 9))
+    engine.add(Request(1, 0, 30, 9))
+    assert [turn(engine, now) for now in range(3)] == [{0: 10, 1: 6}] * 3
+    engine.add(Request(2, 3, 30, 9))
+    assert turn(engine, 3) == {0: 1, 1: 10, 2: 5}
+    assert turn(engine, 4) == {0: 1, 1: 2, 2: 10}
+
+
 def test_slots_limit_admission_in_policy_order() -> None:
     engine = scheduler(max_num_seqs=1, scheduling_policy="shortest-first")
     engine.add(Request(0, 0, 9, 1))
@@ -120,6 +131,21 @@ def test_who_is_preempted_finds_what_is_left_of_its_own_blocks(stays: str, num_t
         assert turn(engine, now) == {0: 1}
     assert turn(engine, 11) == {1: num_tokens}
     assert engine.num_preemptions == 1
+
+
+@pytest.mark.parametrize(("policy", "victim"), [("fcfs", 1), ("priority", 0), ("shortest-first", 0)])
+def test_out_of_blocks_the_one_that_the_policy_puts_last_is_preempted(policy: str, victim: int) -> None:
+    """The first is less urgent, and its prompt is longer. Each holds two of 4 blocks, and one needs a third."""
+    engine = scheduler(num_blocks=4, scheduling_policy=policy)
+    engine.add(Request(0, 0, 6, 10, (), 5))
+    turn(engine, 0)
+    engine.add(Request(1, 1, 5, 10, (), 1))
+    preempted: list[int] = []
+    for now in range(1, 6):
+        plan = engine.plan(now)
+        preempted += [request.request_id for request in plan.preempted]
+        engine.apply(plan, now + 1)
+    assert preempted == [victim]
 
 
 def test_without_a_prefix_cache_who_is_preempted_finds_nothing() -> None:

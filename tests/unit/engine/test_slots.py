@@ -1,5 +1,6 @@
 """llama-server's slots, by hand: which slot a request gets, what it computes there, and in which order."""
 
+import pytest
 from hypothesis import given, settings
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, Slots, StepPlan
@@ -94,6 +95,18 @@ def test_a_saved_prompt_comes_back_where_a_quarter_of_it_is_wanted() -> None:
         serve(loop, request(0, 20, 2, shared=20))
         serve(loop, request(1, 30, 1))
         assert serve(loop, request(2, 100, 1, shared=shared)) == [{2: (cached, 100 - cached)}]
+
+
+@pytest.mark.parametrize(("num_kept", "cached"), [(3, 12), (2, 20), (1, 20)])
+def test_a_prompt_is_saved_before_a_request_that_keeps_less_than_half_of_it(num_kept: int, cached: int) -> None:
+    """One slot, blocks of 4 tokens; of 5 blocks the next request keeps `num_kept`. The first prompt comes again: it is
+    there in whole if it was saved, else as far as the other one kept it."""
+    config = SchedulerConfig(1, 512, 256, 4, reserves_output=True, slots=Slots(saves_prompts=True))
+    loop = Scheduler(config, KVBlockManager(10_000, 4, False))
+    first = tuple("abcde")
+    serve(loop, Request(0, 0, 20, 1, first))
+    serve(loop, Request(1, 1, 28, 1, (*first[:num_kept], *(("own", row) for row in range(num_kept, 7)))))
+    assert serve(loop, Request(2, 2, 25, 1, (*first, "f"))) == [{2: (cached, 25 - cached)}]
 
 
 def test_unified_slots_are_emptied_when_a_request_starts() -> None:

@@ -6,11 +6,12 @@ from math import ceil, log2
 import numpy as np
 import pytest
 
+from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.kv_waste import kv_cache_waste
 from perfmodel.specs import load_scenario
 
-REQUESTS = ((1, 1), (7, 3), (16, 17), (33, 9), (100, 64), (130, 40))  # prompt, answer
+REQUESTS = ((1, 1), (7, 3), (16, 17), (33, 9), (100, 64), (130, 40), (300, 2))  # prompt, answer
 
 
 def columns() -> RequestColumns:
@@ -21,8 +22,8 @@ def columns() -> RequestColumns:
     return RequestColumns(**times, **others, num_prompt_tokens=prompts, num_output_tokens=outputs)
 
 
-def waste(*settings: str, model: str = "llama-3.1-8b") -> float | None:
-    return kv_cache_waste(load_scenario("llama-3.1-8b-a100", (f"model={model}", *settings)), columns())
+def waste(*settings: str) -> float | None:
+    return kv_cache_waste(load_scenario("llama-3.1-8b-a100", settings), columns())
 
 
 def counted(held: Callable[[int, int, int], float], filled: Callable[[int], float] = float) -> float:
@@ -39,9 +40,10 @@ def test_a_paged_sequence_leaves_the_rest_of_its_last_block_empty(block: int) ->
 
 @pytest.mark.parametrize("block", [8, 16])
 def test_a_rolling_cache_holds_and_fills_no_more_than_its_window(block: int) -> None:
+    """Every layer keeps the last 64 tokens, and overwrites older ones."""
     span = 64
     expected = counted(lambda n, _p, _o: min(ceil(n / block), ceil(span / block)) * block, lambda n: min(n, span))
-    assert waste(f"engine.block_size={block}", model="tiny-swa") == pytest.approx(expected, abs=1e-12)
+    assert waste(f"engine.block_size={block}", "model_changes={window: 64}") == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +61,15 @@ def test_a_reservation_is_held_from_the_first_step_to_the_last(reserve: str, tok
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_largest() -> None:
-    """tiny-gemma under vLLM: groups keep all of a sequence, or a window and the row that it begins in."""
-    from perfmodel.cost.memory.groups import kv_groups
-
-    scenario = load_scenario("llama-3.1-8b-a100", ("model=tiny-gemma", "engine.block_size=8"))
+@pytest.mark.parametrize(("model", "window"), [("tiny-gemma", 128), ("gemma-3-4b", 1024)])
+def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_largest(model: str, window: int) -> None:
+    """Under vLLM groups keep all of a sequence, or a window and the row that it begins in. The last of gemma-3-4b's
+    groups has four layers, the others five."""
+    settings = (f"model={model}", "engine.block_size=8", "engine.max_model_len=512")
+    scenario = load_scenario("llama-3.1-8b-a100", settings)
     groups = kv_groups(scenario.model, scenario.hardware, scenario.engine)
     spans = [(group.num_layers, group.span) for group in groups]
-    assert any(span is None for _, span in spans)
-    assert any(span is not None and span < 100 for _, span in spans)
+    assert {span for _, span in spans} == {None, window}
     size = max(layers for layers, _ in spans)
 
     def held(n: int, _prompt: int, _outputs: int) -> float:
@@ -78,6 +80,13 @@ def test_groups_of_layers_hold_their_window_and_a_row_more_in_blocks_of_the_larg
         return sum(layers * (n if span is None else min(n, span)) for layers, span in spans)
 
     assert kv_cache_waste(scenario, columns()) == pytest.approx(counted(held, filled), abs=1e-12)
+
+
+def test_newer_tokens_have_buffers_of_their_own_beside_the_blocks() -> None:
+    """FP8, the newest 32 tokens in BF16: in slots of FP8 those fill 32 more, for which two blocks of 16 are held."""
+    found = waste("engine.kv_cache_dtype=fp8", "engine.kv_cache_residual_tokens=32")
+    expected = counted(lambda n, _p, _o: ceil(n / 16) * 16 + 32, lambda n: n + min(n, 32))
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_nothing_is_held_without_a_cache() -> None:

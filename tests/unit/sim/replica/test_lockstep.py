@@ -130,3 +130,25 @@ def test_a_dense_model_serves_on_ranks_of_their_own_and_a_mixture_in_step() -> N
         starts = [set(steps.start_s[steps.replica == rank]) for rank in (0, 1)]
         shared = len(starts[0] & starts[1]) / min(map(len, starts))
         assert (shared > 0.2) == together
+
+
+@pytest.mark.parametrize("is_async", ["true", "false"])
+def test_steps_leap_while_a_window_fills_and_when_it_is_full(is_async: str) -> None:
+    """A prompt of 20 tokens and an answer of 200 before windows of 128: equal steps but for the one that fills them."""
+    lengths = ("input", 20), ("output", 200)
+    settings = [f"traffic.{name}_tokens={{distribution: fixed, value: {count}}}" for name, count in lengths]
+    settings += [
+        "model=tiny-gemma",
+        "engine.max_model_len=512",
+        "traffic.num_requests=1",
+        f"engine.async_scheduling={is_async}",
+    ]
+    steps = simulate(load_scenario("llama-3.1-8b-a100", settings)).steps
+    assert steps is not None
+    assert steps.num_steps.sum() == 200
+    assert (steps.index[1:] - steps.index[:-1]).tolist() in (
+        steps.num_steps[:-1].tolist(),
+        steps.num_steps[1:].tolist(),
+    )
+    assert len(steps) < 12
+    assert steps.num_steps[steps.num_decodes > 0].max() > 50

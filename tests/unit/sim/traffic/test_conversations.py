@@ -1,7 +1,7 @@
 """Turns of conversations: what their prompts contain, when they come, and what is cached of them."""
 
 import json
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -298,3 +298,12 @@ def test_every_turn_is_answered_once_whatever_the_blocks(seed, turns, share, blo
     requests = simulate(loaded).requests
     assert sorted(requests.request_id.tolist()) == list(range(60))
     assert (requests.num_cached_tokens < requests.num_prompt_tokens).all()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_conversations_are_of_all_groups_alike(count):
+    """Of 400, a group of four has 100, within four standard deviations."""
+    found = scenario(f"{{turns: {{distribution: fixed, value: 2}}, system_tokens: 64, num_groups: {count}}}")
+    groups = [each.group for each in islice(Workload(found)._all_conversations(), 400)]
+    assert set(groups) == set(range(count))
+    assert max(groups.count(group) for group in range(count)) <= 400 / count + 35

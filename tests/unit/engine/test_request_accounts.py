@@ -1,0 +1,172 @@
+"""What the scheduler counts, by hand: waits, blocks, hits, and the times of a request that was preempted."""
+
+import pytest
+
+from perfmodel.engine import (
+    Estimates,
+    HostBlocks,
+    KVBlockManager,
+    RadixKVBlocks,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    Speculation,
+    StepPlan,
+    scheduler_for,
+)
+
+SIZE = 4
+
+
+def scheduler(num_blocks: int = 100, host: HostBlocks | None = None, **changes: object) -> Scheduler:
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 256, "block_size": SIZE} | changes
+    return Scheduler(SchedulerConfig(**settings), KVBlockManager(num_blocks, SIZE, host=host))  # type: ignore[arg-type]
+
+
+def turn(engine: Scheduler, now: int) -> dict[int, int]:
+    """Tokens that one step, from `now` to `now + 1`, computes of each request."""
+    plan = engine.plan(now)
+    engine.apply(plan, now + 1)
+    engine.check_integrity()
+    return {r.request_id: 1 for r in plan.decodes} | {g.request.request_id: g.num_new_tokens for g in plan.chunks}
+
+
+def test_a_batch_waits_as_long_as_its_oldest_request() -> None:
+    engine = scheduler(batching="dynamic", max_num_seqs=3, max_model_len=20, batch_timeout=10)
+    engine.add(Request(0, 5, 4, 1))
+    engine.add(Request(1, 9, 4, 1))
+    assert engine.next_wakeup(9) == 15
+    assert turn(engine, 14) == {}
+    assert turn(engine, 15) == {0: 4, 1: 4}
+
+
+def test_counts_are_of_who_runs_who_waits_and_the_blocks_in_use() -> None:
+    engine = scheduler(max_num_seqs=1)
+    assert engine.counts() == (0, 0, 0)
+    for number in range(3):
+        engine.add(Request(number, 0, 10, 2))
+    assert engine.counts() == (0, 3, 0)
+    turn(engine, 0)
+    assert engine.counts() == (1, 2, 3)
+
+
+@pytest.mark.parametrize(("stays", "num_hit"), [("nothing", 0), ("all", 8)])
+def test_times_of_a_preempted_request_are_those_of_its_first_run_and_it_asks_for_all_its_tokens(stays, num_hit) -> None:
+    """Two requests of 6 + 10 tokens in 6 blocks of 4: the second comes back with 13 tokens, of which 8 may be there."""
+    engine = scheduler(6, stays_of_preempted=stays)
+    requests = [Request(number, 0, 6, 10) for number in range(2)]
+    for request in requests:
+        engine.add(request)
+    steps = []
+    while engine.has_requests:
+        steps.append(turn(engine, len(steps)))
+    assert [(r.first_scheduled_at, r.first_token_at, r.num_cached_tokens) for r in requests] == [(0, 1, 0)] * 2
+    assert [request.num_preemptions for request in requests] == [0, 1]
+    assert engine.num_preemptions == 1
+    assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (6 + 6 + 13, num_hit)
+    assert requests[1].finished_at == len(steps)
+    assert sum(step.get(1, 0) for step in steps) == 6 + 6 + (13 - num_hit) + 2  # prompt, 6 decodes, again, 2 decodes
+
+
+def test_hits_count_what_a_second_tier_brings_back() -> None:
+    """Two blocks of three are in the host's memory: 8 of 13 tokens are not computed."""
+    host = HostBlocks(10)
+    engine = scheduler(host=host)
+    for content in ("a", "b"):
+        host.keep(content, 0)
+    engine.add(Request(0, 0, 13, 1, ("a", "b", "c")))
+    plan = engine.plan(0)
+    assert [(grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks] == [(8, 5)]
+    assert (plan.num_restored_tokens, plan.num_restored_blocks) == (8, 2)
+    assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (13, 8)
+
+
+@pytest.mark.parametrize(("num_come", "num_computed"), [(None, 10), (12, 10), (10, 10), (9, 9)])
+def test_kv_that_came_is_no_more_than_was_to_come(num_come: int | None, num_computed: int) -> None:
+    """A sender counts whole blocks: 12 tokens for 10. All but the last token of the prompt is known then."""
+    engine, request = scheduler(8), Request(0, 0, 10, 3)
+    request.num_transferred_tokens = 10
+    engine.add(request)
+    engine.plan(0)
+    engine.finish_load(request, num_come)
+    assert request.num_computed_tokens == num_computed
+    assert turn(engine, 1) == {0: 1}
+    assert engine.num_computed(request) == 10
+    engine.check_integrity()
+
+
+def test_batches_of_the_first_and_the_last_token_are_those_of_their_steps() -> None:
+    """Of three requests two get their first token in the first step; the third beside them in the next; the first ends
+    among three, the second among two, the third alone."""
+    engine = scheduler(max_num_batched_tokens=8)
+    requests = [Request(0, 0, 4, 2), Request(1, 0, 4, 3), Request(2, 0, 4, 5)]
+    for request in requests:
+        engine.add(request)
+    steps = []
+    while engine.has_requests:
+        steps.append(turn(engine, len(steps)))
+    assert steps[:3] == [{0: 4, 1: 4}, {0: 1, 1: 1, 2: 4}, {1: 1, 2: 1}]
+    assert [r.first_token_batch for r in requests] == [2, 2, 3]
+    assert [r.last_token_batch for r in requests] == [3, 2, 1]
+
+
+def test_who_gives_up_while_its_kv_comes_gives_its_blocks_back() -> None:
+    engine, request = scheduler(8), Request(0, 0, 10, 3)
+    request.num_transferred_tokens = 10
+    engine.add(request)
+    engine.plan(0)
+    assert engine.counts() == (0, 0, 3)
+    assert engine.abort(request)
+    assert engine.counts() == (0, 0, 0)
+    assert not engine.detached
+    assert not engine.abort(Request(1, 0, 10, 3))
+    engine.check_integrity()
+
+
+def test_an_engine_that_admits_by_estimates_asks_for_whole_prompts_too() -> None:
+    """Of the second prompt of 13 tokens two blocks of 4 are there."""
+    config = SchedulerConfig(
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, block_size=SIZE, estimates=Estimates()
+    )
+    engine = scheduler_for(config, RadixKVBlocks(100, SIZE))
+    for number, contents in enumerate((("a", "b"), ("a", "b", "c"))):
+        engine.add(Request(number, number, 9 + 4 * number, 1, contents))
+        plan = engine.plan(number)
+        engine.apply(plan, number + 1)
+        engine.check_integrity()
+    assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (9 + 13, 8)
+
+
+def test_a_prompt_is_under_way_while_any_stage_computes_a_chunk_of_it() -> None:
+    """Two stages: chunks of 16 and 14 tokens follow each other; with the second back, nothing of it is under way."""
+    engine, request = scheduler(pipeline_parallel_size=2), Request(0, 0, 30, 2)
+    engine.add(request)
+    plans = [engine.plan(0), engine.plan(1)]
+    assert [plan.num_chunk_tokens for plan in plans] == [16, 14]
+    for number, plan in enumerate(plans):
+        assert engine._running.is_under_way(request)
+        engine.apply(plan, 2 + number)
+    assert not engine._running.is_under_way(request)
+
+
+def test_a_plan_computes_decodes_chunks_drafts_padding_and_what_is_wasted() -> None:
+    plan = StepPlan(0)
+    plan.decodes = [Request(number, 0, 4, 4) for number in range(3)]
+    plan.num_chunk_tokens, plan.num_draft_tokens, plan.num_padding_tokens, plan.num_wasted_tokens = 100, 20, 7, 5
+    assert plan.num_tokens == 3 + 100 + 20 + 7 + 5
+
+
+def test_requests_that_are_admitted_for_a_token_are_padded_each() -> None:
+    """Beside one that runs, two prompts of which all but a token is cached: each is verified as if it drafted 3."""
+    config = SchedulerConfig(
+        *(4, 64, 256, SIZE), speculation=Speculation((0, 1, 2, 3)), pads_lone_tokens="beside_running"
+    )
+    engine = Scheduler(config, KVBlockManager(100, SIZE))
+    engine.add(Request(0, 0, 9, 40, ("a", "b")))
+    engine.apply(engine.plan(0), 1)
+    for number in (1, 2):
+        engine.add(Request(number, 1, 9, 4, ("a", "b")))
+    plan = engine.plan(1)
+    assert [request.request_id for request in plan.padded] == [1, 2]
+    assert plan.num_padding_tokens == 6
+    assert plan.num_tokens == 3 + plan.num_draft_tokens + 6
