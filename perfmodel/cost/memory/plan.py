@@ -220,7 +220,11 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
 
 
 def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequence[Layer], bool, bool]]:
-    """The layers of each device that a plan passes, and whether it holds the embedding, and the head."""
+    """The layers of each device that a plan passes, and whether it holds the embedding, and the head.
+
+    Engines that can leave layers with the host leave the table of words there in any case (llama.cpp, `dev_input` in
+    src/llama-model.cpp).
+    """
     num_parts, has_head = engine.pipeline_parallel_size * engine.layer_split, True
     first = 0
     if engine.n_gpu_layers is not None:  # the last ones, behind which the head counts as one more
@@ -228,7 +232,7 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
         has_head = engine.n_gpu_layers > len(layers)
     for index, span in enumerate(stages(len(layers) - first, num_parts)):
         part = layers[first + span.start : first + span.stop]
-        yield part, index == 0 and not first, index == num_parts - 1 and has_head
+        yield part, index == 0 and engine.n_gpu_layers is None, index == num_parts - 1 and has_head
 
 
 def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int:

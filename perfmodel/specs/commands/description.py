@@ -44,7 +44,6 @@ class ModelledFlag(Spec):
     only:    the values that are modelled, beside those of `map`; none: all
     not_modelled: values that are taken for what `map` makes of them, and are not that
     inverse: a switch of the opposite of its field
-    scale:   the field is so many times the value
     same_as: another flag, whose other name it is
     takes:   how many values follow it, where `kind` does not say
     why:     what is not modelled in other values
@@ -58,7 +57,6 @@ class ModelledFlag(Spec):
     only: tuple[str, ...] | None = None
     not_modelled: tuple[str, ...] = ()
     inverse: bool = False
-    scale: float | None = None
     same_as: str | None = None
     takes: Takes | None = None
     why: str = "this value"

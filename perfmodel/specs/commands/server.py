@@ -99,8 +99,6 @@ def _take_modelled(given: Given, flag: ModelledFlag, found: Reading) -> None:
             found.notes.append(f"{given.written}: {what}")
     if flag.inverse and isinstance(value, bool):
         value = not value
-    if flag.scale is not None and isinstance(value, int | float):
-        value = value * flag.scale
     if flag.field.startswith(_LINE):
         found.line[flag.field.removeprefix(_LINE)] = value
         found.said[flag.field] = given.written

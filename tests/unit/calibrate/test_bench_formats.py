@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.calibrate.bench.predictions import predict_runs
 from perfmodel.calibrate.bench.recognise import read_bench_files
-from perfmodel.calibrate.bench.runs import BenchRun
+from perfmodel.calibrate.bench.runs import BenchRun, RequestTimes, figures_of
 from perfmodel.calibrate.bench.scenarios import GivenSetup
 
 DATA = Path(__file__).parents[2] / "data" / "bench"
@@ -201,3 +201,34 @@ def test_what_no_file_says_is_called_assumed() -> None:
     given = GivenSetup("llama-3.1-8b-h100-2048-256", {}, ["engine.max_num_seqs=64"])
     said = {fact.name: fact.said_by for fact in predict_runs(read("vllm.json"), given, intervals=False)[0].facts}
     assert (said["model"], said["max_num_seqs"], said["version of the engine"]) == ("the scenario", "--set", "assumed")
+
+
+def test_a_run_lasts_until_its_last_answer() -> None:
+    """Sent at 0, 1 and 2 s, answered after 5, 1 and 1.5 s: 3 requests and 60 tokens in 5 s."""
+    start, e2el = np.array([0.0, 1.0, 2.0]), np.array([5.0, 1.0, 1.5])
+    found = figures_of(RequestTimes(start, np.full(3, 10), np.full(3, 20), np.full(3, 0.05), e2el))
+    assert (found["request_throughput"], found["output_throughput"]) == (3 / 5, 60 / 5)
+    assert found["mean_tpot_ms"] == pytest.approx(1e3 * float((e2el - 0.05).mean()) / 19)
+
+
+@pytest.mark.parametrize(("burstiness", "cv"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])
+def test_burstiness_is_the_shape_of_gamma_distributed_gaps(tmp_path: Path, burstiness: float, cv: float) -> None:
+    """Whose standard deviation over their mean is 1 / sqrt(shape)."""
+    (path := tmp_path / "vllm.json").write_text(json.dumps(load("vllm_detailed.json") | {"burstiness": burstiness}))
+    (run,), _ = read_bench_files([path])
+    assert run.load.cv == cv
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "process", "concurrency"), [(30.0, "burst", None), (46.0, "burst", None), (8.0, "closed", 8)]
+)
+def test_a_burst_has_half_of_its_requests_in_flight_on_average(
+    tmp_path: Path, in_flight: float, process: str, concurrency: int | None
+) -> None:
+    """64 requests at once, all of which find a place: 32 on average while they end one after another."""
+    data = load("trtllm_bench.json")
+    data["request_info"] |= {"num_requests": 64, "avg_num_concurrent_requests": in_flight}
+    data["world_info"]["max_batch_size"] = 256
+    (path := tmp_path / "trtllm.json").write_text(json.dumps(data))
+    (run,), _ = read_bench_files([path])
+    assert (run.load.process, run.load.concurrency) == (process, concurrency)

@@ -4,9 +4,20 @@ from math import exp, log
 
 import pytest
 
-from perfmodel.cost import Calibration, EngineProfile, FamilyFit, GraphPricer, OperatorTimer, Residuals, StepTables
+from perfmodel.cost import (
+    Calibration,
+    EngineProfile,
+    FamilyFit,
+    GraphPricer,
+    HostFit,
+    OperatorTimer,
+    Residuals,
+    StepTables,
+)
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, LogNormal, Uncertainty
 from perfmodel.cost.calibrations.engine_profile import ServerFit
+from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
+from perfmodel.cost.steps.host import Host
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import load_hardware, load_model
 
@@ -130,3 +141,30 @@ def test_a_front_end_is_slower_in_all_it_does() -> None:
     slower = Draw(1.0, 1.0, exp(0.5), (0.0,) * NUM_SCORES, 1.0, False).of_server(server)
     assert (slower.in_s, slower.out_s) == pytest.approx((exp(0.5) * 1e-3, exp(0.5) * 2e-3))
     assert Draw(1.0, 1.0, 99.0, (), 1.0, False).of_server(ServerFit(in_s=0.09)).in_s > 1
+
+
+def test_the_tenth_and_the_ninetieth_percentile_are_those_of_the_residuals_about_their_middle() -> None:
+    """A score of 1.2816 is the ninetieth of a hundred. The fit has the median in it already: kernels draw about it."""
+    skewed = Residuals(num_rows=9, p10=-0.4, p50=0.1, p90=0.3)
+    for score, end in ((1.2816, 0.3), (-1.2816, -0.4), (0.0, 0.1)):
+        assert log(LogNormal.of(skewed).at(score)) == pytest.approx(end)
+        common = load_kernel_errors().of("gemm")
+        factor = draw(scores=(score,) * NUM_SCORES).kernel("gemm", skewed)
+        assert log(factor) == pytest.approx(common * (end - 0.1))
+
+
+def test_what_is_left_of_an_error_without_an_independent_part_of_it() -> None:
+    """5 = sqrt(3^2 + 4^2), 13 = sqrt(5^2 + 12^2); centres add up."""
+    left = LogNormal(0.3, 0.05, 0.13).beyond(LogNormal(0.1, 0.03, 0.05))
+    assert left == pytest.approx((0.2, 0.04, 0.12))
+    assert LogNormal(0.0, 0.05, 0.05).beyond(LogNormal(0.0, 0.06, 0.06)) == (0.0, 0.0, 0.0)
+
+
+def test_factors_on_steps_and_prompts_act_on_the_host_alike_in_seconds_and_in_ticks() -> None:
+    """2 ms a step and 5 ms more with a prompt: twice as long, and of what prompts add 1.5 times that."""
+    host = HostFit(serial_step_s=2e-3, prompt_step_s=5e-3, captured_tokens=512)
+    timer = OperatorTimer(load_hardware("h100-sxm-80gb"), Calibration(device="x", engine="test", host=host))
+    found = Host(GRAPH, timer, draw(step=2.0, prompt=1.5))
+    for shape, serial_s in ((DECODES, 4e-3), (PROMPTS, 4e-3 + 15e-3)):
+        assert found.seconds(shape)[0] == pytest.approx(serial_s)
+        assert found.ticks(shape)[0] == pytest.approx(serial_s * 1e12)

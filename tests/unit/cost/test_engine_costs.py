@@ -73,6 +73,9 @@ def test_prompts_beyond_the_captured_size_are_launched_one_by_one_beside_the_dev
     assert found.hidden_host_s == pytest.approx(hidden_s)
     serial_s = 2e-4 + launched * 5e-3
     assert found.duration_s == pytest.approx(serial_s + max(hidden_s, found.device_s))
+    assert GraphPricer(StepTables(graph, time)).price(prompt(tokens)) / 1e12 == pytest.approx(
+        found.duration_s, rel=1e-3
+    )
 
 
 def test_launches_queue_up_however_steps_are_planned():

@@ -115,3 +115,13 @@ def test_loads_without_tile_counts_are_taken_as_even():
     bare = replace(work, extent=work.extent._replace(tiles=()))
     known, even = (time_experts(each, FITS[0], DEVICES[1]).duration_s for each in (work, bare))
     assert even == pytest.approx(known, rel=0.3)
+
+
+def test_kernels_that_move_all_slots_move_those_of_other_ranks_experts_too():
+    """4 experts a token, of which a rank of four has one on average: three rows of a token more."""
+    ffn, moved = MoEFFN(64, 4, 768), GroupedExpertsFit(moves_all_slots=True)
+    work = work_of(1000, ffn, FORMATS[0], ranks=4)
+    gate_up, silu, down, combine = 4096 + 2 * 768, 3 * 768, 768 + 4096, 4096  # elements of a row, read and written
+    row_bytes = 2 * (gate_up + silu + down + combine)
+    more, own = (time_experts(work, fit, DEVICES[1]).duration_s for fit in (moved, GroupedExpertsFit()))
+    assert more - own == pytest.approx(3000 * row_bytes * moved.passes / DEVICES[1].bandwidth, rel=1e-6)

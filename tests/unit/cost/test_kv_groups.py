@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import MemoryPlan, plan_memory
 from perfmodel.cost.memory.groups import kv_groups, state_blocks
-from perfmodel.models.architecture import Attention
+from perfmodel.models.architecture import Attention, GatedDeltaNet
 from perfmodel.specs import load_hardware, load_model
 from perfmodel.specs.engine.spec import EngineSpec
 
@@ -160,3 +160,15 @@ def test_what_a_server_starts_with_by_default_fits() -> None:
     """vLLM serves Qwen3.5-27B on one H200, with 1,024 sequences at most, of which as many run as there are states."""
     plan = plan_memory(load_model("qwen3.5-27b"), load_hardware("h200-sxm"), EngineSpec(max_num_seqs=1024))
     assert 100 < plan.max_batch(2048) < 1024
+
+
+def test_states_lie_in_blocks_beside_attention_of_one_kind():
+    """Of one layer with a window, and of one with another state, blocks have no common size."""
+    model = load_model("qwen3.5-27b")
+    assert state_blocks(model, H100, EngineSpec()) is not None
+    layers = list(model.iter_layers())
+    for kind, changed in ((Attention, {"window": 128}), (GatedDeltaNet, {"num_value_heads": 16})):
+        place = next(i for i, layer in enumerate(layers) if isinstance(layer.mixer, kind))
+        other = replace(layers[place], mixer=replace(layers[place].mixer, **changed))
+        mixed = [*layers[:place], other, *layers[place + 1 :]]
+        assert state_blocks(replace(model, layers=tuple((layer, 1) for layer in mixed)), H100, EngineSpec()) is None

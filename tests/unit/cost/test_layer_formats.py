@@ -91,3 +91,9 @@ def test_what_is_not_there_is_refused(rule, says):
 def test_shared_layers_have_one_format():
     with pytest.raises(SpecError, match="share the weights"):
         scenario("model_changes.share_layers=1", "engine.quantization_by_layer=[{quantization: w8a16}]")
+
+
+def test_layers_are_counted_from_the_first_and_from_the_last():
+    found = scenario("engine.quantization_by_layer=[{layers: [-1, -3, 2], quantization: w4a16}]")
+    layers = served_model(found.model, found.engine).iter_layers()
+    assert [index for index, layer in enumerate(layers) if layer.formats] == [2, 29, 31]

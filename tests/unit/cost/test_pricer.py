@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost import Calibration, FamilyFit, GraphPricer, HostFit, OperatorTimer, StepTables, estimate_step
+from perfmodel.cost import (
+    Calibration,
+    FamilyFit,
+    GraphPricer,
+    HostFit,
+    OperatorTimer,
+    StepTables,
+    estimate_step,
+    peak_flops_per_s,
+)
+from perfmodel.cost.steps.tables import Usage
 from perfmodel.models.changes import CHANGES
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.ops import BatchShape, StepGraph, build_graph, decode_shape
@@ -142,3 +152,37 @@ def test_a_run_under_way_counts_all_the_same_when_other_costs_are_dropped(
     flops = sum(estimate_step(graph, timer, shape).flops for shape in shapes)
     flops += sum(estimate_step(graph, timer, decode_shape(8, 1000 + i)).flops for i in range(20))
     assert pricer.usage().flops == pytest.approx(flops, rel=1e-9)
+
+
+def test_usage_of_many_steps_is_so_many_times_that_of_one() -> None:
+    one = Usage(1.0, 2.0, 3.0, 0.5, {"compute": 4.0, "memory": 5.0, "communication": 6.0, "overhead": 7.0})
+    total = Usage()
+    total.add(one, 3.0)
+    total.add(one, 1.0)
+    assert (total.flops, total.peak_compute_s, total.hbm_bytes, total.unspent_compute_s) == (4.0, 8.0, 12.0, 2.0)
+    assert total.bound_s == {"compute": 16.0, "memory": 20.0, "communication": 24.0, "overhead": 28.0}
+    assert total.busy_s == 88.0
+
+
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
+def test_utilisation_is_over_the_whole_step_and_the_shares_are_all_of_it(calibration: str) -> None:
+    """A small step, in which the host is longer than the device where there is one."""
+    graph, timer = graph_and_timer("llama-3.1-8b", calibration)
+    found = estimate_step(graph, timer, decode_shape(2, 100))
+    assert (found.duration_s > found.device_s) == (calibration == "fitted")
+    assert found.hbm_bytes == pytest.approx(sum(row.count * row.work.hbm_bytes for row in found.rows))
+    assert found.flops == pytest.approx(sum(row.count * row.work.flops for row in found.rows))
+    assert found.mbu * found.duration_s * HARDWARE.memory_bandwidth == pytest.approx(found.hbm_bytes)
+    at_peaks = sum(row.count * row.work.flops / peak_flops_per_s(HARDWARE, row.work.rate) for row in found.rows)
+    assert found.mfu * found.duration_s == pytest.approx(at_peaks)
+    assert sum(found.bound_share.values()) == pytest.approx(1.0)
+
+
+def test_so_many_steps_reach_the_moment_at_which_they_end() -> None:
+    """To the picosecond, also where one line over the context ends and the next begins."""
+    run = GraphPricer(StepTables(*graph_and_timer("llama-3.1-8b", "datasheet"))).run(decode_shape(3, 200), (), 400)
+    for count in range(1, 400):
+        end = run.duration(count)
+        assert (run.steps_to_reach(end), run.steps_to_reach(end + 1), run.steps_to_reach(end - 1)) == (
+            count, count + 1, count,
+        )  # fmt: skip

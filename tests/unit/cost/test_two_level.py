@@ -51,6 +51,19 @@ def test_a_ring_leaves_each_node_once_for_all_its_cards(shape, kind):
     assert ring.hops_between + ring.hops_within == passes * (k - 1)
 
 
+@pytest.mark.parametrize(("num_ranks", "per_node"), [(12, 8), (10, 8), (11, 4)])
+def test_where_a_node_has_fewer_devices_its_own_limit_the_exchange(num_ranks, per_node):
+    """A rank there has most to send away; one on a full node most to its neighbours. A ring leaves the small node over
+    its few cards."""
+    nodes = [rank // per_node for rank in range(num_ranks)]
+    spread = spread_over(RankGroup("tensor", num_ranks), per_node)
+    (way,) = two_level("all_to_all", spread)
+    assert way.between == pytest.approx(max(sum(other != mine for other in nodes) for mine in nodes) / num_ranks)
+    assert way.within == pytest.approx(max(sum(other == mine for other in nodes) - 1 for mine in nodes) / num_ranks)
+    (ring,) = two_level("all_gather", spread)
+    assert ring.between == pytest.approx((num_ranks - 1) / num_ranks / min(nodes.count(node) for node in set(nodes)))
+
+
 @given(shapes, st.sampled_from(KINDS))
 def test_no_algorithm_moves_less_than_it_must(shape, kind):
     """What a node holds of a sum must leave it and the rest come in: S (N-1)/N over its cards, twice for an all-reduce

@@ -26,6 +26,11 @@ from perfmodel.files.units import Bytes, Milliseconds, Seconds, parse_quantity
         ("1.41 GHz", "Hz", 1.41e9),
         ("1e9", "bytes", 1e9),
         (".5 us", "s", 0.5e-6),
+        ("3 µs", "s", 3e-6),
+        ("3 ns", "ms", 3e-6),
+        ("1.5 h", "s", 5400),
+        ("7200 req/h", "requests/s", 2),
+        ("90 rpm", "requests/s", 1.5),
     ],
 )
 def test_units_convert_to_the_base_unit(text: str, dimension: str, expected: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.errors import SpecError
 from perfmodel.models import count_parameters, weight_bytes
+from perfmodel.models.architecture import Attention
 from perfmodel.models.changes import CHANGES
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
@@ -75,6 +76,10 @@ def test_a_window_in_every_second_layer() -> None:
     assert limited == [1028, None] * (LAYERS // 2)
     assert model.rolling_span is None
     assert changed(window=1024, sinks=4).rolling_span == 1028
+    layer = next(load_model(LLAMA).iter_layers())
+    assert isinstance(layer.mixer, Attention)
+    rolling = [(replace(layer, mixer=replace(layer.mixer, window=n, is_rolling=True)), 1) for n in (64, 512, 128)]
+    assert replace(load_model(LLAMA), layers=tuple(rolling)).rolling_span == 512
 
 
 def test_blocks_make_a_span() -> None:

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.weights.gguf import GGML_BLOCKS
-from perfmodel.models.weights.gguf_mixes import GGUF_MIXES
+from perfmodel.models.weights.gguf_mixes import GGUF_MIXES, tensor_formats
 from perfmodel.ops.formats import served_model
 from perfmodel.specs import EngineSpec, load_model
 
@@ -45,6 +45,16 @@ def test_every_type_serves_any_card_in_fewer_bytes_than_16_bits(quantization):
     for name in ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v2-lite", "smollm2-135m"):
         plain, small = load_model(name), served(name, quantization)
         assert sum(weight_bytes(small).values()) < 0.6 * sum(weight_bytes(plain).values())
+
+
+def test_which_layers_of_q4_k_m_have_six_bits():
+    """llama.cpp's log of Llama-2-7B: `blk.N.attn_v` and `blk.N.ffn_down` in Q6_K for the first and last four of 32
+    layers and 6, 9, ..., 27; all other tensors of layers in Q4_K."""
+    found = tensor_formats(load_model("llama-2-7b"), "q4_k_m")
+    wide = [*range(4), *range(6, 28, 3), *range(28, 32)]
+    for tensor in ("v", "down"):
+        assert [i for i, layer in enumerate(found) if layer[tensor] == "q6_k"] == wide
+    assert {layer[tensor] for layer in found for tensor in ("qk", "out", "up")} == {"q4_k"}
 
 
 def test_names_are_told_in_any_case_and_a_misspelt_one_has_a_neighbour():

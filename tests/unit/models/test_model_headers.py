@@ -88,6 +88,13 @@ def test_a_gguf_in_blocks_says_how_many_bits(tmp_path: Path) -> None:
     assert {"embedding", "lm_head"} <= model.quantization.kept  # a table of words in BF16
 
 
+def test_the_format_of_most_weights_is_the_files_not_that_of_most_tensors(tmp_path: Path) -> None:
+    small = {f"blk.0.attn_{name}.weight": ((512, 512), Q8_0) for name in ("q", "k", "v", "output")}
+    large = {f"blk.0.ffn_{name}.weight": ((512, 1408), Q4_K) for name in ("gate", "up", "down")}
+    model = load_model(write_gguf(tmp_path / "tiny.gguf", LLAMA_META, LLAMA_TENSORS | small | large))
+    assert model.quantization.weights == "q4_k"
+
+
 def test_a_table_of_words_in_blocks_is_counted_so(tmp_path: Path) -> None:
     tensors = LLAMA_TENSORS | dict.fromkeys(("token_embd.weight", "output.weight"), ((512, 8192), Q8_0))
     tensors |= {f"blk.0.ffn_{name}.weight": ((512, 1408), Q4_K) for name in ("gate", "up", "down")}

@@ -1,6 +1,7 @@
 """Parameter counts: derived by hand, published, and linear in the number of layers."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,14 @@ from perfmodel.files.catalog import find_file
 from perfmodel.models import (
     Attention,
     DenseFFN,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
     Layer,
+    Mamba,
+    Mixer,
     ModelSpec,
+    MoEFFN,
     QuantizationSpec,
     count_parameters,
     layer_parameters,
@@ -19,6 +26,7 @@ from perfmodel.models import (
     load_model,
     weight_bytes,
 )
+from perfmodel.models.architecture import LinearAttention
 from perfmodel.models.cards import load_card
 
 
@@ -106,6 +114,81 @@ def test_deepseek_v3_by_hand() -> None:
     assert counted.total == 671_026_419_200
     assert counted.active == 671_026_419_200 - 58 * 248 * 44_040_192 - 129280 * 7168
     assert counted.active == pytest.approx(37e9, rel=0.015)  # the report's figure
+
+
+def test_gpt_oss_20b_by_hand() -> None:
+    """d = 2880, 24 layers, 64 heads and 8 KV heads of 64 with biases and a sink a head, 32 experts of 2880, V = 201088.
+
+    attention 2880 * (4096 + 2 * 512) + 4096 * 2880, biases 4096 + 1024 + 2880, sinks 64      = 26,550,144
+    experts   32 * (3 * 2880^2 + 3 * 2880) = 796,538,880; router 32 * 2880 + 32 = 92,192; norms 5,760
+    total     24 * 823,186,976 + 2 V d + d = 20,914,757,184, which the checkpoint's header says, too.
+    """
+    assert count_parameters(load_model("gpt-oss-20b")).total == 20_914_757_184
+
+
+def test_an_indexer_adds_its_queries_a_key_a_weight_for_each_head_and_a_norm() -> None:
+    """DeepSeek-V3.2 is V3 and in each of 61 layers 1536 * 64 * 128 + 7168 * 128 + 7168 * 64 + 2 * 128."""
+    added = count_parameters(load_model("deepseek-v3.2")).total - count_parameters(load_model("deepseek-v3")).total
+    assert added == 61 * (12_582_912 + 917_504 + 458_752 + 256)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "weights", "norms"),
+    [
+        # d = 512. q 512 * 4 * 64, k and v 512 * 2 * 64 each, o 4 * 64 * 512; norms over 4 + 2 heads of 64, or one of 64
+        (Attention(4, 2, 64, 64, qk_norm=True, qk_norm_width="all_heads"), 393_216, 6 * 64),
+        (Attention(4, 2, 64, 64, qk_norm=True), 393_216, 2 * 64),
+        # the gate is as wide as the output: 512 * 4 * 32 more; keys of 64, values of 32
+        (Attention(4, 2, 64, 32, output_gate=True), 512 * (256 + 128 + 128 + 64) + 128 * 512, 0),
+        # q, k of 2 * 16, v, z of 4 * 32: 512 * 320; a, b 512 * 8; 4 taps of 2 * 32 + 128; A, dt 8; o 128 * 512
+        (GatedDeltaNet(2, 4, 16, 32, 4), 163_840 + 4_096 + 768 + 8 + 65_536, 32),
+        # Mamba-2: z, x of 8 * 16, B, C of 2 * 32, dt 8: 512 * 392; 256 channels of 4 taps and a bias; A, D, dt; o
+        (Mamba(8, 16, 32, 2, 4), 200_704 + 1_280 + 24 + 65_536, 128),
+        # Mamba-1, 96 channels: 512 * 192; 96 * 5; x 96 * (8 + 32); dt 8 * 96 + 96; A 96 * 16; D 96; o 96 * 512
+        (Mamba(96, 1, 16, 1, 4, dt_rank=8), 98_304 + 480 + 3_840 + 864 + 1_536 + 96 + 49_152, 8 + 2 * 16),
+        # q_a, q_b 512 * 48 + 48 * 4 * 24; kv_a 512 * (32 + 8); kv_b 32 * 4 * (16 + 12); o 4 * 12 * 512
+        (LatentAttention(4, 48, 32, 16, 8, 12), 24_576 + 4_608 + 20_480 + 3_584 + 24_576, 48 + 32),
+        # a Performer's 16 random features of 64, for each of 2 KV heads; Linformer's 16 x 16
+        (LinearAttention("performer", 16, 4, 2, 64, 64), 393_216 + 2 * 16 * 64, 0),
+        (LinearAttention("linformer", 16, 4, 2, 64, 64), 393_216 + 2 * 16 * 16, 0),
+    ],
+)
+def test_mixers_by_hand(mixer: Mixer, weights: int, norms: int) -> None:
+    """All numbers of heads, sizes and widths differ, so that none stands for another; behind one norm of 512."""
+    counted = layer_parameters(ModelSpec("x", "llama", 512, 1000, 4096, ()), Layer(mixer, None))
+    assert counted.pop("norms") == 512 + norms
+    assert list(counted.values()) == [weights]
+
+
+@pytest.mark.parametrize(
+    ("ffn", "counts"),
+    [
+        (DenseFFN(96), {"dense_ffn": 3 * 64 * 96}),
+        (DenseFFN(96, gated=False, bias=True), {"dense_ffn": 2 * 64 * 96 + 96 + 64}),
+        (DenseFFN(96, up_rank=8, down_rank=4), {"dense_ffn": 8 * (64 + 192) + 4 * (96 + 64)}),
+        (
+            MoEFFN(6, 2, 40, 24, shared_gate=True, router_bias=True),
+            {"router": 64 * 6 + 6, "experts": 6 * 3 * 64 * 40, "shared_experts": 3 * 64 * 24 + 64},
+        ),
+        # experts in a latent space of 16, into which and out of which every token is projected
+        (MoEFFN(6, 2, 40, latent_size=16), {"router": 384, "experts": 6 * 3 * 16 * 40, "shared_experts": 2 * 64 * 16}),
+    ],
+)
+def test_feed_forward_blocks_by_hand(ffn: FeedForward, counts: dict[str, int]) -> None:
+    model = ModelSpec("x", "llama", 64, 1000, 4096, ((Layer(None, ffn), 3),))
+    assert layer_parameters(model, Layer(None, ffn)) == counts | {"norms": 64}
+    active = count_parameters(model).active_by_component
+    assert active.get("experts", 0) == 3 * counts.get("experts", 0) * 2 // 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "norms"),
+    [({}, 2), ({"post_norms": True}, 4), ({"shared_block_norm": True}, 1), ({"norm_bias": True}, 4)],
+)
+def test_norms_of_a_layer_by_hand(fields: dict[str, Any], norms: int) -> None:
+    layer = Layer(Attention(4, 2, 64, 64), DenseFFN(96))
+    model = ModelSpec("x", "llama", 512, 1000, 4096, ((layer, 1),), **fields)
+    assert layer_parameters(model, layer)["norms"] == norms * 512
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Number formats: bytes per weight, checkpoints' settings, and an engine's `quantization` and `dtype` arguments."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,3 +254,12 @@ def test_an_algorithm_of_modelopt_s_that_is_not_known_is_named() -> None:
     config = load_card(data_dir("models") / "tiny-llama.yaml").config
     with pytest.raises(SpecError, match=r"quantization_config: .*quant_algo 'W2A2_NEW', allowed are names with"):
         model_from_config({**config, "quantization_config": {"quant_algo": "W2A2_NEW"}}, "x")
+
+
+def test_quantized_weights_leave_the_cache_in_its_format() -> None:
+    cached = replace(QuantizationSpec(), kv_cache="int4", kv_group_size=64, kv_recent=((128, "bf16"),))
+    model = replace(load_model("tiny-llama"), quantization=cached)
+    found = with_quantization(model, "w4a16").quantization
+    assert (found.weights, found.kv_cache, found.kv_group_size, found.kv_recent) == (
+        "int4", "int4", 64, ((128, "bf16"),),
+    )  # fmt: skip

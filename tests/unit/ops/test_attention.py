@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import Indexer, LatentAttention
+from perfmodel.models.cards import load_model
+from perfmodel.models.kv_formats import Surplus
+from perfmodel.ops import BatchShape, build_graph
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.latent import (
     absorb,
@@ -18,6 +21,7 @@ from perfmodel.ops.attention.latent import (
     sparse_prefill,
 )
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.specs.engine.spec import EngineSpec
 
 HEADS = Heads(32, 8, 128, 128, "bf16", 2.0, 2.0)
 DEEPSEEK = LatentAttention(128, 1536, 512, 128, 64, 128)
@@ -90,12 +94,8 @@ def test_chunked_prefill_reads_the_cache_again():
     assert chunks == pytest.approx(whole * (1 + 2 + 3 + 4) / 4)
 
 
-def test_prefills_of_a_step_add_up():
-    together = flash_prefill([(100, 7), (900, 0)], HEADS)
-    apart = [flash_prefill([p], HEADS) for p in ((100, 7), (900, 0))]
-    assert together.flops == sum(work.flops for work in apart)
-    assert together.hbm_bytes == sum(work.hbm_bytes for work in apart)
-    assert together.num_kernels == 1
+def test_prompts_of_a_step_share_a_launch():
+    assert flash_prefill([(100, 7), (900, 0)], HEADS).num_kernels == 1
 
 
 def test_splits_fill_the_machine_only_when_asked():
@@ -158,3 +158,63 @@ def test_index_scores_by_hand():
     """One prefill of 3 tokens: 1 + 2 + 3 pairs, 64 heads of 128, 2 FLOPs each."""
     assert index_prefill([(3, 0)], Indexer(64, 128, 2048)).flops == 2 * 6 * 64 * 128
     assert index_decode(2, 50, Indexer(64, 128, 2048)).flops == 2 * 50 * 64 * 128
+
+
+def test_index_scores_are_written_and_read_in_fp32():
+    """By hand: 6 pairs of 8 bytes, queries of 64 heads of 128 in FP8, 3 keys of 128 in FP8."""
+    indexer = Indexer(64, 128, 2048)
+    prompt, decode = index_prefill([(3, 0)], indexer), index_decode(2, 50, indexer)
+    assert (prompt.activation_bytes, prompt.kv_bytes) == (6 * (4 + 4) + 3 * 64 * 128, 3 * 128)
+    assert (decode.activation_bytes, decode.kv_bytes) == (50 * (4 + 4) + 2 * 64 * 128, 50 * 128)
+
+
+def test_each_head_has_a_matrix_of_its_own_to_absorb():
+    """W_UK of DeepSeek-V3: 128 heads of 128 x 512 weights, whatever the tokens."""
+    one, many = (absorb("absorb_query", tokens, 128, 512, 128, "bf16", 2.0) for tokens in (1, 64))
+    assert one.weight_bytes == many.weight_bytes == 2 * 128 * 512 * 128
+    assert many.flops == 64 * 2 * 128 * 512 * 128
+
+
+def test_latents_in_the_cache_are_expanded_again_for_every_chunk():
+    """Two chunks of 100 tokens: keys and values of 100, then of 200; a prompt at once: of 200."""
+    graph = build_graph(load_model("deepseek-v2-lite"))
+    expand = next(node for node in graph.nodes if node.name == "kv_b_proj")
+    rows = [expand.work(BatchShape(100, 1, ((100, cached),))).extent.m for cached in (0, 100)]
+    assert rows == [100, 200]
+
+
+def test_queries_and_keys_are_rotated_and_values_are_not():
+    """Llama-3.1-8B: 32 + 8 heads of 128, read and written in 16 bits. DeepSeek-V2-Lite: the rotary 64 elements of 16
+    query heads and of the one key that all share."""
+    for name, elements in (("llama-3.1-8b", (32 + 8) * 128), ("deepseek-v2-lite", (16 + 1) * 64)):
+        rope = next(node for node in build_graph(load_model(name)).nodes if node.name == "rope")
+        assert rope.work(BatchShape(10, 0)).hbm_bytes == 10 * elements * 2 * 2
+
+
+def test_a_norm_over_all_heads_needs_the_squares_of_queries_and_of_keys_of_all_ranks():
+    """OLMo-2: two sums in fp32 a token."""
+    graph = build_graph(load_model("olmo-2-7b"), EngineSpec(tensor_parallel_size=2))
+    message = next(node for node in graph.nodes if node.name == "qk_norm_all_reduce").work(BatchShape(10, 0)).message
+    assert (message.bytes_, message.num_ranks) == (10 * 2 * 4, 2)
+
+
+def test_a_token_moves_on_through_the_formats_of_its_age():
+    """Enters in 16 bits; for each that enters one goes from 16 to 8, read and written, and one from 8 to 4."""
+    heads = replace(HEADS, kv_element_bytes=0.5, surplus=(Surplus(64, 1.0, 0.0), Surplus(192, 0.5, 0.0)))
+    assert heads.written_bytes == 2 + (2 + 1) + (1 + 0.5)
+    assert HEADS.written_bytes == 2
+
+
+@given(st.integers(1, 100_000), st.integers(1, 64), st.floats(0.05, 1.0), st.sampled_from([1, 16, 64, 128]))
+def test_sparse_heads_see_their_share_in_whole_blocks_and_never_more_than_there_is(context, seqs, fraction, block):
+    visible = replace(HEADS, fraction=fraction, block=block).visible(context * seqs, seqs)
+    assert fraction * context * seqs <= visible * (1 + 1e-9)
+    assert visible <= min(context * seqs, fraction * context * seqs + seqs * block)
+
+
+def test_half_of_the_keys_are_half_of_the_bytes():
+    """Beyond half a block a sequence, which is lost to rounding."""
+    dense = attention_decode(4, 4 * 10_000, HEADS)
+    half = attention_decode(4, 4 * 10_000, replace(HEADS, fraction=0.5, block=64))
+    assert half.kv_bytes == dense.kv_bytes * (5000 + 32) / 10_000
+    assert half.flops == dense.flops * (5000 + 32) / 10_000

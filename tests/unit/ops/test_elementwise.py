@@ -1,10 +1,48 @@
-"""Norms and writes of the cache by hand: what one kernel moves, and what the operators of an expression do."""
+"""Kernels that pass over their elements once, by hand: what one moves, and what the operators of an expression do."""
 
 import pytest
 
-from perfmodel.ops.elementwise import kv_concat, kv_write, rms_norm
+from perfmodel.ops import Work
+from perfmodel.ops.elementwise import (
+    activation,
+    embedding,
+    gate,
+    kv_concat,
+    kv_write,
+    residual_add,
+    rms_norm,
+    rope,
+    sample,
+)
 
 N, D, B = 7, 64, 2.0
+
+
+@pytest.mark.parametrize(
+    ("work", "tensors", "kernels"),
+    [
+        (activation(N, D, B, is_fused=True), 2 + 1, 1),  # silu(g) * u: g and u read, the product written
+        (activation(N, D, B, is_fused=False), (1 + 1) + (2 + 1), 2),  # silu(g), then the product
+        (activation(N, D, B, function="gelu", is_gated=False, is_fused=True), 1 + 1, 1),
+        (activation(N, D, B, function="relu2", is_gated=False, is_fused=False), (1 + 1) + (1 + 1), 2),  # relu, square
+        (gate("gate", N, D, B), 2 + 1, 1),
+        (gate("gate", N, D, B, is_fused=False), (1 + 1) + (2 + 1), 2),  # sigmoid(g), then the product
+        (residual_add("add", N, D, B), 2 + 1, 1),
+        (embedding(N, D, B), 1 + 1, 1),  # a row read and written
+        (embedding(N, D, B, num_tables=2), 2 + 1, 1),  # a word's row and a position's, their sum
+        (rope(N, D, B), 1 + 1, 1),  # in place
+        # x cos + rotate_half(x) sin: one half negated, both put together, two products, a sum
+        (rope(N, D, B, is_fused=False), (0.5 + 0.5) + (1 + 1) + (1 + 1) + (1 + 1) + (2 + 1), 10),
+    ],
+)
+def test_a_kernel_moves_the_tensors_that_it_reads_and_writes(work: Work, tensors: float, kernels: int) -> None:
+    assert (work.hbm_bytes, work.num_kernels) == (tensors * N * D * B, kernels)
+
+
+def test_greedy_sampling_casts_logits_and_takes_the_largest() -> None:
+    """2 bytes read and 4 written by the cast to fp32, 4 read by the argmax; whatever sorts moves more."""
+    assert sample(N, 1000).hbm_bytes == N * 1000 * (2 + 4 + 4)
+    assert sample(N, 1000).hbm_bytes < sample(N, 1000, "random").hbm_bytes < sample(N, 1000, "top_p").hbm_bytes
 
 
 def test_a_norm_reads_and_writes_its_rows_once() -> None:

@@ -269,3 +269,17 @@ def test_windowed_layers_read_their_window_only():
     bytes_of = totals(graph, decode_shape(4, 5000, model.attention_spans), "kv_bytes")
     full, window = bytes_of["attention_decode@full"], bytes_of["attention_decode@window_128"]
     assert full / window == pytest.approx(5000 / 128)
+
+
+@pytest.mark.parametrize("on_device", [0, 10, 32, 33])
+def test_the_host_computes_the_layers_that_are_not_on_the_device(on_device):
+    """Of 32 layers the first; the table of words always; the head, a 33rd, where all others are on the device."""
+    graph = build_graph(
+        load_model("llama-3.1-8b"), EngineSpec(profile="llamacpp", n_gpu_layers=on_device, cpu="xeon-8480plus")
+    )
+    counts = {node.name: node.count for node in graph.nodes}
+    layers = min(on_device, 32)
+    assert counts.get("qkv_proj", 0) == layers
+    assert counts.get("qkv_proj@host", 0) == 32 - layers
+    assert "embedding@host" in counts
+    assert ("lm_head" in counts, "lm_head@host" in counts) == (on_device == 33, on_device != 33)

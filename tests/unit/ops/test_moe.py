@@ -52,6 +52,12 @@ def test_distinct_ranks_match_simulated_routing(groups, top_groups, num_ranks):
     assert distinct_ranks(ffn, num_ranks) == pytest.approx(reached / runs, rel=0.03)
 
 
+@given(st.integers(1, 8), st.sampled_from([(1, 1), (8, 4), (8, 2)]))
+def test_ranks_of_one_expert_each_are_as_many_as_a_token_has_experts(top_k, groups):
+    ffn = MoEFFN(256, top_k, 2048, num_groups=groups[0], top_k_groups=groups[1])
+    assert distinct_ranks(ffn, 256) == pytest.approx(top_k)
+
+
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 5000))
 def test_expert_parallel_ranks_share_out_all_assignments(num_ranks, num_tokens):
     load, whole = uniform_routing(MIXTRAL, num_tokens, num_ranks), uniform_routing(MIXTRAL, num_tokens, 1)

@@ -39,6 +39,33 @@ def test_every_token_is_in_one_place(counts, num_ranks, num_redundant):
 
 
 @settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(0.1, 100.0), min_size=4, max_size=32), st.integers(1, 40))
+def test_no_copy_would_do_more_for_another_expert(loads, num_redundant):
+    """Of an expert with several copies one fewer would load each as much as the most loaded copy of all, or more."""
+    loads = np.array(loads)
+    copies = place_experts(loads, 4, num_redundant).copies
+    copied = copies > 1
+    assert (loads[copied] / (copies[copied] - 1) >= (loads / copies).max() * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        ExpertRouting(),
+        ExpertRouting(distribution="power_law", alpha=1.5),
+        ExpertRouting(distribution="recorded", popularity=tuple(float(i**3) for i in range(1, 65))),
+    ],
+)
+@pytest.mark.parametrize("top_k", [1, 6, 40, 64])
+def test_a_token_has_so_many_experts_and_each_at_most_once(routing, top_k):
+    """Also where proportion alone would choose the most popular expert more than once."""
+    chances = popularity_of(routing)(64, top_k)
+    assert chances.sum(axis=1) == pytest.approx(np.full(len(chances), top_k))
+    assert (chances >= 0).all()
+    assert (chances <= 1 + 1e-9).all()
+
+
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.1, 100.0), min_size=8, max_size=32), st.sampled_from([2, 4, 8]))
 def test_the_most_popular_experts_are_apart(loads, num_ranks):
     placed = place_experts(np.array(loads), num_ranks)
@@ -105,3 +132,12 @@ def test_skew_drops_more_and_room_drops_less():
     # Binomial(640, 6/64) about its mean of 60: E max(X - 60, 0) = sd / sqrt(2 pi) = 7.37 * 0.399.
     assert shares[0] == pytest.approx(7.37 * 0.399 / 60, rel=0.1)
     assert dropped_share(BLOCK, 640, 1.0, skewed) > 3 * shares[0]
+
+
+def test_a_recorded_popularity_is_that_of_the_experts_and_stretched_about_their_middles():
+    """8, 4, 2 and 2 of 16 tokens. Of twice as many experts the outermost have as much as those recorded, in between in
+    proportion: 8, 7, 5, 3.5, 2.5, 2, 2, 2 of 32."""
+    recorded = popularity_of(ExpertRouting(distribution="recorded", popularity=(2.0, 8.0, 4.0, 2.0)))
+    for count, shares in ((4, (8, 4, 2, 2)), (8, (8, 7, 5, 3.5, 2.5, 2, 2, 2))):
+        chances = -np.sort(-recorded(count, 1), axis=1)
+        assert chances == pytest.approx(np.tile(np.array(shares) / sum(shares), (len(chances), 1)))

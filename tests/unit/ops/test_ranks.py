@@ -1,10 +1,12 @@
-"""Ranks over nodes: vLLM's layout, and how groups fall on nodes."""
+"""Ranks over nodes: vLLM's layout, how groups fall on nodes, what each rank holds, and messages between one rank."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send_recv
 from perfmodel.ops.messages import RankGroup, spread_over
+from perfmodel.ops.sharding import Sharding, stages
 
 degrees = st.integers(1, 5)
 
@@ -66,3 +68,36 @@ def test_what_crosses_a_pipeline_is_the_mean_over_its_stages(tp, pp, dp, devices
     assert spread_over(RankGroup("pipeline", tp, pp, dp), devices_per_node).crossing == pytest.approx(
         sum(each) / len(each)
     )
+
+
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 4), st.integers(0, 40))
+def test_ranks_hold_all_of_what_they_share_out_and_none_more_than_one_beyond_its_share(count, tp, dp, copies):
+    """Heads and columns over the ranks of a tensor-parallel group, experts with their copies over all; of fewer KV
+    heads than ranks each rank has one."""
+    shard = Sharding(tp, dp=dp, is_expert_parallel=True, num_redundant_experts=copies)
+    for held, ranks, whole in (
+        (shard.columns(count), tp, count),
+        (shard.kv_heads(count), tp, count),
+        (shard.local_experts(count), tp * dp, count + copies),
+    ):
+        assert held >= 1
+        assert whole <= held * ranks < whole + ranks
+
+
+@given(st.integers(1, 120), st.integers(1, 16))
+def test_stages_hold_all_layers_and_the_last_none_more_than_another(num_layers, num_stages):
+    """vLLM: the last stage has the head besides, so what is left over goes to those before it."""
+    spans = stages(max(num_layers, num_stages), num_stages)
+    assert [layer for span in spans for layer in span] == list(range(max(num_layers, num_stages)))
+    sizes = [len(span) for span in spans]
+    assert sizes[-1] == min(sizes)
+    assert max(sizes) <= min(sizes) + 1
+
+
+@pytest.mark.parametrize("collective", [all_reduce, all_gather, reduce_scatter, all_to_all, send_recv])
+def test_one_rank_alone_has_nobody_to_send_to(collective):
+    for payload, ranks in ((1e6, 1), (1e6, RankGroup("tensor", 1, dp=4)), (0, 8)):
+        work = collective(payload, ranks)
+        assert (work.message, work.num_kernels) == (None, 0)
+    message = collective(1e6, RankGroup("tensor", 4)).message
+    assert (message.kind, message.bytes_, message.num_ranks) == (collective.__name__, 1e6, 4)

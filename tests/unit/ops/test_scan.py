@@ -1,5 +1,7 @@
 """Recurrent mixers: counts by hand, and the laws they obey."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,14 @@ def test_states_in_16_bits_move_half_the_bytes():
     assert seconds[1] / seconds[0] == pytest.approx(16 / 30, abs=0.06)
 
 
+def test_prompts_leave_their_states_in_the_format_that_is_kept():
+    """Between the chunks of a prompt they are in fp32 all the same."""
+    whole, half = state(DELTA), state(replace(DELTA, state_format="bf16"))
+    scans = [chunked_delta_rule([(640, 0)], each) for each in (whole, half)]
+    assert scans[1].kv_bytes == scans[0].kv_bytes / 2 == 2 * 2 * whole.state_elements
+    assert scans[1].activation_bytes == scans[0].activation_bytes
+
+
 def test_chunked_ssd_by_hand():
     """Per token: 2 x 256 x (128 x 8 groups + 64 x 128 heads) + 4 x 128 x 64 x 128."""
     per_token = 2 * 256 * (128 * 8 + 64 * 128) + 4 * 128 * 64 * 128
@@ -72,6 +82,22 @@ def test_chunked_delta_rule_by_hand():
     """Per token and head: 2 x 64 (3 x 128 + 2 x 128) + 64^2 + 6 x 128 x 128."""
     per_head = 2 * 64 * 5 * 128 + 64 * 64 + 6 * 128 * 128
     assert chunked_delta_rule([(640, 0)], state(DELTA)).flops == 640 * 32 * per_head
+
+
+@pytest.mark.parametrize(
+    ("work", "mixer", "chunks"),
+    [
+        (chunked_ssd([(1024, 0), (512, 0)], state(MAMBA2), 256), MAMBA2, 6),
+        (chunked_delta_rule([(640, 0), (320, 0)], state(DELTA)), DELTA, 15),
+        (selective_scan([(1000, 0), (500, 0)], state(MAMBA1)), MAMBA1, 0),  # in SRAM from the first token to the last
+    ],
+)
+def test_each_chunk_and_each_prompt_reads_and_writes_a_state(work, mixer, chunks):
+    """Two prompts. States between chunks are in fp32, rows in 16 bits."""
+    each = 2 * state(mixer).state_elements * 4
+    tokens = {MAMBA2: 1536, DELTA: 960, MAMBA1: 1500}[mixer]
+    assert work.kv_bytes == 2 * each
+    assert work.activation_bytes == tokens * state(mixer).inputs * 2 + chunks * each
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))

@@ -60,3 +60,15 @@ def test_keys_and_values_are_read_once_and_multiplied_for_every_query(name: str)
             assert verified[node].kv_bytes == pytest.approx(work.kv_bytes, rel=0.04)  # a window of 128 and 4 more
         if work.family == "scan" and work.kv_bytes:  # the state is read once, and kept after each token
             assert verified[node].kv_bytes == pytest.approx(3 * work.kv_bytes)
+
+
+def test_prompts_and_decodes_of_a_step_are_all_of_it() -> None:
+    """Set apart: tokens, samples and contexts add up; tokens of other ranks are beside either."""
+    shape = BatchShape(506, 8, ((300, 0), (200, 50)), 6, 900, (600,), group_tokens=1500)
+    prompts, decodes = shape.apart
+    assert (prompts.num_tokens, prompts.num_samples, prompts.prefills) == (500, 2, shape.prefills)
+    assert (decodes.num_tokens, decodes.num_samples, decodes.decode_context) == (6, 6, 900)
+    assert prompts.num_decodes == 0
+    assert not decodes.prefills
+    others = 1500 - 506
+    assert (prompts.group_tokens, decodes.group_tokens) == (500 + others, 6 + others)

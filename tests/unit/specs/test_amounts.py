@@ -72,3 +72,41 @@ def test_the_limits_leave_room_for_what_is_large() -> None:
     assert traffic.expected_requests == 86_400_000
     assert Traffic.model_validate(BASE | {"arrivals": {"rate": 9}, "num_requests": 7}).expected_requests == 7
     assert PlanSpec(finalists=100, seeds=10).finalists == 100
+
+
+@pytest.mark.parametrize(
+    ("traffic", "count"),
+    [
+        ({"arrivals": {"stages": [{"rate": 2, "duration_s": 60}, {"rate": 5, "duration_s": 10}]}}, 170),
+        ({"arrivals": {"rate": 3}, "duration_s": 20}, 60),
+        ({"arrivals": {"rate": 3}, "duration_s": 20, "num_requests": 50}, 50),
+        ({"arrivals": {"rate": 3}, "duration_s": 20, "num_requests": 90}, 60),
+        ({"arrivals": {"rate": 3}, "num_requests": 90}, 90),
+    ],
+)
+def test_requests_are_rate_times_time_or_as_many_as_are_asked_for(traffic: dict[str, Any], count: float) -> None:
+    assert Traffic.model_validate(BASE | traffic).expected_requests == count
+
+
+def test_the_mean_of_lengths_before_they_are_clipped() -> None:
+    lengths = [
+        {"distribution": "fixed", "value": 12},
+        {"distribution": "uniform", "low": 4, "high": 20},
+        {"distribution": "exponential", "mean": 12},
+        {"distribution": "lognormal", "mean": 12, "p99": 100},
+        {"distribution": "empirical", "values": [6, 10, 20]},
+    ]
+    found = [Traffic.model_validate(BASE | {"num_requests": 9, "input_tokens": each}).input_tokens for each in lengths]
+    assert [each.mean_tokens for each in found if each is not None] == [12] * 5
+
+
+@pytest.mark.parametrize(("p99", "is_possible"), [(12.5, True), (170.0, True), (12.0, False), (180.0, False)])
+def test_the_99th_percentile_of_a_lognormal_is_at_most_15_times_its_mean(p99: float, is_possible: bool) -> None:
+    """exp(2.326^2 / 2) = 14.96."""
+    lengths = {"distribution": "lognormal", "mean": 12, "p99": p99}
+    given = BASE | {"num_requests": 9, "input_tokens": lengths}
+    if is_possible:
+        assert Traffic.model_validate(given).input_tokens is not None
+    else:
+        with pytest.raises(ValidationError, match=r"1 to 14.9 times the mean"):
+            Traffic.model_validate(given)

@@ -7,6 +7,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import Scenario, load_scenario, scenario_schema
+from perfmodel.specs.pools import AutoscalingSpec
 
 Write = Callable[..., Path]
 POOLS = "cluster={pools: [{role: prefill, replicas: 2}, {role: decode, engine: {tensor_parallel_size: 2}}]}"
@@ -89,3 +90,21 @@ def test_the_schema_knows_pools() -> None:
     assert {"role", "replicas", "engine", "hardware", "router"} | fleet == set(
         scenario_schema()["$defs"]["PoolSpec"]["properties"]
     )
+
+
+def test_a_new_replica_loads_its_weights_and_then_starts() -> None:
+    """16 GB at 2 GB/s and 4 s; unless the scenario says how long it takes."""
+    given = {"target": 4.0, "max_replicas": 3, "load_bandwidth_bytes_per_s": 2e9, "engine_start_s": 4.0}
+    assert AutoscalingSpec.model_validate(given).start_s(16e9) == 12.0
+    assert AutoscalingSpec.model_validate(given | {"cold_start_s": 7.0}).start_s(16e9) == 7.0
+
+
+@pytest.mark.parametrize(("replica", "is_there"), [(0, True), (2, True), (3, False)])
+def test_failures_are_of_replicas_that_there_may_be(scenario_file: Write, replica: int, is_there: bool) -> None:
+    """Three of them, counted from 0."""
+    failure = f"cluster={{replicas: 3, failures: {{events: [{{at_s: 10, replica: {replica}}}]}}}}"
+    if is_there:
+        assert load(scenario_file, failure).cluster.failures is not None
+    else:
+        with pytest.raises(SpecError, match="count from 0"):
+            load(scenario_file, failure)

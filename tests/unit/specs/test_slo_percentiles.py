@@ -61,6 +61,33 @@ def test_a_mean_is_screened_as_the_mean_of_requests_not_as_a_share_of_them() -> 
     assert max(used) <= 1 + 1e-9
 
 
+def test_a_speed_is_a_time_between_tokens_and_a_prompts_length_may_add_to_its_limit() -> None:
+    """25 tokens a second are 40 ms each; 240 words a minute of 3/4 of a word a token, 5.33 tokens a second."""
+    assert (SLO(tpot_ms=30).tpot_limit_ms, SLO(min_tokens_per_s=25).tpot_limit_ms) == (30, 40)
+    assert SLO(ttft_ms=9).tpot_limit_ms is None
+    reader = SLO(reading_words_per_minute=240)
+    assert reader.reading_speed == pytest.approx(240 / 60 / 0.75)
+    limits = SLO(ttft_ms=500, ttft_ms_per_input_token=0.5)
+    assert limits.ttft_limit_ms(1000) == 1000
+    assert SLO(ttft_ms_per_input_token=0.5).ttft_limit_ms(1000) == 500
+
+
+def test_a_percentile_is_met_at_its_limit_and_with_as_many_lost_as_it_leaves_out() -> None:
+    """Of the slowest in a hundred those that were lost are the slowest."""
+    limit = SLO(ttft_p99_ms=500).statistics[0]
+    assert limit.is_met(500.0, 0.01)
+    assert not limit.is_met(500.1)
+    assert not limit.is_met(100.0, 0.011)
+    assert not limit.is_met(None)
+
+
+def test_a_reader_stands_for_a_limit_between_tokens_and_the_tighter_of_both_is_planned_for() -> None:
+    for tpot_ms, planned in ((None, 50.0), (30, 30), (80, 50.0)):
+        assert SLO(reading_tokens_per_s=20, tpot_ms=tpot_ms).planned_ms("tpot") == planned
+    assert SLO(reading_tokens_per_s=20).limit_ms("tpot") is None
+    assert SLO(ttft_ms=9).planned_ms("ttft") == 9
+
+
 def test_a_higher_percentile_with_a_lower_limit_is_refused() -> None:
     with pytest.raises(SpecError, match=r"found ttft_p99_ms 400 below ttft_p90_ms 500"):
         load_scenario(NAME, ["slo={ttft_p99_ms: 400, ttft_p90_ms: 500}"])

@@ -1,6 +1,7 @@
 """What a scenario may say of speculation, and what it means."""
 
 import json
+import random
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,33 @@ def test_a_draft_model_has_the_vocabulary_of_the_model() -> None:
         load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={{{drafts}, model: qwen3-0.6b}}"])
     own = load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={{{drafts}, model: llama-3.2-1b}}"])
     assert own.engine.speculative_config is not None
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
+def test_a_pipelined_step_has_a_draft_where_all_was_right_before(rate: float) -> None:
+    """Counted in a chain of steps. With a draft of 3 a step brings 1 and as many as are right in a row, and the next
+    has a draft if these and the guess of the model's own token are right; else 1, and a draft next if a guess is."""
+    fields = {"method": "draft_model", "model": SMALL, "num_speculative_tokens": 3, "pipelined": True}
+    config = SpeculativeConfig.model_validate(fields | {"acceptance": {"rate": rate}})
+    rng, has_draft, tokens, steps = random.Random(5), False, 0, 40_000
+    for _ in range(steps):
+        right = [rng.random() < rate for _ in range(4)]
+        tokens += 1
+        if has_draft:
+            tokens += next((depth for depth in range(3) if not right[depth]), 3)
+        has_draft = all(right) if has_draft else right[0]
+    assert config.expected_tokens() == pytest.approx(tokens / steps, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("offered", "is_possible"), [(None, True), (60, True), (80, True), (100, True), (59, False), (101, False)]
+)
+def test_drafts_that_were_offered_are_no_fewer_than_accepted_and_no_more_than_examined(
+    offered: int | None, is_possible: bool
+) -> None:
+    given = {"examined": (100, 60), "accepted": (60, 30), "offered": offered}
+    if is_possible:
+        assert MeasuredAcceptance.model_validate(given).offered == offered
+    else:
+        with pytest.raises(ValidationError, match=f"found {offered} offered"):
+            MeasuredAcceptance.model_validate(given)

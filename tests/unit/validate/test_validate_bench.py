@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from perfmodel.calibrate.bench.scenarios import GivenSetup
 from perfmodel.cli import app
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
-from perfmodel.validate.bench import validate_bench
+from perfmodel.validate.bench import _figure, validate_bench
 
 DATA = Path(__file__).parents[2] / "data" / "bench"
 SCENARIO = "llama-3.1-8b-h100-2048-256"
@@ -128,3 +129,14 @@ def test_what_cannot_be_answered_is_one_sentence(arguments: list[str], said: str
     assert found.exit_code == 2
     assert said in " ".join(found.stderr.split())
     assert "Traceback" not in found.output
+
+
+def test_an_error_is_how_much_more_was_predicted_than_measured() -> None:
+    """110 for 100, of which four in five lie between 0.8 and 1.2 times."""
+    pair: Any = SimpleNamespace(
+        predicted={"x": 110.0}, run=SimpleNamespace(measured={"x": 100.0}), intervals={"x": (0.8, 1.2)}
+    )
+    found = _figure(pair, "x")
+    assert found["error"] == pytest.approx(0.1)
+    assert found["interval"] == pytest.approx([88.0, 132.0])
+    assert found["is_within"]

@@ -13,6 +13,7 @@ from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs import load_scenario
+from perfmodel.specs.slo import SLO
 
 WANTED = 30.0
 
@@ -68,6 +69,33 @@ def test_one_fewer_that_misses_is_not_taken() -> None:
     assert near is not None
     assert near.replicas == 4
     assert 3 in asked
+
+
+def test_one_fewer_that_does_not_nearly_serve_is_not_tried() -> None:
+    """Four serve 32: three would 24, and 27 were nearly 30."""
+    found, asked = settle(lambda count: 8.0 * count, 8.0)
+    assert found is not None
+    assert (found.replicas, asked) == (4, [4])
+
+
+@pytest.mark.parametrize(
+    ("slo", "rate", "batch", "replicas", "requests"),
+    [
+        ({"ttft_ms": 100}, 1.0, 10, 1, 400),  # enough to see anything
+        ({"ttft_ms": 100}, 1.0, 50, 3, 1500),  # five times what two engines of each of three replicas hold
+        ({"ttft_ms": 100, "e2e_p99_ms": 20_000}, 5.0, 10, 2, 4000),  # twenty times as long as anybody may wait
+        ({"ttft_ms": 100}, 1.0, 500, 8, 8000),
+    ],
+)
+def test_a_run_is_long_enough_for_its_batch_and_for_a_queue(
+    slo: dict[str, Any], rate: float, batch: int, replicas: int, requests: int
+) -> None:
+    base = Base("llama-3.1-8b-a100")
+    scenario = load_scenario(base.path).model_copy(update={"slo": SLO(**slo)})
+    run = Runs(base, scenario, PlanSpec(), WANTED, "", 1, "local")
+    candidate: Any = SimpleNamespace(num_engines=2 if batch == 50 else 1)
+    deployment = Deployment(Screened(candidate, rate, "ttft", float(batch), 2.0, ""), replicas)
+    assert run._requests(deployment, replicas) == requests
 
 
 def test_one_more_is_tried_where_the_whole_misses() -> None:

@@ -1,16 +1,16 @@
 """Common draws: what devices share, and what a draw does to a rate beside the simulator under the same scores."""
 
-from math import exp
 from typing import Any
 
 import numpy as np
 import pytest
 
+from perfmodel.cost.calibrations.draws import NUM_SCORES
 from perfmodel.planning.deployments.finalist import seed_draws
 from perfmodel.planning.deployments.trials import highest_on_lattice, lattice
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.demand import at_rate
-from perfmodel.planning.screening.draws import NUM_DRAWS, SharedScores
+from perfmodel.planning.screening.draws import NUM_DRAWS, SharedScores, drawn_surfaces
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
@@ -41,15 +41,6 @@ def test_scores_are_standard_normal_and_even(device: str) -> None:
     assert scores.shape[0] == NUM_DRAWS
     assert scores.mean(axis=0) == pytest.approx(0.0, abs=1e-12)
     assert scores.std() == pytest.approx(1.0, abs=0.06)
-
-
-def test_what_seeds_say_of_a_mean_is_students_t() -> None:
-    """The spread of the mean of three values, with two degrees of freedom: 80 % within 1.886 standard errors."""
-    logs = np.array([-0.1, 0.0, 0.1])
-    draws = seed_draws([exp(value) for value in logs])
-    error = float(logs.std(ddof=1)) / 3**0.5
-    assert np.mean(np.abs(draws) <= 1.886 * error) == pytest.approx(0.8, abs=0.06)
-    assert not seed_draws([3.0]).any()
 
 
 def test_what_a_seed_does_to_all_alike_cancels() -> None:
@@ -114,3 +105,17 @@ def test_the_simulator_agrees_about_what_a_draw_does_to_latencies(
     )
     for name, ratio in zip(("ttft", "tpot"), under / plain, strict=True):
         assert float(drawn.latencies[name][0]) == pytest.approx(float(ratio), rel=0.15)
+
+
+def test_steps_are_longer_above_the_middle_and_shorter_below() -> None:
+    """At one standard deviation of a score, up or down, the simulator's own times; of several what each does."""
+    ends = np.concatenate([np.zeros((1, NUM_SCORES)), np.eye(NUM_SCORES), -np.eye(NUM_SCORES)])
+    both = ends[1:2] + ends[2:3]
+    surfaces, _ = drawn_surfaces(BASE.load(), (1000.0, 500.0, 64, 2048, 0), np.concatenate([ends, both]), False)
+    decode = np.array([surface.decode[:4] for surface in surfaces])
+    centre, up, down = decode[0], decode[1 : NUM_SCORES + 1], decode[NUM_SCORES + 1 : -1]
+    assert (up >= centre).all()
+    assert (down <= centre).all()
+    assert (up.max(axis=0) > 1.01 * centre).all()
+    assert (down.min(axis=0) < 0.99 * centre).all()
+    assert decode[-1] == pytest.approx(up[0] * up[1] / centre)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.screening.demand import at_rate, wanted_rate
+from perfmodel.planning.screening.demand import at_rate, demand_of, wanted_rate
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import load_scenario
@@ -47,6 +47,23 @@ def test_at_another_rate_its_gaps_are_shorter_and_its_bursts_stay(trace, more):
     fields = as_overrides(at_rate(scenario, 2.5 * rate, num_requests=3))
     faster = arrivals(scenario_of(trace, *more, *fields))
     np.testing.assert_allclose(faster, own / 2.5, atol=1e-9)
+
+
+def test_stages_are_planned_for_at_their_highest_rate():
+    stages = "[{rate: 2, duration_s: 60}, {rate: 7, duration_s: 5}, {rate: 3, duration_s: 60}]"
+    scenario = load_scenario("llama-3.1-8b-a100", [f"traffic.arrivals={{stages: {stages}}}"])
+    assert wanted_rate(scenario, PlanSpec()) == 7
+
+
+def test_a_decoding_sequence_is_met_as_often_as_it_has_tokens(tmp_path):
+    """Answers of 10 tokens after 100, and of 90 after 1,000: 105 in a tenth of all steps, 1,045 in the others."""
+    path = tmp_path / "trace.jsonl"
+    lengths = [(100, 10), (1000, 90)] * 50
+    rows = [{"arrival_s": i, "input_tokens": a, "output_tokens": b} for i, (a, b) in enumerate(lengths)]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    found = demand_of(scenario_of(path))
+    assert found.context == pytest.approx(0.1 * 105 + 0.9 * 1045)
+    assert (found.mean_prompt, found.mean_outputs) == (550, 50)
 
 
 def test_requests_that_come_at_once_have_no_rate(trace):

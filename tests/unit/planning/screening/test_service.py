@@ -2,13 +2,18 @@
 
 from dataclasses import replace
 from math import exp, factorial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from perfmodel.planning.screening.demand import NUM_TYPICAL, Demand
-from perfmodel.planning.screening.service import Served, Service, serve
+from perfmodel.planning.screening.screen import _binding, _service
+from perfmodel.planning.screening.service import Served, Service, _prompt_work, serve
+from perfmodel.planning.screening.single_tokens import SingleTokens, held_steps, longest_gap
 from perfmodel.planning.screening.surfaces import BATCHES, CHUNKS, StepSurface, Surfaces
+from perfmodel.specs import load_scenario
 
 STEP_S = 0.02
 
@@ -22,13 +27,16 @@ def engine(
     transfer: tuple[float, float] = (0.0, 0.0),
     per_pair_s: float = 0.0,
     budget: float = 8192.0,
+    decodes: float = 1.0,
+    brought: float = 1.0,
 ) -> Service:
     """Decode steps of 20 ms, and `per_sequence_s` for each of the batch; prompts cost in proportion to their tokens,
-    and so does KV that another engine has computed, and each with what is in the cache before it (`per_pair_s`)."""
+    and so does KV that another engine has computed, and each with what is in the cache before it (`per_pair_s`); a step
+    brings so many tokens (`brought`)."""
     beside = np.full((5, len(CHUNKS)), STEP_S) + per_prompt_token_s * CHUNKS
     if apart:
         beside = np.tile(per_prompt_token_s * CHUNKS, (5, 1))
-    ones = np.ones(len(BATCHES))
+    ones = np.full(len(BATCHES), brought)
     surface = StepSurface(
         STEP_S + per_sequence_s * BATCHES, ones, beside, per_pair_s * CHUNKS, 0.0, 0.0, 0, "datasheet"
     )
@@ -38,7 +46,7 @@ def engine(
 
     surfaces = Surfaces([surface], np.array([0]))
     none, kv = (one(0.0), one(0.0), one(0.0)), (one(transfer[0]), one(transfer[1]))
-    return Service(surfaces, surfaces, one(slots), one(budget), one(float(apart)), one(1.0), kv, none, one(gates))
+    return Service(surfaces, surfaces, one(slots), one(budget), one(float(apart)), one(decodes), kv, none, one(gates))
 
 
 def asks(prompt: float, outputs: float) -> Demand:
@@ -142,3 +150,136 @@ def test_a_prompt_in_parts_attends_to_the_parts_before_and_to_what_is_cached(bud
     size = 1024 / parts
     pairs = 1024 * 2000 + sum(size * size * before for before in range(parts))
     assert float((attends.ttft - plain.ttft).mean()) == pytest.approx(2e-9 * pairs, rel=0.02)
+
+
+def test_kv_that_the_prefill_engine_had_cached_is_handed_on_too() -> None:
+    """Each of 1,000 tokens to compute and 500 cached ones takes 2 us."""
+    service, demand = engine(64, 1e-4, apart=True, transfer=(0.0, 2e-6)), asks(1000, 100)
+    cached = replace(demand, typical=(demand.typical[0], np.full(NUM_TYPICAL, 500.0), demand.typical[2]))
+    some, more = (float(at(service, each, 1e-6).ttft.mean()) for each in (demand, cached))
+    assert more - some == pytest.approx(500 * 2e-6, rel=1e-3)
+
+
+def test_decode_engines_share_the_requests_of_their_group() -> None:
+    one, four = (at(engine(2000, decodes=count), asks(1, 200), 8.0) for count in (1.0, 4.0))
+    assert float(one.batch[0, 0]) == pytest.approx(4 * float(four.batch[0, 0]))
+
+
+def test_drafts_that_are_accepted_bring_their_tokens_sooner() -> None:
+    """Two and a half of them in a step of 20 ms; answers that take less of the time leave a smaller batch."""
+    served = at(engine(2000, brought=2.5), asks(1, 200), 5.0)
+    assert np.allclose(served.tpot, STEP_S / 2.5)
+    assert served.batch[0, 0] == pytest.approx(5.0 * 200 * STEP_S / 2.5)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+def test_who_finds_prompts_in_front_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
+    """Prompts of 0.1 s one after another: half of one, over what the queue has left of the time. Of 0.05 and 0.15 s
+    the mean square over twice the mean is 0.0625 s."""
+    service, demand = engine(64, per_prompt_token_s=1e-4, apart=True), asks(1000, 100)
+    equal = _prompt_work(service, demand, np.array([[10 * load]]), np.array([[0.0]]))
+    assert equal.wait[0, 0] == pytest.approx(0.05 / (1 - load))
+    lengths = np.where(np.arange(NUM_TYPICAL) % 2, 500.0, 1500.0)
+    mixed = replace(demand, prompt=lengths, typical=(lengths, *demand.typical[1:]))
+    assert _prompt_work(service, mixed, np.array([[10 * load]]), np.array([[0.0]])).wait[0, 0] == pytest.approx(
+        0.0625 / (1 - load)
+    )
+
+
+def test_the_longest_gap_is_with_the_largest_prompt_and_those_that_came_while_the_own_was_computed() -> None:
+    """Prompts of 1,000 tokens of 0.1 ms beside 20 ms; 0.1 s of a first step bring 200 tokens more at 2 a second.
+    Without prompts a step is as short as ever, and no step is longer than its budget."""
+
+    def gap_s(rate: float, long: float = 0.0, budget: float = 8192.0) -> float:
+        one = np.array([[1.0]])
+        service, demand = engine(64, per_prompt_token_s=1e-4), asks(1000, 4000)
+        found = longest_gap(
+            service.surfaces, budget * one, demand, rate * one, 8 * one, STEP_S * one, long * np.ones((1, NUM_TYPICAL))
+        )
+        return float(np.median(found))
+
+    assert gap_s(2.0) == pytest.approx(0.12)
+    assert gap_s(2.0, long=0.1) == pytest.approx(0.14)
+    assert gap_s(1e-9) == pytest.approx(STEP_S)
+    assert gap_s(2.0, budget=508.0) == pytest.approx(0.07)
+
+
+@pytest.mark.parametrize("met", [0.2, 1.0, 3.0])
+def test_an_answer_meets_no_prompt_as_often_as_none_comes_in_its_life(met: float) -> None:
+    """101 tokens are 100 steps of 20 ms after the first: exp(-L) meet none of L on average."""
+    one = np.array([[1.0]])
+    service, demand = engine(64, per_prompt_token_s=1e-4), asks(1000, 101)
+    found = longest_gap(
+        service.surfaces, 8192 * one, demand, met / 2.0 * one, 8 * one, STEP_S * one, 0 * np.ones((1, NUM_TYPICAL))
+    )
+    assert float((found < 1.1 * STEP_S).mean()) == pytest.approx(exp(-met), abs=0.03)
+
+
+def test_steps_that_prompts_hold_up_add_up() -> None:
+    """As drawn: Poisson numbers of prompts of 0.1 and 0.3 s in a step; their mean square within a tenth."""
+    rng = np.random.default_rng(3)
+    number = rng.poisson(0.7, 200_000)
+    added = 0.1 * number + 0.2 * rng.binomial(number, 0.5)
+    share, mean, square = held_steps(np.array(0.7), np.array(0.2), np.array(0.05))
+    assert share == pytest.approx((number > 0).mean(), rel=0.01)
+    assert mean == pytest.approx(added[number > 0].mean(), rel=0.01)
+    assert square == pytest.approx((added[number > 0] ** 2).mean(), rel=0.1)
+
+
+def test_a_reader_waits_the_longer_the_faster_he_reads() -> None:
+    """Against a walk: each token puts by 1 / speed - 20 ms, and one step in 20 takes 0.2 s more."""
+    held = np.array([[0.05]]), np.array([[0.2]]), np.array([[0.05]])
+    tokens = SingleTokens(np.array([[1.0]]), np.array([[0.02]]), held, np.array([[0.0]]))
+    mean = {speed: float(tokens.reader_wait(speed).mean()) for speed in (2.0, 10.0, 20.0, 25.0)}
+    assert list(mean.values()) == sorted(mean.values())
+    rng = np.random.default_rng(4)
+    steps = 0.02 + np.where(rng.random((4000, 1000)) < 0.05, rng.exponential(0.2, (4000, 1000)), 0.0)
+    late = np.cumsum(steps - 1 / 20.0, axis=1).max(axis=1)
+    assert mean[20.0] == pytest.approx(np.maximum(late, 0.0).mean(), rel=0.35)
+
+
+def test_a_surface_is_read_between_its_knots_by_where_they_lie() -> None:
+    """Linear in both directions, and at a knot what it holds."""
+    table = np.add.outer(np.arange(5.0), 10 * np.arange(len(CHUNKS)))
+    ones = np.ones(len(BATCHES))
+    surface = StepSurface(BATCHES * 1e-3, ones, table, np.zeros(len(CHUNKS)), 0.0, 0.0, 0, "datasheet")
+    read = Surfaces([surface], np.array([0]))
+    for column in (0, 2):
+        between = CHUNKS[column] + 0.25 * (CHUNKS[column + 1] - CHUNKS[column])
+        assert read.beside(np.array([[0.0]]), np.array([[between]]))[0, 0] == pytest.approx(10 * (column + 0.25))
+    assert read.decode(np.array([[3.0]]))[0, 0] == pytest.approx(3e-3)
+
+
+def test_a_candidate_has_the_engines_and_slots_that_it_says() -> None:
+    """Two prefill replicas of two ranks each beside three decode ones; slots as many as the cache holds."""
+    scenario = load_scenario("llama-3.1-8b-a100")
+    layout = SimpleNamespace(
+        scenario=scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"data_parallel_size": 2})}),
+        kv_transfer=scenario.cluster.kv_transfer,
+    )
+    fields = {"layout": layout, "prefill_layout": layout, "prefill": None, "max_num_batched_tokens": 2048}
+    memory = SimpleNamespace(max_batch=lambda context: 100 if context == 1050 else 0)
+    cases = [(64, (2, 3), 6, 64, 4), (256, (2, 3), 6, 100, 4), (256, None, 2, 100, 0)]
+    candidates: Any = [
+        SimpleNamespace(max_num_seqs=seqs, ratio=ratio, num_engines=engines, memory=memory, **fields)
+        for seqs, ratio, engines, _, _ in cases
+    ]
+    surfaces = engine(64).surfaces
+    found = _service(candidates, surfaces, surfaces, asks(1000, 100))
+    assert found.slots[:, 0].tolist() == [slots for *_, slots, _ in cases]
+    assert found.prefills[:, 0].tolist() == [prefills for *_, prefills in cases]
+    assert found.decodes[:, 0].tolist() == [6, 6, 2]
+
+
+def test_what_binds_is_missed_most_beside_how_often_it_may_be() -> None:
+    """A 99th percentile that 3 in 100 miss is missed three times as often, a limit of 9 in 10 that 2 miss twice."""
+    places = np.arange(NUM_TYPICAL) / NUM_TYPICAL
+    ttft, tpot = (np.where(places < share, 2.0, 0.5)[None, :] for share in (0.03, 0.2))
+    zero = np.zeros((1, 1))
+    beyond = Served(ttft, tpot, zero, zero, np.ones((1, 1), dtype=bool))
+    limit = np.ones((1, NUM_TYPICAL))
+    wanted: Any = SimpleNamespace(each=[("ttft", limit, 0.99), ("tpot", limit, 0.9)])
+    candidates: Any = [SimpleNamespace(max_num_seqs=64)]
+    assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["ttft"]
+    wanted.each[0] = ("ttft", limit, 0.9)
+    assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["tpot"]

@@ -199,3 +199,18 @@ def test_sizes_that_are_tried_by_default_are_powers_of_two() -> None:
     for sizes in (space.tensor_parallel_size, space.max_num_seqs, space.max_num_batched_tokens):
         assert len(sizes) > 3
         assert all(size & (size - 1) == 0 for size in sizes)
+
+
+@pytest.mark.parametrize(("most", "count"), [(3, 0), (4, 1), (5, 1)])
+def test_a_candidate_may_have_all_the_devices_that_are_allowed(most: int, count: int) -> None:
+    wanted = spec(tensor_parallel_size=(4,)).model_copy(update={"max_gpus": most})
+    assert len(enumerate_space(BASE, wanted).candidates) == count
+
+
+def test_a_group_costs_its_devices_by_the_hour() -> None:
+    """One prefill and two decode replicas of four devices, 2.50 USD each."""
+    base = Base(BASE.path, ("price.usd_per_gpu_hour=2.5",))
+    (alone,) = enumerate_space(base, spec()).candidates
+    (group,) = enumerate_space(base, spec(disaggregation=("1:2",))).candidates
+    assert (alone.num_devices, alone.usd_per_hour) == (4, 10.0)
+    assert (group.num_devices, group.usd_per_hour, group.num_engines) == (12, 30.0, 2)

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from math import exp, log
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from perfmodel.planning.sensitivity import crossovers
 from perfmodel.planning.sensitivity.crossovers import _narrowed
 from perfmodel.planning.sensitivity.vary import Axis
+from perfmodel.planning.sweeps.points import Point
 
 AXIS = Axis("traffic.arrivals.rate", ("4", "8"), (4.0, 8.0))
 WHOLE = Axis("engine.max_num_seqs", ("16", "256"), (16.0, 256.0), present=64, is_whole=True)
@@ -52,3 +56,32 @@ def test_what_cannot_be_evaluated_ends_the_search() -> None:
 
     low, high = _narrowed(AXIS, gain, 4.0, 8.0)
     assert (low, high) == (4.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "base", "other", "gain"),
+    [
+        ("p90_ttft_ms", 400.0, 200.0, log(2)),  # a latency that is halved
+        ("request_goodput", 4.0, 8.0, log(2)),  # a rate that is doubled
+        ("p90_ttft_ms", 200.0, 400.0, -log(2)),
+        ("request_goodput", 0.0, 8.0, 1.0),  # nothing to divide
+    ],
+)
+def test_a_gain_is_positive_where_the_alternative_is_better(
+    monkeypatch: pytest.MonkeyPatch, metric: str, base: float, other: float, gain: float
+) -> None:
+    values = iter([base, other])
+    monkeypatch.setattr(crossovers, "evaluate", lambda _: SimpleNamespace(values={metric: next(values)}))
+    question: Any = SimpleNamespace(point=lambda *_, alternative: Point("llama-3.1-8b-a100", ()))
+    asked: Any = SimpleNamespace(axis=AXIS, seed=0, metric=metric, question=question)
+    assert crossovers._gain(asked, 5.0) == pytest.approx(gain)
+
+
+def test_a_payoff_is_at_the_median_of_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three one is nearer to the high end, and two become better above their place."""
+    places = [(7.0, True), (5.0, True), (5.5, False)]
+    monkeypatch.setattr(crossovers, "_between", lambda *_: [("p90_ttft_ms", AXIS, 4.0, 8.0)])
+    monkeypatch.setattr(crossovers, "spread", lambda *_: places)
+    answers: Any = SimpleNamespace(question=None, scenario=SimpleNamespace(seed=0))
+    (found,) = crossovers.payoffs(answers, ["p90_ttft_ms"], workers=1, seeds=3)
+    assert (found.at, found.low, found.high, found.begins, found.num_seeds) == (5.5, 5.0, 7.0, True, 3)

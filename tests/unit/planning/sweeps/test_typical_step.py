@@ -37,6 +37,27 @@ def test_the_batch_is_that_of_the_closed_form(rate, prompt, output):
     assert batch_of(rate, prompt, output) == pytest.approx(rate * output * tpot_s, abs=1)
 
 
+def test_replicas_and_ranks_share_the_rate_and_a_closed_loop():
+    """Each of two as at half of the rate; 41 in flight are 20 or 21 of each."""
+    for cluster in ("cluster.replicas=2", "cluster={pools: [{replicas: 1}, {replicas: 1}]}"):
+        assert batch_of(10.0, 1000, 400, cluster) == batch_of(5.0, 1000, 400)
+    loop = "traffic.arrivals={process: closed_loop, concurrency: 40}"
+    assert [batch_of(1.0, 1000, 400, f"cluster.replicas={n}", loop) for n in (1, 2, 4)] == [40, 20, 10]
+
+
+def test_stages_count_by_how_long_they_last():
+    """Ten minutes of 2 and one of 13 requests a second are 3 on average."""
+    stages = "traffic.arrivals={stages: [{rate: 2, duration_s: 600}, {rate: 13, duration_s: 60}]}"
+    assert batch_of(1.0, 1000, 400, stages) == batch_of(3.0, 1000, 400)
+
+
+def test_a_sequence_has_half_of_its_answer_behind_it_on_average():
+    scenario = load_scenario("llama-3.1-8b-a100", ["traffic.input_tokens={distribution: fixed, value: 1000}",
+                             "traffic.output_tokens={distribution: uniform, low: 300, high: 500}"])  # fmt: skip
+    shape = typical_step(scenario, lambda _: DECODE_S).shape
+    assert shape.decode_context == 1200 * shape.num_decodes
+
+
 def test_prompts_that_take_all_of_the_time_fill_the_engine():
     assert batch_of(11.0, 1000, 10, "engine.max_num_seqs=64") == 64
 

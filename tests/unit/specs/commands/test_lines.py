@@ -348,6 +348,9 @@ def test_equal_servers_and_pairs() -> None:
     pools = found.data["cluster"]["pools"]
     assert [(each["role"], each["replicas"]) for each in pools] == [("prefill", 1), ("decode", 2)]
     assert [each["engine"]["tensor_parallel_size"] for each in pools] == [1, 2]
+    for role in roles[:2]:
+        with pytest.raises(SpecError, match=r"found 2 servers of role .* alone"):
+            read(f"{SERVE} {role}\n{SERVE} {role}")
     ranks = read(f"{SERVE} -dp 4 -dpl 2\n{SERVE} -dp 4 -dpl 2 --headless -dpr 2")
     assert "cluster" not in ranks.data
     assert ranks.data["engine"] == {"data_parallel_size": 4}
@@ -399,6 +402,8 @@ def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
         ("$((N+${N}*2))", 24),
         ("$(( (N - 1) / 2 ))", 3),
         ("$((-7 % 4 + 8))", 5),
+        ("$((-7 / 2 + 20))", 17),  # towards zero
+        ("$((7 / -2 + 20))", 17),
     ],
 )
 def test_arithmetic_on_whole_numbers(text: str, expected: int) -> None:

@@ -1,0 +1,156 @@
+"""Rounds of drafting and verifying by hand: which passes a drafter makes, what each reads, what judging costs."""
+
+import pytest
+
+from perfmodel.cost import OperatorTimer, SpeculativePricer, StepTables, datasheet, step_costs
+from perfmodel.cost.steps.drafts import Pass, draft_tables, passes_of
+from perfmodel.ops import BatchShape, build_graph, decode_shape
+from perfmodel.ops.graphs.drafting import Drafter, drafter_of, medusa_weights, rejection
+from perfmodel.ops.sharding import Sharding
+from perfmodel.specs import load_hardware, load_model, load_scenario
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import SpeculativeConfig
+
+LLAMA, SMALL = load_model("llama-3.1-8b"), load_model("qwen3-0.6b")
+CHAIN = SpeculativeConfig(method="draft_model", model=SMALL, num_speculative_tokens=3)
+PIPELINED = SpeculativeConfig(method="draft_model", model=SMALL, num_speculative_tokens=3, pipelined=True)
+TREE = SpeculativeConfig(method="self_quantized", quantization="w4a16", tree=(4, 2))
+EAGLE = SpeculativeConfig(method="eagle", num_speculative_tokens=3)
+MEDUSA = SpeculativeConfig(method="medusa", tree=(4, 2))
+
+
+def served(config: SpeculativeConfig, **engine: object) -> EngineSpec:
+    return EngineSpec(speculative_config=config, **engine)  # type: ignore[arg-type]
+
+
+def drafter(config: SpeculativeConfig) -> Drafter:
+    found = drafter_of(LLAMA, served(config), "greedy")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "drafting", "passes"),
+    [
+        # The model's own token and the drafter's last one, which it has not read; then one token deeper each.
+        (CHAIN, (5, 5, 5), [(5, 2, 5, 500), (5, 1, 5, 505), (5, 1, 5, 510)]),
+        # Two of the five draft a third time.
+        (CHAIN, (5, 5, 2), [(5, 2, 5, 500), (5, 1, 5, 505), (2, 1, 2, 204)]),
+        # Pipelined it has gone on behind its last token.
+        (PIPELINED, (5, 5, 5), [(5, 1, 5, 500), (5, 1, 5, 505), (5, 1, 5, 510)]),
+        # Four children of the newest token, two of each of these: the second pass reads four tokens.
+        (TREE, (5, 5), [(5, 1, 5, 500), (5, 4, 20, 520)]),
+        # All that a round may have brought, three drafts and a token of the model's own.
+        (EAGLE, (5, 5, 5), [(5, 4, 5, 500), (5, 1, 5, 505), (5, 1, 5, 510)]),
+        # All heads in one pass.
+        (MEDUSA, (5, 5), [(5, 1, 5, 500)]),
+    ],
+)
+def test_a_pass_reads_what_the_one_before_it_drafted(config, drafting, passes):
+    """(sequences, tokens of each, rows of logits, tokens that all of them see), five sequences of 100 tokens."""
+    shape = BatchShape(5, 5, (), 5, 500, drafting=drafting)
+    assert passes_of(config, drafter(config), shape) == [Pass(*each) for each in passes]
+
+
+def tables(config: SpeculativeConfig, **engine: object):
+    hardware, spec = load_hardware("h100-sxm-80gb"), served(config, **engine)
+    graph = build_graph(LLAMA, spec)
+    drafts = draft_tables(LLAMA, spec, hardware, datasheet(hardware), graph, sampling="random")
+    assert drafts is not None
+    return StepTables(graph, OperatorTimer(hardware, datasheet(hardware))), drafts
+
+
+def test_a_pipelined_drafter_guesses_the_models_own_token_too():
+    for config, deep in ((CHAIN, 3), (PIPELINED, 4)):
+        _, drafts = tables(config)
+        shape = drafts.with_drafts(decode_shape(5, 100), 3)
+        assert (shape.drafting, shape.num_draft_tokens) == ((5,) * deep, 5 * 3)
+        assert drafts.with_drafts(decode_shape(5, 100), 0) == decode_shape(5, 100)
+
+
+def test_what_is_verified_is_the_newest_token_and_its_drafts():
+    """Each has logits of its own, and adds to the context and to the tokens of all ranks."""
+    _, drafts = tables(CHAIN)
+    group = drafts.with_drafts(decode_shape(5, 100)._replace(group_tokens=20), 3)
+    verified = group.verified(())
+    assert (verified.num_tokens, verified.num_samples, verified.num_queries) == (20, 20, 20)
+    assert (verified.decode_context, verified.group_tokens) == (515, 35)
+
+
+@pytest.mark.parametrize(
+    ("method", "has_distribution", "read"), [("greedy", True, 0), ("random", True, 8), ("random", False, 4)]
+)
+def test_rejecting_reads_the_probabilities_of_the_model_and_of_a_drafter_that_has_some(method, has_distribution, read):
+    """In fp32, of 1,000 words; two ids a token in any case."""
+    assert rejection(6, 1000, method, has_distribution).hbm_bytes == 6 * (read * 1000 + 8)
+
+
+def test_a_run_counts_what_judging_its_drafts_took():
+    """Two rounds of equal size: twice as many FLOPs and bytes as one."""
+    pricers = [SpeculativePricer(*tables(CHAIN)) for _ in range(2)]
+    shape = pricers[0].drafting_step(4, 3, 500)
+    for pricer, rounds in zip(pricers, (1, 2), strict=True):
+        for _ in range(rounds):
+            pricer.price(shape)
+    one, two = (pricer.usage() for pricer in pricers)
+    for count in ("flops", "hbm_bytes", "peak_compute_s", "busy_s"):
+        assert getattr(two, count) == pytest.approx(2 * getattr(one, count))
+    judging = pricers[0].explain(shape)
+    assert one.flops == pytest.approx(judging.flops, rel=1e-6)
+    assert any(row.name == "rejection_sampling" and row.flops for row in judging.rows)
+
+
+def test_passes_of_equal_size_are_a_row_that_counts_all_of_them():
+    """A chain of k tokens has k - 1 passes behind the first; what they take is in the round."""
+    for depth in (3, 5):
+        config = SpeculativeConfig(method="draft_model", model=SMALL, num_speculative_tokens=depth)
+        pricer = SpeculativePricer(*tables(config))
+        shape = pricer.drafting_step(4, depth, 500)
+        estimate = pricer.explain(shape)
+        assert sum(row.count for row in estimate.rows if row.name == "draft: lm_head") == depth - 1
+        assert pricer.price(shape) / 1e12 == pytest.approx(estimate.duration_s, rel=3e-3)
+
+
+def test_eagle_projects_a_feature_and_an_embedding():
+    """2 d inputs, d outputs, 2 FLOPs each; of DeepSeek's kind, whose layers have latents, too."""
+    for name in ("llama-3.1-8b", "deepseek-v2-lite"):
+        model = load_model(name)
+        found = drafter_of(model, served(EAGLE), "greedy")
+        assert found is not None
+        projection = next(node for node in found.graph.nodes if node.name == "eagle_fc")
+        assert projection.work(BatchShape(7, 7)).flops == 2 * 7 * 2 * model.hidden_size**2
+
+
+def test_medusa_has_a_block_and_a_head_for_each_depth():
+    """Of 4 heads d x d weights each, and as many words as there are shared out over the ranks."""
+    d, vocabulary = LLAMA.hidden_size, LLAMA.vocab_size
+    assert medusa_weights(LLAMA, Sharding(), 4) == 4 * (d * d + d * vocabulary)
+    assert medusa_weights(LLAMA, Sharding(tp=2), 4) == 4 * (d * d + d * vocabulary / 2)
+
+
+def test_layers_that_drafted_are_passed_by_the_newest_token_alone():
+    """LayerSkip on two ranks: of the tokens of all, those of the drafts leave the first layers out."""
+    config = SpeculativeConfig(method="self_skip", num_speculative_tokens=4, draft_layers=8)
+    pricer = SpeculativePricer(*tables(config))
+    shape = pricer.drafts.with_drafts(decode_shape(6, 100)._replace(group_tokens=12), 4)
+    first, rest = (part.shape for part in pricer._verification(shape))
+    assert (first.num_tokens, first.num_samples, first.decode_tokens) == (6, 0, 0)
+    assert first.group_tokens == 6 * shape.group_tokens // 30
+    assert (rest.num_tokens, rest.num_samples) == (30, 30)
+
+
+@pytest.mark.parametrize(("batch", "depth"), [(1, 3), (8, 3), (9, 0)])
+def test_drafting_stops_above_a_size_of_the_batch(batch, depth):
+    drafts = "{method: ngram, num_speculative_tokens: 3, disable_by_batch_size: 8, acceptance: {rate: 0.7}}"
+    costs = step_costs(load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafts}"]))
+    assert costs.draft_depth(decode_shape(batch, 500)) == depth
+
+
+@pytest.mark.parametrize("batch", [1, 32, 256])
+def test_an_adaptive_depth_brings_most_tokens_a_second(batch):
+    """Of all depths, tried one by one."""
+    drafts = "{method: ngram, num_speculative_tokens: 5, adaptive: true, acceptance: {rate: 0.6}}"
+    costs = step_costs(load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafts}"]))
+    config, pricer = costs.drafts.config, costs.speculative_pricer()
+    rates = [config.expected_tokens(depth) / pricer.expected_time(batch, depth, 500) for depth in range(6)]
+    assert rates[costs.draft_depth(decode_shape(batch, 500))] == max(rates)

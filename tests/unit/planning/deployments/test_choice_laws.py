@@ -1,0 +1,397 @@
+"""Laws of a plan's choice, its doubt and jobs, on deployments of known rate, price and records; nothing is run."""
+
+from dataclasses import replace
+from math import ceil
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.planning.deployments.choice import (
+    Deployment,
+    finalists,
+    may_have,
+    most_replicas,
+    objective_key,
+    pick_replicas,
+    shortfalls,
+)
+from perfmodel.planning.deployments.devices import with_every_device
+from perfmodel.planning.deployments.doubt import Option, certainty_of, pick, replicas_for
+from perfmodel.planning.deployments.finalist import Finalist, interval_of, seed_draws
+from perfmodel.planning.deployments.front import screened_front, simulated_front
+from perfmodel.planning.deployments.judged import attained, mean, meets, tightness
+from perfmodel.planning.deployments.resilience import _all_up, requests_with_failures
+from perfmodel.planning.deployments.result import PlanResult, quantile_name
+from perfmodel.planning.deployments.servers import server_arguments
+from perfmodel.planning.jobs.result import Job, JobPlan
+from perfmodel.planning.jobs.search import _enough, _figure, _finalists, _next, _ordered, _with_replicas
+from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn
+from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.search import _sized
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.points import Record
+from perfmodel.specs import load_scenario
+from perfmodel.specs.pools import FailuresSpec
+from perfmodel.specs.slo import SLO
+
+SCENARIO = load_scenario("llama-3.1-8b-a100")
+LIMITS = SLO(ttft_ms=1000)
+
+
+def screened(
+    rate: float, devices: int = 1, usd: float | None = 2.0, kind: object = None, ratio: object = None, device: str = "x"
+) -> Screened:
+    layout = SimpleNamespace(choices={"hardware": device}, scenario=SCENARIO)
+    candidate: Any = SimpleNamespace(
+        num_devices=devices,
+        kind=object() if kind is None else kind,
+        ratio=ratio,
+        label=f"{device}-{rate}-{usd}",
+        devices=device,
+        layout=layout,
+        usd_per_hour=usd,
+    )
+    return Screened(candidate, rate, "ttft", 1.0, usd, "calibrated")
+
+
+def spec(**fields: Any) -> PlanSpec:
+    return PlanSpec.model_validate(fields)
+
+
+def record(share: float = 1.0, throughput: float = 1.0, **values: float) -> Record:
+    return Record({"request_goodput": share * throughput, "request_throughput": throughput, **values})
+
+
+def finalist(one: Screened, replicas: int, rates: tuple[float, ...], factors: Any = 1.0, *records: Record) -> Finalist:
+    drawn = Drawn(np.full(NUM_DRAWS, 1.0) * factors, dict.fromkeys(("ttft", "tpot", "e2el"), np.ones(NUM_DRAWS)))
+    return Finalist(Deployment(one, replicas), replicas, rates, records or (record(p90_ttft_ms=400.0),), drawn)
+
+
+def plan(objective: str, *ranked: Finalist, rate: float = 10.0) -> PlanResult:
+    base = Base("llama-3.1-8b-a100")
+    return PlanResult(base, SCENARIO, spec(objective=objective), rate, 2, 2, {}, ranked, [])
+
+
+RATES, COUNTS = st.floats(0.1, 50.0), st.integers(1, 8)
+
+
+@given(RATES, RATES, COUNTS, st.sampled_from([None, 10.0, 40.0]))
+def test_the_fewest_that_serve_are_chosen_and_all_that_are_allowed_for_latency(rate, each, devices, budget):
+    """Devices and budget limit both; a replica's own rate does not depend on their number."""
+    one, wanted = screened(each, devices, usd=4.0), spec(max_gpus=32, budget_usd_per_hour=budget)
+    allowed = [n for n in range(1, 33) if n * devices <= 32 and (budget is None or n * 4.0 <= budget)]
+    able = [n for n in allowed if n * each >= rate * (1 - 1e-9)]
+    assert most_replicas(one, wanted) == max(allowed, default=0)
+    assert pick_replicas(one, wanted, rate) == min(able, default=None)
+    fastest = wanted.model_copy(update={"objective": "lowest_latency"})
+    assert pick_replicas(one, fastest, rate) == max(able, default=None)
+    assert pick_replicas(one, wanted, rate, 2 * each) == min((n for n in allowed if 2 * n * each >= rate), default=None)
+    assert all(may_have(one, wanted, n) == (n in allowed) for n in (1, 2, 9, 33))
+
+
+def test_what_does_not_serve_is_counted_by_what_would_make_it():
+    found = [screened(0.0), screened(1.0, usd=1.0), screened(1.0, 8, usd=1.0), screened(10.0)]
+    wanted = spec(max_gpus=16, budget_usd_per_hour=5.0)
+    assert shortfalls(found, wanted, 10.0) == {
+        "misses the SLO at any rate": 1,
+        "over budget at the rate": 1,
+        "too slow for the rate with max_gpus": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("objective", "best"),
+    [("cheapest", "cheap"), ("fewest_gpus", "small"), ("lowest_latency", "quick"), ("goodput_per_gpu", "fast")],
+)
+def test_an_objective_takes_its_own_best(objective, best):
+    """Four of which each is best in one thing; what has no price is the dearest."""
+    each = {
+        "cheap": Deployment(screened(5.0, 4, usd=1.0), 2, 0.9),
+        "small": Deployment(screened(10.0, 1, usd=9.0), 1, 0.8),
+        "quick": Deployment(screened(10.0, 4, usd=9.0), 3, 0.1),
+        "fast": Deployment(screened(90.0, 4, usd=9.0), 1, 0.7),
+        "unpriced": Deployment(screened(10.0, 4, usd=None), 1, 0.9),
+    }
+    assert each["cheap"].num_devices == 8
+    assert (each["cheap"].usd_per_hour, each["cheap"].capacity) == (2.0, 10.0)
+    wanted = spec(objective=objective)
+    assert min(each, key=lambda name: objective_key(each[name], wanted)) == best
+
+
+@pytest.mark.parametrize("objective", ["cheapest", "fewest_gpus", "lowest_latency"])
+def test_of_two_that_are_alike_the_one_with_more_in_reserve_is_taken(objective):
+    more, less = Deployment(screened(20.0), 1), Deployment(screened(10.0), 1)
+    wanted = spec(objective=objective, finalists=1)
+    assert finalists([less, more], wanted) == finalists([more, less], wanted) == [more]
+
+
+def test_of_a_layout_only_the_best_goes_on_and_the_best_first():
+    kind = object()
+    worse, better = Deployment(screened(10.0, usd=3.0, kind=kind), 1), Deployment(screened(10.0, usd=2.0, kind=kind), 1)
+    other = Deployment(screened(10.0, usd=2.5), 1)
+    assert finalists([worse, other, better], spec(finalists=3)) == [better, other]
+    apart = [Deployment(screened(10.0, usd=usd, ratio=(1, 1)), 1) for usd in (1.0, 1.5)]
+    assert finalists([*apart, worse, better], spec(finalists=2)) == [apart[0], better]
+
+
+def test_a_device_that_was_asked_for_is_among_the_finalists_with_its_best():
+    """It takes the last place of a device that has several; never the first, nor a device's only one."""
+    mine = [Deployment(screened(10.0, usd=usd, device="a"), 1) for usd in (1.0, 1.1, 1.2)]
+    its = [Deployment(screened(10.0, usd=usd, device="b"), 1) for usd in (3.0, 2.0)]
+    wanted = spec(space={"hardware": ["a", "b"]})
+    assert with_every_device(mine, [*mine, *its], wanted) == [mine[0], mine[1], its[1]]
+    assert with_every_device(mine[:2], [*mine, *its], wanted) == [mine[0], its[1]]
+    assert with_every_device(mine[:1], [*mine, *its], wanted) == mine[:1]
+
+
+NEEDS = [1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 5.0, 9.0]
+
+
+def test_replicas_for_a_share_of_the_draws_are_the_least_that_suffice_in_it():
+    for confidence in np.arange(0.0, 1.01, 0.05):
+        count = replicas_for(np.array(NEEDS), 2, float(confidence))
+        suffices = [n for n in range(2, 10) if np.mean(np.array(NEEDS) <= n) >= confidence - 1e-9]
+        assert count == suffices[0]
+
+
+def test_being_short_costs_what_is_added_and_at_most_the_cap():
+    """Three of 10 USD where 1 to 9 are needed: one draw in ten short by two, two by one, one by six."""
+    one = Option("a", "a", 10.0, 2, 3, 12, np.array(NEEDS))
+    assert one.share == 0.6
+    assert one.bills(25.0).tolist() == [30.0] * 6 + [40.0, 40.0, 50.0, 55.0]
+    assert one.known_bills(25.0).tolist() == [10.0, 20.0, 20.0, 30.0, 30.0, 30.0, 40.0, 40.0, 50.0, 55.0]
+
+
+def test_of_sure_options_the_best_figure_is_taken_and_without_any_the_surest():
+    needs = np.array(NEEDS)
+    dear, cheap = Option("a", "a", 10.0, 2, 9, 12, needs), Option("b", "b", 2.0, 2, 3, 12, needs)
+    assert pick([dear, cheap], 0.9) == 0
+    assert pick([dear, cheap], 0.5) == 1
+    unsure = replace(dear, replicas=4)
+    assert pick([cheap, unsure], 0.95) == 1
+    by_figure = [replace(dear, figure=1.0), replace(cheap, figure=2.0)]
+    assert pick(by_figure, 0.5) == 0
+    found = certainty_of([dear, cheap], 0, 0.9)
+    assert found.plain == ("b", 2, 4.0, 0.3)
+    assert (found.extra_cost, found.is_reached) == (86.0, True)
+    assert certainty_of([dear, cheap], 0, found.share).is_reached
+    assert not certainty_of([cheap], 0, 0.61).is_reached
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 3.078), (3, 1.886), (5, 1.533), (10, 1.383)])
+def test_a_mean_over_seeds_is_as_uncertain_as_students_t_says(count, quantile):
+    """80 % of the draws lie within t(0.9, n - 1) s / sqrt(n) (tables of Student's distribution)."""
+    logs = np.random.default_rng(count).normal(0.0, 0.1, count)
+    high = np.quantile(seed_draws(tuple(np.exp(logs))), 0.9)
+    assert high == pytest.approx(quantile * logs.std(ddof=1) / count**0.5, rel=0.25)
+    assert not seed_draws((3.0,)).any()
+
+
+def test_an_interval_has_eighty_of_a_hundred_draws_and_the_value():
+    draws = np.arange(101.0)
+    assert interval_of(draws, 50.0) == (10.0, 90.0)
+    assert interval_of(draws, 95.0) == (10.0, 95.0)
+    assert interval_of(draws, 2.0) == (2.0, 90.0)
+
+
+def test_more_replicas_serve_in_proportion_and_those_for_doubt_are_beside_the_fewest():
+    three = finalist(screened(10.0, 2, usd=5.0), 3, (30.0, 120.0))
+    assert three.rate == pytest.approx(60.0)
+    five = three.sized(5, three.records)
+    assert (five.replicas, five.fewest, five.spare) == (5, 3, 2)
+    assert five.rate == pytest.approx(100.0)
+    assert (five.num_devices, five.usd_per_hour, five.cost) == (10, 25.0, 25.0)
+    assert five.rate_per_device == pytest.approx(three.rate_per_device)
+    assert five.sized(4, ()).fewest == 3
+    assert finalist(screened(10.0, 2, usd=None), 3, (30.0,)).cost == 6.0
+
+
+def test_the_slo_is_met_by_the_requests_of_all_seeds_together():
+    """0.8 of 3 a second and 1.0 of 1: 3.4 of 4. What is met exactly is met."""
+    records = [record(0.8, 3.0, p90_ttft_ms=900.0, p99_ttft_ms=1300.0), record(1.0, 1.0, p90_ttft_ms=500.0)]
+    assert attained(records) == pytest.approx(0.85)
+    exact = [record(0.75, 4.0)]
+    assert meets(exact, LIMITS, 0.75)
+    assert not meets(exact, LIMITS, 0.76)
+    assert mean(records, "p90_ttft_ms") == 700.0
+    assert mean(records, "p99_ttft_ms") == 1300.0
+    assert mean(records, "p50_tpot_ms") is None
+
+
+def test_the_nearest_limit_is_the_largest_share_of_one():
+    slo = SLO(ttft_ms=1000, tpot_ms=50)
+    records = [record(1.0, p90_ttft_ms=300.0, p90_tpot_ms=40.0)]
+    assert tightness(records, slo, "p90") == 0.8
+    assert tightness([record(0.95)], slo, "p90") == pytest.approx(0.5)  # half of those that may miss do
+
+
+def test_percentiles_are_no_lower_than_the_share_that_was_asked_for():
+    assert [quantile_name(share) for share in (0.4, 0.5, 0.7, 0.9, 0.92, 0.99, 0.999)] == [
+        "median", "median", "p90", "p90", "p95", "p99", "p99",
+    ]  # fmt: skip
+
+
+def test_a_draw_asks_for_as_many_replicas_as_its_rate_is_lower():
+    """Three serve 12 where 10 are wanted: 2.5. At half of the rate five, at twice of it no fewer than 1.25, so two."""
+    factors = np.where(np.arange(NUM_DRAWS) % 2, 0.5, 2.0)
+    three = finalist(screened(4.0, usd=2.0), 3, (12.0,), factors)
+    found = plan("cheapest", three)
+    assert found.replicas_needed(three).tolist()[:2] == [2.0, 5.0]
+    assert found.sufficient(three) == 0.5
+    assert found.figure_draws(three).tolist()[:2] == [4.0, 10.0]
+    option = found.option(three)
+    assert (option.price, option.fewest, option.replicas, option.figure) == (2.0, 3, 3, None)
+    by_devices = plan("fewest_gpus", finalist(screened(4.0, 8, usd=2.0), 3, (12.0,)))
+    assert by_devices.option(by_devices.ranked[0]).price == 8.0
+    assert plan("goodput_per_gpu", three).option(three).figure == -4.0
+
+
+@pytest.mark.parametrize(("objective", "expected"), [("cheapest", 0.5), ("goodput_per_gpu", 1.0)])
+def test_the_margin_is_how_much_worse_the_other_is(objective, expected):
+    one, other = finalist(screened(10.0, usd=2.0), 1, (20.0,)), finalist(screened(10.0, usd=3.0), 1, (10.0,))
+    found = plan(objective, one, other)
+    assert found.margin(other) == pytest.approx(expected)
+    assert found.better_share(one, other) + found.better_share(other, one) == pytest.approx(1.0)
+    assert found.better_share(one, one) == 0.5
+
+
+def test_the_front_has_every_number_of_replicas_from_the_fewest_on():
+    """More of them share the rate: latency falls, cost rises."""
+    asked: list[float] = []
+
+    class Screen:
+        def tightness(self, _: Any, rates: list[float]) -> list[float]:
+            asked.extend(rates)
+            return [rate / 10.0 for rate in rates]
+
+    two = Deployment(screened(6.0, usd=1.0), 2)
+    screen: Any = Screen()
+    found = screened_front(screen, [two], spec(max_gpus=4), 12.0)
+    assert asked == [6.0, 4.0, 3.0]
+    assert [(each.replicas, each.tightness) for each in found] == [(2, 0.6), (3, 0.4), (4, 0.3)]
+
+
+def test_what_costs_as_much_and_takes_longer_is_not_on_the_front():
+    slow, quick = (Deployment(screened(10.0, usd=2.0, device=name), 1, 0.5) for name in ("slow", "quick"))
+    known = {
+        name: (each, (record(1.0, p90_ttft_ms=ms),)) for name, each, ms in (("s", slow, 900.0), ("q", quick, 300.0))
+    }
+    front, missed = simulated_front(known, [], spec(), LIMITS, "p90")
+    assert [point.label for point in front] == ["q"]
+    assert missed == []
+
+
+def test_replicas_are_up_apart_from_each_other():
+    """Each 90 % of the time: one of one 0.9, one of two 1 - 0.1^2, one of three 1 - 0.1^3; both of two 0.81."""
+    failures = FailuresSpec(mtbf_s=900.0, repair_s=60.0, start_s=40.0)
+    assert _all_up(failures, 1) == pytest.approx({1: 0.9, 2: 0.99, 3: 0.999})
+    assert _all_up(failures, 2)[2] == pytest.approx(0.81)
+    assert _all_up(None, 2) == {}
+
+
+def test_a_run_sees_three_failures_of_all_its_replicas():
+    """One in 900 s of each of three: 3 x 300 s and 100 s until the last is back, at 2 requests a second."""
+    failures = FailuresSpec(mtbf_s=900.0, repair_s=60.0, start_s=40.0)
+    result: Any = SimpleNamespace(scenario=SimpleNamespace(cluster=SimpleNamespace(failures=failures)), rate=2.0)
+    assert requests_with_failures(result, 3) == 2000
+    assert requests_with_failures(result, 1) == 2 * (2700 + 100)
+
+
+def test_finalists_are_simulated_with_as_many_replicas_as_are_sure_to_suffice() -> None:
+    """Three serve 12 where 10 are wanted, and at half of the rate in half of the draws five are needed; one serves ten
+    times as much and stays as it is."""
+    factors = np.where(np.arange(NUM_DRAWS) % 2, 0.5, 2.0)
+    three, one = finalist(screened(4.0), 3, (12.0,), factors), finalist(screened(100.0), 1, (100.0,))
+    asked: list[tuple[Deployment, int]] = []
+
+    def at_rate(whole: list[tuple[Deployment, int]], _: object) -> list[tuple[Record, ...]]:
+        asked.extend(whole)
+        return [(record(p90_ttft_ms=100.0 * replicas),) for _, replicas in whole]
+
+    run: Any = SimpleNamespace(
+        base=Base("llama-3.1-8b-a100"), scenario=SCENARIO, spec=spec(confidence=0.9), rate=10.0, at_rate=at_rate
+    )
+    found = _sized(run, [three, one], None)
+    assert asked == [(three.deployment, 5)]
+    assert [(each.replicas, each.fewest) for each in found] == [(5, 3), (1, 1)]
+    assert [each.mean("p90_ttft_ms") for each in found] == [500.0, 400.0]
+
+
+def test_prefill_servers_hand_their_keys_on_and_decode_servers_take_them():
+    scenario = load_scenario("llama-3.1-8b-a100", ["cluster.pools=[{role: prefill}, {role: decode}]"])
+    arguments = [" ".join(server_arguments(scenario, pool)) for pool in scenario.pools]
+    assert ["kv_producer" in text for text in arguments] == [True, False]
+    assert ["kv_consumer" in text for text in arguments] == [False, True]
+
+
+# Jobs: so much work, done once.
+
+
+def job(
+    seconds: float, replicas: int = 2, usd: float | None = 3.0, factors: Any = 1.0, times: Any = (), **own: Any
+) -> Job:
+    candidate = screened(1.0, usd=usd, **own).candidate
+    records = tuple(Record({"duration": each}) for each in times)
+    return Job(candidate, replicas, seconds, records, np.ones(NUM_DRAWS) * factors)
+
+
+def job_plan(**fields: Any) -> JobPlan:
+    base = Base("llama-3.1-8b-a100")
+    return JobPlan(base, SCENARIO, spec(**{"objective": "cheapest_job", **fields}), 1, 1, {}, (), ())
+
+
+def test_a_job_costs_its_devices_for_as_long_as_it_takes():
+    """Two replicas of 3 USD an hour for 20 minutes: 2 USD. Without a price, device hours."""
+    assert job(1200.0).bill == pytest.approx(2.0)
+    assert job(1200.0, usd=None, devices=4).bill == pytest.approx(8 / 3)
+    assert job(1.0, times=(100.0, 400.0)).seconds == pytest.approx(200.0)
+    assert job(1.0, times=(100.0, 0.0)).seconds == float("inf")
+
+
+@pytest.mark.parametrize(("objective", "best"), [("cheapest_job", "bill"), ("shortest_job", "seconds")])
+def test_the_cheapest_job_has_the_smallest_bill_and_the_shortest_the_least_time(objective, best):
+    jobs = [job(100.0, 8), job(300.0, 2), job(900.0, 1)]
+    wanted = spec(objective=objective)
+    assert _figure(jobs[0], wanted)[0] == getattr(jobs[0], best)
+    assert _finalists(jobs, wanted)[0] == min(jobs, key=lambda each: getattr(each, best))
+    assert job_plan(objective=objective).figure(jobs[0]) == getattr(jobs[0], best)
+
+
+def test_replicas_that_are_done_in_time_are_in_proportion_to_the_time():
+    """Four take 500 s of 1,000: two do, and three where it takes 20 % longer, at a bill in proportion."""
+    four = job(500.0, 4, factors=np.where(np.arange(NUM_DRAWS) % 2, 1.2, 1.0))
+    option = job_plan(deadline_s=1000.0).option(four)
+    assert option.needed.tolist()[:2] == [2.0, 3.0]
+    assert option.cost == pytest.approx(four.bill)
+    assert job_plan(deadline_s=600.0).in_time(four) == 1.0
+    assert job_plan(deadline_s=599.0).in_time(four) == 0.5
+    assert job_plan(deadline_s=499.0).in_time(four) == 0.0
+    assert _with_replicas(four, 8).screened_s == 250.0
+    late = job(1000.0, 2, factors=np.where(np.arange(NUM_DRAWS) % 2, 1.5, 1.0))
+    assert job_plan(deadline_s=1000.0).replicas_for_sure(late, 0.9) == ceil(2 * 1.5)
+
+
+def test_a_late_job_is_tried_with_one_more_and_one_in_time_with_one_fewer_that_nearly_does():
+    screen: Any = SimpleNamespace(allowed=lambda _: range(1, 9))
+    wanted = spec(objective="cheapest_job", deadline_s=1000.0)
+    late, early = job(1100.0, 4, times=(1100.0,)), job(500.0, 4, times=(500.0,))
+    for each, count in ((late, 5), (early, 3)):
+        found = _next({4: each}, screen, wanted)
+        assert found is not None
+        assert found.replicas == count
+    assert _next({4: job(990.0, 4, times=(990.0,))}, screen, wanted) is None  # three would take a third longer
+    assert _next({4: late}, SimpleNamespace(allowed=lambda _: range(1, 5)), wanted) is None  # type: ignore[arg-type]
+
+
+def test_what_is_sure_comes_before_what_is_not_and_late_ones_are_not_ranked():
+    sure, unsure = job(900.0, 4), job(900.0, 1, factors=np.where(np.arange(NUM_DRAWS) % 2, 1.5, 1.0))
+    late, found = job(1100.0, 1), job_plan(deadline_s=1000.0, confidence=0.9)
+    assert _ordered(found, [unsure, late, sure]) == [sure, unsure]
+    screen: Any = SimpleNamespace(allowed=lambda _: range(1, 9))
+    assert _enough(found, screen, unsure) == 2
+    assert _enough(found, screen, late) == 1
