@@ -68,6 +68,13 @@ function linkViews() {
     link.toggleAttribute("aria-current", false);
     if (link.dataset.view === currentView()) link.setAttribute("aria-current", "page");
   }
+  showTab();
+}
+
+// Where not all tabs fit, that of the view is in the middle of them.
+function showTab() {
+  const tabs = $("nav.views"), tab = $("[aria-current]", tabs);
+  if (tab) tabs.scrollLeft = tab.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - tab.clientWidth) / 2;
 }
 
 function openView(address) {
@@ -403,6 +410,9 @@ if (!document.documentElement.dataset.theme) {
   document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 if (matchMedia("(max-width: 900px)").matches) $("details.form")?.removeAttribute("open");
+$("details.form")?.classList.add("ready");
+showTab();
+addEventListener("resize", showTab);
 const notes = JSON.parse(sessionStorage.getItem("notes") ?? "[]");
 sessionStorage.removeItem("notes");
 for (const note of notes) $("#line-notes")?.append(Object.assign(document.createElement("li"), { textContent: note }));
