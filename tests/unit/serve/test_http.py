@@ -29,6 +29,25 @@ def test_a_streamed_answer_has_a_chunk_for_each_token_at_the_time_of_its_step():
     assert response.body.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("speed", [0.25, 1.0, 4.0])
+def test_each_answer_says_how_fast_the_clock_goes_and_a_client_s_seconds_times_it_are_the_deployment_s(speed):
+    """A clock is slowed without a word else, and what a load tool measures is taken for the deployment's."""
+
+    async def timed(client, emulator):
+        began = asyncio.get_running_loop().time()
+        whole = await client.post(CHAT, {**HELLO, "max_tokens": 20, "seed": 3})
+        took = asyncio.get_running_loop().time() - began
+        emulator.clock.slowed_s = 1.5
+        return whole, took, await client.get("/nowhere")
+
+    whole, took, refused = served(timed, speed=speed)
+    assert whole.headers["x-perfmodel-speed"] == refused.headers["x-perfmodel-speed"] == f"{speed:g}"
+    assert "x-perfmodel-slowed-s" not in whole.headers
+    assert (refused.status, refused.headers["x-perfmodel-slowed-s"]) == (404, "1.500")
+    _, expected, _ = served(timed)
+    assert took * speed == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_whole_and_streamed_answers_say_the_same_at_the_same_time(path):
     body = {"prompt": "hello", **HELLO, "max_tokens": 20, "seed": 5, "n": 2}
