@@ -1,5 +1,5 @@
-"""The page on a telephone and on paper: nothing jumps while it loads, the tab of the view is in sight, and what is printed
-can be read."""
+"""The page on a telephone and on paper: nothing jumps while it loads, the tab of the view is in sight, and what is
+printed can be read."""
 
 import re
 import zlib

@@ -128,7 +128,9 @@ class BenchRun:
         """
         factor = self.speed if speed is None else speed
         if self.speed not in (1.0, factor):
-            raise SpecError(f"{self.name}: got --speed {factor:g}, and the file says {self.speed:g}; leave --speed out.")
+            raise SpecError(
+                f"{self.name}: got --speed {factor:g}, and the file says {self.speed:g}; leave --speed out."
+            )
         if factor == 1:
             return self
         if self.row is not None:

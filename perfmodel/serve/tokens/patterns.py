@@ -115,7 +115,9 @@ def _is_in(character: str, items: list[tuple[Any, Any]]) -> bool:
         ops.CATEGORY_NOT_WORD: not (character.isalnum() or character == "_"),
     }
     for op, value in items:
-        is_here = kinds[value] if op is ops.CATEGORY else value[0] <= code <= value[1] if op is ops.RANGE else value == code
+        is_here = (
+            kinds[value] if op is ops.CATEGORY else value[0] <= code <= value[1] if op is ops.RANGE else value == code
+        )
         if is_here:
             return True
     return False

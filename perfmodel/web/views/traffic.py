@@ -1,5 +1,5 @@
-"""What traffic does to latencies: at the rate that is asked for; the largest rate within the SLO; against the rate, with
-its knee; against the length of prompts.
+"""What traffic does to latencies: at the rate that is asked for; the largest rate within the SLO; against the rate,
+with its knee; against the length of prompts.
 
 Runs at many rates are short (`_QUICK` requests), so that an answer is there while one drags; the templates say so. The
 rate that is asked for is no part of the curve's question: within a range of rates only its mark moves.

@@ -187,7 +187,8 @@ def test_a_regular_expression_matches_the_whole_text(pattern):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "a{5000}", "((a{100}){100}){100}", "(?!a)b", r"\bx", "a^b", "$x", "a" * 5000, "(" * 2000 + ")" * 2000]
+    "pattern",
+    ["(", "a{5000}", "((a{100}){100}){100}", "(?!a)b", r"\bx", "a^b", "$x", "a" * 5000, "(" * 2000 + ")" * 2000],
 )
 def test_an_expression_that_is_none_or_is_not_filled_is_refused_in_words(pattern):
     response = served(lambda client, _: client.post(CHAT, {**HELLO, "structured_outputs": {"regex": pattern}}))

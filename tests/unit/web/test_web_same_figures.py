@@ -139,8 +139,8 @@ ONE_RUN = (
 
 
 def test_a_deployment_has_one_figure_of_each_kind_on_all_views(pages, answered):
-    """The run of `perfmodel simulate` gives all latencies, throughputs and costs; what shorter runs give are ratios, and
-    the largest rate, on a card that is marked as a preview."""
+    """The run of `perfmodel simulate` gives all latencies, throughputs and costs; what shorter runs give are ratios,
+    and the largest rate, on a card that is marked as a preview."""
     state = read_state(ONE_RUN)
     (run,) = {each for view in VIEWS for part in view.parts for each in part.ask(state) if each.command == "simulate"}
     assert run == Question.of("simulate", state)

@@ -217,6 +217,8 @@ def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
     assert across == [60.0]
     words = " ".join(note["text"] for note in picture["layout"]["annotations"])
     assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO limit"))
+    all_kept = latency_curve(told({"ttft": 60.0}, {"max_rate": 8.0, "is_all": True}), "ttft", now=3.0)
+    assert "SLO limit" not in str(all_kept["layout"])  # the largest rate that is shown is no limit
     bare = latency_curve(told(knee=None), "ttft")
     assert [shape["x0"] for shape in bare["layout"]["shapes"]] == [2.0]  # the traffic's own rate
 
