@@ -32,7 +32,7 @@ def test_from_start_to_export(tab, tmp_path):
     tab.settle()
     assert not tab.figures()  # nothing is begun by an address
     tab.page.click("text=Find the deployment")
-    tab.page.wait_for_selector(".card", timeout=60_000)
+    tab.page.wait_for_selector(".card", timeout=240_000)  # seconds, unless others compute
     tab.settle()
     shown = {path: value for path, value, _ in tab.figures()}
     assert float(shown["winner.max_rate"]) >= 4
