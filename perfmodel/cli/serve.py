@@ -155,12 +155,14 @@ def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:
     import logging
 
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    for note in (*notes, *_speed_notes(server.emulator.clock.speed)):
+    for note in notes:
         say(note)
 
     def on_ready(found: list[int]) -> None:
         for each in found:
             say(f"listening on http://{_shown(server.settings)}:{each}")
+        for note in _speed_notes(server.emulator.clock.speed):
+            say(note)
 
     say(_closing(asyncio.run(server.run(on_ready)), server.emulator.clock.speed))
 
