@@ -161,7 +161,7 @@ def validate(
         "seed": seed,
         "speed": speed,
     }
-    flags: dict[str, Given] = {"repeat": again, **asked.given}
+    flags: dict[str, Given] = {"repeat": again, "speed": None if speed is None else f"{speed:g}", **asked.given}
     command = command_line("validate", kind.value, *(paths or []), **given, **flags, report=report_file)
     brief = partial(bench_brief, report) if kind is Kind.bench else None
     found = Answer(report.to_json, lambda: validation_view(report, command), make_brief=brief)
