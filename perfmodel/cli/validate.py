@@ -154,13 +154,7 @@ def validate(
     from perfmodel.report.views.validation import validation_view
 
     again = repeat if repeat != 1 else None
-    given: dict[str, Given] = {
-        "scenario": deployment,
-        "measured": measured,
-        "set": overrides,
-        "seed": seed,
-        "speed": speed,
-    }
+    given: dict[str, Given] = {"scenario": deployment, "measured": measured, "set": overrides, "seed": seed}
     flags: dict[str, Given] = {"repeat": again, "speed": None if speed is None else f"{speed:g}", **asked.given}
     command = command_line("validate", kind.value, *(paths or []), **given, **flags, report=report_file)
     brief = partial(bench_brief, report) if kind is Kind.bench else None
