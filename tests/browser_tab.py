@@ -86,7 +86,7 @@ class Tab:
 
     def check(self):
         """Nothing went wrong, and nobody else was asked."""
-        assert not self.errors
+        assert not self.errors, self.errors
         assert not self.crashes
         assert not self.dialogs
         elsewhere = [url for url in self.addresses if not url.startswith((self.server.address + "/", "blob:", "data:"))]

@@ -13,11 +13,11 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-def served(conversation, settings=None, changes=(), **ways):
+def served(conversation, settings=None, changes=(), speed=1.0, **ways):
     """What `conversation`, called with a client and the emulator, returns; ways: further options of `build_app`."""
 
     async def whole():
-        emulator = Emulator(load_scenario("llama-3.1-8b-a100", changes) if changes else SCENARIO)
+        emulator = Emulator(load_scenario("llama-3.1-8b-a100", changes) if changes else SCENARIO, speed=speed)
         app = build_app(emulator, settings or ServerSettings(), **ways)
         emulator.start()
         result = await conversation(Client(app), emulator)

@@ -166,15 +166,28 @@ def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:
     def on_ready(found: list[int]) -> None:
         for each in found:
             say(f"listening on http://{_shown(server.settings)}:{each}")
+        for note in _speed_notes(server.emulator.clock.speed):
+            say(note)
 
-    say(_closing(asyncio.run(server.run(on_ready))))
+    say(_closing(asyncio.run(server.run(on_ready)), server.emulator.clock.speed))
+
+
+def _speed_notes(speed: float) -> list[str]:
+    """What a load tool's file of such a server needs, to be read as the deployment's."""
+    if speed == 1:
+        return []
+    return [
+        f"Clients measure {1 / speed:.4g} times the deployment's latencies. To compare what a load tool has written: "
+        f"perfmodel validate bench FILE --speed {speed:g}"
+    ]
 
 
 def _shown(settings: "ServerSettings") -> str:
     return f"[{settings.host}]" if ":" in settings.host else settings.host
 
 
-def _closing(ended: "Ended") -> str:
+def _closing(ended: "Ended", speed: float) -> str:
     counts = [f"{count} {name.replace('_', ' ')}" for name, count in ended._asdict().items() if name != "slowed_s"]
     slowed = f"; the clock was slowed by {ended.slowed_s:.3g} s" if ended.slowed_s else ""
-    return f"Requests: {', '.join(counts)}{slowed}."
+    paced = "" if speed == 1 else f"; {speed:g} simulated seconds per second"
+    return f"Requests: {', '.join(counts)}{paced}{slowed}."

@@ -88,6 +88,15 @@ Measured = Annotated[
         show_default=False,
     ),
 ]
+Speed = Annotated[
+    float | None,
+    typer.Option(
+        "--speed",
+        metavar="S",
+        help="With `bench`: the --speed of the emulator that was measured; times and rates are those of its clock.",
+        show_default=False,
+    ),
+]
 Repeats = Annotated[int, typer.Option("--repeat", min=1, help="Execute this many times.")]
 
 
@@ -99,6 +108,7 @@ def validate(
     deployment: DeploymentName = None,
     measured: Measured = None,
     overrides: Overrides = None,
+    speed: Speed = None,
     repeat: Repeats = 1,
     as_json: JsonFlag = False,
     seed: Seed = None,
@@ -121,12 +131,13 @@ def validate(
 
     check_report_file(report_file)
     _refuse_misplaced(kind, asked, deployment, measured, overrides, seed, repeat)
+    _check_speed(kind, speed)
     if kind is Kind.plans:
         _plans(_subject(kind, paths), as_json, report_file)
         return
     with progress_bar("validating") as progress:
         if kind is Kind.bench:
-            report = _bench(paths or [], _GivenFlags(deployment, asked.given), overrides, progress)
+            report = _bench(paths or [], _GivenFlags(deployment, asked.given, speed), overrides, progress)
         elif measured is not None and _is_run(measured):
             report = _run_of_engine(_subject(kind, paths, measured), measured, overrides, seed, progress)
         elif measured is not None:
@@ -144,7 +155,7 @@ def validate(
 
     again = repeat if repeat != 1 else None
     given: dict[str, Given] = {"scenario": deployment, "measured": measured, "set": overrides, "seed": seed}
-    flags: dict[str, Given] = {"repeat": again, **asked.given}
+    flags: dict[str, Given] = {"repeat": again, "speed": None if speed is None else f"{speed:g}", **asked.given}
     command = command_line("validate", kind.value, *(paths or []), **given, **flags, report=report_file)
     brief = partial(bench_brief, report) if kind is Kind.bench else None
     found = Answer(report.to_json, lambda: validation_view(report, command), make_brief=brief)
@@ -153,10 +164,11 @@ def validate(
 
 
 class _GivenFlags(NamedTuple):
-    """What says which deployment `bench` was measured on: a scenario, or flags."""
+    """What says which deployment `bench` was measured on: a scenario, or flags; and at which speed of the emulator."""
 
     scenario: str | None
     flags: dict[str, str]
+    speed: float | None
 
 
 def _refuse_misplaced(
@@ -187,6 +199,14 @@ def _refuse_misplaced(
         raise SpecError(f"--scenario beside --{beside[0]}: the scenario says what was served; change it with --set.")
 
 
+def _check_speed(kind: Kind, speed: float | None) -> None:
+    """Raises SpecError for a speed of no clock, and of measurements of real devices."""
+    if speed is not None and kind is not Kind.bench:
+        raise SpecError("--speed goes with `validate bench FILE...`, of an emulator (`perfmodel serve --speed`).")
+    if speed is not None and not 0 < speed < float("inf"):
+        raise SpecError(f"--speed: got {speed:g}; expected more than 0 simulated seconds per second.")
+
+
 def _subject(kind: Kind, paths: list[str] | None, measured: Path | None = None) -> str:
     """What is compared with: a path or a scenario. Raises SpecError where there is none, or two."""
     if measured is not None and not _is_run(measured):
@@ -209,7 +229,7 @@ def _bench(
 
     if not paths:
         raise SpecError("validate bench: give the files that the load tool wrote.")
-    return validate_bench(paths, GivenSetup(given.scenario, given.flags, overrides or ()), progress)
+    return validate_bench(paths, GivenSetup(given.scenario, given.flags, overrides or (), given.speed), progress)
 
 
 def _executor(

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -62,6 +63,8 @@ class _Site:
             Route("/drop", self._drop, methods=["POST"]),
             Route("/line", self._line, methods=["POST"]),
             Route("/serve-line", self._serve_line),
+            Route("/open", self._open),
+            Route("/close", self._close, methods=["POST"]),
             Route("/data/{view}/{part}", self._data),
             Route("/file/{view}/{part}/{name}", self._file),
             Route("/{view}", self._view),
@@ -80,6 +83,8 @@ class _Site:
             response: Response = self._sentence(request, *refusal)
         else:
             try:
+                if page := _page_of(request):
+                    self._desk.see(page)
                 response = await go_on(request)
             except PerfmodelError as error:
                 response = self._sentence(request, 422, str(error))
@@ -112,8 +117,22 @@ class _Site:
         )
         return HTMLResponse(await run_in_threadpool(draw, view, state))
 
+    async def _open(self, request: Request) -> Response:
+        """A tab says that it is open, as any request of it does."""
+        return Response(status_code=204)
+
+    async def _close(self, request: Request) -> Response:
+        """A tab says that it closes: what it alone waits for is stopped soon."""
+        if page := _page_of(request):
+            self._desk.depart(page)
+        return Response(status_code=204)
+
     async def _part(self, request: Request) -> Response:
-        return await self._drawn(*_part_of(request))
+        view, part, state = _part_of(request)
+        if part.lane is not None:
+            with suppress(PerfmodelError):  # which the part shows
+                self._desk.join(part.ask(state), _reader_of(request, view, part))
+        return await self._drawn(view, part, state)
 
     async def _rest(self, request: Request) -> Response:
         return HTMLResponse(await run_in_threadpool(self._pages.rest, *_part_of(request)))
@@ -121,9 +140,7 @@ class _Site:
     async def _ask(self, request: Request) -> Response:
         view, part, state = _part_of(request)
         if part.lane is not None:
-            page = request.headers.get(_PAGE_HEADER, "")[:_LONGEST_PAGE]
-            reader = f"{page}/{view.name}/{part.name}" if page else ""
-            errands = self._desk.begin(part.ask(state), part.lane, reader)
+            errands = self._desk.begin(part.ask(state), part.lane, _reader_of(request, view, part))
             waits = [asyncio.create_task(errand.ended.wait()) for errand in errands]
             if waits:
                 _, late = await asyncio.wait(waits, timeout=_PATIENCE_S)
@@ -134,9 +151,12 @@ class _Site:
     async def _later(self, request: Request) -> Response:
         """How far what a part does not wait for is; once all is there, the part with it. A POST begins it."""
         view, part, state = _part_of(request)
-        if request.method == "POST" and part.later is not None:
-            page = request.headers.get(_PAGE_HEADER, "")[:_LONGEST_PAGE]
-            self._desk.begin(part.later(state), "long", f"{page}/{view.name}/{part.name}/later" if page else "")
+        if part.later is not None:
+            reader = _reader_of(request, view, part, "/later")
+            if request.method == "POST":
+                self._desk.begin(part.later(state), "long", reader)
+            else:
+                self._desk.join(part.later(state), reader)
         waiting = await run_in_threadpool(self._pages.later, view, part, state)
         if waiting is not None:
             return HTMLResponse(waiting)
@@ -220,6 +240,18 @@ def _part_of(request: Request) -> tuple[View, ViewPart, PageState]:
 
         raise SpecError("there is no such part of the page; load it again.")
     return view, part, read_state(request.url.query)
+
+
+def _page_of(request: Request) -> str:
+    """The name of the tab that asks; "" where it has none, or one that no tab gives itself."""
+    name = request.headers.get(_PAGE_HEADER, "")[:_LONGEST_PAGE]
+    return name if name.isalnum() else ""
+
+
+def _reader_of(request: Request, view: View, part: ViewPart, suffix: str = "") -> str:
+    """Who waits for a part, as of an `Errand`."""
+    page = _page_of(request)
+    return f"{page}/{view.name}/{part.name}{suffix}" if page else ""
 
 
 def _with_command(shown: Shown) -> dict[str, Any]:

@@ -85,6 +85,21 @@ class Desk:
             self._errands.leave(reader, questions)
         return [self._errands.begin(each, lane, reader) for each in questions if not self._is_settled(each)]
 
+    def join(self, questions: Sequence[Question], reader: str) -> None:
+        """`reader` waits for what is under way of some questions, too, as a page does that was loaded again."""
+        for question in questions if reader else ():
+            errand = self._errands.last(question)
+            if errand is not None and not errand.is_over:
+                self._errands.join(errand, reader)
+
+    def see(self, page: str) -> None:
+        """A page is open; see `Errands.see`."""
+        self._errands.see(page)
+
+    def depart(self, page: str) -> None:
+        """A page closes; see `Errands.depart`."""
+        self._errands.depart(page)
+
     def _is_settled(self, question: Question) -> bool:
         finding = self.look(question)
         return finding.shown is not None or bool(finding.refusal)

@@ -2,6 +2,9 @@
 
 A worker is a process of this program that waits for questions, so it keeps what it knows of steps between them. It is
 stopped where it reports progress; one that does not within a few seconds is ended and another started.
+
+A page that begins work says now and then that it is still open, and says once that it closes. Work stops when none of
+its pages is open.
 """
 
 __all__ = ["Errand", "Errands", "Lane", "Work"]
@@ -30,6 +33,9 @@ _LANES: tuple[Lane, ...] = ("quick", "long")
 _TELL_S = 0.1  # between two words on progress
 _PATIENCE_S = 3.0  # with a worker that was asked to stop
 _MOST_WAITING, _MOST_KEPT = 20, 100
+_LEASE_S = 150.0  # without a word from a page until it counts as closed: browsers let hidden tabs speak once a minute
+_GRACE_S = 8.0  # from a page's last word until it counts as closed: one that is loaded again is back by then
+_SWEEP_S = 0.5  # between two looks for pages that have closed
 _log = logging.getLogger("perfmodel.web")
 
 
@@ -42,7 +48,7 @@ class Errand:
     """One question under way.
 
     state:   waiting, running, done, stopped, refused (`said` has the sentence), failed
-    readers: parts of pages that wait for it, if they said so
+    readers: parts of pages that wait for it, as `page/view/part`, if they said so
     """
 
     number: int
@@ -83,6 +89,7 @@ class Errands:
         self._queues: dict[Lane, asyncio.Queue[Errand]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: dict[Lane, _Worker] = {}
+        self._open_until: dict[str, float] = {}  # page -> when it counts as closed, unless it speaks again
 
     async def start(self) -> None:
         """Start the workers."""
@@ -90,6 +97,7 @@ class Errands:
             self._queues[lane] = asyncio.Queue()
             self._workers[lane] = _Worker(self._work_out)
             self._tasks.append(asyncio.create_task(self._turn(lane)))
+        self._tasks.append(asyncio.create_task(self._sweep()))
 
     async def close(self) -> None:
         """End everything."""
@@ -107,7 +115,7 @@ class Errands:
     def begin(self, question: Question, lane: Lane, reader: str = "") -> Errand:
         """The errand of a question: the one that is under way, or a new one. Raises SpecError where too many wait.
 
-        reader: that waits for it; "": nobody is named
+        reader: that waits for it, as of an `Errand`; "": nobody is named
         """
         found = self.last(question)
         if found is None or found.is_over or found.is_stopping:
@@ -118,18 +126,47 @@ class Errands:
             self._forget()
             self._queues[lane].put_nowait(found)
         if reader:
-            found.readers.add(reader)
+            self.join(found, reader)
         return found
+
+    def join(self, errand: Errand, reader: str) -> None:
+        """`reader` waits for this errand, too: its page is open."""
+        errand.readers.add(reader)
+        self.see(reader.partition("/")[0])
+
+    def see(self, page: str) -> None:
+        """A page has spoken: it is open."""
+        self._open_until[page] = time.monotonic() + _LEASE_S
+
+    def depart(self, page: str) -> None:
+        """A page has said that it closes, or is loaded again."""
+        self._open_until[page] = time.monotonic() + _GRACE_S
 
     def leave(self, reader: str, questions: Collection[Question]) -> None:
         """`reader` asks these questions now, and waits for no others: what nobody else waits for is stopped, as when a
         slider has moved on."""
         for errand in list(self._errands.values()):
-            if reader in errand.readers and errand.question not in questions and not errand.is_over:
-                errand.readers.discard(reader)
-                if not errand.readers:
-                    errand.is_left = True
-                    self.stop(errand)
+            if errand.question not in questions:
+                self._take_out(errand, {reader} & errand.readers)
+
+    def _take_out(self, errand: Errand, readers: set[str]) -> None:
+        """These of its readers wait no more; without any other it is stopped."""
+        if readers and not errand.is_over:
+            errand.readers -= readers
+            if not errand.readers:
+                errand.is_left = True
+                self.stop(errand)
+
+    async def _sweep(self) -> None:
+        """Readers whose pages have closed wait no more."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = time.monotonic()
+            closed = {page for page, until in self._open_until.items() if until < now}
+            for page in closed:
+                del self._open_until[page]
+            for errand in list(self._errands.values()) if closed else ():
+                self._take_out(errand, {each for each in errand.readers if each.partition("/")[0] in closed})
 
     def _forget(self) -> None:
         over = [number for number, errand in self._errands.items() if errand.is_over]

@@ -74,7 +74,14 @@ class Pages:
             "views": VIEWS,
             **CHOICES,
         }
-        self._templates.filters |= {"code": _code, "drawn": Markup, "json": _json, "unmarked": without_marks, **FILTERS}
+        self._templates.filters |= {
+            "code": _code,
+            "drawn": Markup,
+            "json": _json,
+            "plotted": _plotted,
+            "unmarked": without_marks,
+            **FILTERS,
+        }
 
     def whole(self, view: View, state: PageState) -> str:
         """The page of a view, with closed forms answered; what was refused before is asked again."""
@@ -174,6 +181,13 @@ def _kept(part: ViewPart, questions: Sequence[Question], drawn: Markup) -> Marku
 def _json(value: Mapping[str, Any]) -> str:
     """For an attribute, where the template escapes it."""
     return json.dumps(value, separators=(",", ":"))
+
+
+def _plotted(figure: Mapping[str, Any]) -> Markup:
+    """Attributes of a plot's element: its figure, and the height that it will have: nothing below moves then."""
+    height = figure["layout"].get("height")
+    style = Markup(' style="min-height: {}px"').format(height) if height else ""
+    return Markup('data-figure="{}"{}').format(_json(figure), style)
 
 
 def _code(text: str) -> Markup:

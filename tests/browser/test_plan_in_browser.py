@@ -1,9 +1,11 @@
 """A plan in a browser, with the mouse alone: begun, answered, taken along, opened; and stopped."""
 
+import time
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from browser_tab import Tab
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
@@ -30,7 +32,7 @@ def test_from_start_to_export(tab, tmp_path):
     tab.settle()
     assert not tab.figures()  # nothing is begun by an address
     tab.page.click("text=Find the deployment")
-    tab.page.wait_for_selector(".card", timeout=60_000)
+    tab.page.wait_for_selector(".card", timeout=240_000)  # seconds, unless others compute
     tab.settle()
     shown = {path: value for path, value, _ in tab.figures()}
     assert float(shown["winner.max_rate"]) >= 4
@@ -60,9 +62,32 @@ def _exports_are_of(files, shown, folder: Path):
     assert scenario.cluster.replicas * scenario.engine.num_devices == int(float(shown["winner.gpus"]))
 
 
+LONG = {"plan.seeds": "8", "plan.num_requests": "3000", "plan.finalists": "8", "rate": "40"}
+
+
+def test_a_plan_outlives_its_page_loaded_again_but_not_its_tab_closed(tab):
+    path = address(**LIMITS, **LONG, hardware="h200-sxm")
+    tab.open(path)
+    tab.page.click("text=Find the deployment")
+    tab.page.wait_for_selector(".progress")
+    tab.page.reload()
+    tab.page.wait_for_selector(".progress")
+    tab.page.wait_for_timeout(12_000)  # longer than a page has to come back
+    assert tab.page.query_selector(".progress")
+    tab.page.close()
+    other = Tab(tab.page.context, tab.server)
+    until = time.monotonic() + 60
+    while True:  # each look is one request without a script, which waits for nothing
+        html = other.page.request.get(tab.server.address + path).text()
+        if "Find the deployment" in html and 'class="progress"' not in html:
+            break
+        assert time.monotonic() < until
+        other.page.wait_for_timeout(500)
+    other.check()
+
+
 def test_what_is_begun_can_be_stopped(tab):
-    fields = {"plan.seeds": "8", "plan.num_requests": "3000", "plan.finalists": "8", "rate": "40"}
-    tab.open(address(**LIMITS, **fields, hardware="h100-sxm-80gb"))
+    tab.open(address(**LIMITS, **LONG, hardware="h100-sxm-80gb"))
     tab.page.click("text=Find the deployment")
     tab.page.wait_for_selector(".progress")
     tab.page.click("text=Stop")

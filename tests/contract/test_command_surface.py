@@ -100,8 +100,8 @@ FROZEN = {
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": [
-        *("KIND", "PATH...", "--scenario", "--measured", "--set", "--repeat", "--json", "--seed", "--report"),
-        "--details",
+        *("KIND", "PATH...", "--scenario", "--measured", "--set", "--speed", "--repeat", "--json", "--seed"),
+        *("--report", "--details"),
         *("--model", "--hardware", "--traffic"),
     ],
     "whatif": [

@@ -257,3 +257,16 @@ def test_no_choice_is_without_a_technique():
     }
     unclaimed = asked - claimed() - NO_CHOICE
     assert not unclaimed, f"{sorted(unclaimed)}: enter them in workloads/techniques"
+
+
+def test_each_is_explained_in_one_sentence_of_its_own():
+    """A name alone explains nothing to who does not know it."""
+    families = load_techniques()
+    entries = [entry for family in families for entry in family.techniques]
+    sentences = [each.what for each in (*families, *entries)]
+    for sentence in sentences:
+        assert sentence[0].isupper() or sentence[0].isdigit(), sentence
+        assert sentence.endswith("."), sentence
+        assert sentence.count(". ") == 0, sentence
+        assert len(sentence) <= 140, sentence
+    assert len(set(sentences)) == len(sentences)

@@ -78,6 +78,7 @@ def predict_run(
 
     run, given, profile, intervals: as of `predict_runs`
     """
+    run = run.at_real_speed(given.speed)
     if run.row is not None:
         return _local(run, given)
     with TemporaryDirectory() as folder:

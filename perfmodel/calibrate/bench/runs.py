@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
 
@@ -79,6 +79,11 @@ class RequestTimes:
     def __len__(self) -> int:
         return len(self.e2el_s)
 
+    def scaled(self, factor: float) -> "RequestTimes":
+        """The same requests, whose times are `factor` times as long."""
+        start_s = None if self.start_s is None else self.start_s * factor
+        return replace(self, start_s=start_s, ttft_s=self.ttft_s * factor, e2el_s=self.e2el_s * factor)
+
     @property
     def tpot_s(self) -> Floats:
         """nan for answers of one token."""
@@ -98,6 +103,7 @@ class BenchRun:
     times:    request by request, where the file has that
     failed:   requests that were not answered, or not to their end
     row:      a test of llama-bench, which has no requests
+    speed:    simulated seconds per second of the emulator that was measured; 1 for a real server
     """
 
     name: str
@@ -111,6 +117,36 @@ class BenchRun:
     times: RequestTimes | None = None
     notes: tuple[str, ...] = field(default=())
     row: LocalRow | None = None
+    speed: float = 1.0
+
+    def at_real_speed(self, speed: float | None = None) -> "BenchRun":
+        """The run as the deployment has it, whose clock the emulator turned at another speed: a second that was
+        measured is `speed` of its seconds.
+
+        speed: as the user says; None: as the file does
+
+        Raises SpecError where they differ, and for a test that no server answered.
+        """
+        factor = self.speed if speed is None else speed
+        if self.speed not in (1.0, factor):
+            raise SpecError(
+                f"{self.name}: got --speed {factor:g}, and the file says {self.speed:g}; leave --speed out."
+            )
+        if factor == 1:
+            return self
+        if self.row is not None:
+            raise SpecError(f"{self.name}: is a test of llama-bench, which measures no server; leave --speed out.")
+        told = (
+            f"measured at {factor:g} simulated seconds per second: times here are multiplied by it, rates divided by it"
+        )
+        return replace(
+            self,
+            load=replace(self.load, rate=None if self.load.rate is None else self.load.rate / factor),
+            measured={k: v * factor if k.endswith("_ms") else v / factor for k, v in self.measured.items()},
+            times=None if self.times is None else self.times.scaled(factor),
+            notes=(*self.notes, told),
+            speed=1.0,
+        )
 
 
 def request_times(

@@ -73,11 +73,13 @@ class GivenSetup:
     scenario:  a name, a path or a text; None without one
     flags:     "model", "hardware", "traffic" -> what was given in place of one
     overrides: as of `--set`
+    speed:     as of `BenchRun`; None: as the files say
     """
 
     scenario: str | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
     overrides: Sequence[str] = ()
+    speed: float | None = None
 
 
 def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[SetupFact, ...]]:

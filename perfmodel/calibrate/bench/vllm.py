@@ -63,6 +63,7 @@ def read_vllm_result(name: str, data: Mapping[str, Any]) -> BenchRun:
         failed=max(sent - completed, 0),
         times=times,
         notes=_notes(name, data, times),
+        speed=figure(name, data, "perfmodel_speed") or 1.0,  # of the emulator: `--metadata perfmodel_speed=0.5`
     )
 
 

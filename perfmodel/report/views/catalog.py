@@ -109,7 +109,7 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
     blocks: list[Block] = []
     for family in dict.fromkeys(row.family for row in rows):
         members = [row for row in rows if row.family == family]
-        blocks.append(Heading(family))
+        blocks += [Heading(family), Paragraph(Span(members[0].what_family, "muted"))]
         cells = [(row.entry.name, _simulated(row), _executed(row), _validated(row)) for row in members]
         blocks.append(Table(_TECHNIQUES, cells, left=4))
         for reason in dict.fromkeys(row.entry.missing for row in members if row.entry.missing):

@@ -11,7 +11,7 @@ from perfmodel.report.document import Block, Document, Paragraph, Span, Table
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.report.views.step import ridge_points
 from perfmodel.specs.devices.family import DeviceFamily
-from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
 from perfmodel.specs.networks import NetworkFile
 
 _DEVICES = ("memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
@@ -97,7 +97,7 @@ def device_view(device: HardwareSpec) -> Document:
         for rate, peak in declared.peak_flops_per_s.items()
     ]
     levels = [
-        (m.level, format_si(m.capacity_bytes, "B"), m.per.replace("_", " "), format_si(m.bandwidth_bytes_per_s, "B/s"))
+        (m.level, _capacity(m), m.per.replace("_", " "), format_si(m.bandwidth_bytes_per_s, "B/s"))
         for m in declared.memory
     ]
     links = [
@@ -131,6 +131,12 @@ def _about(device: HardwareSpec) -> list[Paragraph]:
     if memory.unified:
         lines.append(f"Memory shared between CPU and GPU; the device has {memory.device_share:.0%} of it by default")
     return [Paragraph(line) for line in lines]
+
+
+def _capacity(level: MemoryLevel) -> str:
+    """As the datasheet has it, and as a process sees it where that is known."""
+    seen = f" ({format_si(level.visible_bytes, 'B')} visible)" if level.visible_bytes else ""
+    return format_si(level.capacity_bytes, "B") + seen
 
 
 def _yes_or_no(fact: bool | None) -> str:

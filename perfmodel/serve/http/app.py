@@ -20,7 +20,7 @@ from perfmodel.serve.http.guard import Guard
 from perfmodel.serve.http.reading import content_length
 from perfmodel.serve.http.routes import Rendered, path_of, routes
 from perfmodel.serve.metrics import HttpCounts
-from perfmodel.serve.paced_clock import ClockStoppedError
+from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import BoundedTokens, ByteTokens, FileTokens
 
@@ -41,20 +41,22 @@ def build_app(
     vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
     bounded = BoundedTokens(vocabulary, emulator.max_model_len)
     router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=True)
-    return _Application(router, Guard(settings, emulator.clock), None if metrics is None else metrics.http)
+    guard, http = Guard(settings, emulator.clock), None if metrics is None else metrics.http
+    return _Application(router, guard, http, emulator.clock)
 
 
 class _Application:
-    """What is outermost: nothing that goes wrong below reaches a client but as an error in words. http: counts it"""
+    """What is outermost: nothing that goes wrong below reaches a client but as an error in words. http: counts it;
+    clock: whose speed each answer says"""
 
-    def __init__(self, router: Router, guard: Guard, http: HttpCounts | None) -> None:
-        self._router, self._guard, self._http = router, guard, http
+    def __init__(self, router: Router, guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
+        self._router, self._guard, self._http, self._clock = router, guard, http, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            began, noting = time.perf_counter(), _NotingSend(send)
+            began, noting = time.perf_counter(), _NotingSend(send, self._clock)
             try:
                 await self._answer(scope, receive, noting)
             finally:
@@ -98,15 +100,26 @@ class _Application:
             await send_error(send, answer)
 
 
-class _NotingSend:
-    """`send`, of which it notes the status and the headers. after_start: may be called in its place from then on"""
+def _speed_headers(clock: PacedClock) -> list[tuple[bytes, bytes]]:
+    """Simulated seconds per second that were asked for; seconds that the clock has lost so far, if it has lost any."""
+    found = [(b"x-perfmodel-speed", b"%g" % clock.speed)]
+    return [*found, (b"x-perfmodel-slowed-s", b"%.3f" % clock.slowed_s)] if clock.slowed_s else found
 
-    def __init__(self, send: Send) -> None:
+
+class _NotingSend:
+    """`send`, of which it notes the status and the headers, to which it adds how fast `clock` goes.
+
+    after_start: may be called in its place from then on
+    """
+
+    def __init__(self, send: Send, clock: PacedClock) -> None:
         self._send = self.after_start = send
+        self._clock = clock
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], message.get("headers", [])
+            message = {**message, "headers": [*self.headers, *_speed_headers(self._clock)]}
         return self._send(message)

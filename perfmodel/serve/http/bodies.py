@@ -4,8 +4,8 @@ Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties
 store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Values
 beyond vLLM's ranges are refused as there.
 
-Refused, as their time is not modelled or their answer could not be given: beam search, guided decoding by regular
-expressions and grammars, contents that are no text.
+Refused, as their time is not modelled or their answer could not be given: beam search, guided decoding by grammars,
+contents that are no text.
 """
 
 __all__ = [
@@ -174,6 +174,11 @@ class GenerationBody(_Body):
         return None
 
     @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt's tokens are asked for, which an echo with logprobs does, too."""
+        return self.prompt_logprobs is not None or (self.echo and self.num_logprobs is not None)
+
+    @property
     def called(self) -> CalledTool | None:
         """The tool that the answer has to call."""
         return None
@@ -200,7 +205,7 @@ def _structured(given: dict[str, Any]) -> Guide:
     ]
     if len(kinds) != 1:
         raise FieldError(
-            f"structured_outputs: got {', '.join(kinds) or 'none'}; expected one of json, choice, json_object"
+            f"structured_outputs: got {', '.join(kinds) or 'none'}; expected one of json, regex, choice, json_object"
         )
     (kind,) = kinds
     if kind == "json":
@@ -209,7 +214,9 @@ def _structured(given: dict[str, Any]) -> Guide:
         return Guide("choice", given["choice"])
     if kind == "json_object":
         return Guide("json", {})
-    raise FieldError(f"structured_outputs: answers by a {kind} are not made here; use json or choice")
+    if kind == "regex":
+        return Guide("regex", given["regex"])
+    raise FieldError(f"structured_outputs: answers by a {kind} are not made here; use json, regex or choice")
 
 
 def _parsed(schema: Any) -> Any:

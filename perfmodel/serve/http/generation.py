@@ -240,7 +240,11 @@ class Generation:
     def _asked(self, body: GenerationBody, prompts: list[TokenIds], model: str, headers: Headers) -> list[AskedAnswer]:
         """All answers that are asked for. Raises HttpError for prompts that are too long, or too many tokens in all."""
         session = headers.get("x-session-id") or body.user or None
-        wanted = body.wanted()
+        wanted, salt = body.wanted(), body.cache_salt
+        if body.has_prompt_logprobs:
+            # vLLM does not read such a prompt from its prefix cache, whose tokens have no logprobs
+            # (SamplingParams.skip_reading_prefix_cache). Here others do not find its blocks, either.
+            salt = f"{salt}/prompt logprobs of {self._num_taken}"
         asked: list[AskedAnswer] = []
         num_tokens = 0
         for number, prompt in enumerate(prompts):
@@ -257,7 +261,7 @@ class Generation:
                         f"the answers asked for have more than {_MOST_TOKENS} tokens with their prompts; ask for fewer",
                         "BadRequestError",
                     )
-                known = block_hashes(ids, self._emulator.block_size, body.cache_salt, self._models.adapter(model))
+                known = block_hashes(ids, self._emulator.block_size, salt, self._models.adapter(model))
                 params = RequestParams(
                     answer.finish_reason,
                     wanted.max_tokens,

@@ -94,7 +94,9 @@ class AnswerWriter:
         number = self._number(wanted, prompt, choice)
         num_tokens, is_cut = self._num_tokens(wanted, len(prompt), number)
         if wanted.guide is not None:
-            return self._guided(wanted.guide, number, num_tokens)
+            answer = self._guided(wanted.guide, number, num_tokens)
+            ended = _first_end(wanted, answer.ids, answer.pieces)
+            return answer if ended is None else _ended(wanted, answer.ids, answer.pieces, *ended)
         picked = hashes(number, num_tokens) % np.uint64(len(self._words.texts))
         ids, pieces = self._words.ids[picked], [self._words.texts[i] for i in picked.tolist()]
         if not wanted.is_continued:
@@ -159,7 +161,7 @@ def _first_end(wanted: Wanted, ids: TokenIds, pieces: Sequence[str]) -> tuple[in
     found: list[tuple[int, int, str | int]] = []
     if wanted.stop:
         text, ends = "".join(pieces), np.cumsum([len(piece) for piece in pieces])
-        first = int(ends[wanted.min_tokens - 1]) + 1 if wanted.min_tokens else 0
+        first = int(ends[min(wanted.min_tokens, len(pieces)) - 1]) + 1 if wanted.min_tokens else 0
         for stop in wanted.stop:
             begin = text.find(stop, max(first - len(stop), 0))
             if begin >= 0:

@@ -53,6 +53,7 @@ class Move(Spec):
 class TechniqueEntry(Spec):
     """One technique.
 
+    what:      it does, in one sentence
     page:      in docs/techniques, without the suffix
     scenario:  the file of workloads/scenarios in which it is switched; `setting`: overrides with and without it
     switch:    `--set` overrides that bring the technique; fields: what else belongs to it
@@ -65,6 +66,7 @@ class TechniqueEntry(Spec):
     """
 
     name: str
+    what: str
     page: str = Field(pattern="^[a-z0-9-]+$")
     scenario: str | None = None
     setting: tuple[str, ...] = ()
@@ -88,9 +90,10 @@ class TechniqueEntry(Spec):
 
 
 class TechniqueFamily(Spec):
-    """One file: the techniques of a family."""
+    """One file: the techniques of a family. what: they have in common, in one sentence"""
 
     family: str
+    what: str
     techniques: tuple[TechniqueEntry, ...] = Field(min_length=1)
 
 
@@ -117,12 +120,14 @@ class PairResult(NamedTuple):
 class TechniqueStatus:
     """One technique's line.
 
+    family, what_family: its name, and what its techniques have in common
     ratios: predicted / published of its figures, by id, without those that a calibration was fitted to; empty where
             none is in the report
     pairs:  what its pairs have shown, by name; empty where none is in a report
     """
 
     family: str
+    what_family: str
     entry: TechniqueEntry
     has_pairs: bool
     ratios: Mapping[str, float]
@@ -175,7 +180,9 @@ class TechniqueStatus:
         """Everything, under stable names."""
         return {
             "family": self.family,
+            "family_what": self.what_family,
             "technique": self.entry.name,
+            "what": self.entry.what,
             "page": f"docs/techniques/{self.entry.page}.md",
             "switch": list(self.entry.switch),
             "simulated": self.is_simulated,
@@ -226,6 +233,7 @@ def read_status() -> list[TechniqueStatus]:
     return [
         TechniqueStatus(
             family=family.family,
+            what_family=family.what,
             entry=entry,
             has_pairs=bool(entry.pairs) and all((pairs / f"{name}.yaml").is_file() for name in entry.pairs),
             ratios={id: published[id] for id in entry.published if id in published},

@@ -27,7 +27,7 @@ def memory_bar(data: Any) -> dict[str, Any]:
     visible = data["visible_bytes"]
     parts.append(("not used", max(visible - sum(size for _, size, _ in parts), 0), _FREE))
     bars = [_bar(name, size, colour, visible) for name, size, colour in parts if size > 0]
-    axis = {"title": {"text": "GB on one device"}, "range": [0, visible / 1e9]}
+    axis = {"title": {"text": f"GB of the {visible / 1e9:.1f} that a process sees"}, "range": [0, visible / 1e9]}
     layout = {
         "barmode": "stack",
         "height": 170,

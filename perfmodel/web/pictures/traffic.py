@@ -125,7 +125,8 @@ def _band(data: Any, metric: str, colour: str) -> list[dict[str, Any]]:
 def _marks(data: Any, now: float | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rate that is asked for, the knee, the largest rate within the SLO: upright lines with words above them."""
     load = data["load"]
-    kept = (load["within_slo"] or {}).get("max_rate")
+    within = load["within_slo"] or {}
+    kept = None if within.get("is_all") else within.get("max_rate")  # the last rate shown is no limit
     found = [
         (now or load["rate"], "now", ORANGE, "solid"),
         (load["knee"], "knee", GREY, "dot"),

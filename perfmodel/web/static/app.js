@@ -4,7 +4,7 @@
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 let token = $("meta[name=perfmodel-token]").content;
-const pageName = Math.random().toString(36).slice(2);  // of this tab: what it asked before is stopped when it asks anew
+const pageName = Math.random().toString(36).slice(2);  // of this tab: what it asked before is stopped when it asks anew, or closes
 
 // ---------------------------------------------------------------- the state
 
@@ -68,6 +68,13 @@ function linkViews() {
     link.toggleAttribute("aria-current", false);
     if (link.dataset.view === currentView()) link.setAttribute("aria-current", "page");
   }
+  showTab();
+}
+
+// Where not all tabs fit, that of the view is in the middle of them.
+function showTab() {
+  const tabs = $("nav.views"), tab = $("[aria-current]", tabs);
+  if (tab) tabs.scrollLeft = tab.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - tab.clientWidth) / 2;
 }
 
 function openView(address) {
@@ -326,9 +333,14 @@ function setTheme(name) {
 
 // ---------------------------------------------------------------- htmx
 
+const said = () => ({ "x-perfmodel-token": token, "x-perfmodel-page": pageName });
+
+// The server stops what nobody waits for any more: a tab says now and then that it is open, and when it closes.
+setInterval(() => fetch("/open", { headers: said() }).catch(() => {}), 30_000);
+window.addEventListener("pagehide", () => fetch("/close", { method: "POST", headers: said(), keepalive: true }).catch(() => {}));
+
 document.addEventListener("htmx:configRequest", (event) => {
-  event.detail.headers["x-perfmodel-token"] = token;
-  event.detail.headers["x-perfmodel-page"] = pageName;
+  Object.assign(event.detail.headers, said());
   event.detail.parameters = event.detail.formData ? new FormData() : {};  // addresses say it all
 });
 // An answer to a part that has been replaced meanwhile is nobody's.
@@ -398,6 +410,9 @@ if (!document.documentElement.dataset.theme) {
   document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 if (matchMedia("(max-width: 900px)").matches) $("details.form")?.removeAttribute("open");
+$("details.form")?.classList.add("ready");
+showTab();
+addEventListener("resize", showTab);
 const notes = JSON.parse(sessionStorage.getItem("notes") ?? "[]");
 sessionStorage.removeItem("notes");
 for (const note of notes) $("#line-notes")?.append(Object.assign(document.createElement("li"), { textContent: note }));

@@ -15,56 +15,46 @@ document.addEventListener("change", (event) => {
   if (element.dataset.sets && element.value) setFields(JSON.parse(element.value));
 });
 
-// ---------------------------------------------------------------- the gallery
+// ---------------------------------------------------------------- the techniques
 
-let family = "", search = "";  // these stay while answers change
+let search = "";  // it stays while answers change
+const opened = new Set();  // so do families and techniques that were opened
 
-function filterGallery() {
-  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const cards = $$(".technique");
+const nameOf = (details) => details.dataset.text ?? $("h2", details).textContent;
+
+// Where something is searched for, families with techniques of that name are open, and the others are not there.
+function filterTechniques() {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean), techniques = $$(".technique");
   let found = 0;
-  for (const card of cards) {
-    const isShown = (!family || card.dataset.family === family) && words.every((word) => card.dataset.text.includes(word));
-    card.hidden = !isShown;
-    found += isShown;
+  for (const each of techniques) {
+    each.hidden = !words.every((word) => each.dataset.text.includes(word));
+    each.open = opened.has(nameOf(each));
+    found += !each.hidden;
   }
-  const status = $("#found");
-  if (status && cards.length) status.textContent = `${found} of ${cards.length} techniques`;
+  for (const family of $$(".family")) {
+    family.hidden = !$(".technique:not([hidden])", family);
+    family.open = words.length > 0 || opened.has(nameOf(family));
+  }
+  if (techniques.length && words.length) $("#found").textContent = `${found} of ${techniques.length} techniques`;
   $("#none-found")?.toggleAttribute("hidden", found > 0);
 }
 
-function listFamilies() {
-  const box = $("#families");
-  if (!box || box.children.length || !$(".technique")) return;
-  for (const name of ["", ...new Set($$(".technique").map((card) => card.dataset.family))]) {
-    const chip = document.createElement("button");
-    chip.type = "button";
-    chip.className = "chip";
-    chip.textContent = name || "all";
-    chip.dataset.familyOf = name;
-    chip.setAttribute("aria-pressed", String(name === family));
-    box.append(chip);
-  }
-}
+document.addEventListener("toggle", (event) => {
+  const details = event.target;
+  if (!details.matches?.(".technique, .family") || search) return;
+  opened[details.open ? "add" : "delete"](nameOf(details));
+}, true);
 
 document.addEventListener("input", (event) => {
   if (!event.target.dataset.filter) return;
   search = event.target.value;
-  filterGallery();
-});
-document.addEventListener("click", (event) => {
-  const chip = event.target.closest("[data-family-of]");
-  if (!chip) return;
-  family = chip.dataset.familyOf;
-  for (const each of $$("[data-family-of]")) each.setAttribute("aria-pressed", String(each === chip));
-  filterGallery();
+  filterTechniques();
 });
 
-function readyGallery() {
+function readyTechniques() {
   const box = $("[data-filter]");
   if (box && !box.value) box.value = search;
-  listFamilies();
-  filterGallery();
+  filterTechniques();
 }
-document.addEventListener("htmx:afterSwap", readyGallery);
-readyGallery();
+document.addEventListener("htmx:afterSwap", readyTechniques);
+readyTechniques();

@@ -49,25 +49,46 @@ const Plots = (() => {
   }
 
   async function draw(element) {
-    const figure = JSON.parse(element.dataset.figure);
     let plotly;
     try { plotly = await load(); } catch (error) { element.textContent = "The plot could not be loaded; reload the page."; return; }
-    if (!element.isConnected) return;
-    const isNarrow = element.clientWidth < 520;
+    if (element.isConnected) await render(plotly, element);
+  }
+
+  // width: in pixels, of paper; else as wide as the page has it.
+  function render(plotly, element, width) {
+    const figure = JSON.parse(element.dataset.figure);
+    const isNarrow = (width ?? element.clientWidth) < 520;
     const layout = themed(figure.layout, isNarrow);
     if (isNarrow && layout.margin) layout.margin = { ...layout.margin, l: Math.min(layout.margin.l ?? 56, 56), r: 8 };
     layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") };
     const config = { displaylogo: false, responsive: true, plotlyServerURL: "",
       modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud"],
       toImageButtonOptions: { format: "svg", filename: element.getAttribute("aria-label").slice(0, 60).replace(/\W+/g, "-") } };
-    await plotly.react(element, inked(figure.data), layout, config);
+    if (width) Object.assign(layout, { width, autosize: false });
+    const drawing = plotly.react(element, inked(figure.data), layout, config);
     element.setAttribute("role", "group");  // its buttons are no part of an image
     element.classList.add("drawn");
+    return drawing;
   }
 
   function drawAll(root) {
-    for (const element of root.querySelectorAll(".plot")) if (!element.classList.contains("drawn")) seen.observe(element);
+    const plots = [...root.querySelectorAll(".plot:not(.drawn)")];
+    for (const element of plots) seen.observe(element);
+    if (plots.length) window.requestIdleCallback?.(() => load().catch(() => {}));  // for paper, which takes those out of sight, too
   }
+
+  // Paper is light and has a width of its own. Its plots are drawn at once: nobody waits for a script while it prints.
+  const PAPER_PIXELS = 700;
+  let screenTheme = null;
+  addEventListener("beforeprint", () => {
+    screenTheme = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    if (window.Plotly) for (const element of document.querySelectorAll("#answers .plot")) render(window.Plotly, element, PAPER_PIXELS);
+  });
+  addEventListener("afterprint", () => {
+    document.documentElement.dataset.theme = screenTheme;
+    redraw();
+  });
 
   function redraw() {
     for (const element of document.querySelectorAll(".plot.drawn")) draw(element);

@@ -10,6 +10,7 @@ from perfmodel.planning.spec import PlanSpec
 from perfmodel.web.pictures.plan import devices_bars, front_plot
 from perfmodel.web.pictures.whatif import against_lines, bounds_plot, tornado
 from perfmodel.web.state import PageState
+from perfmodel.web.views.bounded import is_preview
 from perfmodel.web.views.plan import SERVICE_LEVELS, opened, priced_devices
 from perfmodel.web.views.techniques import fields_of
 from perfmodel.web.views.whatif import ALONG, ALTERNATIVES, WHATIF_METRICS
@@ -22,6 +23,7 @@ CHOICES: Mapping[str, Any] = {
     "devices_bars": devices_bars,
     "fields_of": fields_of,
     "front_plot": front_plot,
+    "is_preview": is_preview,
     "metric_of": study_metric,
     "opened": opened,
     "plan_defaults": PlanSpec(),

@@ -8,15 +8,13 @@ __all__ = ["COMPARE", "columns_of", "deployment_of", "main_of"]
 from perfmodel.answers.asked import LIMITS
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
-from perfmodel.web.views.bounded import fewer_requests
-from perfmodel.web.views.traffic import asked_rate
+from perfmodel.web.views.bounded import whole_run
+from perfmodel.web.views.traffic import largest_rate
 from perfmodel.web.views.view import View, ViewPart
 
 _BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
 _SHARED = ("rate", "traffic", *LIMITS, "seed")
 _OF_TRAFFIC = ("traffic.", "slo.")
-_RATE, _QUICK = "traffic.arrivals.rate", 400
-_BELOW, _ABOVE, _POINTS = 8, 32, 3  # of the rates among which the largest within the SLO is looked for
 
 
 def columns_of(state: PageState) -> tuple[PageState, ...]:
@@ -58,22 +56,7 @@ def _deployments(state: PageState) -> tuple[Question, ...]:
 
 def _served(state: PageState) -> tuple[Question, ...]:
     """What each does under the traffic as it is, and how much more that could be."""
-    return tuple(
-        question
-        for column in columns_of(state)
-        for question in (Question.of("simulate", column, *fewer_requests(column, _QUICK)), _most(column))
-    )
-
-
-def _most(column: PageState) -> Question:
-    """The largest rate within the SLO, looked for far around."""
-    rate = asked_rate(column)
-    ends = f"{rate / _BELOW:.3g}..{rate * _ABOVE:.3g}" if rate else f"{1 / _BELOW:g}x..{_ABOVE}x"
-    fixed = column if rate is None else column.changed({"rate": None, _RATE: None})
-    metrics = ("request_goodput", "request_throughput")
-    return Question.of(
-        "whatif", fixed, *fewer_requests(column, _QUICK), vary=f"{_RATE}={ends}:{_POINTS}", metric=metrics
-    )
+    return tuple(each for column in columns_of(state) for each in (whole_run(column), largest_rate(column)))
 
 
 COMPARE = View(

@@ -1,11 +1,11 @@
-"""What traffic does to latencies: against its rate, with the knee and the largest rate within the SLO; at the rate that
-is asked for; against the length of prompts.
+"""What traffic does to latencies: at the rate that is asked for; the largest rate within the SLO; against the rate,
+with its knee; against the length of prompts.
 
-Runs are short (`_QUICK` requests), so that an answer is there while one drags; the templates say so. The rate that is
-asked for is no part of the curve's question: within a range of rates only its mark moves.
+Runs at many rates are short (`_QUICK` requests), so that an answer is there while one drags; the templates say so. The
+rate that is asked for is no part of the curve's question: within a range of rates only its mark moves.
 """
 
-__all__ = ["PAUSE_S", "TRAFFIC", "asked_rate"]
+__all__ = ["PAUSE_S", "TRAFFIC", "asked_rate", "largest_rate"]
 
 from math import floor, log10
 
@@ -13,7 +13,7 @@ from perfmodel.answers.asked import LIMITS
 from perfmodel.files.units import parse_quantity
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
-from perfmodel.web.views.bounded import fewer_requests
+from perfmodel.web.views.bounded import fewer_requests, whole_run
 from perfmodel.web.views.view import View, ViewPart
 
 PAUSE_S = "30"  # of a user between an answer and the next question, unless the address says it
@@ -23,6 +23,7 @@ _QUICK, _POINTS = 400, 7
 _LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 _LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
 _BELOW, _ABOVE = 4, 4  # how far the rates reach from the one that is asked for
+_FAR_BELOW, _FAR_ABOVE, _FAR_POINTS = 8, 32, 3  # of the rates among which the largest within the SLO is looked for
 _IDLE_RATE, _IDLE_COUNT, _LENGTHS = "0.02", 6, "256..32768:8"
 
 
@@ -36,10 +37,21 @@ def asked_rate(state: PageState) -> float | None:
     return rate if 0 < rate < 1e9 else None
 
 
+def largest_rate(state: PageState) -> Question:
+    """The largest rate within the SLO, looked for far around; every view that shows it asks this."""
+    rate = asked_rate(state)
+    ends = f"{rate / _FAR_BELOW:.3g}..{rate * _FAR_ABOVE:.3g}" if rate else f"{1 / _FAR_BELOW:g}x..{_FAR_ABOVE}x"
+    vary = f"{_RATE}={ends}:{_FAR_POINTS}"
+    return Question.of("whatif", _unrated(state), *_short(state), *_pause(state), vary=vary, metric=_LOADS[:2])
+
+
 def _curve(state: PageState) -> tuple[Question, ...]:
-    pause = () if state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
-    vary = f"{_RATE}={_range(state)}:{_POINTS}"
-    return (Question.of("whatif", _unrated(state), *_short(state), *pause, vary=vary, metric=(*_LATENCIES, *_LOADS)),)
+    vary, metrics = f"{_RATE}={_range(state)}:{_POINTS}", (*_LATENCIES, *_LOADS)
+    return (Question.of("whatif", _unrated(state), *_short(state), *_pause(state), vary=vary, metric=metrics),)
+
+
+def _pause(state: PageState) -> tuple[str, ...]:
+    return () if state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
 
 
 def _bands(state: PageState) -> tuple[Question, ...]:
@@ -84,10 +96,6 @@ def _short(state: PageState) -> tuple[str, ...]:
     return fewer_requests(state, _QUICK)
 
 
-def _now(state: PageState) -> tuple[Question, ...]:
-    return (Question.of("simulate", state, *_short(state)),)
-
-
 def _prompts(state: PageState) -> tuple[Question, ...]:
     """Time to first token of an idle server by the length of the prompt."""
     idle = state.changed({"rate": None, _RATE: None, _COUNT: None, _DURATION: None})
@@ -108,8 +116,9 @@ TRAFFIC = View(
     "Traffic",
     "How much traffic does it carry, and how long do people wait?",
     (
+        ViewPart("now", lambda state: (whole_run(state),), "quick", told="the traffic as it is"),
+        ViewPart("limit", lambda state: (largest_rate(state),), "quick", told="the largest rate within the limits"),
         ViewPart("curve", _curve, "quick", told="latencies against the rate of requests", later=_bands),
-        ViewPart("now", _now, "quick", told="the traffic as it is"),
         ViewPart("prompts", _prompts, "quick", told="time to first token against the length of prompts"),
     ),
     has_controls=True,

@@ -193,6 +193,50 @@ def test_every_file_is_predicted_with_what_it_lacks_given() -> None:
             assert all(value > 0 for value in pair.predicted.values())
 
 
+def at_speed(data: Any, speed: float) -> Any:
+    """What the same tool would have written of an emulator whose clock goes at `speed`: each second is 1 / speed."""
+    times = {"ttfts", "itls", "start_times", "latencies", "duration"}
+    rates = {"request_throughput", "output_throughput", "total_token_throughput"}
+
+    def changed(key: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [changed(key, each) for each in value] if key in times else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return value
+        return value / speed if key.endswith("_ms") or key in times else value * speed if key in rates else value
+
+    return {key: changed(key, value) for key, value in data.items()}
+
+
+@pytest.mark.parametrize("file", ["vllm.json", "vllm_detailed.json"])
+@pytest.mark.parametrize("says_so", [False, True])
+def test_what_an_emulator_at_another_speed_gave_is_that_of_one_at_its_own(
+    file: str, says_so: bool, tmp_path: Path
+) -> None:
+    slow = {**at_speed(load(file), 0.5), **({"perfmodel_speed": "0.5"} if says_so else {})}
+    (tmp_path / "slow.json").write_text(json.dumps(slow), encoding="utf-8")
+    given = GivenSetup(None, {"hardware": "h100"}, speed=None if says_so else 0.5)
+    (found,) = predict_runs(read(tmp_path / "slow.json"), given, intervals=False)
+    (expected,) = predict_runs(read(file), GivenSetup(None, {"hardware": "h100"}), intervals=False)
+    assert found.run.measured == pytest.approx(expected.run.measured)
+    assert found.predicted == pytest.approx(expected.predicted, rel=1e-3)
+    assert any("0.5 simulated seconds per second" in note for note in found.run.notes)
+    (misread,) = predict_runs(read(tmp_path / "slow.json"), GivenSetup(None, {"hardware": "h100"}, speed=1.0), None)
+    assert bool(misread.reason) is says_so  # the file says otherwise
+
+
+def test_a_rate_of_requests_is_that_of_the_emulator_s_clock(tmp_path: Path) -> None:
+    """Two requests in a second of the wall are four in a second of a clock that goes half as fast."""
+    (tmp_path / "a.json").write_text(json.dumps({**load("vllm.json"), "request_rate": 2.0}), encoding="utf-8")
+    (run,) = read(tmp_path / "a.json")
+    assert run.at_real_speed(0.5).load.rate == 4.0
+
+
+def test_a_test_of_llama_bench_has_no_speed() -> None:
+    (pair, *_) = predict_runs(read("llama_bench.json"), GivenSetup(speed=0.5))
+    assert "leave --speed out" in pair.reason
+
+
 def test_what_no_file_says_is_called_assumed() -> None:
     pair = predict_runs(read("vllm_detailed.json"), GivenSetup(None, {"hardware": "h100"}), intervals=False)[0]
     said = {fact.name: fact.said_by for fact in pair.facts}

@@ -38,6 +38,7 @@ def test_it_answers_the_openai_client_and_ends_when_told_to():
     changes = ("--set", "cluster.replicas=2", "--set", "cluster.router=least_outstanding", "--api-key", "of-this-test")
     with served("llama-3.1-8b-a100", "--speed", "5", *changes) as (process, next_address):
         address = next_address()
+        assert "perfmodel validate bench FILE --speed 5" in process.stderr.readline()
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="of-this-test", max_retries=0)
         name = client.models.list().data[0].id
         whole = client.completions.create(model=name, prompt="One, two, three", max_tokens=12)
@@ -58,7 +59,7 @@ def test_it_answers_the_openai_client_and_ends_when_told_to():
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=30)[1]
     assert process.returncode == 0
-    assert "Requests: 2 sent, 2 finished, 0 failed, 0 timed out, 0 aborted" in said
+    assert "Requests: 2 sent, 2 finished, 0 failed, 0 timed out, 0 aborted; 5 simulated seconds per second" in said
 
 
 def test_replicas_have_ports_of_their_own_and_are_down_when_they_failed():

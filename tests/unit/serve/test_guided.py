@@ -1,10 +1,13 @@
 """Answers of a requested shape: JSON that its schema allows, whatever the number that decides between choices."""
 
 import json
+import re
 
 import jsonschema
 import pytest
-from http_conversation import CHAT, HELLO, served
+from http_conversation import CHAT, COMPLETIONS, HELLO, served
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.serve.tokens import Guide
 
@@ -35,6 +38,16 @@ SCHEMAS = [
     },
     TREE,
     {},
+    {"$defs": {"a": {"properties": {"x": {"type": "null"}}}}, "$ref": "#/$defs/a", "required": ["x"], "type": "object"},
+    {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "anyOf": [{"required": ["b"]}]},
+    {"type": "object", "required": ["a"], "additionalProperties": {"type": "integer"}},
+    {"type": ["integer", "string"], "enum": [1.5, "x", None, 3]},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": "number", "minimum": 0.5, "maximum": 9, "multipleOf": 0.25},
+    {"type": "integer", "minimum": 2.5, "exclusiveMaximum": 4},
+    {"type": "array", "items": {"type": "null"}, "maxItems": 0},
+    {"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": False, "minItems": 2},
+    {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$", "maxLength": 9},
 ]
 
 
@@ -52,7 +65,15 @@ WIDE = {f"l{n}": {"properties": {str(i): {"$ref": f"#/$defs/l{n + 1}"} for i in 
     "schema",
     [
         {"type": "nothing"},
-        {"type": "string", "pattern": "a+"},
+        {"type": "string", "pattern": "(?=a)b"},
+        {"type": "string", "pattern": "a{3}", "maxLength": 2},
+        {"type": "object", "not": {"required": ["a"]}},
+        {"type": "object", "minProperties": 2},
+        {"type": "array", "items": {"const": 1}, "minItems": 2, "uniqueItems": True},
+        {"type": "object", "required": ["a"], "additionalProperties": False},
+        {"allOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "allOf": [{"$ref": "#/$defs/a"}]},
         {"$ref": "#/$defs/nowhere"},
         DEEP,
         {"$defs": {**WIDE, "l9": {"type": "null"}}, "$ref": "#/$defs/l0"},
@@ -96,3 +117,117 @@ def test_a_tool_is_called_with_arguments_that_it_takes():
     (call,) = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "distance")
     jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+
+
+small = st.integers(-3, 6)
+KEYWORDS = {
+    "minimum": small,
+    "maximum": small,
+    "exclusiveMinimum": small,
+    "exclusiveMaximum": small,
+    "multipleOf": st.sampled_from([0.5, 2, 3]),
+    "minLength": st.integers(0, 4),
+    "maxLength": st.integers(0, 4),
+    "pattern": st.sampled_from(["^a+$", "b[0-9]?", "(c|d)e"]),
+    "minItems": st.integers(0, 3),
+    "maxItems": st.integers(0, 3),
+    "uniqueItems": st.booleans(),
+    "required": st.lists(st.sampled_from("ab"), unique=True),
+    "minProperties": st.integers(0, 2),
+    "maxProperties": st.integers(0, 2),
+    "enum": st.lists(st.sampled_from([1, 2.5, "a", None, True]), min_size=1, unique=True),
+    "type": st.sampled_from(["object", "array", "string", "integer", "number", "boolean", "null"]),
+}
+
+
+def with_others(inner):
+    nested = {
+        "properties": st.dictionaries(st.sampled_from("ab"), inner),
+        "additionalProperties": inner,
+        "items": inner,
+        "prefixItems": st.lists(inner, min_size=1, max_size=2),
+        "allOf": st.lists(inner, min_size=1, max_size=2),
+        "anyOf": st.lists(inner, min_size=1, max_size=2),
+        "not": inner,
+    }
+    return st.fixed_dictionaries({}, optional={**KEYWORDS, **nested}) | st.booleans()
+
+
+@given(st.recursive(st.fixed_dictionaries({}, optional=KEYWORDS), with_others, max_leaves=5), st.integers(0, 5))
+def test_a_schema_is_filled_as_it_says_or_refused(schema, number):
+    """Never a text that it does not allow; jsonschema judges."""
+    try:
+        text = Guide("json", schema).text(number, "words")
+    except (ValueError, TypeError, ArithmeticError):
+        return
+    jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+
+
+PATTERNS = [
+    r"^\d{4}-\d{2}-\d{2}$",
+    r"(yes|no|perhaps)",
+    r"[^a-z]+",
+    r"[^\w]x\s",
+    r"\+?[1-9]\d{1,14}",
+    r"(?i)(a|b)c*?",
+    r"(.)\1",
+    r"^a$|^b$",
+    r"(?P<one>[A-F0-9]{2})(?::(?P=one)){5}",
+    r"(a+)+b",
+    r"\S+@\S+\.com",
+    r"",
+    r"[\n\t ]{2}\D",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_regular_expression_matches_the_whole_text(pattern):
+    for number in range(7):
+        assert re.fullmatch(pattern, Guide("regex", pattern).text(number, "ignored"))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(", "a{5000}", "((a{100}){100}){100}", "(?!a)b", r"\bx", "a^b", "$x", "a" * 5000, "(" * 2000 + ")" * 2000],
+)
+def test_an_expression_that_is_none_or_is_not_filled_is_refused_in_words(pattern):
+    response = served(lambda client, _: client.post(CHAT, {**HELLO, "structured_outputs": {"regex": pattern}}))
+    assert response.status == 400
+    assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["left", "right"]}, "left|right"),
+        ({"guided_json": {"const": "here"}}, '"here"'),
+        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+        ({"structured_outputs": {"regex": "(on|off)"}}, "on|off"),
+    ],
+    ids=str,
+)
+def test_an_answer_takes_the_steps_of_its_own_tokens(asked, pattern):
+    """What is asked for is as long as it is: each token is a step, so a short text of a shape comes sooner."""
+
+    async def both(client, _):
+        shaped = await client.post(COMPLETIONS, {"prompt": "one", "max_tokens": 40, "stream": True, **asked})
+        return shaped, await client.post(COMPLETIONS, {"prompt": "one", "max_tokens": 40, "stream": True})
+
+    shaped, free = served(both)
+    text = "".join(event["choices"][0]["text"] for _, event in shaped.events)
+    assert re.fullmatch(pattern, text)
+    assert shaped.events[-1][1]["choices"][0]["finish_reason"] == "stop"
+    gaps = [[at for at, event in answer.events] for answer in (shaped, free)]
+    if len(gaps[0]) < len(gaps[1]):
+        assert gaps[0][-1] - gaps[0][0] < gaps[1][-1] - gaps[1][0]
+    step_s = (gaps[1][-1] - gaps[1][0]) / (len(gaps[1]) - 1)
+    assert gaps[0][-1] - gaps[0][0] == pytest.approx(step_s * (len(gaps[0]) - 1), rel=0.1, abs=1e-4)
+
+
+def test_a_stop_ends_an_answer_of_a_shape_too():
+    body = {"prompt": "one", "max_tokens": 40, "guided_regex": "abcdefgh[0-9]{8}", "stop": "efg"}
+    choice = served(lambda client, _: client.post(COMPLETIONS, body)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("abcd", "stop", "efg")
+    short = served(lambda client, _: client.post(COMPLETIONS, {**body, "min_tokens": 39, "stop": "zz"}))
+    assert short.status == 200

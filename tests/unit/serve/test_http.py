@@ -29,6 +29,25 @@ def test_a_streamed_answer_has_a_chunk_for_each_token_at_the_time_of_its_step():
     assert response.body.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("speed", [0.25, 1.0, 4.0])
+def test_each_answer_says_how_fast_the_clock_goes_and_a_client_s_seconds_times_it_are_the_deployment_s(speed):
+    """A clock is slowed without a word else, and what a load tool measures is taken for the deployment's."""
+
+    async def timed(client, emulator):
+        began = asyncio.get_running_loop().time()
+        whole = await client.post(CHAT, {**HELLO, "max_tokens": 20, "seed": 3})
+        took = asyncio.get_running_loop().time() - began
+        emulator.clock.slowed_s = 1.5
+        return whole, took, await client.get("/nowhere")
+
+    whole, took, refused = served(timed, speed=speed)
+    assert whole.headers["x-perfmodel-speed"] == refused.headers["x-perfmodel-speed"] == f"{speed:g}"
+    assert "x-perfmodel-slowed-s" not in whole.headers
+    assert (refused.status, refused.headers["x-perfmodel-slowed-s"]) == (404, "1.500")
+    _, expected, _ = served(timed)
+    assert took * speed == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_whole_and_streamed_answers_say_the_same_at_the_same_time(path):
     body = {"prompt": "hello", **HELLO, "max_tokens": 20, "seed": 5, "n": 2}
@@ -48,6 +67,27 @@ def test_whole_and_streamed_answers_say_the_same_at_the_same_time(path):
     assert said == parts
     assert said[0] != said[1]
     assert whole.chunks[-1][0] == pytest.approx(streamed.chunks[-1][0] - began, abs=1e-6)
+
+
+@pytest.mark.parametrize("asked", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
+def test_a_prompt_whose_logprobs_are_asked_for_is_computed_again(asked):
+    """vLLM reads none of it from the prefix cache, so its first token comes as late as the first time."""
+    body = {"prompt": "word " * 1000, "max_tokens": 1}
+
+    async def sent(client, _):
+        found = []
+        for more in ({}, {}, asked):
+            began = asyncio.get_running_loop().time()
+            response = await client.post(COMPLETIONS, {**body, **more})
+            cached = (response.json()["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            found.append((cached, response.chunks[-1][0] - began))
+        return found
+
+    (_, first_s), (cached, again_s), (read, with_logprobs_s) = served(sent)
+    assert cached > 1000
+    assert again_s < first_s / 2
+    assert read == 0
+    assert with_logprobs_s == pytest.approx(first_s, rel=0.05)
 
 
 def test_the_next_turn_finds_the_blocks_of_the_answer():
@@ -114,7 +154,7 @@ def test_a_stop_string_ends_the_answer_before_it():
         ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 9000}, 400, "at most 8192"),
         ("POST", COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
         ("POST", COMPLETIONS, {"prompt": "a", "use_beam_search": True}, 400, "beams"),
-        ("POST", CHAT, {**HELLO, "structured_outputs": {"regex": "a+"}}, 400, "regex"),
+        ("POST", CHAT, {**HELLO, "structured_outputs": {"grammar": "a+"}}, 400, "grammar"),
         ("POST", CHAT, {**HELLO, "n": 5000}, 400, "allowed 1024"),
         ("POST", COMPLETIONS, {"prompt": [[1]] * 2000}, 400, "allowed 1024"),
         ("POST", COMPLETIONS, {"prompt": " " * 2_000_000}, 400, "maximum context length is 8192 tokens"),

@@ -47,6 +47,36 @@ async def running(errand, limit_s=30):
         await asyncio.sleep(0.01)
 
 
+def test_work_stops_when_no_page_that_waits_for_it_is_open(monkeypatch):
+    """A page that closes leaves no work behind; one that is loaded again, another that waits, and a hidden tab do not
+    lose theirs."""
+    monkeypatch.setattr(errands_module, "_GRACE_S", 0.6)
+    monkeypatch.setattr(errands_module, "_SWEEP_S", 0.05)
+
+    async def whole():
+        async with started() as (errands, _):
+            plan = errands.begin(named("steps:90000"), "long", "first/plan/choice")
+            await running(plan)
+            errands.depart("first")
+            errands.join(plan, "reloaded/plan/choice")  # the page is there again, under another name
+            await asyncio.sleep(1.0)
+            assert (plan.readers, plan.state) == ({"reloaded/plan/choice"}, "running")
+            errands.join(plan, "other/plan/choice")
+            errands.depart("reloaded")
+            await asyncio.sleep(1.0)
+            assert plan.state == "running"  # the other still waits
+            errands.depart("other")
+            errands.see("other")  # it did not close after all
+            await asyncio.sleep(1.0)
+            assert plan.state == "running"
+            monkeypatch.setattr(errands_module, "_LEASE_S", 0.2)  # as after a browser that was killed: no word at all
+            errands.see("other")
+            assert (await ended(plan, 10)).state == "stopped"
+            assert errands.last(plan.question) is None
+
+    asyncio.run(whole())
+
+
 def test_errands_run_stop_refuse_and_outlive_their_processes():
     """One life of two workers, since each takes a second to start."""
 

@@ -130,6 +130,39 @@ def test_figures_of_simulations_are_the_command_s(view, pages, answered):
         assert compare(page, answered) or page.refusals or page.plots or not part.ask(state), (view.name, part.name)
 
 
+ONE_RUN = (
+    "model=qwen3-0.6b&hardware=h100-sxm-80gb&rate=20&ttft=1s&technique=FP8+KV&against=engine.quantization%3Dfp8"
+    "&traffic.input_tokens.distribution=fixed&traffic.input_tokens.value=40&traffic.input_tokens.mean=null"
+    "&traffic.input_tokens.p99=null&traffic.output_tokens.distribution=fixed&traffic.output_tokens.value=3"
+    "&traffic.output_tokens.mean=null&traffic.output_tokens.p99=null"
+)
+
+
+def test_a_deployment_has_one_figure_of_each_kind_on_all_views(pages, answered):
+    """The run of `perfmodel simulate` gives all latencies, throughputs and costs; what shorter runs give are ratios,
+    and the largest rate, on a card that is marked as a preview."""
+    state = read_state(ONE_RUN)
+    (run,) = {each for view in VIEWS for part in view.parts for each in part.ask(state) if each.command == "simulate"}
+    assert run == Question.of("simulate", state)
+    whole, limits = answered(run.arguments), set()
+    for view in VIEWS:
+        for part in (each for each in view.parts if each.lane == "quick" and each.name != "prompts"):
+            questions = part.ask(state)
+            for question in questions:
+                pages[1].answer(question)
+            html = str(pages[0].part(view, part, state))
+            for arguments, figures in Page(html).cards:
+                for path, form, value, _ in figures:
+                    key = path.rpartition(".")[2]
+                    if path == "load.within_slo.max_rate":
+                        limits.add(value)
+                    elif key in whole and form != "factor" and not path.startswith("load."):
+                        assert (tuple(arguments), value) == (tuple(run.arguments), repr(whole[key])), (view.name, path)
+            is_short = any(each.startswith("traffic.num_requests=") for each in sum((q.sets for q in questions), ()))
+            assert is_short == ("preview" in html), (view.name, part.name)
+    assert len(limits) == 1
+
+
 def test_what_is_refused_is_refused_in_the_command_s_words(pages, states):
     assert states[1]
     for state in states[1][:5]:

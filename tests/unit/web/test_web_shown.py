@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
+from web_site import Page
+
 from perfmodel.report.numbers import MISSING
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
@@ -111,4 +113,14 @@ def test_the_bar_of_memory_adds_up_to_what_a_process_sees():
         drawn = memory_bar(data)
         assert sum(bar["x"][0] for bar in drawn["data"]) * 1e9 == pytest.approx(data["visible_bytes"], rel=1e-6)
         assert all(bar["x"][0] > 0 for bar in drawn["data"])
-        assert "GB" in drawn["layout"]["xaxis"]["title"]["text"]
+        assert f"of the {data['visible_bytes'] / 1e9:.1f} that" in drawn["layout"]["xaxis"]["title"]["text"]
+
+
+def test_a_device_has_the_memory_that_the_bar_has(site):
+    """80 GB by the datasheet are 85.0 for a process, and both are said beside each other."""
+    page = Page(site.get("/deployment?hardware=h100-sxm-80gb").body.decode())
+    (card,) = (figures for arguments, figures in page.cards if arguments[:2] == ["hardware", "show"])
+    texts = {path.rpartition(".")[2]: text for path, _, _, text in card}
+    assert (texts["visible_bytes"], texts["capacity_bytes"]) == ("85.0 GB", "80.0 GB")
+    (bar,) = (each for each in page.plots if each["layout"]["xaxis"].get("range"))
+    assert bar["layout"]["xaxis"]["range"] == [0, 85.0]

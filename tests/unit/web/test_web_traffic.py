@@ -15,7 +15,7 @@ from perfmodel.web.state import read_state
 from perfmodel.web.views.traffic import TRAFFIC, asked_rate
 from perfmodel.web.views.whatif import WHATIF
 
-CURVE, NOW, PROMPTS = (part for part in TRAFFIC.parts)
+NOW, LIMIT, CURVE, PROMPTS = TRAFFIC.parts
 QUICK = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=3&ttft=1s&traffic.num_requests=30"
 RATES = [1.0, 2.0, 4.0, 8.0]
 
@@ -162,16 +162,17 @@ def test_a_get_begins_no_bands_and_the_part_stands_without_them(site):
 @pytest.mark.parametrize(
     ("limits", "aside"),
     [
-        ("tpot=9ms&low=1&high=64", "90.0 % of requests meet it"),
-        ("slo.tpot_p50_ms=9&low=1&high=64", "its mean and percentiles hold"),
-        ("tpot=1s&low=1&high=2", "all rates shown are within it"),
-        ("tpot=1ms&low=1&high=2", "missed even at the lowest rate"),
+        ("tpot=9ms", "90.0 % of requests meet it"),
+        ("slo.tpot_p50_ms=9", "its mean and percentiles hold"),
+        ("tpot=1s", "all rates that were tried are within it"),
+        ("tpot=1ms", "missed even at"),
+        ("seed=3", "give a limit on TTFT, TPOT or E2E"),
     ],
 )
 def test_each_end_of_the_service_level_is_said(site, limits, aside):
     query = f"model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=3&traffic.num_requests=60&{limits}"
-    assert site.desk.answer(asked(CURVE, query)).shown, site.desk.answer(asked(CURVE, query)).refusal
-    response = site.get(f"/part/traffic/curve?{quote(query, safe='=&')}")
+    assert site.desk.answer(asked(LIMIT, query)).shown, site.desk.answer(asked(LIMIT, query)).refusal
+    response = site.get(f"/part/traffic/limit?{quote(query, safe='=&')}")
     assert response.status == 200
     assert aside in re.sub(r"<[^>]*>", "", response.body.decode())
 
@@ -188,14 +189,14 @@ def test_bands_that_are_refused_are_said_and_not_asked_for_again_and_again(site)
 
 def test_traffic_of_a_duration_is_not_bounded_by_a_number_and_prompts_still_come():
     state = read_state("model=llama-3.1-8b&hardware=h100&rate=4&traffic.duration_s=20")
-    for part in (CURVE, NOW):
+    for part in (CURVE, LIMIT, NOW):
         (question,) = part.ask(state)
         assert "traffic.duration_s=20" in question.sets
         assert not any(each.startswith("traffic.num_requests") for each in question.sets)
     (prompts,) = PROMPTS.ask(state)
     assert not any(each.startswith("traffic.duration_s") for each in prompts.sets)
-    (tornado,) = WHATIF.parts[0].ask(state)
-    assert not any(each.startswith("traffic.num_requests") for each in tornado.sets)
+    for question in WHATIF.parts[0].ask(state):
+        assert not any(each.startswith("traffic.num_requests") for each in question.sets)
 
 
 def test_with_the_bands_the_part_is_drawn_anew(site):
@@ -217,6 +218,8 @@ def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
     assert across == [60.0]
     words = " ".join(note["text"] for note in picture["layout"]["annotations"])
     assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO limit"))
+    all_kept = latency_curve(told({"ttft": 60.0}, {"max_rate": 8.0, "is_all": True}), "ttft", now=3.0)
+    assert "SLO limit" not in str(all_kept["layout"])  # the largest rate that is shown is no limit
     bare = latency_curve(told(knee=None), "ttft")
     assert [shape["x0"] for shape in bare["layout"]["shapes"]] == [2.0]  # the traffic's own rate
 
