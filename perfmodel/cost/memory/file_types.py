@@ -61,10 +61,9 @@ def asked_slots(model: ModelSpec, engine: EngineSpec) -> AskedSlots | None:
     """
     if not engine.described.facts.offloads_from_tokens:
         return None
-    longest = model.max_position_embeddings
-    context = engine.max_model_len if engine.max_model_len not in (None, longest) else min(_USUAL_CONTEXT, longest)
-    slots = engine.max_num_seqs if "max_num_seqs" in engine.model_fields_set else 1
-    return AskedSlots(slots, context or longest)
+    given, usual = engine.model_fields_set, min(_USUAL_CONTEXT, model.max_position_embeddings)
+    slots = engine.max_num_seqs if "max_num_seqs" in given else 1
+    return AskedSlots(slots, engine.max_model_len if "max_model_len" in given and engine.max_model_len else usual)
 
 
 def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from perfmodel.answers.asked import Asked
 from perfmodel.cost import plan_memory
-from perfmodel.cost.memory.file_types import fits_of_types
+from perfmodel.cost.memory.file_types import asked_slots, fits_of_types
 from perfmodel.errors import DoesNotFitError
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import weight_bytes
@@ -35,6 +36,27 @@ def test_smaller_types_put_more_layers_on_the_device():
     assert [each.layers for each in by_size] == sorted(each.layers for each in found)
     q8 = next(each for each in found if each.file_type == "q8_0")
     assert q8.weight_bytes == pytest.approx(sum(weight_bytes(with_quantization(MODEL, "q8_0")).values()), rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-1b"])
+def test_all_layers_take_what_their_number_takes(model):
+    """The embedding table stays with the host (llama.cpp, `dev_input`); a tied head is a copy of it on the device."""
+    model = load_model(model)
+    counted = ENGINE.model_copy(update={"n_gpu_layers": model.num_layers + 1, "cpu": "ryzen-9-7950x"})
+    by_default, by_number = (plan_memory(model, CARD, engine) for engine in (ENGINE, counted))
+    assert by_default.weights == by_number.weights
+    assert "embedding" not in by_default.weights
+    assert "embedding" in plan_memory(model, load_hardware("ryzen-9-7950x"), ENGINE).weights
+
+
+def test_a_context_as_long_as_the_models_own_is_one_that_was_asked_for():
+    flags = Asked(None, {"model": "llama-3.1-8b", "hardware": "rtx-4090"})
+    for given, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
+        loaded = flags.load(["engine.profile=llamacpp", *given])
+        assert loaded.engine.max_model_len == 131072
+        asked = asked_slots(loaded.model, loaded.engine)
+        assert asked is not None
+        assert (asked.slots, asked.context) == (1, context)
 
 
 def test_the_device_holds_only_its_layers():
