@@ -1,6 +1,6 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
-__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes"]
+__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_prices"]
 
 import datetime
 from collections.abc import Iterator
@@ -27,6 +27,7 @@ from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
 _STALE = datetime.timedelta(days=183)
+_WAY_OUT = "give a current one as price.usd_per_gpu_hour"
 
 
 class Overheads(Spec):
@@ -214,6 +215,12 @@ def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) 
     return Price(source=OWN, usd_per_hour=usd, kind=override.kind)
 
 
+def unused_prices(scenario: Scenario) -> list[str]:
+    """Devices that the scenario has a price for and does not run on."""
+    prices = None if scenario.price is None else scenario.price.usd_per_gpu_hour
+    return sorted(set(prices if isinstance(prices, dict) else ()) - {device.name for device, _ in _prices(scenario)})
+
+
 def is_stale(price: Price) -> bool:
     """Whether it is older than half a year today."""
     return price.date is not None and today() - price.date > _STALE
@@ -234,14 +241,13 @@ def price_notes(scenario: Scenario) -> list[str]:
 
 
 def _doubt(device: str, price: Price | None) -> str:
-    field = "`price: {usd_per_gpu_hour: ...}`"
     if price is None:
-        return f"No price of {device} is known, so costs are left out; give {field}."
+        return f"No price of {device} is known, so costs are left out; give price.usd_per_gpu_hour."
     what = f"The price of {device}, {price.usd_per_hour:g} USD per hour,"
     if price.is_recalled:
-        return f"{what} is recalled, not read from a list or a quote; give {field} a current one."
+        return f"{what} is recalled, not read from a list or a quote; {_WAY_OUT}."
     if is_stale(price):
-        return f"{what} dates from {price.date}, more than half a year ago; give {field} a current one."
+        return f"{what} dates from {price.date}, more than half a year ago; {_WAY_OUT}."
     return ""
 
 
