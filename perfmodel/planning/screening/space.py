@@ -220,9 +220,10 @@ def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):
-        rate = (value.get("acceptance") or {}).get("rate")
-        right = f" with {rate:.0%} of drafted tokens right" if rate is not None else ""
-        return f"{value['method']}{right}"
+        acceptance = value.get("acceptance")
+        rate = acceptance.get("rate") if isinstance(acceptance, dict) else None
+        right = f" with {rate:.0%} of drafted tokens right" if isinstance(rate, int | float) else ""
+        return f"{value.get('method', 'no method')}{right}"
     return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
 
 
@@ -325,7 +326,7 @@ def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mappin
     except UnsupportedError as error:
         raise _RefusedError(error.reason, error.sentence) from None
     except SpecError as error:
-        if _is_about_names(error, choices):
+        if _is_mistake(error, choices):
             raise
         raise _RefusedError("the scenario refuses it", str(error)) from None
     _check_cut(scenario, spec)
@@ -337,9 +338,10 @@ def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mappin
     return Layout(choices, scenario, cluster)
 
 
-def _is_about_names(error: SpecError, choices: Mapping[str, Any]) -> bool:
-    """Whether a name of the space is unknown, which is a mistake, not a candidate that is ruled out."""
-    return any(f"--set {text}: {text.partition('=')[0]}: " in str(error) for text in as_overrides(choices))
+def _is_mistake(error: SpecError, choices: Mapping[str, Any]) -> bool:
+    """Whether a value of the space, or a field in it, can be no candidate's: a mistake, not one that is ruled out."""
+    places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
+    return any(f"{place}{end}" in str(error) for place in places for end in (": ", "."))
 
 
 def has_experts(model: ModelSpec) -> bool:
