@@ -237,10 +237,10 @@ def price_lines(scenario: Scenario) -> list[str]:
 
 def price_notes(scenario: Scenario) -> list[str]:
     """A sentence for each device without a price, and for each price that is recalled or old."""
-    return [note for device, price in _prices(scenario) if (note := _doubt(device.name, price))]
+    return [note for device, price in _prices(scenario) if (note := _price_note(device.name, price))]
 
 
-def _doubt(device: str, price: Price | None) -> str:
+def _price_note(device: str, price: Price | None) -> str:
     if price is None:
         return f"No price of {device} is known, so costs are left out; give price.usd_per_gpu_hour."
     what = f"The price of {device}, {price.usd_per_hour:g} USD per hour,"

@@ -231,8 +231,8 @@ class TrafficClass(Spec):
         gaps = [each.field for each in slo.statistics if each.latency == "itl"] if slo is not None else []
         if gaps:
             raise ValueError(
-                f"found {gaps[0]}, and gaps between tokens are counted for all classes together; give it in the "
-                f"scenario's slo, or limit each request's longest gap with max_itl_ms"
+                f"got {gaps[0]} for one class; gaps between tokens are counted for all classes together: give it in "
+                f"the scenario's slo, or limit each request's longest gap with max_itl_ms"
             )
         return slo
 

@@ -23,7 +23,7 @@ from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
-NO_PRICE = "no price known"  # why candidates are ruled out that a price would have to compare
+NO_PRICE = "no price known"  # the reason for candidates that cannot be compared by price
 # Choices that the times of steps depend on, and the fields of a scenario that they set.
 _LAYOUT_FIELDS = {
     "hardware": "hardware",
@@ -160,8 +160,8 @@ def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, token
     return found
 
 
-# Where an operator of a mixture of experts begins: expert parallelism, data-parallel attention, prefill and decode
-# apart, and drafts that need no other model.
+# Tried of mixtures of experts by default, beside expert parallelism: data-parallel attention, prefill and decode apart,
+# and drafts that need no other model.
 _DATA_PARALLEL = (1, 2, 4, 8, 16)
 _RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
 _MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}
@@ -170,8 +170,8 @@ _OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
 
 
 def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
-    """The space of `spec`; for a mixture of experts with more values of what it leaves open, unless that makes too many
-    candidates."""
+    """The space of `spec`. For a mixture of experts, choices that it leaves open get more values, as long as there are
+    at most `MAX_CANDIDATES`."""
     space = spec.space
     if not has_experts(scenario.model):
         return space
@@ -228,8 +228,8 @@ def _in_words(value: Any) -> str:
 
 
 def _is_usual(choices: Mapping[str, Any], given: PlanSpace, engine: EngineSpec) -> bool:
-    """Whether a layout is among those that are tried unless asked for: where ranks have attention of their own, experts
-    are spread over them. All are where `given` says anything of the two."""
+    """Whether a layout is tried: unless `given` has values of either, data-parallel attention goes with expert
+    parallelism."""
     if given.model_fields_set & {"data_parallel_size", "enable_expert_parallel"}:
         return True
     ranks = choices.get("engine.data_parallel_size", 1)

@@ -67,16 +67,7 @@ def _longest(plan: MemoryPlan, batch: int = 1) -> int:
 
 
 def _parts(plan: MemoryPlan) -> Table:
-    parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
-    parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
-    if plan.rotary_table_bytes:
-        parts.append(("rotary table", plan.rotary_table_bytes))
-    if plan.graph_bytes:
-        parts.append(("CUDA graphs", plan.graph_bytes))
-    if plan.state_bytes:
-        parts.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
-    parts.append(("KV blocks", plan.kv_bytes))
-    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in parts]
+    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in plan.parts]
     usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
     return Table(("memory", "GB", f"of {plan.visible_bytes / 1e9:.2f} GB visible"), rows, total=usable)
 

@@ -218,5 +218,5 @@ def test_a_group_costs_its_devices_by_the_hour() -> None:
 
 @pytest.mark.parametrize("drafts", [{}, {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.5}])
 def test_drafts_that_no_scenario_can_have_are_a_mistake(drafts: dict[str, object]) -> None:
-    with pytest.raises(SpecError, match="engine[.]speculative_config"):
+    with pytest.raises(SpecError, match=r"engine\.speculative_config"):
         enumerate_space(BASE, spec(speculation=(None, drafts)))
