@@ -79,11 +79,12 @@ def _fit(file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: Engin
     engine = engine.model_copy(update={"quantization": file_type, "max_model_len": asked.context})
     num_layers, longest = model.num_layers + 1, model.max_position_embeddings
     whole = _planned(model, hardware, engine)
-    # The more layers, the less fits: search the first count that does not fit.
-    most = bisect_left(range(1, num_layers + 1), True, key=lambda n: not _holds(model, hardware, engine, n, asked))
+    # The more layers, the less fits: search the first count that does not fit. On a CPU all layers lie, or none.
+    counts = (num_layers,) if hardware.kind == "cpu" else range(1, num_layers + 1)
+    first = bisect_left(counts, True, key=lambda n: not _holds(model, hardware, engine, n, asked))
     size = sum(weight_bytes(served_model(model, engine, hardware)).values())
     context = 0 if whole is None else min(whole.max_context(asked.slots), longest)
-    return TypeFit(file_type, size, asked, most, num_layers, context)
+    return TypeFit(file_type, size, asked, counts[first - 1] if first else 0, num_layers, context)
 
 
 def _holds(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, layers: int, asked: AskedSlots) -> bool:

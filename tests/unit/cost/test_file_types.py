@@ -78,3 +78,10 @@ def test_devices_of_a_layer_split_share_the_weights():
 
 def test_engines_without_host_layers_have_no_such_table():
     assert fits_of_types(MODEL, load_hardware("h100-sxm-80gb"), EngineSpec()) == []
+
+
+def test_a_cpu_has_no_host_that_takes_layers():
+    """Llama-3.1-70B in Q8_0 are 75 GB, in Q4_K_M 42.5; the machine has 64."""
+    found = {each.file_type: each for each in fits_of_types(MODEL, load_hardware("ryzen-9-7950x"), ENGINE)}
+    assert (found["q8_0"].layers, found["q4_k_m"].layers) == (0, 81)
+    assert {each.layers for each in found.values()} == {0, 81}
