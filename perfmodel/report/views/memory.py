@@ -18,16 +18,15 @@ def memory_view(
     plan: MemoryPlan,
     notes: Sequence[str] = (),
     types: Sequence[TypeFit] = (),
-    asked: AskedSlots | None = None,
     trust: Trust | None = None,
 ) -> Document:
     """Weights, activations, states and KV blocks of one device; the largest batch and context.
 
-    types: what becomes of the model in each file type, where the engine keeps layers with the CPU
-    asked: the slots that have to fit, of an engine whose slots have room of their own; trust: of the step times
+    types: what becomes of the model in each file type, where the engine keeps layers with the CPU, and the slots that
+           have to fit; trust: of the step times
     """
     blocks: list[Block] = [
-        Paragraph(Span(_served(plan) if asked is None else _slots(plan, asked), "strong")),
+        Paragraph(Span(_slots(plan, types[0].asked) if types else _served(plan), "strong")),
         _parts(plan),
         Paragraph(
             f"KV cache: {plan.max_tokens:,} tokens in {plan.num_kv_blocks:,} blocks of {plan.block_size}, "

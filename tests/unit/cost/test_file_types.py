@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.answers.asked import Asked
 from perfmodel.cost import plan_memory
-from perfmodel.cost.memory.file_types import asked_slots, fits_of_types
+from perfmodel.cost.memory.file_types import fits_of_types
 from perfmodel.errors import DoesNotFitError
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import weight_bytes
@@ -54,8 +54,7 @@ def test_a_context_as_long_as_the_models_own_is_one_that_was_asked_for():
     for given, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
         loaded = flags.load(["engine.profile=llamacpp", *given])
         assert loaded.engine.max_model_len == 131072
-        asked = asked_slots(loaded.model, loaded.engine)
-        assert asked is not None
+        asked = fits_of_types(loaded.model, loaded.hardware, loaded.engine)[0].asked
         assert (asked.slots, asked.context) == (1, context)
 
 
