@@ -50,8 +50,15 @@ class Asked:
         return [] if self.scenario is None else [self.scenario]
 
     def load(self, overrides: Sequence[str] | None, seed: int | None = None) -> "Scenario":
-        """The scenario, with `--set` and `--seed` applied. Raises SpecError as `source` and `load_scenario` do."""
-        return load(self.source(), overrides, seed)
+        """The scenario, with `--set` and `--seed` applied. Raises SpecError as `source` and `load_scenario` do, and for
+        an override with the price of a device that the scenario has not."""
+        from perfmodel.specs.scenario import unused_prices
+
+        found = load(self.source(), overrides, seed)
+        unused = unused_prices(found) if any(text.startswith("price") for text in overrides or ()) else ()
+        if unused:
+            raise SpecError(f"price.usd_per_gpu_hour: got a price of {unused[0]}, which {found.name} does not run on.")
+        return found
 
     def source(self, num_devices: int = 1) -> str:
         """What names the scenario: a name or a path, or the text of what the flags say.
@@ -100,11 +107,16 @@ class Asked:
         """Field -> the flag that said it, for errors to name."""
         return {FLAG_FIELDS[name]: f"--{name} {value}" for name, value in self.given.items()}
 
-    def assumed(self, scenario: "Scenario", overrides: Sequence[str] | None = None) -> tuple[str, ...]:
-        """A note on what flags and `--set` have left open; none where a file says it all."""
+    def assumed(
+        self, scenario: "Scenario", overrides: Sequence[str] | None = None, chosen: Set[str] = frozenset()
+    ) -> tuple[str, ...]:
+        """A note on what flags and `--set` have left open; none where a file says it all.
+
+        chosen: fields that the answer itself chooses
+        """
         if self.scenario is not None:
             return ()
-        given = {text.partition("=")[0].strip() for text in overrides or ()}
+        given = {text.partition("=")[0].strip() for text in overrides or ()} | chosen
         assumptions = "; ".join(self._assumptions(scenario, given))
         return (f"Assumed: {assumptions}. Change any of it with --set.",) if assumptions else ()
 
@@ -119,7 +131,7 @@ class Asked:
         ):
             yield f"traffic {traffic.name} ({traffic.source})"
         if "rate" in absent and traffic.arrivals.rate and not given & {"traffic.arrivals.rate", "traffic.arrivals"}:
-            yield f"{traffic.arrivals.rate:g} requests/s, the traffic's own rate"
+            yield f"{traffic.arrivals.rate:g} requests/s, the rate of {traffic.name or 'the traffic'}"
         if "ttft" in self.flags and not scenario.slo.is_given:
             yield "no limits on latency"
         if not given & {"engine", "engine.profile", "engine.version"}:

@@ -20,7 +20,7 @@ PriceKind = Literal["on_demand", "reserved", "spot", "owned"]
 
 
 class Price(Spec):
-    """What an hour of one device costs, by whose word and when.
+    """What an hour of one device costs.
 
     source, date: who says so, and when; a price of one's own (`OWN`) has no date
     kind:        on_demand; reserved for a term; spot, which may be taken away; owned: what it cost over its hours

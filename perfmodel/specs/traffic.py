@@ -18,7 +18,7 @@ __all__ = [
 from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
@@ -224,6 +224,17 @@ class TrafficClass(Spec):
     share: PositiveFloat
     priority: NonNegativeInt = 0
     slo: SLO | None = None
+
+    @field_validator("slo")
+    @classmethod
+    def _limits_what_a_class_has(cls, slo: SLO | None) -> SLO | None:
+        gaps = [each.field for each in slo.statistics if each.latency == "itl"] if slo is not None else []
+        if gaps:
+            raise ValueError(
+                f"got {gaps[0]} for one class; gaps between tokens are counted for all classes together: give it in "
+                f"the scenario's slo, or limit each request's longest gap with max_itl_ms"
+            )
+        return slo
 
 
 class Traffic(Spec):

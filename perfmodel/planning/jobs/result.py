@@ -225,4 +225,4 @@ def batch_command(plan: JobPlan, job: Job) -> list[str]:
     where = (
         f"# {job.replicas} x, each with its share of the requests, on {engine.num_devices} x {scenario.hardware.name}"
     )
-    return [where, shlex.join([*arguments, *engine_arguments(engine, scenario.model.num_prediction_layers > 0)])]
+    return [where, shlex.join([*arguments, *engine_arguments(engine, scenario.model)])]

@@ -77,8 +77,7 @@ class Layout:
             parts.append(f"{engine.kv_cache_dtype.upper()} KV cache")
         drafts = engine.speculative_config
         if drafts is not None:
-            is_mtp = drafts.method == "eagle" and drafts.model is None and self.scenario.model.num_prediction_layers
-            parts.append(f"{'MTP' if is_mtp else drafts.method} drafts")
+            parts.append(f"{'MTP' if drafts.is_mtp_of(self.scenario.model) else drafts.method} drafts")
         return parts
 
 

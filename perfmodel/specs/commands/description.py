@@ -213,9 +213,9 @@ def all_commands() -> tuple[CommandDescription, ...]:
 
 
 def about_flag(name: str) -> str:
-    """What the flag `name` of a server, or that key of its JSON, says of a scenario, or why it says nothing.
+    """The field that the flag `name` of a server (or a key of its JSON) sets, or why it sets none; empty for no flag.
 
-    Underscores count as hyphens, vLLM goes before other servers. Empty for what is no server's flag.
+    Underscores count as hyphens. Where several servers have the flag, vLLM's counts.
     """
     wanted = name.replace("_", "-")
     servers = [each for each in all_commands() if each.role == "server"]
@@ -223,10 +223,10 @@ def about_flag(name: str) -> str:
         rules = [rule for key, rule in command.rules.items() if key.rpartition(".")[2].replace("_", "-") == wanted]
         for rule in sorted(rules, key=lambda rule: rule.kind != "modelled"):
             if rule.modelled is None:
-                effect = "affects time and is not modelled" if rule.kind == "not_modelled" else "has no part in time"
-                return f"a setting of {command.title} that {effect} ({rule.why}); leave it out"
+                effect = "affects time and is not modelled" if rule.kind == "not_modelled" else "does not affect time"
+                return f"a flag of {command.title} that {effect} ({rule.why}); leave it out"
             if rule.modelled.field and rule.modelled.field.startswith("engine."):
-                return f"a setting of {command.title} that is written {rule.modelled.field}"
+                return f"a flag of {command.title}; write it as {rule.modelled.field}"
     return ""
 
 

@@ -119,13 +119,6 @@ def test_a_plan_marks_unconfirmed_prices_and_names_devices_without_one(run):
     assert "--price gb200=USD" in alone.stdout
 
 
-def test_a_price_of_a_device_that_the_scenario_lacks_is_named(run):
-    told = run(
-        "simulate", "llama-3.1-8b-a100", "--price", "h200-sxm=3,a100=2", "--set", "traffic.num_requests=20"
-    ).stdout
-    assert "The price of h200-sxm is not used: the devices here are a100-sxm-80gb." in told
-
-
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
@@ -147,6 +140,13 @@ def test_a_price_of_a_device_that_the_scenario_lacks_is_named(run):
         (("simulate", *DENSE, "--ep"), "no experts to share out"),
         (("plan", *DENSE, "--price", "b200=3"), "--hardware names no b200"),
         (("simulate", *DENSE, "--price", "h100="), "'h100' has no price"),
+        (("simulate", *DENSE, "--price", "=2"), "no device has the price '2'"),
+        (("simulate", *DENSE, "--price", "3", "--set", "price={usd_per_gpu_hour: 2}"), "--price 3 beside --set price="),
+        (
+            ("plan", *DENSE, "--tp", "2", "--set", "plan.space={tensor_parallel_size: [1]}"),
+            "--tp 2 beside --set plan.space=",
+        ),
+        (("simulate", "llama-3.1-8b-a100", "--price", "h100=3"), "got a price of h100-sxm-80gb, which llama"),
         (("simulate", *DENSE, "--price", "-1"), "price.usd_per_gpu_hour: found -1, allowed a number above 0"),
         (("simulate", "llama-3.1-8b-a100", "--price", "h1000=3"), "no device is called h1000"),
         (("simulate", *DENSE, "--traffic", "traced.yaml", "--input", "2k"), "found input_tokens beside a trace of csv"),
@@ -159,3 +159,9 @@ def test_a_flag_that_would_be_lost_is_refused(run, tmp_path, args, wanted):
     assert result.exit_code == 2, result.output
     assert wanted in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_flag_counts_beside_its_block_without_the_field(run):
+    found = run("memory", *DENSE, "--tp", "2", "--set", "engine={gpu_memory_utilization: 0.5}", "--json")
+    by_set = run("memory", *DENSE, "--tp", "2", "--set", "engine.gpu_memory_utilization=0.5", "--json")
+    assert _without(found.stdout, {"provenance", "notes"}) == _without(by_set.stdout, {"provenance", "notes"})
