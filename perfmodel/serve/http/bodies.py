@@ -131,9 +131,9 @@ class GenerationBody(_Body):
         try:
             if (guide := self.guide) is not None:
                 guide.text(0)
-        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-            if isinstance(error, FieldError):
-                raise
+        except FieldError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise FieldError(f"structured_outputs: {error}") from None
 
     @property
