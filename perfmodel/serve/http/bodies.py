@@ -201,7 +201,9 @@ class GenerationBody(_Body):
 def _structured(given: dict[str, Any]) -> Guide:
     """The shape that `structured_outputs` asks for."""
     kinds = [
-        name for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag") if given.get(name)
+        name
+        for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        if given.get(name) not in (None, False)
     ]
     if len(kinds) != 1:
         raise FieldError(

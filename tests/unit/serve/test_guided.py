@@ -126,6 +126,7 @@ def test_a_tool_is_called_with_arguments_that_it_takes():
         ({"json": {"anyOf": [{"const": 1}, {"not": {}}]}}, {"1"}),
         ({"choice": ["", "b"]}, {"", "b"}),
         ({"regex": "^$"}, {""}),
+        ({"regex": ""}, {""}),
     ],
 )
 def test_every_answer_of_a_shape_that_is_accepted_is_given(asked, allowed):
