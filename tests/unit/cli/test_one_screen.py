@@ -40,14 +40,14 @@ COMMANDS = {
 
 @pytest.fixture
 def screen(monkeypatch):
-    """The lines that a command prints on such a terminal, or on another."""
+    """The lines that a command prints on such a terminal."""
 
-    def lines(arguments, width=WIDTH):
-        def show(document):
-            written = io.StringIO()
-            show_document(document, Console(file=written, width=width, no_color=True))
-            print(written.getvalue(), end="")
+    def show(document, _piped_width=None):
+        written = io.StringIO()
+        show_document(document, Console(file=written, width=WIDTH, no_color=True))
+        print(written.getvalue(), end="")
 
+    def lines(arguments):
         monkeypatch.setattr(cli_terminal, "show", show)
         result = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1"})
         assert result.exit_code == 0, result.output
@@ -102,7 +102,7 @@ def test_details_have_all_of_it(arguments, screen):
 @pytest.mark.parametrize(
     ("command", "order"),
     [
-        ("a run", ["within the SLO", "TTFT", "Throughput:", "Time bound by:", "Trust:", "Next:"]),
+        ("a run", ["SLO met", "p99", "Throughput:", "Time bound by:", "Trust:", "Next:"]),
         ("a step", ["ms a step", "bound by", "down_proj", "Trust:", "Next:"]),
         ("memory", ["It fits:", "weights:", "usable", "KV cache:", "Trust of step times:", "Next:"]),
         ("what if", ["HBM bandwidth", "Trust:", "Next:"]),
