@@ -1,4 +1,4 @@
-"""Figures as bare data and layout: whoever draws one, `drawing/figures.py` or the page's script, has a style of its own."""
+"""Figures as bare data and layout: whoever draws one, `drawing/figures.py` or the page, has a style of its own."""
 
 __all__ = ["plot_of", "styled"]
 

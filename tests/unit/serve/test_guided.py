@@ -130,7 +130,7 @@ def test_a_tool_is_called_with_arguments_that_it_takes():
     ],
 )
 def test_every_answer_of_a_shape_that_is_accepted_is_given(asked, allowed):
-    """Whatever an answer's number chooses: what is not filled, or no text at all, which takes the ending token alone."""
+    """Whatever an answer's number chooses: what is not filled, or no text, which takes the ending token alone."""
 
     async def several(client, _):
         body = {**HELLO, "max_tokens": 9, "structured_outputs": asked}
