@@ -42,7 +42,6 @@ from planting import (
 
 LISTS = Path(__file__).parent / "faults"
 LIMIT_S = 120
-OPTIONS = ["-x", "-m", "not release"]
 ABOUT = """\
 `python benchmarks/mutation/faults.py` plants each fault of `benchmarks/mutation/faults/` and runs the tests of its
 module. Lived at first: before a law was written against it. Lists called `blind` were written at lines drawn at random,
@@ -110,11 +109,11 @@ def _mismatch(fault: Fault) -> str | None:
 
 
 class _Planter:
-    """In the child: gives functions their changed bodies, and keeps the test that failed."""
+    """In the child: gives functions their changed bodies, and keeps which tests failed."""
 
     def __init__(self, changes: list[tuple[FunctionType, CodeType]]) -> None:
         self._changes = changes
-        self.failed = ""
+        self.failed: list[str] = []
 
     def pytest_sessionstart(self) -> None:
         for function, code in self._changes:
@@ -122,27 +121,35 @@ class _Planter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.failed = report.nodeid
+            self.failed.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.failed = report.nodeid
+            self.failed.append(report.nodeid)
 
 
-def _run_tests(copy: Path, fault: Fault, changes: list[tuple[FunctionType, CodeType]]) -> Trial:
+def _run_tests(
+    copy: Path, tests: list[str], changes: list[tuple[FunctionType, CodeType]], limit_s: int | None
+) -> tuple[int, list[str]]:
+    """pytest's status, or minus a signal, and the tests that failed."""
     planter, out = _Planter(changes), copy.parent / f"failed-{os.getpid()}"
     out.unlink(missing_ok=True)
-    status = in_child(copy, [*OPTIONS, *fault.tests], planter, LIMIT_S, lambda: planter.failed, out)
+    status = in_child(copy, ["-m", "not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out)
     if status in NOT_RUN:
-        raise RuntimeError(f"pytest found no such test: {', '.join(fault.tests)}")
-    return Trial(fault, verdict(status) == "survived", out.read_text("utf-8") if out.exists() else "")
+        raise RuntimeError(f"pytest found no such test: {', '.join(tests)}")
+    return status, json.loads(out.read_text("utf-8")) if out.exists() else []
+
+
+def _try(copy: Path, fault: Fault, changes: list[tuple[FunctionType, CodeType]]) -> Trial:
+    status, failed = _run_tests(copy, ["-x", *fault.tests], changes, LIMIT_S)
+    return Trial(fault, verdict(status) == "survived", failed[-1] if failed else "")
 
 
 def _try_in_memory(fault: Fault) -> Trial:
     """On the package as this worker imported it; lives if the fault is no change of a function's body."""
     copy = Path(tempfile.gettempdir()) / "tree"
     changes = body_changes(copy / fault.module, fault.changed) if fault.module.endswith(".py") else None
-    return _run_tests(copy, fault, changes) if changes else Trial(fault, True)
+    return _try(copy, fault, changes) if changes else Trial(fault, True)
 
 
 def _try_in_file(fault: Fault) -> Trial:
@@ -153,15 +160,15 @@ def _try_in_file(fault: Fault) -> Trial:
     found: list[Trial] = []
 
     def run() -> int:
-        found.append(_run_tests(copy, fault, []))
+        found.append(_try(copy, fault, []))
         return 0
 
     planted(copy / fault.module, fault.changed, run)
     return found[0]
 
 
-def _fails_without_fault(tests: list[str]) -> bool:
-    return in_child(Path(tempfile.gettempdir()) / "tree", [*OPTIONS, *tests], None, None) != 0
+def _fail_without_fault(tests: list[str]) -> list[str]:
+    return _run_tests(Path(tempfile.gettempdir()) / "tree", tests, [], None)[1]
 
 
 def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial]:
@@ -190,8 +197,8 @@ def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial
             for trial in pool.imap_unordered(_try_in_memory, [each for each in faults if each.key not in noticed]):
                 keep(trial)
             tests = sorted({noticed[each.key] for each in faults if noticed.get(each.key)})
-            if tests and pool.apply(_fails_without_fault, (tests,)):
-                raise SystemExit("a test that noticed a fault fails without it")
+            if tests and (failing := pool.apply(_fail_without_fault, (tests,))):
+                raise SystemExit(f"{state} says that these noticed, and they fail without a fault: {' '.join(failing)}")
         with fork.Pool(num_workers) as pool:
             for trial in pool.imap_unordered(_try_in_file, [each for each in faults if each.key not in noticed]):
                 keep(trial)
