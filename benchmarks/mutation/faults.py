@@ -2,13 +2,15 @@
 
     python benchmarks/mutation/faults.py                                # all lists of `faults/`
     python benchmarks/mutation/faults.py --list benchmarks/mutation/faults/engine_sim.yaml --only autoscaler
-    python benchmarks/mutation/faults.py --list ... --report reports/planted_faults_engine_sim_202611.md
+    python benchmarks/mutation/faults.py --report reports/planted_faults_202611.md
 
 A fault is a change that a reader overlooks: a sign, an off-by-one, a forgotten term, a swapped field, a wrong unit.
 Each entry of a list has `module`, `law` (which law must notice), `before` (text that stands once in the module),
 `after`, `test` (files or folders of tests of the module) and, if the fault lived when first tried, `first: lived`.
-Faults are planted in a copy of the tree. The tests of an entry run until one fails, for at most `LIMIT_S` CPU seconds.
-What was noticed is kept in `--state`, and is not tried again while it is there.
+The tests of an entry run until one fails, for at most `LIMIT_S` CPU seconds, in forks of a process that has the
+package imported and in which functions get their changed bodies. What lives there, or is no body of a function, is
+planted in the file of a copy of the tree and imported anew: the judgement "lived" is always that of a file. Tests that
+noticed must pass without a fault. What was noticed is kept in `--state`, and is not tried again while it is there.
 """
 
 import argparse
@@ -18,15 +20,33 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
 
+import pytest
 import yaml
 from bugs import ROOT
-from planting import NOT_RUN, compile_copy, copied, import_slow, in_child, planted, verdict
+from planting import (
+    NOT_RUN,
+    body_changes,
+    compile_copy,
+    copied,
+    import_package,
+    import_slow,
+    in_child,
+    planted,
+    verdict,
+)
 
 LISTS = Path(__file__).parent / "faults"
-LIMIT_S, WORKERS = 120, 2
+LIMIT_S = 120
+ABOUT = """\
+`python benchmarks/mutation/faults.py` plants each fault of `benchmarks/mutation/faults/` and runs the tests of its
+module. Lived at first: before a law was written against it. Lists called `blind` were written at lines drawn at random,
+before their tests were looked at: what they show at first is what the tests notice of a fault that nobody had in mind.
+The others were written beside the laws. `blind_third`, the last, was tried when the laws of all others were there."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,7 @@ class Fault:
     after: str
     tests: tuple[str, ...]
     lived_first: bool
+    source: str  # the list
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -55,6 +76,7 @@ class Fault:
 class Trial:
     fault: Fault
     lived: bool
+    test: str = ""  # that noticed
 
 
 def read_faults(path: Path) -> list[Fault]:
@@ -63,7 +85,7 @@ def read_faults(path: Path) -> list[Fault]:
     for row in yaml.safe_load(path.read_text("utf-8")):
         tests = [row["test"]] if isinstance(row["test"], str) else row["test"]
         first = row.get("first") == "lived"
-        fault = Fault(row["module"], row["law"], str(row["before"]), str(row["after"]), tuple(tests), first)
+        fault = Fault(row["module"], row["law"], str(row["before"]), str(row["after"]), tuple(tests), first, path.stem)
         faults.append(fault)
         if wrong := _mismatch(fault):
             stale.append(f"{path.name}: {fault.module}: {fault.change}: {wrong}")
@@ -86,77 +108,124 @@ def _mismatch(fault: Fault) -> str | None:
     return None
 
 
-def _own_copy() -> Path:
-    """The copy of the tree of this worker, which it makes when it first needs it."""
+class _Planter:
+    """In the child: gives functions their changed bodies, and keeps which tests failed."""
+
+    def __init__(self, changes: list[tuple[FunctionType, CodeType]]) -> None:
+        self._changes = changes
+        self.failed: list[str] = []
+
+    def pytest_sessionstart(self) -> None:
+        for function, code in self._changes:
+            function.__code__ = code
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def _run_tests(
+    copy: Path, tests: list[str], changes: list[tuple[FunctionType, CodeType]], limit_s: int | None
+) -> tuple[int, list[str]]:
+    """pytest's status, or minus a signal, and the tests that failed."""
+    planter, out = _Planter(changes), copy.parent / f"failed-{os.getpid()}"
+    out.unlink(missing_ok=True)
+    status = in_child(copy, ["-m", "not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out)
+    if status in NOT_RUN:
+        raise RuntimeError(f"pytest found no such test: {', '.join(tests)}")
+    return status, json.loads(out.read_text("utf-8")) if out.exists() else []
+
+
+def _try(copy: Path, fault: Fault, changes: list[tuple[FunctionType, CodeType]]) -> Trial:
+    status, failed = _run_tests(copy, ["-x", *fault.tests], changes, LIMIT_S)
+    return Trial(fault, verdict(status) == "survived", failed[-1] if failed else "")
+
+
+def _try_in_memory(fault: Fault) -> Trial:
+    """On the package as this worker imported it; lives if the fault is no change of a function's body."""
+    copy = Path(tempfile.gettempdir()) / "tree"
+    changes = body_changes(copy / fault.module, fault.changed) if fault.module.endswith(".py") else None
+    return _try(copy, fault, changes) if changes else Trial(fault, True)
+
+
+def _try_in_file(fault: Fault) -> Trial:
+    """On a package imported anew from the copy of this worker: constants, defaults, what subprocesses run."""
     copy = Path(tempfile.gettempdir()) / f"worker-{os.getpid()}" / "tree"
     if not copy.exists():
         compile_copy(copied(copy))
-    return copy
+    found: list[Trial] = []
+
+    def run() -> int:
+        found.append(_try(copy, fault, []))
+        return 0
+
+    planted(copy / fault.module, fault.changed, run)
+    return found[0]
 
 
-def _run_tests(copy: Path, tests: tuple[str, ...]) -> int:
-    status = in_child(copy, ["-x", "-m", "not release", *tests], None, LIMIT_S)
-    if status in NOT_RUN:
-        raise RuntimeError(f"pytest found no such test: {', '.join(tests)}")
-    return status
+def _fail_without_fault(tests: list[str]) -> list[str]:
+    return _run_tests(Path(tempfile.gettempdir()) / "tree", tests, [], None)[1]
 
 
-def _fail_without_fault(tests: list[str]) -> bool:
-    return in_child(_own_copy(), ["-x", "-m", "not release", *tests], None, None) != 0
-
-
-def _try_fault(fault: Fault) -> Trial:
-    copy = _own_copy()
-    status = planted(copy / fault.module, fault.changed, lambda: _run_tests(copy, fault.tests))
-    return Trial(fault, verdict(status) == "survived")
-
-
-def try_faults(faults: list[Fault], state: Path) -> list[Trial]:
+def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial]:
     """All of `faults`, one at a time; those that `state` knows as noticed are taken from there."""
-    import_slow()
-    noticed = {tuple(json.loads(line)) for line in state.read_text("utf-8").splitlines()} if state.exists() else set()
+    rows = [json.loads(line) for line in state.read_text("utf-8").splitlines()] if state.exists() else []
+    noticed = {(module, before, after): test for module, before, after, test in rows}
     state.parent.mkdir(parents=True, exist_ok=True)
-    lived: set[Fault] = set()
+    fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as scratch, state.open("a", encoding="utf-8") as file:
         tempfile.tempdir = scratch
-        with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
-            for trial in pool.imap_unordered(_try_fault, [fault for fault in faults if fault.key not in noticed]):
+        tree = copied(Path(scratch) / "tree")
+        compile_copy(tree)
+        import_slow()
+
+        def keep(trial: Trial) -> None:
+            if not trial.lived:
+                noticed[trial.fault.key] = trial.test
+                file.write(json.dumps([*trial.fault.key, trial.test]) + "\n")
+                file.flush()
                 print(
-                    f"{'LIVED' if trial.lived else 'noticed':<8} {trial.fault.module}: {trial.fault.change}", flush=True
+                    f"{'noticed' if trial.test else 'endless':<8} {trial.fault.module}: {trial.fault.change}",
+                    flush=True,
                 )
+
+        with fork.Pool(num_workers, import_package, (tree,)) as pool:
+            for trial in pool.imap_unordered(_try_in_memory, [each for each in faults if each.key not in noticed]):
+                keep(trial)
+            tests = sorted({noticed[each.key] for each in faults if noticed.get(each.key)})
+            if tests and (failing := pool.apply(_fail_without_fault, (tests,))):
+                raise SystemExit(f"{state} says that these noticed, and they fail without a fault: {' '.join(failing)}")
+        with fork.Pool(num_workers) as pool:
+            for trial in pool.imap_unordered(_try_in_file, [each for each in faults if each.key not in noticed]):
+                keep(trial)
                 if trial.lived:
-                    lived.add(trial.fault)
-                else:
-                    file.write(json.dumps(trial.fault.key) + "\n")
-                    file.flush()
-            tests = sorted({test for fault in faults for test in fault.tests})
-            is_failing = pool.apply(_fail_without_fault, (tests,))
-    if is_failing:
-        raise SystemExit(f"one of these tests fails without a fault: {' '.join(tests)}")
-    return [Trial(fault, fault in lived) for fault in faults]
+                    print(f"LIVED    {trial.fault.module}: {trial.fault.change}", flush=True)
+    return [Trial(fault, fault.key not in noticed) for fault in faults]
 
 
-def table(trials: list[Trial]) -> list[str]:
-    """By module: faults, those that lived when first tried, those that live now."""
-    lines = ["| module | faults | lived at first | live now | noticed at first | noticed now |"]
+def table(kind: str, trials: list[Trial], of: Callable[[Fault], str]) -> list[str]:
+    """By what `of` gives: faults, those that lived when first tried, those that live now."""
+    lines = [f"| {kind} | faults | lived at first | live now | noticed at first | noticed now |"]
     lines += ["|---|---|---|---|---|---|"]
-    for module in [*sorted({trial.fault.module for trial in trials}), "all"]:
-        rows = [trial for trial in trials if module in (trial.fault.module, "all")]
+    for name in [*sorted({of(trial.fault) for trial in trials}), "all"]:
+        rows = [trial for trial in trials if name in (of(trial.fault), "all")]
         first, now = sum(trial.fault.lived_first for trial in rows), sum(trial.lived for trial in rows)
         rates = [f"{1 - lived / len(rows):.0%}" for lived in (first, now)]
-        lines.append("| " + " | ".join(map(str, (module, len(rows), first, now, *rates))) + " |")
+        lines.append("| " + " | ".join(map(str, (name, len(rows), first, now, *rates))) + " |")
     return lines
 
 
-def report(name: str, trials: list[Trial]) -> str:
-    """Markdown: the table by module, and the faults that lived, with the law that must notice each."""
-    lines = [f"# Planted faults of meaning: {name}", ""]
-    lines += [
-        "`python benchmarks/mutation/faults.py` plants each fault of `benchmarks/mutation/faults/` in a copy of the"
-    ]
-    lines += ["tree and runs the tests of its module. Lived at first: before laws were written against it."]
-    lines += ["", *table(trials), "", "## Faults that lived", "", "| module | change | which law must notice | now |"]
-    lines += ["|---|---|---|---|"]
+def report(trials: list[Trial]) -> str:
+    """Markdown: tables by list, by package and by module, and the faults that lived, with what must notice each."""
+    lines = ["# Planted faults of meaning", "", ABOUT, ""]
+    lines += table("list", trials, lambda fault: fault.source)
+    lines += ["", *table("package", trials, lambda fault: "/".join(fault.module.split("/")[:2]))]
+    lines += ["", *table("module", trials, lambda fault: fault.module)]
+    lines += ["", "## Faults that lived", "", "| module | change | which law must notice | now |", "|---|---|---|---|"]
     for trial in trials:
         if trial.lived or trial.fault.lived_first:
             cells = (trial.fault.module, trial.fault.change, trial.fault.law, "**lives**" if trial.lived else "noticed")
@@ -169,16 +238,17 @@ def main() -> None:
     parser.add_argument("--list", type=Path, help="a list of faults (default: all of `faults/`)")
     parser.add_argument("--only", help="faults whose module, law or change has this text")
     parser.add_argument("--state", type=Path, default=ROOT / "out" / "faults.jsonl", help="what has been noticed")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     given = parser.parse_args()
     lists = [given.list] if given.list else sorted(LISTS.glob("*.yaml"))
     faults = [fault for path in lists for fault in read_faults(path)]
     if given.only:
         faults = [fault for fault in faults if given.only in f"{fault.module} {fault.law} {fault.change}"]
-    trials = try_faults(faults, given.state)
-    print("\n" + "\n".join(table(trials)))
+    trials = try_faults(faults, given.state.resolve(), given.workers)
+    print("\n" + "\n".join(table("module", trials, lambda fault: fault.module)))
     if given.report:
-        given.report.write_text(report(" ".join(path.stem for path in lists), trials), encoding="utf-8")
+        given.report.write_text(report(trials), encoding="utf-8")
     sys.exit(any(trial.lived for trial in trials))
 
 

@@ -1,6 +1,10 @@
 """A copy of the tree to plant bugs in, and pytest in a child of this process, which has what takes long to import."""
 
+import gc
+import importlib
+import inspect
 import os
+import pkgutil
 import resource
 import shutil
 import signal
@@ -8,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import hypothesis
@@ -25,6 +30,55 @@ def import_slow() -> None:
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("planted", derandomize=True, database=None, phases=phases)
     os.environ["HYPOTHESIS_PROFILE"] = "planted"
+
+
+_FUNCTIONS: dict[tuple[str, CodeType], list[FunctionType]] = {}
+
+
+def import_package(tree: Path) -> None:
+    """All modules of the package of `tree`; `body_changes` knows their functions from now on."""
+    sys.path.insert(0, str(tree))
+    package = importlib.import_module("perfmodel")
+    for module in pkgutil.walk_packages(package.__path__, "perfmodel."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType):
+            _FUNCTIONS.setdefault((each.__code__.co_filename, each.__code__), []).append(each)
+    gc.freeze()
+
+
+def body_changes(path: Path, changed: bytes) -> list[tuple[FunctionType, CodeType]] | None:
+    """Functions of an imported module with the bodies that `changed` gives them; None if it changes more than those."""
+    pairs = _differing(*(compile(text, path, "exec", dont_inherit=True) for text in (path.read_bytes(), changed)))
+    found = [(_FUNCTIONS.get((str(path), old), []), new) for old, new in pairs or ()]
+    if not found or any(not functions for functions, _ in found):
+        return None
+    if any(old.co_freevars != new.co_freevars for old, new in pairs or ()):
+        return None
+    return [(function, new) for functions, new in found for function in functions]
+
+
+def _differing(good: CodeType, bad: CodeType) -> list[tuple[CodeType, CodeType]] | None:
+    """Bodies of functions that differ; None if what runs on import differs, too."""
+    if _on_import(good) != _on_import(bad):
+        return None
+    pairs: list[tuple[CodeType, CodeType]] = []
+    nested = [[const for const in code.co_consts if isinstance(const, CodeType)] for code in (good, bad)]
+    for old, new in zip(*nested, strict=True):
+        if old.co_flags & inspect.CO_OPTIMIZED:
+            pairs += [(old, new)] if old != new else []
+        elif (inner := _differing(old, new)) is None:
+            return None
+        else:
+            pairs += inner
+    return pairs
+
+
+def _on_import(code: CodeType) -> tuple[object, ...]:
+    """Its instructions and constants, without the lines that they stand in and the bodies of functions."""
+    consts = [const.co_name if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, consts
 
 
 def copied(folder: Path) -> Path:

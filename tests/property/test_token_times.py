@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -106,3 +106,26 @@ def test_what_was_early_makes_up_for_what_is_late() -> None:
     """Five tokens 1 tick apart and one after 40: at 10 ticks a token it is due 50 after the first, and comes at 44."""
     assert brute_force([0, 1, 2, 3, 4, 44], 10) == (0, 40)
     assert brute_force([0, 1, 2, 3, 4, 54], 10) == (4, 50)
+
+
+@given(st.lists(st.integers(1, 90), min_size=5, max_size=12), st.integers(2, 4), st.sampled_from([1, 10, 40]))
+@settings(max_examples=100, deadline=None)
+def test_a_leap_says_what_its_steps_say(gaps: list[int], num_steps: int, pace: int) -> None:
+    """A request that has decoded for `num_steps` steps, then for the rest: one by one, in one leap, written down."""
+    ends = list(accumulate(gaps, initial=0))
+    said = set()
+    for leaps in (False, True):
+        watch, request = TokenWatch(lambda _: pace), Request(0, 0, 5, 50)
+        request.num_output_tokens = 1
+        watch.take(request, 0)
+        request.last_token_at = 0
+        watch.join(request, 0)
+        for age in range(1, num_steps + 1 if leaps else len(ends)):
+            watch.pass_step(age, ends[age - 1], ends[age], {request: 0})
+        if leaps:
+            watch.begin_leap(ends[num_steps], gaps[num_steps:])
+            watch.pass_leap(num_steps + 1, ends[num_steps], {request: 0})
+        request.num_output_tokens += len(gaps)
+        watch.leave(request, 0, len(gaps))
+        said.add(watched(request))
+    assert said == {brute_force(ends, pace)}

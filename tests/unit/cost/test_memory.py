@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import plan_memory
+from perfmodel.cost.memory.buffers import activation_bytes
 from perfmodel.cost.memory.plan import smallest_fitting_tp
 from perfmodel.errors import DoesNotFitError
 from perfmodel.models.cards import list_models, load_model
 from perfmodel.models.params import weight_bytes
+from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.scenario_file import load_hardware
@@ -191,6 +193,18 @@ def test_gradients_keep_every_layers_inputs_and_inference_mode_drops_them():
     kept = 2048 * 2 * 32 * (8 * 4096 + 3 * 11008)
     assert plans[1].activation_bytes - plans[0].activation_bytes == kept
     assert plans[1].num_kv_blocks < plans[0].num_kv_blocks
+
+
+def test_gradients_keep_what_goes_into_and_comes_out_of_a_recurrent_mixer():
+    """Nemotron Nano 9B v2, d = 4480, f = 15680, a mixer or a feed-forward block in each layer. 27 of Mamba: residual,
+    normed state, in and out, 4 d; 4 of attention: 2 d and (40 + 8 heads) x 256; 25 blocks without a gate: 2 d + 2 f."""
+    engine, model = EngineSpec(max_num_batched_tokens=2048), load_model("nemotron-nano-9b-v2")
+    dropped, kept = (
+        activation_bytes(model, Sharding.of(each), each)
+        for each in (engine, engine.model_copy(update={"inference_mode": False}))
+    )
+    layers = 27 * 4 * 4480 + 4 * (2 * 4480 + 48 * 256) + 25 * (2 * 4480 + 2 * 15680)
+    assert kept - dropped == 2048 * 2 * layers
 
 
 def test_what_collectives_hold_is_reserved_on_every_device_of_several():

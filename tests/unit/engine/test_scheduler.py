@@ -148,6 +148,37 @@ def test_out_of_blocks_the_one_that_the_policy_puts_last_is_preempted(policy: st
     assert preempted == [victim]
 
 
+def test_tokens_of_who_gives_way_go_to_those_behind_it() -> None:
+    """8 blocks of 4, 16 tokens a step, 8 a prompt. In the third step the first, least urgent, has been given 8 tokens
+    and the last two blocks when the second, which decodes, needs one: the 8 are free again, so the third prompt gets
+    all of its 8 and not the 16 - 8 - 1 = 7 that were left."""
+    rules = {"scheduling_policy": "priority", "long_prefill_token_threshold": 8, "scheduler_reserve_full_isl": False}
+    engine = scheduler(num_blocks=8, **rules)
+    engine.add(Request(0, 0, 24, 2, (), 5))
+    assert turn(engine, 0) == {0: 8}
+    engine.add(Request(1, 1, 4, 8, (), 1))
+    engine.add(Request(2, 1, 20, 2, (), 2))
+    assert turn(engine, 1) == {0: 8, 1: 4, 2: 4}
+    assert turn(engine, 2) == {1: 1, 2: 8}
+    assert engine.num_preemptions == 1
+
+
+def test_who_falls_with_the_last_token_of_its_prompt_under_way_finds_all_of_the_prompt_again() -> None:
+    """5 blocks of 4, each plan made while the one before runs. The third request has 7 and then 1 of its 8 prompt
+    tokens computed, two blocks that are named as they are granted, and falls, as it needs a third, before its first
+    answer is known. It comes back with 9 tokens, 8 of them cached."""
+    engine = scheduler(num_blocks=5, long_prefill_token_threshold=7, scheduler_reserve_full_isl=False)
+    for number, (prompt, outputs) in enumerate(((3, 3), (2, 2), (8, 9), (4, 9))):
+        engine.add(Request(number, 0, prompt, outputs))
+    seen, under_way = [], engine.plan(0)
+    for now in range(1, 4):
+        plan = engine.plan(now)
+        seen.append((grants(plan), [request.request_id for request in plan.preempted]))
+        engine.apply(under_way, now)
+        under_way = plan
+    assert seen == [({0: 1, 1: 1, 2: 1}, [3]), ({0: 1}, [2]), ({2: 1}, [])]
+
+
 def test_without_a_prefix_cache_who_is_preempted_finds_nothing() -> None:
     settings = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256, block_size=4)
     engine = Scheduler(settings, KVBlockManager(6, 4, enable_prefix_caching=False))

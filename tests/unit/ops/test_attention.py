@@ -218,3 +218,12 @@ def test_half_of_the_keys_are_half_of_the_bytes():
     half = attention_decode(4, 4 * 10_000, replace(HEADS, fraction=0.5, block=64))
     assert half.kv_bytes == dense.kv_bytes * (5000 + 32) / 10_000
     assert half.flops == dense.flops * (5000 + 32) / 10_000
+
+
+@given(PREFILLS)
+def test_only_what_was_cached_before_is_unpacked(prefills):
+    """A packed cache: two operations for each of 8 x 256 elements of the P cached tokens; the T new ones are at hand as
+    they were computed. A prompt in two chunks unpacks its first once more."""
+    packed = replace(HEADS, kv_element_bytes=0.5, unpack_ops=2.0)
+    assert flash_prefill(prefills, packed).vector_ops == 2 * 8 * 256 * sum(cached for _, cached in prefills)
+    assert flash_prefill(prefills, HEADS).vector_ops == 0

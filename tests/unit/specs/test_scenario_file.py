@@ -120,6 +120,7 @@ def test_a_hardware_file_beside_the_scenario(scenario_file: Write, tmp_path: Pat
         ("rate: 4.0", "rate: -4.0", ":7: traffic.arrivals.rate: found -4.0, allowed a number above 0"),
         ("model: llama-3.1-8b", "model: lama-3.1-8b", ":2: model: unknown model 'lama-3.1-8b'"),
         ("model: llama-3.1-8b", "model: 8", ":2: model: found 8, allowed a name or a path."),
+        ("model: llama-3.1-8b", "model: ' '", ":2: model: found ' ', allowed a name or a path."),
         ("hardware: a100-sxm-80gb", "hardware: a100-sxm-81gb", ":3: hardware: unknown hardware 'a100-sxm-81gb'"),
         ("hardware: a100-sxm-80gb", "hardware:", ":3: hardware: found nothing, allowed a name or a path."),
         ("hardware: a100-sxm-80gb\n", "", "hardware: is missing and has no default."),

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from perfmodel.planning.screening.demand import NUM_TYPICAL, Demand
-from perfmodel.planning.screening.screen import _binding, _service
-from perfmodel.planning.screening.service import Served, Service, _prompt_work, serve
+from perfmodel.planning.screening.screen import _binding, _service, _wanted
+from perfmodel.planning.screening.service import Served, Service, _batch, _chain, _mean_steps, _prompt_work, serve
 from perfmodel.planning.screening.single_tokens import SingleTokens, held_steps, longest_gap
 from perfmodel.planning.screening.surfaces import BATCHES, CHUNKS, StepSurface, Surfaces
 from perfmodel.specs import load_scenario
+from perfmodel.specs.slo import SLO
 
 STEP_S = 0.02
 
@@ -284,3 +285,35 @@ def test_what_binds_is_missed_most_beside_how_often_it_may_be() -> None:
     assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["ttft"]
     wanted.each[0] = ("ttft", limit, 0.9)
     assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["tpot"]
+
+
+@pytest.mark.parametrize("budget", [272.0, 300.0, 1000.0])
+def test_a_step_computes_no_more_of_prompts_than_its_decodes_leave_of_the_budget(budget: float) -> None:
+    """Prompts without end at 1 ms a token: all steps are full, those with b decodes take 20 ms + (budget - b) ms."""
+    steps = _mean_steps(engine(2000, 1e-3, budget=budget), asks(1000, 100), np.array([[1e4]]))
+    assert steps[0] == pytest.approx(STEP_S + 1e-3 * np.maximum(budget - BATCHES, 1.0), rel=1e-6)
+
+
+def test_held_up_decodes_widen_the_batch_and_the_wait_for_a_slot_alike() -> None:
+    """A wait grows as the variance of what waits (Kingman 1961). Nobody held up: the chain as it is."""
+    service, demand, rate = engine(16, 1e-4), asks(1000, 200), np.array([[3.0]])
+    chain = _chain(service, demand, rate, np.full((1, len(BATCHES)), STEP_S))
+    work = _prompt_work(service, demand, rate, chain.mean)
+    waits = []
+    for share in (0.0, 0.3, 0.6):
+        batch = _batch(service, chain, np.array([[share]]), work)
+        assert batch.wait / chain.wait == pytest.approx((batch.deviation / chain.deviation) ** 2)
+        waits.append(float(batch.wait[0, 0]))
+    assert waits[0] == float(chain.wait[0, 0]) > 0
+    assert waits == sorted(set(waits))
+
+
+def test_a_limit_that_grows_with_the_prompt_counts_what_is_cached_of_it() -> None:
+    """100 ms and 0.5 ms a token: of 300 computed and 500 cached tokens 500 ms, as for a run's requests."""
+    same = tuple(np.full(NUM_TYPICAL, float(tokens)) for tokens in (300, 500, 20))
+    slo = SLO(ttft_ms=100, ttft_ms_per_input_token=0.5)
+    wanted = _wanted(slo, Demand(same[0], same[2], same, 310.0), 0.9)
+    ((name, limit, _),) = wanted.each
+    assert name == "ttft"
+    assert limit == pytest.approx(np.full((1, NUM_TYPICAL), 0.5))
+    assert slo.ttft_limit_ms(800) == 500

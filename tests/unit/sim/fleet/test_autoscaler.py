@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import ceil, sqrt
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -170,3 +171,27 @@ def test_slowdowns_multiply_while_they_last() -> None:
     add_stragglers(env, slowdowns, {0: fleet})  # type: ignore[dict-item]
     env.run_dry()
     assert seen == [(1, 2), (4, 6), (6, 2), (11, 1), (20, 5)]
+
+
+def test_a_slowdown_is_of_its_own_replica_of_its_own_pool() -> None:
+    env, seen = TickEnvironment(), []
+
+    class Rank:
+        def __init__(self, *place: int) -> None:
+            self.place = place
+
+        def slow_down(self, factor: float) -> None:
+            seen.append((*self.place, factor))
+
+    def fleet(number: int) -> SimpleNamespace:
+        replicas = [SimpleNamespace(ranks=[Rank(number, replica)]) for replica in range(2)]
+        return SimpleNamespace(pool=SimpleNamespace(replicas=replicas))
+
+    slowdowns = [
+        Slowdown(factor=2 + 2 * pool + replica, pool=pool, replica=replica, at_s=2 * pool + replica)
+        for pool in range(2)
+        for replica in range(2)
+    ]
+    add_stragglers(env, slowdowns, {0: fleet(0), 1: fleet(1)})  # type: ignore[dict-item]
+    env.run_dry()
+    assert seen == [(0, 0, 2), (0, 1, 3), (1, 0, 4), (1, 1, 5)]

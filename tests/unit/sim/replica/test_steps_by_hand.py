@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost import ServerFit, StageTicks
+from perfmodel.cost import ServerFit, StageTicks, step_costs
 from perfmodel.engine import Grant, Request, StepPlan
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.replica.backend import PromptTime, SimulatedBackend, shape_of
 from perfmodel.sim.replica.flow_line import FlowLine
 from perfmodel.sim.replica.replica import FrontEnd
+from perfmodel.specs import load_scenario
 
 
 def plan_of(depths: tuple[int, ...] = (), num_decodes: int = 3) -> StepPlan:
@@ -131,3 +132,17 @@ def test_prompts_are_tokenised_one_after_the_other_and_answers_leave_by_their_ba
     first.first_token_batch, first.last_token_batch = 10, 30
     front.deliver(first)
     assert (first.first_token_at, first.finished_at) == ((50 + 2 + 1) * ms, (90 + 2 + 3) * ms)
+
+
+def test_parts_of_a_step_are_weighed_by_what_they_take_in_all_stages() -> None:
+    """The last stage has the head, which decodes need more of: stages together weigh prompts otherwise than one. Sizes
+    of four bits, which are not rounded."""
+    scenario = load_scenario("llama-3.1-8b-a100", ["engine.pipeline_parallel_size=3"])
+    pricer = step_costs(scenario).pricer()
+    backend = SimulatedBackend(pricer, is_split=True)
+    plan = plan_of()
+    plan.chunks[1] = Grant(plan.chunks[1].request, 32, 64)
+    plan.num_chunk_tokens, plan.group_tokens = 128, 0
+    backend.pass_through(plan)
+    prompts, decodes = (sum(pricer.pass_through(part).stages) for part in shape_of(plan).apart)
+    assert backend.prompt_time.share == pytest.approx(prompts / (prompts + decodes), rel=1e-9)

@@ -5,11 +5,11 @@ from math import exp
 import numpy as np
 import pytest
 
-from perfmodel.sim.traffic.distributions import lognormal_parameters, share_above
+from perfmodel.sim.traffic.distributions import lognormal_parameters, prefix_plan, share_above
 from perfmodel.sim.traffic.hashed import Shares
 from perfmodel.sim.traffic.think_time import think_time_of
 from perfmodel.sim.traffic.workload import Workload
-from perfmodel.specs import Arrivals, Lengths, load_scenario
+from perfmodel.specs import Arrivals, Lengths, Prefix, load_scenario
 
 
 @pytest.mark.parametrize("shares", [(0.2, 0.5, 0.3), (0.1, 0.2), (1.0,), (0.6, 0.4)])
@@ -51,3 +51,15 @@ def test_a_job_that_is_sorted_begins_with_its_longest(order: str) -> None:
     lengths = [getattr(request, name) for request in requests]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1]
+
+
+def test_prompts_of_a_group_share_the_blocks_of_its_prefix_and_no_more() -> None:
+    """16 tokens a block, 64 shared: 4 blocks of a long prompt, 1 of one of 30 tokens; of a prompt that is refused for
+    its length, those that the longest has."""
+    prefix = Prefix(num_groups=3, shared_tokens=64)
+    plan = prefix_plan(prefix, iter([200, 30, 65, 64] * 50), np.random.default_rng(1), 16, longest=300)
+    shared = [(length, content) for length, content in plan]
+    assert [(length, len(content)) for length, content in shared] == [(200, 4), (30, 1), (65, 4), (64, 4)] * 50
+    assert len({content for length, content in shared if length == 200}) == 3
+    cut = prefix_plan(prefix, iter([200]), np.random.default_rng(1), 16, longest=40)
+    assert [len(content) for _, content in cut] == [40 // 16]

@@ -435,3 +435,11 @@ def test_variables_that_double_end_in_a_sentence() -> None:
     script = "A=a\n" + "A=$A$A\n" * 60 + f"{SERVE} --max-model-len $A"
     with pytest.raises(SpecError, match="got a word that its variables make longer than 100,000 characters"):
         read(script)
+
+
+def test_gpus_of_a_pod_are_its_limits_whatever_it_requests() -> None:
+    """Kubernetes wants both equal, and gives a container what its limits say."""
+    manifest = DEPLOYMENT % ("nodeName: a", 4)
+    both = manifest.replace("resources: {", "resources: {requests: {nvidia.com/gpu: 2}, ")
+    assert read(both) == read(manifest)
+    assert read(manifest) != read(DEPLOYMENT % ("nodeName: a", 2))
