@@ -1,6 +1,6 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
-__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_prices"]
+__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes"]
 
 import datetime
 from collections.abc import Iterator
@@ -213,12 +213,6 @@ def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) 
     if override is None or usd is None:
         return hardware.price
     return Price(source=OWN, usd_per_hour=usd, kind=override.kind)
-
-
-def unused_prices(scenario: Scenario) -> list[str]:
-    """Devices that the scenario has a price for and does not run on."""
-    prices = None if scenario.price is None else scenario.price.usd_per_gpu_hour
-    return sorted(set(prices if isinstance(prices, dict) else ()) - {device.name for device, _ in _prices(scenario)})
 
 
 def is_stale(price: Price) -> bool:
