@@ -123,7 +123,7 @@ class Lengths(VariantSpec):
             "uniform": "`low` <= `high`",
             "lognormal": "`mean` and one of `p99`, `std`",
             "exponential": "`mean`",
-            "empirical": "one of `values`, `path`",
+            "empirical": "one of `values`, with at least one count, and `path`",
         }
         if not needs[self.distribution]:
             raise ValueError(f"{self.distribution} needs {wants[self.distribution]}")

@@ -205,7 +205,7 @@ class JobPlan(Printable):
             "replicas": job.replicas,
             "gpus": job.num_devices,
             "usd_per_hour": job.price if has_price else None,
-            "has_recalled_price": job.candidate.has_recalled_price,
+            "has_unconfirmed_price": job.candidate.has_unconfirmed_price,
             "duration_s": job.seconds,
             "duration_interval_s": list(job.seconds_interval),
             "screened_duration_s": job.screened_s,

@@ -136,11 +136,11 @@ class Candidate:
         return found
 
     @property
-    def has_recalled_price(self) -> bool:
+    def has_unconfirmed_price(self) -> bool:
         """Whether no list or quote stands behind the price of one of its devices."""
         scenarios = [layout.scenario for layout, _ in self.counts]
         prices = [price_in_use(scenario.hardware, scenario.price) for scenario in scenarios]
-        return any(price is not None and price.is_recalled for price in prices)
+        return any(price is not None and price.is_unconfirmed for price in prices)
 
     @property
     def num_engines(self) -> int:

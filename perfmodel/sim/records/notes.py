@@ -14,7 +14,7 @@ from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.engine.devices import engine_notes
 from perfmodel.specs.engine.formats import serving_notes
 from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.scenario import Scenario, price_notes
+from perfmodel.specs.scenario import Scenario, price_notes, unused_price_notes
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
         )
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
-    return (*notes, *_engine_notes(scenario), *price_notes(scenario))
+    return (*notes, *_engine_notes(scenario), *price_notes(scenario), *unused_price_notes(scenario))
 
 
 def workload_notes(workload: Workload) -> list[str]:

@@ -13,7 +13,6 @@ __all__ = [
     "ModelledFlag",
     "about_flag",
     "all_commands",
-    "command_of_engine",
     "load_command",
 ]
 
@@ -211,11 +210,6 @@ def load_command(name: str) -> CommandDescription:
 def all_commands() -> tuple[CommandDescription, ...]:
     """All that are described."""
     return tuple(load_command(name) for name in list_names("commands"))
-
-
-def command_of_engine(engine: str) -> CommandDescription | None:
-    """The server's command of an engine, or None where none is described."""
-    return next((each for each in all_commands() if each.role == "server" and each.engine == engine), None)
 
 
 def about_flag(name: str) -> str:

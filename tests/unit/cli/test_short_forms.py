@@ -102,21 +102,28 @@ def test_a_plan_of_several_devices_takes_a_price_for_each(run):
     assert by_device["h100-sxm-80gb"]["usd_per_hour"] == 5 * by_device["h100-sxm-80gb"]["num_devices"]
     assert by_device["gb200"]["usd_per_hour"] == 4 * by_device["gb200"]["num_devices"]
     assert by_device["mi300x"]["usd_per_hour"] == 3  # of the list
-    recalled = {row["label"].split(" x ")[1].split()[0]: row["has_recalled_price"] for row in found["ranked"]}
-    assert recalled == {"h100-sxm-80gb": False, "gb200": False, "mi300x": True}
+    unconfirmed = {row["label"].split(" x ")[1].split()[0]: row["has_unconfirmed_price"] for row in found["ranked"]}
+    assert unconfirmed == {"h100-sxm-80gb": False, "gb200": False, "mi300x": True}
 
 
-def test_a_plan_marks_recalled_prices_and_names_devices_without_one(run):
+def test_a_plan_marks_unconfirmed_prices_and_names_devices_without_one(run):
     devices = ("--model", "tiny-llama", "--hardware", "mi300x,h100,gb200")
     told = run("plan", *devices, "--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL).stdout
-    assert "3.00 USD/h (a recalled price)" in told
+    assert "3.00 USD/h (unconfirmed)" in told
     assert "3.00*" in told
     assert "4.76*" not in told
-    assert "* a recalled price" in told
+    assert "* an unconfirmed price" in told
     assert "no price of it is known: gb200" in told
     alone = run("plan", "--model", "tiny-llama", "--hardware", "gb200", "--rate", "2", "--ttft", "1s", *SMALL)
     assert "no price known" in alone.stdout
     assert "--price gb200=USD" in alone.stdout
+
+
+def test_a_price_of_a_device_that_the_scenario_lacks_is_named(run):
+    told = run(
+        "simulate", "llama-3.1-8b-a100", "--price", "h200-sxm=3,a100=2", "--set", "traffic.num_requests=20"
+    ).stdout
+    assert "The price of h200-sxm is not used: the devices here are a100-sxm-80gb." in told
 
 
 @pytest.mark.parametrize(
