@@ -50,15 +50,8 @@ class Asked:
         return [] if self.scenario is None else [self.scenario]
 
     def load(self, overrides: Sequence[str] | None, seed: int | None = None) -> "Scenario":
-        """The scenario, with `--set` and `--seed` applied. Raises SpecError as `source` and `load_scenario` do, and for
-        an override with the price of a device that the scenario has not."""
-        from perfmodel.specs.scenario import unused_prices
-
-        found = load(self.source(), overrides, seed)
-        unused = unused_prices(found) if any(text.startswith("price") for text in overrides or ()) else ()
-        if unused:
-            raise SpecError(f"price.usd_per_gpu_hour: got a price of {unused[0]}, which {found.name} does not run on.")
-        return found
+        """The scenario, with `--set` and `--seed` applied. Raises SpecError as `source` and `load_scenario` do."""
+        return load(self.source(), overrides, seed)
 
     def source(self, num_devices: int = 1) -> str:
         """What names the scenario: a name or a path, or the text of what the flags say.

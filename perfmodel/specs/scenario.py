@@ -1,6 +1,6 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
-__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_prices"]
+__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_price_notes"]
 
 import datetime
 from collections.abc import Iterator
@@ -215,12 +215,6 @@ def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) 
     return Price(source=OWN, usd_per_hour=usd, kind=override.kind)
 
 
-def unused_prices(scenario: Scenario) -> list[str]:
-    """Devices that the scenario has a price for and does not run on."""
-    prices = None if scenario.price is None else scenario.price.usd_per_gpu_hour
-    return sorted(set(prices if isinstance(prices, dict) else ()) - {device.name for device, _ in _prices(scenario)})
-
-
 def is_stale(price: Price) -> bool:
     """Whether it is older than half a year today."""
     return price.date is not None and today() - price.date > _STALE
@@ -238,6 +232,14 @@ def price_lines(scenario: Scenario) -> list[str]:
 def price_notes(scenario: Scenario) -> list[str]:
     """A sentence for each device without a price, and for each price that is unconfirmed or old."""
     return [note for device, price in _prices(scenario) if (note := _price_note(device.name, price))]
+
+
+def unused_price_notes(scenario: Scenario) -> list[str]:
+    """A sentence for each device whose price is given although the scenario has no such device."""
+    given = scenario.price.usd_per_gpu_hour if scenario.price is not None else None
+    devices = [device.name for device, _ in _prices(scenario)]
+    unused = [name for name in given if name not in devices] if isinstance(given, dict) else []
+    return [f"The price of {name} is not used: the devices here are {', '.join(devices)}." for name in unused]
 
 
 def _price_note(device: str, price: Price | None) -> str:

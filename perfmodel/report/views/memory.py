@@ -22,8 +22,8 @@ def memory_view(
 ) -> Document:
     """Weights, activations, states and KV blocks of one device; the largest batch and context.
 
-    types: what becomes of the model in each file type, where the engine keeps layers with the CPU, and the slots that
-           have to fit; trust: of the step times
+    plan, trust: of one device, and of the step times; notes: sentences at the end
+    types:       what becomes of the model in each file type, where the engine can leave layers with the CPU
     """
     blocks: list[Block] = [
         Paragraph(Span(_slots(plan, types[0].asked) if types else _served(plan), "strong")),
