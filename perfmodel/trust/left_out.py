@@ -4,7 +4,7 @@
 from the reports of cross-validation (`benchmarks/left_out_index.py`).
 """
 
-__all__ = ["CUTS", "Cut", "LeftOutError", "left_out_errors"]
+__all__ = ["CUTS", "Cut", "LeftOutError", "left_out_errors", "measured_left_out"]
 
 from collections.abc import Iterable
 from functools import cache
@@ -56,6 +56,9 @@ def left_out_errors(
     engine: str, devices: str, cut: Cut, errors: Iterable[LeftOutError] | None = None
 ) -> dict[str, tuple[float, float]]:
     """Metric -> (median, p90) to expect of an engine on a kind of device, with `cut` left out.
+
+    devices: kind of devices, as `LeftOutError` has it
+    errors:  in place of those of the file
 
     A more distant cut contains what a nearer one leaves out, so its error is at least as large: of all cuts up to
     `cut` the largest counts; without any, the nearest beyond. An engine that no report has takes the largest errors of
