@@ -100,11 +100,16 @@ class Asked:
         """Field -> the flag that said it, for errors to name."""
         return {FLAG_FIELDS[name]: f"--{name} {value}" for name, value in self.given.items()}
 
-    def assumed(self, scenario: "Scenario", overrides: Sequence[str] | None = None) -> tuple[str, ...]:
-        """A note on what flags and `--set` have left open; none where a file says it all."""
+    def assumed(
+        self, scenario: "Scenario", overrides: Sequence[str] | None = None, chosen: Set[str] = frozenset()
+    ) -> tuple[str, ...]:
+        """A note on what flags and `--set` have left open; none where a file says it all.
+
+        chosen: fields that the answer itself chooses
+        """
         if self.scenario is not None:
             return ()
-        given = {text.partition("=")[0].strip() for text in overrides or ()}
+        given = {text.partition("=")[0].strip() for text in overrides or ()} | chosen
         assumptions = "; ".join(self._assumptions(scenario, given))
         return (f"Assumed: {assumptions}. Change any of it with --set.",) if assumptions else ()
 
@@ -119,7 +124,7 @@ class Asked:
         ):
             yield f"traffic {traffic.name} ({traffic.source})"
         if "rate" in absent and traffic.arrivals.rate and not given & {"traffic.arrivals.rate", "traffic.arrivals"}:
-            yield f"{traffic.arrivals.rate:g} requests/s, the traffic's own rate"
+            yield f"{traffic.arrivals.rate:g} requests/s, the rate of {traffic.name or 'the traffic'}"
         if "ttft" in self.flags and not scenario.slo.is_given:
             yield "no limits on latency"
         if not given & {"engine", "engine.profile", "engine.version"}:

@@ -22,7 +22,7 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
     Raises SpecError for what cannot be read, DoesNotFitError for a model too large for the devices.
     """
     loaded = asked.load(overrides)
-    from perfmodel.cost.memory.file_types import asked_slots, fits_of_types
+    from perfmodel.cost.memory.file_types import fits_of_types
     from perfmodel.specs.engine.formats import serving_notes
     from perfmodel.trust import trust_of
 
@@ -33,7 +33,7 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
     def document() -> "Document":
         from perfmodel.report.views.memory import memory_view
 
-        return memory_view(plan, notes, types, asked_slots(loaded.model, loaded.engine), trust_of(loaded))
+        return memory_view(plan, notes, types, trust_of(loaded))
 
     return Answer(lambda: _data(loaded, plan, types, notes), document, plan)
 

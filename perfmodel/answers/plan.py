@@ -45,7 +45,7 @@ def answer_plan(
     from perfmodel.planning.search import make_plan
 
     source = asked.source(MOST_KINDS)
-    assumed = asked.assumed(load(source, overrides), overrides)
+    assumed = asked.assumed(load(source, overrides), overrides, {"engine.tensor_parallel_size"})
     if say is not None:
         for sentence in assumed:
             say(sentence)

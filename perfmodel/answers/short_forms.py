@@ -50,7 +50,7 @@ _SIZES = ("tp", "pp", "dp")  # whose product is the number of devices
 def short_overrides(
     given: Mapping[str, Any], overrides: Sequence[str] | None, asked: Asked | None = None, is_plan: bool = False
 ) -> list[str]:
-    """`overrides` with those of the flags that were given before them.
+    """`overrides`, and those that the flags given stand for.
 
     given:   flag -> its value, as the command line has it
     asked:   the scenario's flags beside them; is_plan: what is given is the only value that the plan tries
@@ -65,11 +65,22 @@ def short_overrides(
         form = SHORT_FORMS[name]
         places = (form.field, form.override(value, is_plan).partition("=")[0])
         for text in found:
-            key = text.partition("=")[0].strip()
-            if key in places or key.startswith(tuple(f"{place}." for place in places)):
+            if any(_gives(text, place) for place in places):
                 raise SpecError(f"--{name} {value} beside --set {text}: both give {form.field}; leave one out.")
     chosen = {**given, **({} if is_plan or asked is None else _rest_of_server(given, asked))}
-    return [*(SHORT_FORMS[name].override(value, is_plan) for name, value in chosen.items()), *found]
+    return [*found, *(SHORT_FORMS[name].override(value, is_plan) for name, value in chosen.items())]
+
+
+def _gives(text: str, place: str) -> bool:
+    """Whether the override `text` is of the field `place`, of something in it, or of a block that has it."""
+    from perfmodel.specs.overrides import parse_override
+
+    override, path = parse_override(text), tuple(place.split("."))
+    num_shared = min(len(override.path), len(path))
+    value = override.value
+    for key in path[num_shared:]:
+        value = value.get(key) if isinstance(value, dict) else None
+    return override.path[:num_shared] == path[:num_shared] and (value is not None or len(override.path) >= len(path))
 
 
 def _prices(text: str, asked: Asked | None) -> str:
@@ -83,8 +94,9 @@ def _prices(text: str, asked: Asked | None) -> str:
     flag = "" if asked is None else asked.given.get("hardware", "")
     devices = [counted_device(part)[1] for part in flag.split(",") if part.strip()]
     for name, _, usd in pairs:
-        if not usd.strip():
-            raise SpecError(f"--price {text}: {name!r} has no price; write h100=2.10,h200=3.")
+        if not usd.strip() or not name.strip():
+            missing = f"{name!r} has no price" if name.strip() else f"no device has the price {usd!r}"
+            raise SpecError(f"--price {text}: {missing}; write h100=2.10,h200=3.")
         if devices and _own_name(name) not in map(_own_name, devices):
             raise SpecError(f"--price {text}: --hardware names no {name.strip()}, but {', '.join(devices)}.")
         if not devices and named(name) is None:

@@ -78,25 +78,19 @@ FLAGS: dict[str, Any] = {
 }
 
 
-def _size(name: str, told: str) -> Any:
-    told = f"{told}, as {SHORT_FORMS[name].field}."
-    return Annotated[int | None, typer.Option(f"--{name}", parser=count, metavar="N", help=told, show_default=False)]
-
-
-def _length(name: str, told: str) -> Any:
-    told = f"{told}; 2k is 2,000, 2K is 2,048."
+def _count(name: str, told: str) -> Any:
     return Annotated[int | None, typer.Option(f"--{name}", parser=count, metavar="N", help=told, show_default=False)]
 
 
 _SHORT_OPTIONS: dict[str, Any] = {
-    "tp": _size("tp", "Devices that every matrix is split over"),
-    "pp": _size("pp", "Stages of layers"),
-    "dp": _size("dp", "Data-parallel ranks of a replica"),
+    "tp": _count("tp", f"Devices that every matrix is split over, as {SHORT_FORMS['tp'].field}."),
+    "pp": _count("pp", f"Stages of layers, as {SHORT_FORMS['pp'].field}."),
+    "dp": _count("dp", f"Data-parallel ranks of a replica, as {SHORT_FORMS['dp'].field}."),
     "ep": Annotated[
         bool | None, typer.Option("--ep", help=f"Whole experts on the ranks, as {SHORT_FORMS['ep'].field}.")
     ],
-    "input": _length("input", "Prompts of this many tokens, all alike"),
-    "output": _length("output", "Answers of this many tokens, all alike"),
+    "input": _count("input", "Prompts of this many tokens, all alike; 2k is 2,000, 2K is 2,048."),
+    "output": _count("output", "Answers of this many tokens, all alike; 2k is 2,000, 2K is 2,048."),
     "price": Annotated[
         str | None,
         typer.Option(

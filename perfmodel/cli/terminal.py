@@ -46,7 +46,7 @@ R = TypeVar("R")
 Progress = Callable[[int, int | None], None]
 
 EXIT_BAD_INPUT = 2
-_PIPED_WIDTH = 140
+_BRIEF_WIDTH, _PIPED_WIDTH = 100, 140  # of a pipe: of answers in brief, and of all others
 _LOOK_S, _LONG_S, _SHORT_S = 5.0, 300.0, 60.0  # after which a run is judged; what is long; what a shorter one takes
 EXIT_NO_ANSWER = 1  # all was well read, and nothing serves what was asked for
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -116,14 +116,14 @@ def close_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(document: "Document") -> None:
-    """Print a document on stdout. Piped output is as wide as its tables need, not 80 columns."""
+def show(document: "Document", piped_width: int = _PIPED_WIDTH) -> None:
+    """Print a document on stdout. piped_width: the most columns of its tables where no terminal says how many"""
     from rich.console import Console
 
     from perfmodel.report.render.terminal import show_document
 
     is_terminal = sys.stdout.isatty()
-    show_document(document, Console(width=None if is_terminal else _PIPED_WIDTH, soft_wrap=not is_terminal))
+    show_document(document, Console(width=None if is_terminal else piped_width, soft_wrap=not is_terminal))
 
 
 def show_text(text: str, width: int | None = None) -> None:
@@ -147,8 +147,10 @@ def give(answer: "Answer", as_json: bool, report_file: Path | None = None, has_d
             say(f"Written to {written}")
     if as_json:
         print_json(answer.data)
+    elif has_details or answer.make_brief is None:
+        show(answer.document)
     else:
-        show(answer.document if has_details or answer.make_brief is None else answer.make_brief())
+        show(answer.make_brief(), _BRIEF_WIDTH)
 
 
 def print_json(document: Any) -> None:

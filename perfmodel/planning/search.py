@@ -107,9 +107,8 @@ def _plan_rate(
     if tell is not None:
         tell(Preliminary(rate, spec, len(space.candidates), tuple(chosen)))
     store, workers, engine = where
-    run = Runs(base, scenario, spec, rate, str(store), workers, engine)
     with shown("simulating the finalists' requests") as progress:
-        run = replace(run, forecast=Forecast(progress))
+        run = Runs(base, scenario, spec, rate, str(store), workers, engine, Forecast(progress))
         found = _simulated(run, screen, chosen, front, [*serving, *_too_slow(screened, serving)])
     simulated = found.at_rate
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))

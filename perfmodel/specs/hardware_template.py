@@ -72,7 +72,7 @@ def hardware_template(name: str, like: HardwareSpec, is_here: bool = False) -> s
             "#   date: 2026-01-31  # when; answers name prices that are old",
             "#   usd_per_hour: 2.50",
             "#   kind: on_demand  # on_demand | reserved | spot | owned",
-            "#   is_recalled: false  # true: from memory, which answers mark",
+            "#   is_unconfirmed: false  # true: from memory, which answers mark",
             "",
         ]
     )

@@ -20,24 +20,24 @@ PriceKind = Literal["on_demand", "reserved", "spot", "owned"]
 
 
 class Price(Spec):
-    """What an hour of one device costs, by whose word and when.
+    """What an hour of one device costs.
 
     source, date: who says so, and when; a price of one's own (`OWN`) has no date
     kind:        on_demand; reserved for a term; spot, which may be taken away; owned: what it cost over its hours
-    is_recalled: whether no list or quote at hand says so
+    is_unconfirmed: whether no list or quote at hand says so
     """
 
     source: str
     date: datetime.date | None = None
     usd_per_hour: PositiveFloat
     kind: PriceKind | None = None
-    is_recalled: bool = False
+    is_unconfirmed: bool = False
 
     @property
     def origin(self) -> str:
-        """`on demand, recalled, Google Cloud price list, 2024-06-01`"""
+        """`on demand, unconfirmed, Google Cloud price list, 2024-06-01`"""
         kind = None if self.kind is None else self.kind.replace("_", " ")
-        parts = (kind, "recalled" if self.is_recalled else None, self.source, self.date)
+        parts = (kind, "unconfirmed" if self.is_unconfirmed else None, self.source, self.date)
         return ", ".join(str(part) for part in parts if part is not None)
 
 

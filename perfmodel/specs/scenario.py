@@ -1,6 +1,6 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
-__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes"]
+__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_price_notes"]
 
 import datetime
 from collections.abc import Iterator
@@ -27,6 +27,7 @@ from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
 _STALE = datetime.timedelta(days=183)
+_WAY_OUT = "give a current one as price.usd_per_gpu_hour"
 
 
 class Overheads(Spec):
@@ -229,19 +230,26 @@ def price_lines(scenario: Scenario) -> list[str]:
 
 
 def price_notes(scenario: Scenario) -> list[str]:
-    """A sentence for each device without a price, and for each price that is recalled or old."""
-    return [note for device, price in _prices(scenario) if (note := _doubt(device.name, price))]
+    """A sentence for each device without a price, and for each price that is unconfirmed or old."""
+    return [note for device, price in _prices(scenario) if (note := _price_note(device.name, price))]
 
 
-def _doubt(device: str, price: Price | None) -> str:
-    field = "`price: {usd_per_gpu_hour: ...}`"
+def unused_price_notes(scenario: Scenario) -> list[str]:
+    """A sentence for each device whose price is given although the scenario has no such device."""
+    given = scenario.price.usd_per_gpu_hour if scenario.price is not None else None
+    devices = [device.name for device, _ in _prices(scenario)]
+    unused = [name for name in given if name not in devices] if isinstance(given, dict) else []
+    return [f"The price of {name} is not used: the devices here are {', '.join(devices)}." for name in unused]
+
+
+def _price_note(device: str, price: Price | None) -> str:
     if price is None:
-        return f"No price of {device} is known, so costs are left out; give {field}."
+        return f"No price of {device} is known, so costs are left out; give price.usd_per_gpu_hour."
     what = f"The price of {device}, {price.usd_per_hour:g} USD per hour,"
-    if price.is_recalled:
-        return f"{what} is recalled, not read from a list or a quote; give {field} a current one."
+    if price.is_unconfirmed:
+        return f"{what} is unconfirmed: no list or quote is at hand; {_WAY_OUT}."
     if is_stale(price):
-        return f"{what} dates from {price.date}, more than half a year ago; give {field} a current one."
+        return f"{what} dates from {price.date}, more than half a year ago; {_WAY_OUT}."
     return ""
 
 

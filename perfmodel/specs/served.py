@@ -14,6 +14,7 @@ from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.number_formats import with_dtype, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
+from perfmodel.specs.engine.description import Use
 from perfmodel.specs.engine.devices import with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec
@@ -123,9 +124,8 @@ def _with_defaults(
     engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec, traffic: Traffic, positions: Positions
 ) -> EngineSpec:
     """`engine` with the model's context length and its version's defaults where the file gives none."""
-    if engine.max_model_len is None:
-        engine = engine.model_copy(update={"max_model_len": model.max_position_embeddings})
+    use: Use = "offline" if traffic.arrivals.process == "burst" else "server"
     try:
-        return with_defaults(engine, hardware, "offline" if traffic.arrivals.process == "burst" else "server")
+        return with_defaults(engine, hardware, use, model.max_position_embeddings)
     except ValueError as error:
         raise SpecError(f"{positions.where(('engine', 'max_num_seqs'))}: engine: {error}.") from None

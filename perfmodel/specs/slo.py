@@ -48,8 +48,8 @@ class StatisticLimit(NamedTuple):
         return f"{self.statistic} {next(words for name, words in _LATENCIES.values() if name == self.latency)}"
 
     def is_met(self, value_ms: float | None, lost_share: float = 0.0) -> bool:
-        """Whether the statistic of the completed requests is within the limit, and few enough of all were lost: as many
-        as lie above the percentile; with a mean none, as no latency is known that they would add."""
+        """Whether the statistic of the completed requests is within the limit, and few enough of all were lost: at most
+        the share above the percentile; with a mean none, since the latencies of lost requests are unknown."""
         allowed = 0.0 if self.share is None else 1 - self.share
         return value_ms is not None and value_ms <= self.limit_ms and lost_share <= allowed + 1e-9
 

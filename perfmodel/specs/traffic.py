@@ -18,7 +18,7 @@ __all__ = [
 from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
@@ -123,7 +123,7 @@ class Lengths(VariantSpec):
             "uniform": "`low` <= `high`",
             "lognormal": "`mean` and one of `p99`, `std`",
             "exponential": "`mean`",
-            "empirical": "one of `values`, `path`",
+            "empirical": "one of `values`, with at least one count, and `path`",
         }
         if not needs[self.distribution]:
             raise ValueError(f"{self.distribution} needs {wants[self.distribution]}")
@@ -224,6 +224,17 @@ class TrafficClass(Spec):
     share: PositiveFloat
     priority: NonNegativeInt = 0
     slo: SLO | None = None
+
+    @field_validator("slo")
+    @classmethod
+    def _limits_what_a_class_has(cls, slo: SLO | None) -> SLO | None:
+        gaps = [each.field for each in slo.statistics if each.latency == "itl"] if slo is not None else []
+        if gaps:
+            raise ValueError(
+                f"got {gaps[0]} for one class; gaps between tokens are counted for all classes together: give it in "
+                f"the scenario's slo, or limit each request's longest gap with max_itl_ms"
+            )
+        return slo
 
 
 class Traffic(Spec):

@@ -58,13 +58,16 @@ def left_out_errors(
     """Metric -> (median, p90) to expect of an engine on a kind of device, with `cut` left out.
 
     A more distant cut contains what a nearer one leaves out, so its error is at least as large: of all cuts up to
-    `cut` the largest counts. An engine that no report has takes the largest errors of all engines.
+    `cut` the largest counts; without any, the nearest beyond. An engine that no report has takes the largest errors of
+    all engines.
     """
     lines = [line for line in (measured_left_out() if errors is None else errors) if line.devices in ("", devices)]
-    is_known = any(line.engine == engine for line in lines)
+    if any(line.engine == engine for line in lines):
+        lines = [line for line in lines if line.engine in ("", engine)]
+    reach = max(CUTS.index(cut), min((CUTS.index(line.left_out) for line in lines), default=0))
     found: dict[str, tuple[float, float]] = {}
     for line in lines:
-        if CUTS.index(line.left_out) <= CUTS.index(cut) and (not is_known or line.engine in ("", engine)):
+        if CUTS.index(line.left_out) <= reach:
             median, p90 = found.get(line.metric, (0.0, 0.0))
             found[line.metric] = max(median, line.median), max(p90, line.p90)
     return found

@@ -82,7 +82,7 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
     unsaid = left_out_fields(scenario.engine)
     name = without_marks(hidden(scenario.model.hf_id or scenario.model.name, folder))
     lines = [f"# no argument says: {', '.join(f'engine.{each}' for each in unsaid)}"] if unsaid else []
-    return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine)])]
+    return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine, scenario.model)])]
 
 
 @contextmanager

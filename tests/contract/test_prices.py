@@ -1,4 +1,4 @@
-"""The list of prices: each says what it is, where it is from and of when; old, recalled and missing ones are told."""
+"""The list of prices: what each is, its source and its date; old, unconfirmed and missing ones are named."""
 
 import datetime
 
@@ -77,11 +77,11 @@ def test_prices_stand_in_one_file():
             assert "\nprice" not in path.read_text(encoding="utf-8"), path
 
 
-def test_a_recalled_price_says_so():
+def test_an_unconfirmed_price_says_so():
     """What stands behind MI300X's price is a memory, as its entry says."""
     scenario = load_scenario(SCENARIO, ["hardware=mi300x"])
-    assert "recalled" in price_lines(scenario)[0]
-    assert "is recalled, not read from a list" in price_notes(scenario)[0]
+    assert "unconfirmed" in price_lines(scenario)[0]
+    assert "is unconfirmed: no list or quote" in price_notes(scenario)[0]
     assert price_notes(load_scenario(SCENARIO, ["hardware=mi300x", "hardware.price=3"])) == []
 
 

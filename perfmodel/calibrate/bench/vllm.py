@@ -63,7 +63,7 @@ def read_vllm_result(name: str, data: Mapping[str, Any]) -> BenchRun:
         failed=max(sent - completed, 0),
         times=times,
         notes=_notes(name, data, times),
-        speed=figure(name, data, "perfmodel_speed") or 1.0,  # of the emulator: `--metadata perfmodel_speed=0.5`
+        speed=_speed(name, data),
     )
 
 
@@ -72,6 +72,14 @@ def _figures(name: str, data: Mapping[str, Any]) -> dict[str, float]:
     keys |= {key: key for key in _RATES} | {"total_throughput": "total_token_throughput"}
     found = {ours: figure(name, data, theirs) for theirs, ours in keys.items() if theirs in data}
     return {key: value for key, value in found.items() if value}
+
+
+def _speed(name: str, data: Mapping[str, Any]) -> float:
+    """The emulator's, which `--metadata perfmodel_speed=0.5` has written; 1 without. Raises SpecError for 0."""
+    speed = figure(name, {"perfmodel_speed": 1, **data}, "perfmodel_speed")
+    if not speed:
+        raise SpecError(f"{name}: perfmodel_speed: got {data['perfmodel_speed']}; expected more than 0.")
+    return speed
 
 
 def _unusable(data: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ room for? A scenario that gives no slots is planned with one: llama.cpp's defaul
 sequence may fill it. A scenario that gives no context is planned with the least that llama.cpp shortens it to.
 """
 
-__all__ = ["FILE_TYPES", "AskedSlots", "TypeFit", "asked_slots", "fits_of_types"]
+__all__ = ["FILE_TYPES", "AskedSlots", "TypeFit", "fits_of_types"]
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -54,24 +54,17 @@ class TypeFit:
         return self.layers == self.num_layers
 
 
-def asked_slots(model: ModelSpec, engine: EngineSpec) -> AskedSlots | None:
-    """The slots that a scenario asks for; None for an engine that computes all layers on one kind of device.
+def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:
+    """Each of `FILE_TYPES`, with the slots that `engine` asks for; none for an engine that computes all layers on one
+    kind of device.
 
     A number of slots that nobody gave is 1. A context that nobody gave is the least that llama.cpp shortens it to.
     """
     if not engine.described.facts.offloads_from_tokens:
-        return None
-    longest = model.max_position_embeddings
-    context = engine.max_model_len if engine.max_model_len not in (None, longest) else min(_USUAL_CONTEXT, longest)
-    slots = engine.max_num_seqs if "max_num_seqs" in engine.model_fields_set else 1
-    return AskedSlots(slots, context or longest)
-
-
-def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:
-    """Each of `FILE_TYPES`; none for an engine that computes all layers on one kind of device."""
-    asked = asked_slots(model, engine)
-    if asked is None:
         return []
+    given, usual = engine.model_fields_set, min(_USUAL_CONTEXT, model.max_position_embeddings)
+    context = engine.max_model_len if "max_model_len" in given else None
+    asked = AskedSlots(engine.max_num_seqs if "max_num_seqs" in given else 1, context or usual)
     whole = engine.model_copy(update={"n_gpu_layers": None, "num_gpu_blocks_override": None})
     return [_fit(file_type, model, hardware, whole, asked) for file_type in FILE_TYPES]
 
@@ -80,11 +73,12 @@ def _fit(file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: Engin
     engine = engine.model_copy(update={"quantization": file_type, "max_model_len": asked.context})
     num_layers, longest = model.num_layers + 1, model.max_position_embeddings
     whole = _planned(model, hardware, engine)
-    # The more layers, the less fits: search the first count that does not fit.
-    most = bisect_left(range(1, num_layers + 1), True, key=lambda n: not _holds(model, hardware, engine, n, asked))
+    # The more layers, the less fits: search the first count that does not fit. On a CPU all layers lie, or none.
+    counts = (num_layers,) if hardware.kind == "cpu" else range(1, num_layers + 1)
+    first = bisect_left(counts, True, key=lambda n: not _holds(model, hardware, engine, n, asked))
     size = sum(weight_bytes(served_model(model, engine, hardware)).values())
     context = 0 if whole is None else min(whole.max_context(asked.slots), longest)
-    return TypeFit(file_type, size, asked, most, num_layers, context)
+    return TypeFit(file_type, size, asked, counts[first - 1] if first else 0, num_layers, context)
 
 
 def _holds(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, layers: int, asked: AskedSlots) -> bool:

@@ -94,13 +94,14 @@ def _shard_ffn(ffn: FeedForward | None, shard: Sharding) -> FeedForward | None:
 
 
 def weights(
-    model: ModelSpec, shard: Sharding, stage: Sequence[Layer], *, is_first: bool, is_last: bool
+    model: ModelSpec, shard: Sharding, stage: Sequence[Layer], *, is_first: bool, is_last: bool, has_table: bool = True
 ) -> dict[str, float]:
     """Bytes of weights on a device of a pipeline stage, by component; "other" is what comes with the text decoder.
 
-    A tied LM head shares the embedding's memory, and is a copy of it where the two are on different stages.
+    A tied LM head shares the embedding's memory, and is a copy of it where the two are on different devices.
 
-    model, shard: as served, and how it is cut; stage: its layers; is_first, is_last: with embedding, with head
+    model, shard: as served, and how it is cut; stage: its layers; is_last: with head
+    is_first:     with embedding, unless the host keeps its table (not `has_table`), and with an encoder
     """
     plain = bytes_per_weight(model.dtype)
     totals: dict[str, float] = {}
@@ -113,11 +114,12 @@ def weights(
         totals[component] = totals.get(component, 0.0) + params * per_weight
 
     table = shard.columns(model.vocab_size) * model.hidden_size
-    if is_first:
+    has_table = has_table and is_first
+    if has_table:
         add("embedding", table + model.num_learned_positions * model.hidden_size)
     if is_last:
         add("norms", model.hidden_size * (2 if model.norm_bias else 1))
-        if not (model.tie_word_embeddings and is_first):
+        if not (model.tie_word_embeddings and has_table):
             add("lm_head", table)
         if model.lm_head_bias:
             add("lm_head", shard.columns(model.vocab_size))

@@ -178,10 +178,10 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
     shard = Sharding.of(engine)
     layers, groups = list(model.iter_layers()), layer_groups(model, hardware, engine)
     states = None if groups else state_blocks(model, hardware, engine)
-    drafter = draft_footprint(model, engine)
+    drafter, has_table = draft_footprint(model, engine), not _is_table_with_host(engine, hardware)
     plans, first = [], 0
     for stage, is_first, is_last in _parts(layers, engine):
-        held = weights(model, shard, stage, is_first=is_first, is_last=is_last)
+        held = weights(model, shard, stage, is_first=is_first, is_last=is_last, has_table=has_table)
         if drafter.weight_bytes:
             held["drafter"] = drafter.weight_bytes
         per_token = 0.0
@@ -220,11 +220,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
 
 
 def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequence[Layer], bool, bool]]:
-    """The layers of each device that a plan passes, and whether it holds the embedding, and the head.
-
-    Engines that can leave layers with the host leave the table of words there in any case (llama.cpp, `dev_input` in
-    src/llama-model.cpp).
-    """
+    """The layers of each device that a plan passes, and whether it is the first, and holds the head."""
     num_parts, has_head = engine.pipeline_parallel_size * engine.layer_split, True
     first = 0
     if engine.n_gpu_layers is not None:  # the last ones, behind which the head counts as one more
@@ -232,7 +228,13 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
         has_head = engine.n_gpu_layers > len(layers)
     for index, span in enumerate(stages(len(layers) - first, num_parts)):
         part = layers[first + span.start : first + span.stop]
-        yield part, index == 0 and engine.n_gpu_layers is None, index == num_parts - 1 and has_head
+        yield part, index == 0, index == num_parts - 1 and has_head
+
+
+def _is_table_with_host(engine: EngineSpec, hardware: HardwareSpec) -> bool:
+    """Whether the host keeps the embedding table: engines that can leave layers with the host never load it to a device
+    (llama.cpp, `dev_input` in src/llama-model.cpp)."""
+    return hardware.kind != "cpu" and bool(engine.described.facts.offloads_from_tokens)
 
 
 def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int:

@@ -62,8 +62,8 @@ class Finalist:
         return None if price is None else price * self.replicas
 
     @property
-    def has_recalled_price(self) -> bool:
-        return self.deployment.screened.candidate.has_recalled_price
+    def has_unconfirmed_price(self) -> bool:
+        return self.deployment.screened.candidate.has_unconfirmed_price
 
     @property
     def cost(self) -> float:

@@ -287,7 +287,7 @@ class PlanResult(Printable):
             "replicas": finalist.replicas,
             "gpus": finalist.num_devices,
             "usd_per_hour": finalist.usd_per_hour,
-            "has_recalled_price": finalist.has_recalled_price,
+            "has_unconfirmed_price": finalist.has_unconfirmed_price,
             **{metric: finalist.mean(metric) for metric in _AT_THE_RATE},
             "max_rate": finalist.rate,
             "max_rate_interval": list(finalist.rate_interval),

@@ -67,7 +67,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Runs:
-    """The simulations of a plan. forecast: told of all of them."""
+    """The simulations of a plan. forecast: counts their requests."""
 
     base: Base
     scenario: Scenario
@@ -76,7 +76,7 @@ class Runs:
     store: str
     workers: int | None
     engine: str
-    forecast: Forecast = field(default_factory=lambda: Forecast(None))
+    forecast: Forecast = field(default_factory=Forecast)
 
     @property
     def seeds(self) -> range:

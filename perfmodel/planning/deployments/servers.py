@@ -20,7 +20,7 @@ def nodes_of(scenario: Scenario, pool: PoolSpec) -> int:
 def server_arguments(scenario: Scenario, pool: PoolSpec) -> list[str]:
     """What follows `vllm serve`: the model, its engine's arguments, what joins nodes and what hands KV on."""
     model = scenario.model
-    arguments = [model.hf_id or model.name, *engine_arguments(pool.engine, model.num_prediction_layers > 0)]
+    arguments = [model.hf_id or model.name, *engine_arguments(pool.engine, model)]
     if nodes_of(scenario, pool) > 1:
         arguments += _across_nodes(pool.engine)
     if pool.role in _KV_ROLES:

@@ -71,7 +71,7 @@ class Trial:
     start:   rate at which to begin
     stride:  steps of the lattice from it to the next rate
     store:   the store's file
-    forecast: told of its runs
+    forecast: counts its requests
     """
 
     base: Base
@@ -82,7 +82,7 @@ class Trial:
     num_requests: int
     store: str
     stride: int = FIRST_STRIDE
-    forecast: Forecast | None = field(default=None, compare=False)
+    forecast: Forecast = field(default_factory=Forecast, compare=False)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Check:
-    """A whole deployment at one rate, under one seed. forecast: told of its run."""
+    """A whole deployment at one rate, under one seed. forecast: counts its requests."""
 
     base: Base
     choices: tuple[str, ...]
@@ -104,7 +104,7 @@ class Check:
     rate: float
     num_requests: int
     store: str
-    forecast: Forecast | None = field(default=None, compare=False)
+    forecast: Forecast = field(default_factory=Forecast, compare=False)
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,7 @@ class _Runs:
             try:
                 self._result = self._solve(self._record)
                 self._store.close()
-                if self._task.forecast is not None:
-                    self._task.forecast.expect(self._task, 0)
+                self._task.forecast.expect(self._task, 0)
             except _UnknownError as unknown:
                 self._unknown = unknown
         return () if self._unknown is None else (self._unknown.point,)
@@ -150,8 +149,7 @@ class _Runs:
         assert self._unknown is not None  # it was wanted
         self._store.put(self._unknown.key, *answer)
         self._records[self._unknown.rate], self._unknown = answer[0], None
-        if self._task.forecast is not None:
-            self._task.forecast.did(self._task, self._task.num_requests)
+        self._task.forecast.did(self._task, self._task.num_requests)
 
     def result(self) -> Tried | Checked:
         assert self._result is not None  # nothing is wanted any more

@@ -7,8 +7,7 @@ the work is linear in the number of requests N. Two runs, of n/2 and n requests,
 
 The slope is that of the steady middle, since both runs have the same start and drain. A share of the time (MFU) is
 extrapolated as its product with the time, a cost per token as its product with the tokens. The drain is constant. The
-slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of the work of a request:
-1 % for c = 1.
+slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a request's work: 1 % for c = 1.
 """
 
 __all__ = ["extrapolate", "run_lengths"]

@@ -205,7 +205,7 @@ class JobPlan(Printable):
             "replicas": job.replicas,
             "gpus": job.num_devices,
             "usd_per_hour": job.price if has_price else None,
-            "has_recalled_price": job.candidate.has_recalled_price,
+            "has_unconfirmed_price": job.candidate.has_unconfirmed_price,
             "duration_s": job.seconds,
             "duration_interval_s": list(job.seconds_interval),
             "screened_duration_s": job.screened_s,
@@ -225,4 +225,4 @@ def batch_command(plan: JobPlan, job: Job) -> list[str]:
     where = (
         f"# {job.replicas} x, each with its share of the requests, on {engine.num_devices} x {scenario.hardware.name}"
     )
-    return [where, shlex.join([*arguments, *engine_arguments(engine, scenario.model.num_prediction_layers > 0)])]
+    return [where, shlex.join([*arguments, *engine_arguments(engine, scenario.model)])]

@@ -12,7 +12,7 @@ __all__ = ["METRICS", "plan_job"]
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.errors import SpecError
@@ -215,7 +215,7 @@ def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The simulations of a plan. forecast: told of all of them."""
+    """The simulations of a plan. forecast: counts their requests."""
 
     base: Base
     scenario: Scenario
@@ -223,7 +223,7 @@ class _Runs:
     store: Path
     workers: int | None
     engine: str
-    forecast: Forecast = field(default_factory=lambda: Forecast(None))
+    forecast: Forecast
 
     def num_requests(self, jobs: Sequence[Job]) -> int:
         """Requests that are simulated for `jobs`, under all seeds."""

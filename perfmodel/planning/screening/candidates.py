@@ -77,8 +77,7 @@ class Layout:
             parts.append(f"{engine.kv_cache_dtype.upper()} KV cache")
         drafts = engine.speculative_config
         if drafts is not None:
-            is_mtp = drafts.method == "eagle" and drafts.model is None and self.scenario.model.num_prediction_layers
-            parts.append(f"{'MTP' if is_mtp else drafts.method} drafts")
+            parts.append(f"{'MTP' if drafts.is_mtp_of(self.scenario.model) else drafts.method} drafts")
         return parts
 
 
@@ -137,11 +136,11 @@ class Candidate:
         return found
 
     @property
-    def has_recalled_price(self) -> bool:
+    def has_unconfirmed_price(self) -> bool:
         """Whether no list or quote stands behind the price of one of its devices."""
         scenarios = [layout.scenario for layout, _ in self.counts]
         prices = [price_in_use(scenario.hardware, scenario.price) for scenario in scenarios]
-        return any(price is not None and price.is_recalled for price in prices)
+        return any(price is not None and price.is_unconfirmed for price in prices)
 
     @property
     def num_engines(self) -> int:

@@ -66,7 +66,7 @@ class _Wanted:
     """What typical requests are held to, in seconds, a column for each of them.
 
     limits:     metric -> limit that a request meets together with all others; `attainment`: the share that is to
-    statistics: (metric, limit, share of the requests that is to meet it by itself; None where it is their mean that is)
+    statistics: (metric, limit, share of the requests that is to meet it; None: their mean is to)
     """
 
     limits: dict[str, Floats]

@@ -36,7 +36,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from perfmodel.planning.screening.demand import Demand
-from perfmodel.planning.screening.single_tokens import SCORES, SingleTokens, exponential, held_steps, longest_gap
+from perfmodel.planning.screening.single_tokens import (
+    SCORES,
+    SingleTokens,
+    exponential,
+    held_steps,
+    longest_gap,
+    square_of_some,
+)
 from perfmodel.planning.screening.surfaces import BATCHES, Surfaces
 
 Floats = NDArray[np.float64]
@@ -212,7 +219,7 @@ def _first_step(
     share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
     mixed = surfaces.beside(beside, np.minimum(arrived * demand.mean_prompt / share, budget))
     added = np.maximum(mixed - alone, 0.0)
-    square = arrived / share * work.square + added**2 * np.maximum(arrived / share - 1.0, 0.0)
+    square = square_of_some(arrived, added, work.square)
     biased = mixed + np.maximum(square - added**2, 0.0) / mixed
     busy = share * mixed
     in_mixed = busy / np.maximum(busy + (1 - share) * alone, 1e-12)

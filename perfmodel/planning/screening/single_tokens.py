@@ -3,7 +3,7 @@
 Arrays are those of `service`: a row for each candidate, a column for each typical request.
 """
 
-__all__ = ["SCORES", "SingleTokens", "exponential", "held_steps", "longest_gap"]
+__all__ = ["SCORES", "SingleTokens", "exponential", "held_steps", "longest_gap", "square_of_some"]
 
 from dataclasses import dataclass
 
@@ -33,7 +33,16 @@ def held_steps(arrived: Floats, extra: Floats, extra_square: Floats) -> tuple[Fl
     """
     share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
     mean = extra * arrived / share
-    return share, mean, extra_square * arrived / share + mean**2 * np.maximum(arrived / share - 1.0, 0.0)
+    return share, mean, square_of_some(arrived, mean, extra_square)
+
+
+def square_of_some(arrived: Floats, mean: Floats, extra_square: Floats) -> Floats:
+    """Mean square of a sum of a Poisson number of terms, given that it has any: (l s2 + (l s)^2) / (1 - exp(-l)).
+
+    arrived: l; mean: l s / (1 - exp(-l)), of the sums that have any; extra_square: s2, the mean square of one term
+    """
+    share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
+    return arrived / share * extra_square + share * mean**2
 
 
 @dataclass(frozen=True)

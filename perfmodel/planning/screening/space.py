@@ -23,7 +23,7 @@ from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
-NO_PRICE = "no price known"  # why candidates are ruled out that a price would have to compare
+NO_PRICE = "no price known"  # the reason for candidates that cannot be compared by price
 # Choices that the times of steps depend on, and the fields of a scenario that they set.
 _LAYOUT_FIELDS = {
     "hardware": "hardware",
@@ -160,8 +160,8 @@ def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, token
     return found
 
 
-# Where an operator of a mixture of experts begins: expert parallelism, data-parallel attention, prefill and decode
-# apart, and drafts that need no other model.
+# Tried of mixtures of experts by default, beside expert parallelism: data-parallel attention, prefill and decode apart,
+# and drafts that need no other model.
 _DATA_PARALLEL = (1, 2, 4, 8, 16)
 _RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
 _MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}
@@ -170,8 +170,8 @@ _OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
 
 
 def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
-    """The space of `spec`; for a mixture of experts with more values of what it leaves open, unless that makes too many
-    candidates."""
+    """The space of `spec`. For a mixture of experts, choices that it leaves open get more values, as long as there are
+    at most `MAX_CANDIDATES`."""
     space = spec.space
     if not has_experts(scenario.model):
         return space
@@ -220,15 +220,16 @@ def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):
-        rate = (value.get("acceptance") or {}).get("rate")
-        right = f" with {rate:.0%} of drafted tokens right" if rate is not None else ""
-        return f"{value['method']}{right}"
+        acceptance = value.get("acceptance")
+        rate = acceptance.get("rate") if isinstance(acceptance, dict) else None
+        right = f" with {rate:.0%} of drafted tokens right" if isinstance(rate, int | float) else ""
+        return f"{value.get('method', 'no method')}{right}"
     return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
 
 
 def _is_usual(choices: Mapping[str, Any], given: PlanSpace, engine: EngineSpec) -> bool:
-    """Whether a layout is among those that are tried unless asked for: where ranks have attention of their own, experts
-    are spread over them. All are where `given` says anything of the two."""
+    """Whether a layout is tried: unless `given` has values of either, data-parallel attention goes with expert
+    parallelism."""
     if given.model_fields_set & {"data_parallel_size", "enable_expert_parallel"}:
         return True
     ranks = choices.get("engine.data_parallel_size", 1)
@@ -325,7 +326,7 @@ def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mappin
     except UnsupportedError as error:
         raise _RefusedError(error.reason, error.sentence) from None
     except SpecError as error:
-        if _is_about_names(error, choices):
+        if _is_mistake(error, choices):
             raise
         raise _RefusedError("the scenario refuses it", str(error)) from None
     _check_cut(scenario, spec)
@@ -337,9 +338,10 @@ def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mappin
     return Layout(choices, scenario, cluster)
 
 
-def _is_about_names(error: SpecError, choices: Mapping[str, Any]) -> bool:
-    """Whether a name of the space is unknown, which is a mistake, not a candidate that is ruled out."""
-    return any(f"--set {text}: {text.partition('=')[0]}: " in str(error) for text in as_overrides(choices))
+def _is_mistake(error: SpecError, choices: Mapping[str, Any]) -> bool:
+    """Whether a value of the space, or a field in it, can be no candidate's: a mistake, not one that is ruled out."""
+    places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
+    return any(f"{place}{end}" in str(error) for place in places for end in (": ", "."))
 
 
 def has_experts(model: ModelSpec) -> bool:

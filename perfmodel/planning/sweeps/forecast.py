@@ -17,7 +17,7 @@ class Forecast:
     progress: called with (requests simulated, requests expected in all)
     """
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
         self._progress, self._done = progress, 0.0
         self._ahead: dict[Hashable, float] = {}
 

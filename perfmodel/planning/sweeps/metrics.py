@@ -9,7 +9,6 @@ __all__ = [
     "device_shares",
     "highest",
     "max_request_rate",
-    "meets_slo",
     "memory_metric",
     "narrowed",
     "roofline_s",

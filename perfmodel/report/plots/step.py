@@ -139,17 +139,22 @@ def _marker_pixels(share: float) -> float:
 
 
 def _label_places(rows: Sequence[OperatorEstimate], labels: Mapping[str, str], decades: float) -> dict[str, str]:
-    """Where each label stands beside its marker, so that it covers no other one, on a plot of usual size.
+    """Where each label stands beside its marker, so that it covers no other label or marker, on a plot of usual size.
 
     rows: the operators drawn; labels: by operator; decades: of the x axis
     """
     total = sum(point.duration_s for point in rows) or 1.0
-    taken: list[tuple[float, float, float, float]] = []
-    places: dict[str, str] = {}
-    for point in sorted((row for row in rows if row.name in labels), key=lambda row: -row.duration_s):
+    markers = []  # x, y and radius, in pixels
+    for point in rows:
         x = math.log10(point.intensity) * _PLOT_PIXELS / decades
         y = -math.log10(point.flops / point.duration_s) * _DECADE_PIXELS
-        half, away = len(labels[point.name]) * _LETTER_PIXELS / 2, _marker_pixels(point.duration_s / total) / 2
+        markers.append((x, y, _marker_pixels(point.duration_s / total) / 2))
+    taken = [(x - radius, x + radius, y - radius, y + radius) for x, y, radius in markers]
+    places: dict[str, str] = {}
+    for point, (x, y, away) in sorted(zip(rows, markers, strict=True), key=lambda pair: -pair[0].duration_s):
+        if point.name not in labels:
+            continue
+        half = len(labels[point.name]) * _LETTER_PIXELS / 2
         offsets = ((0.0, away + 8), (0.0, -away - 8), (away + half + 4, 0.0), (-away - half - 4, 0.0))
         boxes = [(x + dx - half, x + dx + half, y + dy - 8, y + dy + 8) for dx, dy in offsets]
         free = (n for n, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken))

@@ -18,16 +18,15 @@ def memory_view(
     plan: MemoryPlan,
     notes: Sequence[str] = (),
     types: Sequence[TypeFit] = (),
-    asked: AskedSlots | None = None,
     trust: Trust | None = None,
 ) -> Document:
     """Weights, activations, states and KV blocks of one device; the largest batch and context.
 
-    types: what becomes of the model in each file type, where the engine keeps layers with the CPU
-    asked: the slots that have to fit, of an engine whose slots have room of their own; trust: of the step times
+    plan, trust: of one device, and of the step times; notes: sentences at the end
+    types:       what becomes of the model in each file type, where the engine can leave layers with the CPU
     """
     blocks: list[Block] = [
-        Paragraph(Span(_served(plan) if asked is None else _slots(plan, asked), "strong")),
+        Paragraph(Span(_slots(plan, types[0].asked) if types else _served(plan), "strong")),
         _parts(plan),
         Paragraph(
             f"KV cache: {plan.max_tokens:,} tokens in {plan.num_kv_blocks:,} blocks of {plan.block_size}, "
@@ -67,16 +66,7 @@ def _longest(plan: MemoryPlan, batch: int = 1) -> int:
 
 
 def _parts(plan: MemoryPlan) -> Table:
-    parts = [(f"weights: {name.replace('_', ' ')}", size) for name, size in plan.weights.items() if size]
-    parts += [("activations", plan.activation_bytes), ("reserve", plan.reserve_bytes)]
-    if plan.rotary_table_bytes:
-        parts.append(("rotary table", plan.rotary_table_bytes))
-    if plan.graph_bytes:
-        parts.append(("CUDA graphs", plan.graph_bytes))
-    if plan.state_bytes:
-        parts.append((f"states of {plan.max_num_seqs} sequences", plan.state_bytes))
-    parts.append(("KV blocks", plan.kv_bytes))
-    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in parts]
+    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in plan.parts]
     usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
     return Table(("memory", "GB", f"of {plan.visible_bytes / 1e9:.2f} GB visible"), rows, total=usable)
 

@@ -131,9 +131,9 @@ class GenerationBody(_Body):
         try:
             if (guide := self.guide) is not None:
                 guide.text(0)
-        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-            if isinstance(error, FieldError):
-                raise
+        except FieldError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise FieldError(f"structured_outputs: {error}") from None
 
     @property
@@ -201,7 +201,9 @@ class GenerationBody(_Body):
 def _structured(given: dict[str, Any]) -> Guide:
     """The shape that `structured_outputs` asks for."""
     kinds = [
-        name for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag") if given.get(name)
+        name
+        for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        if given.get(name) not in (None, False)
     ]
     if len(kinds) != 1:
         raise FieldError(

@@ -114,6 +114,8 @@ class AnswerWriter:
         ids = self._vocabulary.encode(guide.text(number, "".join(texts[: max(num_tokens - shortest, 1)]).strip()))
         if len(ids) > num_tokens:  # several strings share what there is
             ids = self._vocabulary.encode(guide.text(number, texts[0].strip()))
+        if not len(ids):  # the token that ends an answer is generated nevertheless
+            return WrittenAnswer(self._words.ids[:1], [""], "stop")
         pieces = [self._piece(ids, end) for end in range(1, min(len(ids), num_tokens) + 1)]
         return WrittenAnswer(ids[:num_tokens], pieces, "length" if len(ids) > num_tokens else "stop")
 

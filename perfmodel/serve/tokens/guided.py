@@ -38,6 +38,7 @@ _BOUNDING = {
     *(*_HIGHEST, *_LOWEST, "multipleOf", "pattern", "uniqueItems", "required", "properties", "additionalProperties"),
     *("items", "prefixItems"),
 }
+_UNFILLED_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 _ANNOTATIONS = ("title", "description", "default", "examples", "$defs", "definitions", "$schema", "$id", "$comment")
 
 
@@ -54,8 +55,16 @@ class Guide(NamedTuple):
     def text(self, number: int, filling: str = "") -> str:
         """A text of this shape. number: decides between choices; filling: a text for strings that may be anything
 
-        Raises ValueError where the shape is none, or one that this does not know how to fill.
+        Raises ValueError where the shape is none, or one that this does not know how to fill: for all numbers, or none.
         """
+        try:
+            return self._filled(number, filling)
+        except _UNFILLED_ERRORS as error:
+            if number:  # it has chosen what is not filled here
+                return self.text(0)
+            raise ValueError(str(error) if type(error) is ValueError else "is no shape that is filled here") from None
+
+    def _filled(self, number: int, filling: str) -> str:
         if self.kind == "choice":
             return str(self.value[number % len(self.value)])
         if self.kind == "regex":

@@ -122,7 +122,7 @@ class Pool:
 
     @property
     def bubble_s(self) -> float:
-        """Engine seconds in which pipeline stages were idle while plans were under way in others."""
+        """Device seconds, summed, in which pipeline stages were idle while plans were under way in others."""
         return self.under_way_s - self.usage().busy_s * self.devices_per_engine
 
     def energy_j(self, engine_s: float) -> float:

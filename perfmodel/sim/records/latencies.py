@@ -98,9 +98,10 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
 
 def percentiles_met(slo: SLO, found: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
     """Whether each mean and percentile that `slo` limits is within its limit in a run with the latencies `found`; empty
-    where none is limited."""
+    where none is limited. A class of requests has no gaps between tokens of its own."""
     lost_share = num_lost / max(num_lost + found["completed"], 1)
-    met = {each.field: each.is_met(found[each.metric], lost_share) for each in slo.statistics}
+    limits = [each for each in slo.statistics if each.metric in found]
+    met = {each.field: each.is_met(found[each.metric], lost_share) for each in limits}
     return {"slo_percentiles_met": met} if met else {}
 
 

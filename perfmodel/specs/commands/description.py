@@ -13,7 +13,6 @@ __all__ = [
     "ModelledFlag",
     "about_flag",
     "all_commands",
-    "command_of_engine",
     "load_command",
 ]
 
@@ -213,15 +212,10 @@ def all_commands() -> tuple[CommandDescription, ...]:
     return tuple(load_command(name) for name in list_names("commands"))
 
 
-def command_of_engine(engine: str) -> CommandDescription | None:
-    """The server's command of an engine, or None where none is described."""
-    return next((each for each in all_commands() if each.role == "server" and each.engine == engine), None)
-
-
 def about_flag(name: str) -> str:
-    """What the flag `name` of a server, or that key of its JSON, says of a scenario, or why it says nothing.
+    """The field that the flag `name` of a server (or a key of its JSON) sets, or why it sets none; empty for no flag.
 
-    Underscores count as hyphens, vLLM goes before other servers. Empty for what is no server's flag.
+    Underscores count as hyphens. Where several servers have the flag, vLLM's counts.
     """
     wanted = name.replace("_", "-")
     servers = [each for each in all_commands() if each.role == "server"]
@@ -229,10 +223,10 @@ def about_flag(name: str) -> str:
         rules = [rule for key, rule in command.rules.items() if key.rpartition(".")[2].replace("_", "-") == wanted]
         for rule in sorted(rules, key=lambda rule: rule.kind != "modelled"):
             if rule.modelled is None:
-                effect = "affects time and is not modelled" if rule.kind == "not_modelled" else "has no part in time"
-                return f"a setting of {command.title} that {effect} ({rule.why}); leave it out"
+                effect = "affects time and is not modelled" if rule.kind == "not_modelled" else "does not affect time"
+                return f"a flag of {command.title} that {effect} ({rule.why}); leave it out"
             if rule.modelled.field and rule.modelled.field.startswith("engine."):
-                return f"a setting of {command.title} that is written {rule.modelled.field}"
+                return f"a flag of {command.title}; write it as {rule.modelled.field}"
     return ""
 
 

@@ -16,6 +16,7 @@ _GIB = 2**30
 _ALL_LAYERS = 99  # of -ngl: nobody counts them
 _GGUF_TYPE = re.compile(r"(?:[it]?q\d\w*|fp16|b?f16|f32|mxfp4)", re.IGNORECASE)
 _TYPE_AT_END = re.compile(rf"(.+?)[-_.]({_GGUF_TYPE.pattern})", re.IGNORECASE)
+_HUBS = ("hf.co", "huggingface.co")  # whose repositories `ollama run` fetches
 _FLOATS = {"f16": "float16", "fp16": "float16", "bf16": "bfloat16", "f32": "float32"}
 _LETTER_DIGIT = re.compile(r"([a-z])(\d)")
 _CONFIG = "engine.speculative_config"
@@ -136,13 +137,19 @@ def _llama_server(found: Reading) -> None:
 
 
 def _ollama(found: Reading) -> None:
-    """`llama3.1:8b-instruct-q8_0`: a family, a size, and a type, Q4_K_M where none is given."""
+    """`llama3.1:8b-instruct-q8_0`: a family, a size, and a type, Q4_K_M where none is given; or `hf.co/owner/name`."""
     tag = str(found.line.pop("tag", ""))
-    if tag:
+    host, _, repository = tag.partition("/")
+    if host in _HUBS:
+        _gguf(found, repository, tag)
+    elif tag:
         family, _, rest = tag.partition(":")
-        size, *more = rest.split("-")
-        kind = next((part for part in more if _GGUF_TYPE.fullmatch(part)), None)
-        names = [f"{name}-{size}".strip("-") for name in (family, _LETTER_DIGIT.sub(r"\1-\2", family))]
+        parts = rest.split("-")
+        kind = next((part for part in parts[1:] if _GGUF_TYPE.fullmatch(part)), None)
+        size = [part for part in parts if part != kind]
+        sizes = ["-".join(size[:count]) for count in (1, *range(len(size), 1, -1))]
+        families = (family, _LETTER_DIGIT.sub(r"\1-\2", family))
+        names = [f"{name}-{each}".strip("-") for each in sizes for name in families]
         known = next((name for name in names if looked_up("models", name) is not None), names[0])
         found.put("model", known, tag)
         _weights(found, known, kind or "", tag, "which most of Ollama's tags have")
@@ -163,7 +170,8 @@ def _gguf(found: Reading, name: str, said: str) -> None:
     named = _TYPE_AT_END.fullmatch(stem)
     stem, kind = (named[1], named[2]) if named else (stem, kind)
     found.put("model", stem, said)
-    _weights(found, stem, kind, said, "which llama.cpp takes where no type is named")
+    why = "as the file's name has no type" if repository.endswith(".gguf") else "the usual type of a repository's files"
+    _weights(found, stem, kind, said, why)
 
 
 def _weights(found: Reading, model: str, kind: str, said: str, why: str) -> None:

@@ -7,17 +7,15 @@ from functools import cache
 from typing import Any
 
 from perfmodel.files.base import Spec
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.commands.description import ModelledFlag, load_command
 from perfmodel.specs.engine.spec import EngineSpec
 
 _ENGINE = "engine."
 
 
-def engine_arguments(engine: EngineSpec, has_prediction_head: bool = False) -> list[str]:
-    """What vLLM is started with: what differs from its defaults, and ranks, lengths and the size of a step always.
-
-    has_prediction_head: of the model, which then drafts by it (vLLM's method `mtp`) where no other drafter is named
-    """
+def engine_arguments(engine: EngineSpec, model: ModelSpec) -> list[str]:
+    """vLLM's arguments to serve `model`: what differs from its defaults; ranks, lengths and the step's size always."""
     arguments: list[str] = []
     nested: dict[str, dict[str, Any]] = {}
     defaults = dict(engine.described.facts.defaults)
@@ -36,7 +34,7 @@ def engine_arguments(engine: EngineSpec, has_prediction_head: bool = False) -> l
             arguments.append(f"--{'' if value != flag.inverse else 'no-'}{name}")
         else:
             arguments += [f"--{name}", str(value)]
-    _drafter(engine, nested, has_prediction_head)
+    _drafter(engine, model, nested)
     for parent, data in nested.items():
         arguments += [f"--{parent}", json.dumps(data)]
     return arguments + _offload(engine)
@@ -67,13 +65,13 @@ def _value(engine: EngineSpec, path: list[str]) -> Any:
     return found
 
 
-def _drafter(engine: EngineSpec, nested: dict[str, dict[str, Any]], has_prediction_head: bool) -> None:
+def _drafter(engine: EngineSpec, model: ModelSpec, nested: dict[str, dict[str, Any]]) -> None:
     """What the drafter is, by the name that the Hub has for it."""
     drafts = engine.speculative_config
     if drafts is None:
         return
     nested["speculative-config"]["num_speculative_tokens"] = drafts.depth
-    if drafts.method == "eagle" and drafts.model is None and has_prediction_head:
+    if drafts.is_mtp_of(model):
         nested["speculative-config"]["method"] = "mtp"
     if drafts.model is not None:
         nested["speculative-config"]["model"] = drafts.model.hf_id or drafts.model.name

@@ -141,8 +141,7 @@ def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: Hardw
 
 
 def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
-    """The sentences that an answer owes its reader on a model of which the text decoder alone is modelled, and on
-    formats that are not multiplied as they are stored.
+    """Notes on encoders, which are not modelled, and on formats that are not multiplied as they are stored.
 
     model: as `engine` serves it
     """

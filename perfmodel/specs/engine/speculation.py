@@ -287,6 +287,10 @@ class SpeculativeConfig(VariantSpec):
                 )
         return self
 
+    def is_mtp_of(self, model: ModelSpec) -> bool:
+        """Whether the head of `model` that predicts further tokens drafts: where it has one, it is the EAGLE head."""
+        return self.method == "eagle" and model.num_prediction_layers > 0
+
     @property
     def depth(self) -> int:
         """How many drafted tokens a step can bring at most."""

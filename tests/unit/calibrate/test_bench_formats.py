@@ -11,6 +11,7 @@ from perfmodel.calibrate.bench.predictions import predict_runs
 from perfmodel.calibrate.bench.recognise import read_bench_files
 from perfmodel.calibrate.bench.runs import BenchRun, RequestTimes, figures_of
 from perfmodel.calibrate.bench.scenarios import GivenSetup
+from perfmodel.errors import SpecError
 
 DATA = Path(__file__).parents[2] / "data" / "bench"
 AIPERF = (DATA / "aiperf" / "profile_export_aiperf.json", DATA / "aiperf" / "profile_export.jsonl")
@@ -223,6 +224,14 @@ def test_what_an_emulator_at_another_speed_gave_is_that_of_one_at_its_own(
     assert any("0.5 simulated seconds per second" in note for note in found.run.notes)
     (misread,) = predict_runs(read(tmp_path / "slow.json"), GivenSetup(None, {"hardware": "h100"}, speed=1.0), None)
     assert bool(misread.reason) is says_so  # the file says otherwise
+
+
+@pytest.mark.parametrize("speed", [0, "0", -1, "fast", None, float("inf")])
+def test_a_speed_that_no_clock_has_is_refused(speed: object, tmp_path: Path) -> None:
+    """0 and infinity were taken for 1."""
+    (tmp_path / "a.json").write_text(json.dumps({**load("vllm.json"), "perfmodel_speed": speed}), encoding="utf-8")
+    with pytest.raises(SpecError, match="perfmodel_speed"):
+        read(tmp_path / "a.json")
 
 
 def test_a_rate_of_requests_is_that_of_the_emulator_s_clock(tmp_path: Path) -> None:

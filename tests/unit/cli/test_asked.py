@@ -192,3 +192,9 @@ def test_a_server_of_several_devices_is_named_by_their_number(run, as_file):
     assert refused.exit_code == 2
     assert "write h100, and engine.tensor_parallel_size=2" in refused.stderr
     assert run("memory", "--model", "llama-3.1-8b", "--hardware", "0xh100").exit_code == 2
+
+
+def test_a_plan_assumes_nothing_that_it_searches(run, tmp_path):
+    said = run("plan", *FLAGS, "--ttft", "1s", "--store", tmp_path).stderr  # refused, once it has said what it assumes
+    assert "Assumed: traffic" in said
+    assert "tensor_parallel_size" not in said

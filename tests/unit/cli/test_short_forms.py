@@ -102,17 +102,17 @@ def test_a_plan_of_several_devices_takes_a_price_for_each(run):
     assert by_device["h100-sxm-80gb"]["usd_per_hour"] == 5 * by_device["h100-sxm-80gb"]["num_devices"]
     assert by_device["gb200"]["usd_per_hour"] == 4 * by_device["gb200"]["num_devices"]
     assert by_device["mi300x"]["usd_per_hour"] == 3  # of the list
-    recalled = {row["label"].split(" x ")[1].split()[0]: row["has_recalled_price"] for row in found["ranked"]}
-    assert recalled == {"h100-sxm-80gb": False, "gb200": False, "mi300x": True}
+    unconfirmed = {row["label"].split(" x ")[1].split()[0]: row["has_unconfirmed_price"] for row in found["ranked"]}
+    assert unconfirmed == {"h100-sxm-80gb": False, "gb200": False, "mi300x": True}
 
 
-def test_a_plan_marks_recalled_prices_and_names_devices_without_one(run):
+def test_a_plan_marks_unconfirmed_prices_and_names_devices_without_one(run):
     devices = ("--model", "tiny-llama", "--hardware", "mi300x,h100,gb200")
     told = run("plan", *devices, "--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL).stdout
-    assert "3.00 USD/h (a recalled price)" in told
+    assert "3.00 USD/h (unconfirmed)" in told
     assert "3.00*" in told
     assert "4.76*" not in told
-    assert "* a recalled price" in told
+    assert "* an unconfirmed price" in told
     assert "no price of it is known: gb200" in told
     alone = run("plan", "--model", "tiny-llama", "--hardware", "gb200", "--rate", "2", "--ttft", "1s", *SMALL)
     assert "no price known" in alone.stdout
@@ -140,6 +140,12 @@ def test_a_plan_marks_recalled_prices_and_names_devices_without_one(run):
         (("simulate", *DENSE, "--ep"), "no experts to share out"),
         (("plan", *DENSE, "--price", "b200=3"), "--hardware names no b200"),
         (("simulate", *DENSE, "--price", "h100="), "'h100' has no price"),
+        (("simulate", *DENSE, "--price", "=2"), "no device has the price '2'"),
+        (("simulate", *DENSE, "--price", "3", "--set", "price={usd_per_gpu_hour: 2}"), "--price 3 beside --set price="),
+        (
+            ("plan", *DENSE, "--tp", "2", "--set", "plan.space={tensor_parallel_size: [1]}"),
+            "--tp 2 beside --set plan.space=",
+        ),
         (("simulate", *DENSE, "--price", "-1"), "price.usd_per_gpu_hour: found -1, allowed a number above 0"),
         (("simulate", "llama-3.1-8b-a100", "--price", "h1000=3"), "no device is called h1000"),
         (("simulate", *DENSE, "--traffic", "traced.yaml", "--input", "2k"), "found input_tokens beside a trace of csv"),
@@ -152,3 +158,9 @@ def test_a_flag_that_would_be_lost_is_refused(run, tmp_path, args, wanted):
     assert result.exit_code == 2, result.output
     assert wanted in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_flag_counts_beside_its_block_without_the_field(run):
+    found = run("memory", *DENSE, "--tp", "2", "--set", "engine={gpu_memory_utilization: 0.5}", "--json")
+    by_set = run("memory", *DENSE, "--tp", "2", "--set", "engine.gpu_memory_utilization=0.5", "--json")
+    assert _without(found.stdout, {"provenance", "notes"}) == _without(by_set.stdout, {"provenance", "notes"})

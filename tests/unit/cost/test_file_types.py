@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfmodel.answers.asked import Asked
 from perfmodel.cost import plan_memory
 from perfmodel.cost.memory.file_types import fits_of_types
 from perfmodel.errors import DoesNotFitError
@@ -37,6 +38,26 @@ def test_smaller_types_put_more_layers_on_the_device():
     assert q8.weight_bytes == pytest.approx(sum(weight_bytes(with_quantization(MODEL, "q8_0")).values()), rel=1e-3)
 
 
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-1b"])
+def test_all_layers_take_what_their_number_takes(model):
+    """The embedding table stays with the host (llama.cpp, `dev_input`); a tied head is a copy of it on the device."""
+    model = load_model(model)
+    counted = ENGINE.model_copy(update={"n_gpu_layers": model.num_layers + 1, "cpu": "ryzen-9-7950x"})
+    by_default, by_number = (plan_memory(model, CARD, engine) for engine in (ENGINE, counted))
+    assert by_default.weights == by_number.weights
+    assert "embedding" not in by_default.weights
+    assert "embedding" in plan_memory(model, load_hardware("ryzen-9-7950x"), ENGINE).weights
+
+
+def test_a_context_as_long_as_the_models_own_is_one_that_was_asked_for():
+    flags = Asked(None, {"model": "llama-3.1-8b", "hardware": "rtx-4090"})
+    for given, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
+        loaded = flags.load(["engine.profile=llamacpp", *given])
+        assert loaded.engine.max_model_len == 131072
+        asked = fits_of_types(loaded.model, loaded.hardware, loaded.engine)[0].asked
+        assert (asked.slots, asked.context) == (1, context)
+
+
 def test_the_device_holds_only_its_layers():
     """40 of 80 layers: half of the layers' weights and of the KV cache, and neither table nor head."""
     whole = ENGINE.model_copy(update={"quantization": "q4_0"})
@@ -56,3 +77,10 @@ def test_devices_of_a_layer_split_share_the_weights():
 
 def test_engines_without_host_layers_have_no_such_table():
     assert fits_of_types(MODEL, load_hardware("h100-sxm-80gb"), EngineSpec()) == []
+
+
+def test_a_cpu_has_no_host_that_takes_layers():
+    """Llama-3.1-70B in Q8_0 are 75 GB, in Q4_K_M 42.5; the machine has 64."""
+    found = {each.file_type: each for each in fits_of_types(MODEL, load_hardware("ryzen-9-7950x"), ENGINE)}
+    assert (found["q8_0"].layers, found["q4_k_m"].layers) == (0, 81)
+    assert {each.layers for each in found.values()} == {0, 81}

@@ -119,6 +119,30 @@ def test_a_tool_is_called_with_arguments_that_it_takes():
     jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
 
 
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ({"regex": r"(a|\bb)"}, {"a"}),
+        ({"json": {"anyOf": [{"const": 1}, {"not": {}}]}}, {"1"}),
+        ({"choice": ["", "b"]}, {"", "b"}),
+        ({"regex": "^$"}, {""}),
+        ({"regex": ""}, {""}),
+    ],
+)
+def test_every_answer_of_a_shape_that_is_accepted_is_given(asked, allowed):
+    """Whatever an answer's number chooses: what is not filled, or no text, which takes the ending token alone."""
+
+    async def several(client, _):
+        body = {**HELLO, "max_tokens": 9, "structured_outputs": asked}
+        return [await client.post(CHAT, body) for _ in range(8)]
+
+    for response in served(several):
+        assert response.status == 200, response.json()
+        answer = response.json()
+        assert answer["choices"][0]["message"]["content"] in allowed
+        assert answer["usage"]["completion_tokens"] >= 1
+
+
 small = st.integers(-3, 6)
 KEYWORDS = {
     "minimum": small,

@@ -47,8 +47,8 @@ def _choice(result: PlanResult, winner: Finalist) -> str:
     """`4 x h200-sxm TP4: 16 GPUs, 101.60 USD/h, 84 % sure`"""
     parts = [f"{winner.num_devices} GPU{'s' if winner.num_devices > 1 else ''}"]
     if winner.usd_per_hour is not None:
-        recalled = " (a recalled price)" if winner.has_recalled_price else ""
-        parts.append(f"{winner.usd_per_hour:.2f} USD/h{recalled}")
+        mark = " (unconfirmed)" if winner.has_unconfirmed_price else ""
+        parts.append(f"{winner.usd_per_hour:.2f} USD/h{mark}")
     sure = f"{result.sufficient(winner):.0%} sure"
     return f"{_label(winner)}: {', '.join([*parts, sure])}"
 

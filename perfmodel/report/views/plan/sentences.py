@@ -158,12 +158,12 @@ def _is_apart(finalist: Finalist) -> bool:
 
 def price_text(finalist: Finalist) -> str:
     """USD per hour; with a star where no list or quote stands behind the price."""
-    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.has_recalled_price else "")
+    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.has_unconfirmed_price else "")
 
 
 def priced_title(title: str, finalists: Iterable[Finalist]) -> str:
     """A table's title, with what the star of `price_text` means where there is one."""
-    return f"{title}; * a recalled price" if any(each.has_recalled_price for each in finalists) else title
+    return f"{title}; * an unconfirmed price" if any(each.has_unconfirmed_price for each in finalists) else title
 
 
 def unpriced(result: PlanResult) -> list[str]:

@@ -157,8 +157,9 @@ def _screened(result: PlanResult) -> Table:
     if ratios is None:
         return Table((), ())
     note = (
-        f"The ratio lies between {ratios.rate[0]:.2f} and {ratios.rate[1]:.2f} before replicas are added for doubt. A "
-        f"candidate that would be better than the best finalist with a ratio of {ratios.rate[1]:.2f} is simulated, too."
+        f"The ratio lies between {ratios.rate[0]:.2f} and {ratios.rate[1]:.2f} before replicas are added for "
+        f"uncertainty. A candidate that would be better than the best finalist with a ratio of {ratios.rate[1]:.2f} is "
+        "simulated, too."
     )
     if result.num_overlooked:
         note += (

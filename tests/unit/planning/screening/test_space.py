@@ -214,3 +214,9 @@ def test_a_group_costs_its_devices_by_the_hour() -> None:
     (group,) = enumerate_space(base, spec(disaggregation=("1:2",))).candidates
     assert (alone.num_devices, alone.usd_per_hour) == (4, 10.0)
     assert (group.num_devices, group.usd_per_hour, group.num_engines) == (12, 30.0, 2)
+
+
+@pytest.mark.parametrize("drafts", [{}, {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.5}])
+def test_drafts_that_no_scenario_can_have_are_a_mistake(drafts: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=r"engine\.speculative_config"):
+        enumerate_space(BASE, spec(speculation=(None, drafts)))

@@ -40,3 +40,15 @@ def test_every_request_ends_completed_failed_or_timed_out() -> None:
 def test_shares_that_are_not_the_whole_are_refused() -> None:
     with pytest.raises(SpecError, match=r"shares add up to 0\.8"):
         load_scenario("llama-3.1-8b-h100-2048-256", ("traffic.classes=[{name: chat, share: 0.8}]",))
+
+
+def test_gaps_between_tokens_are_limited_for_all_classes_together() -> None:
+    few = ("traffic.num_requests=60", CLASSES)
+    summary = simulate(
+        load_scenario("llama-3.1-8b-h100-2048-256", (*few, "slo={itl_p99_ms: 1000, ttft_mean_ms: 1e6}"))
+    ).summary
+    assert summary["slo_percentiles_met"] == {"ttft_mean_ms": True, "itl_p99_ms": True}
+    assert all(row["slo_percentiles_met"] == {"ttft_mean_ms": True} for row in summary["classes"])
+    own = "traffic.classes=[{name: chat, share: 1, slo: {itl_p99_ms: 10}}]"
+    with pytest.raises(SpecError, match="got itl_p99_ms for one class; gaps between tokens are counted for all"):
+        load_scenario("llama-3.1-8b-h100-2048-256", (own,))

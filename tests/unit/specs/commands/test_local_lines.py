@@ -69,6 +69,9 @@ def test_what_of_llama_server_is_not_modelled_is_said(flags: str, what: str) -> 
         ("ollama run gpt-oss:20b", "gpt-oss-20b", None),  # MXFP4 of its own, as its card says
         ("llama-server -m qwen3-8b-f16.gguf", "qwen3-8b", None),
         ("ollama run llama3.1:8b", "llama-3.1-8b", "q4_k_m"),
+        ("ollama run qwen3:30b-a3b", "qwen3-30b-a3b", "q4_k_m"),
+        ("ollama run qwen3:30b-a3b-q8_0", "qwen3-30b-a3b", "q8_0"),
+        ("ollama run hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q8_0", "Llama-3.2-3B-Instruct", "q8_0"),
         ("ollama run qwen3:8b-q8_0", "qwen3-8b", "q8_0"),
         ("ollama run llama3.1:70b-instruct-q4_0 --verbose", "llama-3.1-70b", "q4_0"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.specs import load_scenario
+from perfmodel.specs import load_model, load_scenario
 from perfmodel.specs.commands.line import Asking, read_line
 from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
 from perfmodel.specs.engine.spec import EngineSpec
@@ -60,7 +60,7 @@ def test_an_engine_s_line_is_the_engine_again(fields: dict[str, Any]) -> None:
     if fields.get("pipeline_parallel_size", 1) > 1:
         fields.pop("speculative_config", None)
     engine = EngineSpec(**fields)
-    line = shlex.join(["vllm", "serve", "a/b", *engine_arguments(engine)])
+    line = shlex.join(["vllm", "serve", "a/b", *engine_arguments(engine, load_model("llama-3.1-8b"))])
     found = read_line(line, Asking(hardware="h100-sxm-80gb"))
     assert found.unmodelled == ()
     assert found.notes == ()
@@ -80,7 +80,14 @@ def test_what_no_argument_says_is_named() -> None:
 def test_a_drafter_goes_by_its_name_on_the_hub(draft: str) -> None:
     drafts = f"{{method: draft_model, model: {draft}, num_speculative_tokens: 4, acceptance: {{rate: 0.7}}}}"
     scenario = load_scenario("llama-3.1-8b-a100", ["model=qwen3-32b", f"engine.speculative_config={drafts}"])
-    line = shlex.join(["vllm", "serve", "a/b", *engine_arguments(scenario.engine)])
+    line = shlex.join(["vllm", "serve", "a/b", *engine_arguments(scenario.engine, scenario.model)])
     found = read_line(line, Asking(hardware="a100-sxm-80gb")).data["engine"]["speculative_config"]
     assert found["model"] == "Qwen/Qwen3-0.6B"
     assert found["num_speculative_tokens"] == 4
+
+
+@pytest.mark.parametrize(("model", "method"), [("deepseek-v3", "mtp"), ("llama-3.1-8b", "eagle")])
+def test_a_head_of_the_models_own_is_vllms_mtp(model: str, method: str) -> None:
+    drafts = {"method": "eagle", "num_speculative_tokens": 1, "acceptance": {"rate": 0.8}}
+    arguments = engine_arguments(EngineSpec(speculative_config=drafts), load_model(model))
+    assert json.loads(arguments[arguments.index("--speculative-config") + 1])["method"] == method
