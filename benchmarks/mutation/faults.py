@@ -63,9 +63,8 @@ class Fault:
     def key(self) -> tuple[str, str, str]:
         return self.module, self.before, self.after
 
-    @property
-    def changed(self) -> bytes:
-        return (ROOT / self.module).read_text("utf-8").replace(self.before, self.after).encode()
+    def changed(self, tree: Path) -> bytes:
+        return (tree / self.module).read_text("utf-8").replace(self.before, self.after).encode()
 
     @property
     def change(self) -> str:
@@ -102,7 +101,7 @@ def _mismatch(fault: Fault) -> str | None:
         return f"got the text {count} times; expected it once"
     if fault.module.endswith(".py"):
         try:
-            ast.parse(fault.changed)
+            ast.parse(fault.changed(ROOT))
         except SyntaxError as error:
             return f"the changed module is no Python: {error}"
     return None
@@ -148,7 +147,7 @@ def _try(copy: Path, fault: Fault, changes: list[tuple[FunctionType, CodeType]])
 def _try_in_memory(fault: Fault) -> Trial:
     """On the package as this worker imported it; lives if the fault is no change of a function's body."""
     copy = Path(tempfile.gettempdir()) / "tree"
-    changes = body_changes(copy / fault.module, fault.changed) if fault.module.endswith(".py") else None
+    changes = body_changes(copy / fault.module, fault.changed(copy)) if fault.module.endswith(".py") else None
     return _try(copy, fault, changes) if changes else Trial(fault, True)
 
 
@@ -163,7 +162,7 @@ def _try_in_file(fault: Fault) -> Trial:
         found.append(_try(copy, fault, []))
         return 0
 
-    planted(copy / fault.module, fault.changed, run)
+    planted(copy / fault.module, fault.changed(copy), run)
     return found[0]
 
 

@@ -1,6 +1,9 @@
 """Prediction intervals: widths that can be worked out by hand, and coverage of runs whose truth is known."""
 
 from math import exp, log
+from statistics import NormalDist
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, Ser
 from perfmodel.cost.calibrations.draws import NUM_SCORES
 from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
 from perfmodel.sim import simulate
-from perfmodel.sim.records.ensemble import _backlog_s, design
+from perfmodel.sim.records.ensemble import _backlog_s, design, interval_of, mean_latencies
 from perfmodel.specs import Scenario, load_scenario
 
 CLOSED = ("traffic.arrivals={process: closed_loop, concurrency: 8}", "traffic.num_requests=32")
@@ -171,3 +174,22 @@ def test_a_queue_that_grows_waits_longer_in_a_longer_run_by_as_much_as_it_grows(
     assert _backlog_s(arrival, arrival + waits, 1.0) == 0.0
     expected = 2 * waits.mean() if grows else 0.0
     assert _backlog_s(arrival, arrival + waits, 3.0) == pytest.approx(expected, rel=0.01)
+
+
+def test_latencies_weigh_requests_and_gaps_between_tokens_weigh_by_their_number() -> None:
+    """One request of a token, one of 5 (4 gaps of 0.5 s), one of 3 (2 of 2 s), which counts three times."""
+    columns: Any = SimpleNamespace(
+        num_output_tokens=np.array([1, 5, 3]), ttft_s=np.array([1.0, 2.0, 4.0]), e2el_s=np.array([1.0, 4.0, 8.0])
+    )
+    found = mean_latencies(columns, np.array([1.0, 1.0, 3.0]))
+    assert found["ttft"] == pytest.approx((1 + 2 + 3 * 4) / 5)
+    assert found["e2el"] == pytest.approx((1 + 4 + 3 * 8) / 5)
+    assert found["tpot"] == pytest.approx((0.5 + 3 * 2) / 4)
+    assert found["itl"] == pytest.approx((4 * 0.5 + 3 * 2 * 2) / (4 + 3 * 2))
+
+
+def test_an_interval_has_eighty_per_cent_of_a_normal_and_the_mean_that_was_predicted() -> None:
+    low, high = interval_of(np.array([[0.1, -0.1]] * 8))
+    assert NormalDist().cdf(log(high) / 0.1) - NormalDist().cdf(log(low) / 0.1) == pytest.approx(0.8, abs=1e-3)
+    assert interval_of(np.array([[0.8, 0.6]] * 8))[0] == 1.0
+    assert interval_of(np.array([[-0.8, -0.6]] * 8))[1] == 1.0
