@@ -79,8 +79,8 @@ docs: $(VENV)/.docs
 # web_screenshots.py and web_page.py (three each, need playwright and Chromium); closed_loop.py (eight, needs a
 # server); llama_rates (fourteen on a core of its own, needs what make witness ENGINE=llama.cpp installs);
 # write_measurements.py, which takes the cited files; and cross_validate_attention.py, cross_validate_operators.py,
-# cross_validate_serving.py,
-# cross_validate_local.py and cross_validate_served.py, which take folders of recorded measurements.
+# cross_validate_serving.py, cross_validate_local.py and cross_validate_served.py, which take folders of recorded
+# measurements; left_out_index.py, which reads their reports.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/simulator_speed.py
 	$(BIN)/python benchmarks/planner_speed.py

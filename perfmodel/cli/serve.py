@@ -3,6 +3,7 @@
 __all__ = ["serve"]
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,8 +144,8 @@ def serve(
     telemetry = Telemetry(names, legacy, kv_events, kv_replay, kv_topic, kv_arrays)
     from perfmodel.trust import trust_of
 
-    notes = (*asked.assumed(loaded, overrides), f"Trust: {trust_of(loaded)}")
-    _run(EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start), notes)
+    server = EmulatorServer(loaded, settings, telemetry, speed, ports, cold_start)
+    _run(server, asked.assumed(loaded, overrides), [*_speed_notes(speed), f"Trust: {trust_of(loaded)}"])
 
 
 def _metric_names(asked: str | None) -> "MetricNames | None":
@@ -155,7 +156,7 @@ def _metric_names(asked: str | None) -> "MetricNames | None":
     return known[asked]
 
 
-def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:
+def _run(server: "EmulatorServer", notes: Sequence[str], after_addresses: Sequence[str]) -> None:
     import asyncio
     import logging
 
@@ -166,7 +167,7 @@ def _run(server: "EmulatorServer", notes: tuple[str, ...]) -> None:
     def on_ready(found: list[int]) -> None:
         for each in found:
             say(f"listening on http://{_shown(server.settings)}:{each}")
-        for note in _speed_notes(server.emulator.clock.speed):
+        for note in after_addresses:
             say(note)
 
     say(_closing(asyncio.run(server.run(on_ready)), server.emulator.clock.speed))

@@ -71,6 +71,8 @@ USED_BY_ALL = {
     "Pause.distribution",
     "PoolSpec.role",
     "PoolSpec.router",
+    "Price.kind",
+    "PriceOverride.kind",
     "Trace.format",
 }
 

@@ -45,7 +45,7 @@ def completed(line):
     ("line", "wanted"),
     [
         ("perfmodel sim", ["simulate"]),
-        ("perfmodel simulate --tp", ["--tpot"]),
+        ("perfmodel simulate --tp", ["--tp", "--tpot"]),
         ("perfmodel hardware ", ["list", "show", "new", "detect"]),
         ("perfmodel simulate llama-3.1-8b", [n for n in list_names("scenarios") if n.startswith("llama-3.1-8b")]),
         ("perfmodel plan --model qwen3", [n for n in list_models() if n.startswith("qwen3")]),
