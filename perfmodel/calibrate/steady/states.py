@@ -23,6 +23,7 @@ __all__ = ["SteadyState", "is_disaggregated", "read_steady_states", "with_disper
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
@@ -214,6 +215,9 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
     knows_lengths = lengths != "unknown"
     is_clear = knows_lengths and entry["mtp_unlabelled"] != "True"
+    for key in ("ttft_ms", "tpot_ms"):
+        if not 0 < float(entry[key]) < inf:
+            raise SpecError(f"{name}: {key}: got {entry[key]}; expected a number above 0.")
     measured = float(entry["ttft_ms"]), float(entry["tpot_ms"])
     return SteadyState(name, scenario, *measured, is_clear, _groups(entry), knows_lengths)
 

@@ -157,6 +157,7 @@ class Generation:
     async def score(self, call: Call) -> None:
         """/generative_scoring: each item with the query is a prompt, for one token"""
         body = await read_json(call.scope, call.receive, self._settings, ScoringBody)
+        body = body.model_copy(update={"stream": False})  # scores have no stream, and vLLM's request no such field
         model = self._models.check(body.model)
         if max(body.label_token_ids or ()) >= self._vocabulary.size:
             raise HttpError(400, "label_token_ids: got one that is not in the vocabulary", "BadRequestError")

@@ -8,6 +8,7 @@ __all__ = ["Asking", "LineScenario", "read_line"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +151,10 @@ def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScrip
     path = asking.folder / expanded(file)
     if text is None and not may_touch(path):
         raise SpecError(f"{command.place}: {given.written}: {refused(file)}")
-    if text is None and not path.is_file():
+    if text is None and not isfile(path):  # Path.is_file raises OSError for a name that is too long
         raise SpecError(
-            f"{command.place}: {given.written}: no such file beside the line ({path}); put it there, or give its flags "
-            f"in the line."
+            f"{command.place}: {given.written[:100]}: no such file beside the line ({str(path)[:300]}); put it there, "
+            f"or give its flags in the line."
         )
     loaded = load_yaml_text(text, file) if text is not None else load_yaml(path)
     of_file = flags_of_mapping(loaded.data, command.description, file)
