@@ -54,7 +54,7 @@ def attention(
     head_dim = _head_dim(fields, family, num_heads, prefix)
     if num_kv_heads is None:
         num_kv_heads = _num_kv_heads(fields, num_heads, prefix)
-    if num_heads % num_kv_heads:
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise SpecError(
             f"{fields.source}: num_key_value_heads: found {num_kv_heads}, which does not divide "
             f"num_attention_heads {num_heads}."
