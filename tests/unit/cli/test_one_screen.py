@@ -127,7 +127,7 @@ def test_memory_names_no_slots_that_nobody_asked_for(screen):
     """llama-server starts with four, which share one pool of KV: one sequence may fill it."""
     arguments = ["memory", "--model", "qwen3-32b", "--hardware", "rtx-4090", "--set", "engine.profile=llamacpp"]
     text = "\n".join(screen([*arguments, "--set", "engine.quantization=q4_k_m"]))
-    assert re.search(r"It fits: 1 slot of 14,\d{3} tokens\.", text)
+    assert re.search(r"It fits: 1 slot of 16,\d{3} tokens\.", text)
     assert re.search(r"Q4_K_M +[\d.]+ +yes +65 of 65", text)
     assert "slots" not in text
     four = [*arguments, "--set", "engine.quantization=q4_k_m", "--set", "engine.max_num_seqs=4"]
