@@ -35,6 +35,7 @@ class Option:
     replicas: that it is to have; most: that it may have
     needed:   replicas that serve, for each draw; infinite where none do
     figure:   by which options are compared, smaller is better; its cost unless given
+    load:     replicas that the rate takes, as a fraction
     """
 
     name: str
@@ -45,6 +46,7 @@ class Option:
     most: int
     needed: Floats
     figure: float | None = None
+    load: float = 0.0
 
     @property
     def cost(self) -> float:
@@ -120,15 +122,16 @@ def replicas_for(needed: Floats, fewest: int, confidence: float) -> float:
 
 def pick(options: Sequence[Option], confidence: float) -> int:
     """The place of the choice: of those that suffice in the share `confidence` of the draws the best by its figure,
-    then by its expected cost; the surest where none suffices so often."""
+    then by its expected cost, then by its headroom; the surest where none suffices so often."""
     cap = _surest(options).cost
     sure = [place for place, each in enumerate(options) if each.share >= confidence]
     if not sure:
         return min(range(len(options)), key=lambda place: (-options[place].share, options[place].cost))
 
-    def key(place: int) -> tuple[float, float]:
-        each = options[place]
-        return each.cost if each.figure is None else each.figure, float(each.bills(cap).mean())
+    def key(place: int) -> tuple[float, float, float]:
+        option = options[place]
+        figure = option.cost if option.figure is None else option.figure
+        return figure, float(option.bills(cap).mean()), option.load / option.replicas
 
     return min(sure, key=key)
 

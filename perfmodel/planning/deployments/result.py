@@ -171,6 +171,7 @@ class PlanResult(Printable):
             max(most_replicas(screened, spec), finalist.replicas),
             self.replicas_needed(finalist),
             None if is_bought else (1.0 if self.is_better_low else -1.0) * self.figure(finalist),
+            load,
         )
 
     @property
