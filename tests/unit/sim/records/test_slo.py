@@ -10,6 +10,7 @@ from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.errors import SpecError
 from perfmodel.sim import RunResult, simulate
 from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.latencies import meets_slo
 from perfmodel.specs import load_scenario
 
 
@@ -159,3 +160,12 @@ def test_leaps_change_nothing_for_readers_wherever_requests_go(settings: tuple[s
     assert (leapt.reader_wait_s > 0).any()
     for name in ("request_id", "reader_wait_s", "max_itl_s"):
         assert np.array_equal(getattr(leapt, name)[order], getattr(stepped, name)[other])
+
+
+@pytest.mark.parametrize(("share", "is_met"), [(0.9, True), (0.899, False), (1.0, True), (None, False)])
+def test_an_slo_is_met_from_its_attainment_on(share: float | None, is_met: bool) -> None:
+    """By 90 of 100 requests, where 90 % are wanted; not where a percentile misses its limit, whatever the share."""
+    scenario = load_scenario("llama-3.1-8b-a100")
+    assert scenario.attainment == 0.9
+    assert meets_slo(scenario, {"slo_attainment": share}) == is_met
+    assert not meets_slo(scenario, {"slo_attainment": share, "slo_percentiles_met": {"p99_ttft_ms": False}})
