@@ -62,19 +62,19 @@ def _scenario(text: str, place: str, folder: Path, asked: Asked) -> "LineScenari
     if {"traffic", *LIMITS} & set(given):
         blocks = Asked(None, {**asked.flags, "model": "-", "hardware": given.get("hardware", "cpu")}).data()
         own = {key: blocks[key] for key in ("traffic", "slo") if key in blocks and (key == "slo" or "traffic" in given)}
-    said = {block: f"--{block}" for block in own}
+    flags = {block: f"--{block}" for block in own}
     device = name_of("hardware", given["hardware"]) if "hardware" in given else None
-    asking = Asking(given.get("model"), device, own, said, folder)
-    found = read_line(text, asking, place)
+    asking = Asking(given.get("model"), device, own, flags, folder)
+    line_scenario = read_line(text, asking, place)
     assumed = []
-    if "traffic" not in found.data:
-        blocks = Asked(None, {**asked.flags, "model": "-", "hardware": found.data["hardware"]}).data()
-        found.data["traffic"] = blocks["traffic"]
+    if "traffic" not in line_scenario.data:
+        blocks = Asked(None, {**asked.flags, "model": "-", "hardware": line_scenario.data["hardware"]}).data()
+        line_scenario.data["traffic"] = blocks["traffic"]
         assumed.append(f"traffic {TRAFFIC}, as the line has no load test (--traffic, --rate)")
     elif "rate" in given and "traffic" not in given:
         from perfmodel.files.yaml_loader import parse_value
 
         arrivals = {"process": "poisson", "rate": parse_value(given["rate"], "--rate")}
-        found.data["traffic"] = {**found.data["traffic"], "arrivals": arrivals}
-    name = scenario_name(found.data["model"], found.data["hardware"])
-    return replace(found, data={"name": name, **found.data}, assumed=(*found.assumed, *assumed))
+        line_scenario.data["traffic"] = {**line_scenario.data["traffic"], "arrivals": arrivals}
+    name = scenario_name(line_scenario.data["model"], line_scenario.data["hardware"])
+    return replace(line_scenario, data={"name": name, **line_scenario.data}, assumed=(*line_scenario.assumed, *assumed))

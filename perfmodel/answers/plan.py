@@ -49,8 +49,8 @@ def answer_plan(
     if say is not None:
         for sentence in assumed:
             say(sentence)
-    found = make_plan(source, overrides or (), store, workers, engine, progress, tell)
-    result = replace(found, notes=[*assumed, *found.notes])
+    planned = make_plan(source, overrides or (), store, workers, engine, progress, tell)
+    result = replace(planned, notes=[*assumed, *planned.notes])
     if isinstance(result, PlanResult):
         from perfmodel.report.views.plan.brief import brief_view
         from perfmodel.report.views.plan.view import plan_json, plan_question, plan_view

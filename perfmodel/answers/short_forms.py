@@ -58,17 +58,17 @@ def short_overrides(
     Raises SpecError for a field that a flag and `--set` both give, for sizes whose product is not the number of
     devices in `--hardware 8xh100`, and for prices of devices that `--hardware` does not name.
     """
-    found = list(overrides or ())
+    texts = list(overrides or ())
     if "price" in given:
         given = {**given, "price": _prices(given["price"], asked)}
     for name, value in given.items():
         form = SHORT_FORMS[name]
         places = (form.field, form.override(value, is_plan).partition("=")[0])
-        for text in found:
+        for text in texts:
             if any(_gives(text, place) for place in places):
                 raise SpecError(f"--{name} {value} beside --set {text}: both give {form.field}; leave one out.")
     chosen = {**given, **({} if is_plan or asked is None else _rest_of_server(given, asked))}
-    return [*found, *(SHORT_FORMS[name].override(value, is_plan) for name, value in chosen.items())]
+    return [*texts, *(SHORT_FORMS[name].override(value, is_plan) for name, value in chosen.items())]
 
 
 def _gives(text: str, place: str) -> bool:

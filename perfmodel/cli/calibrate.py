@@ -203,13 +203,13 @@ def calibrate(
         if name is None:
             raise SpecError("--on goes with SCENARIO... and --name NAME.")
         target = OwnServer(name, "vllm", (), None, {}, overrides or (), folder or Path(DEFAULT_FOLDER), force)
-        fit_to_engine(on, [str(each) for each in more or ()], target, as_json)
+        fit_to_engine(on, [str(file) for file in more or ()], target, as_json)
         return
     if name is not None:
         own = _own_server(name, measurements, more, engine, model)
         flags = {**own.flags, **({"hardware": hardware} if hardware else {})}
-        found = replace(own, scenario=scenario, flags=flags, overrides=overrides or (), is_forced=force)
-        fit_to_load_tests(found if folder is None else replace(found, folder=folder), as_json)
+        target = replace(own, scenario=scenario, flags=flags, overrides=overrides or (), is_forced=force)
+        fit_to_load_tests(target if folder is None else replace(target, folder=folder), as_json)
         return
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
@@ -252,8 +252,8 @@ def _refuse_unread(mode: str, fitted: str, given: Iterable[str]) -> None:
     reads = _READS[mode] | ({fitted} if mode == "--from" else frozenset())
     for flag in given:
         if flag not in reads:
-            others = [each for each, flags in _READS.items() if flag in flags and each not in (mode, flag)]
-            where = " or ".join(each or "a measurement of this machine" for each in others) or "--from alone"
+            others = [other for other, flags in _READS.items() if flag in flags and other not in (mode, flag)]
+            where = " or ".join(other or "a measurement of this machine" for other in others) or "--from alone"
             raise SpecError(f"calibrate {mode}".rstrip() + f" does not read {flag}, which goes with {where}.")
 
 

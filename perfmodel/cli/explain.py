@@ -72,10 +72,10 @@ def explain(
 
     if whole_run:
         with progress_bar("simulating") as progress:
-            found = answer_run_steps(asked, overrides, seed, progress)
+            answer = answer_run_steps(asked, overrides, seed, progress)
     else:
-        found = answer_step(asked, overrides, batch, context, prefill, seed)
+        answer = answer_step(asked, overrides, batch, context, prefill, seed)
     if occupancy:
         with progress_bar("compiling") as progress:
-            found = answer_occupancy(found.result, progress)
-    give(found, as_json, has_details=has_details)
+            answer = answer_occupancy(answer.result, progress)
+    give(answer, as_json, has_details=has_details)

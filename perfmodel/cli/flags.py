@@ -22,12 +22,12 @@ _PANEL = "Without a scenario file"
 
 
 def _flag(
-    name: str, metavar: str, told: str, complete: Callable[..., Any] | None = None, is_hidden: bool = False
+    name: str, metavar: str, help_text: str, complete: Callable[..., Any] | None = None, is_hidden: bool = False
 ) -> Any:
     option = typer.Option(
         f"--{name}",
         metavar=metavar,
-        help=told,
+        help=help_text,
         autocompletion=complete,
         show_default=False,
         rich_help_panel=_PANEL,
@@ -36,13 +36,13 @@ def _flag(
     return Annotated[str | None, option]
 
 
-def _limit(name: str, told: str, also: str = "") -> Any:
+def _limit(name: str, help_text: str, also: str = "") -> Any:
     """A limit on single requests; its help names the limits on statistics, which have no lines of their own."""
     more = ", ".join(flag.removeprefix(name) for flag in LIMITS if flag.startswith(f"{name}-"))
     return _flag(
         name,
         "TIME",
-        f"{told}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic.{also}",
+        f"{help_text}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic.{also}",
     )
 
 
@@ -78,8 +78,10 @@ FLAGS: dict[str, Any] = {
 }
 
 
-def _count(name: str, told: str) -> Any:
-    return Annotated[int | None, typer.Option(f"--{name}", parser=count, metavar="N", help=told, show_default=False)]
+def _count(name: str, help_text: str) -> Any:
+    return Annotated[
+        int | None, typer.Option(f"--{name}", parser=count, metavar="N", help=help_text, show_default=False)
+    ]
 
 
 _SHORT_OPTIONS: dict[str, Any] = {
@@ -140,8 +142,8 @@ def takes_flags(*names: str, has_file: bool = True) -> Callable[[Callable[..., N
 
         own = inspect.signature(command)
         first = {"scenario": ScenarioOrFlags} if has_file else {}
-        rest = [each for each in own.parameters.values() if each.name != "asked"]
-        options = {_parameter(name): each for name, each in chosen.items()}
+        rest = [parameter for parameter in own.parameters.values() if parameter.name != "asked"]
+        options = {_parameter(name): option for name, option in chosen.items()}
         parameters = [*_optional(first), *rest, *_optional(options)]
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
         kept = {name: kind for name, kind in command.__annotations__.items() if name != "asked"}

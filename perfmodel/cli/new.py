@@ -36,10 +36,10 @@ def new(
     from perfmodel.answers.line import answer_line
 
     text, place, folder = _read(line)
-    found = answer_line(text, asked, place, folder, strict)
-    for warning in found.warnings:
+    answer = answer_line(text, asked, place, folder, strict)
+    for warning in answer.warnings:
         say(f"warning: {warning}.")
-    typer.echo(found.text, nl=False)
+    typer.echo(answer.text, nl=False)
 
 
 def _read(line: str) -> tuple[str, str, Path]:

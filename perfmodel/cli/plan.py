@@ -69,14 +69,14 @@ def plan(
     command = command_line("plan", *asked.arguments, **flags)
     tell = partial(_tell, export)
     watch = progress_bar if sys.stderr.isatty() else progress_lines
-    found = answer_plan(asked, overrides, store, None, engine, watch, tell, say, command)
-    give(found, as_json, report_file, has_details)
-    if found.result.winner is None:  # scripts see by the status that nothing serves what was asked for
+    answer = answer_plan(asked, overrides, store, None, engine, watch, tell, say, command)
+    give(answer, as_json, report_file, has_details)
+    if answer.result.winner is None:  # scripts see by the status that nothing serves what was asked for
         if export is not None:
             say(f"--export {export}: nothing was written, since nothing serves what was asked for.")
         raise typer.Exit(EXIT_NO_ANSWER)
     if export is not None:
-        _export(found.result, export)
+        _export(answer.result, export)
 
 
 def _tell(export: Path | None, found: "Preliminary | PreliminaryJob") -> None:

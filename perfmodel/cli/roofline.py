@@ -42,11 +42,11 @@ def roofline(
     from perfmodel.files.whole import write_whole
     from perfmodel.report.render.html import render_page
 
-    found = answer_roofline(asked, overrides, batch, context, prefill)
-    path = _plot_path(out, found.result.scenario.name)
-    write_whole(path, render_page(found.document))
+    answer = answer_roofline(asked, overrides, batch, context, prefill)
+    path = _plot_path(out, answer.result.scenario.name)
+    write_whole(path, render_page(answer.document))
     give(
-        replace(found, make_data=lambda: {**found.data, "plot": str(path)}, make_document=lambda: found.document),
+        replace(answer, make_data=lambda: {**answer.data, "plot": str(path)}, make_document=lambda: answer.document),
         as_json,
     )
     if not as_json:

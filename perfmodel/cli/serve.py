@@ -164,9 +164,9 @@ def _run(server: "EmulatorServer", notes: Sequence[str], after_addresses: Sequen
     for note in notes:
         say(note)
 
-    def on_ready(found: list[int]) -> None:
-        for each in found:
-            say(f"listening on http://{_shown(server.settings)}:{each}")
+    def on_ready(ports: list[int]) -> None:
+        for port in ports:
+            say(f"listening on http://{_shown(server.settings)}:{port}")
         for note in after_addresses:
             say(note)
 

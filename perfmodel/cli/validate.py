@@ -158,8 +158,8 @@ def validate(
     flags: dict[str, Given] = {"repeat": again, "speed": None if speed is None else f"{speed:g}", **asked.given}
     command = command_line("validate", kind.value, *(paths or []), **given, **flags, report=report_file)
     brief = partial(bench_brief, report) if kind is Kind.bench else None
-    found = Answer(report.to_json, lambda: validation_view(report, command), make_brief=brief)
-    give(found, as_json, report_file, has_details)
+    answer = Answer(report.to_json, lambda: validation_view(report, command), make_brief=brief)
+    give(answer, as_json, report_file, has_details)
     _journal(report_file).remove()
 
 

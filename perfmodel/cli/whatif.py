@@ -75,5 +75,7 @@ def whatif(
         "set": overrides,
     }
     command = command_line("whatif", *asked.arguments, **flags, report=report_file)
-    found = answer_whatif(asked, vary, metric, grid, against, overrides, None, engine, progress_bar, command, intervals)
-    give(found, as_json, report_file, has_details)
+    answer = answer_whatif(
+        asked, vary, metric, grid, against, overrides, None, engine, progress_bar, command, intervals
+    )
+    give(answer, as_json, report_file, has_details)

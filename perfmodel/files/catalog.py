@@ -169,7 +169,7 @@ def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]
 
     Read with a regular expression: a hundred files take a few milliseconds.
     """
-    found: dict[str, Path] = {}
+    file_of: dict[str, Path] = {}
     for path in _files(kind, suffixes):
         match = _ALIASES.search(path.read_text(encoding="utf-8", errors="replace"))
         if match is None:
@@ -178,10 +178,10 @@ def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]
         for item in items:
             alias = item.split(" #")[0].strip().strip("\"'")
             if alias:
-                found.setdefault(normal_name(alias), path)
-    for alias, path in [*found.items()]:
-        found.setdefault(alias.rpartition("/")[2], path)
-    return found
+                file_of.setdefault(normal_name(alias), path)
+    for alias, path in [*file_of.items()]:
+        file_of.setdefault(alias.rpartition("/")[2], path)
+    return file_of
 
 
 def normal_name(name: str) -> str:

@@ -53,13 +53,15 @@ def table_rows() -> tuple[TableRow, ...]:
 @cache
 def known_architectures() -> frozenset[str]:
     """What the files of devices and the tables of siblings declare as `architecture`."""
-    found: set[str] = set()
+    architectures: set[str] = set()
     for file in (*data_dir("hardware").glob("*.yaml"), *data_dir("families").glob("*.yaml")):
         text = read_bounded_text(file, _MOST_BYTES)
-        found.update(_ARCHITECTURE.findall(text))
+        architectures.update(_ARCHITECTURE.findall(text))
         if _ARCHITECTURE_COLUMN.search(text):
-            found.update(cells.partition(",")[0].strip() for block, _, cells in _entries(file) if block == "devices")
-    return frozenset(found)
+            architectures.update(
+                cells.partition(",")[0].strip() for block, _, cells in _entries(file) if block == "devices"
+            )
+    return frozenset(architectures)
 
 
 def lines_of(file: Path, row: str) -> Iterator[str]:

@@ -112,10 +112,10 @@ def _by_format(asked: str) -> ModelSpec | None:
 
     Checkpoints in another format are published so: `nvidia/Llama-3.3-70B-Instruct-FP8`. A card of their own goes first.
     """
-    found = format_of_name(asked)
-    if found is None:
+    parts = format_of_name(asked)
+    if parts is None:
         return None
-    plain, method = found
+    plain, method = parts
     wanted = normal_name(plain.rpartition("/")[2])  # whoever has quantized it
     file = looked_up("models", plain) or looked_up("models", wanted)
     if file is None:
@@ -142,11 +142,11 @@ def as_asked(model: ModelSpec, asked: str) -> ModelSpec:
     meta-llama/Llama-3.3-70B-Instruct.
     """
     own, wanted = normal_name(model.name), normal_name(asked)
-    names = [normal_name(each) for each in (*model.aliases, model.hf_id or "")]
+    names = [normal_name(name) for name in (*model.aliases, model.hf_id or "")]
     if wanted == own or wanted not in {*names, *(name.rpartition("/")[2] for name in names)}:
         return model
-    ids = [each for each in model.aliases if "/" in each]
-    near = (each for each in ids if normal_name(each.rpartition("/")[2]).startswith(wanted))
+    ids = [alias for alias in model.aliases if "/" in alias]
+    near = (alias for alias in ids if normal_name(alias.rpartition("/")[2]).startswith(wanted))
     return replace(model, name=asked, hf_id=asked if "/" in asked else next(near, model.hf_id))
 
 

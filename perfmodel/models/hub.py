@@ -180,13 +180,13 @@ def _fetched(name: str) -> Path:
         ) from None
     _refuse_unreachable(name)
     print(f"asking {_host()} for {_CONFIG} of {name}", file=sys.stderr)
-    found = Path(_asked(hf_hub_download, name, _CONFIG))
+    file = Path(_asked(hf_hub_download, name, _CONFIG))
     for other in _BESIDE:
         try:
             _asked(hf_hub_download, name, other)
         except SpecError:
             continue  # most repositories have one of them, some none
-    return found
+    return file
 
 
 def _asked(download: Any, name: str, file: str) -> str:

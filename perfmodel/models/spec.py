@@ -150,10 +150,12 @@ class ModelSpec:
         if not self.extra_params and not self.other_inputs:
             return ()
         inputs = " and ".join(self.other_inputs) or "images"
-        beside = "the weights of its encoder are not counted in memory"
+        encoder_part = "the weights of its encoder are not counted in memory"
         if self.extra_params:
-            beside = f"{self.extra_params / 1e9:.2g} billion parameters beside it (an encoder, as a rule) lie in memory"
-        return (f"{self.name} is modelled as its text decoder: {inputs} are not modelled; {beside}.",)
+            encoder_part = (
+                f"{self.extra_params / 1e9:.2g} billion parameters beside it (an encoder, as a rule) lie in memory"
+            )
+        return (f"{self.name} is modelled as its text decoder: {inputs} are not modelled; {encoder_part}.",)
 
     @property
     def weights_origin(self) -> str | None:

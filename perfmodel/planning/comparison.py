@@ -107,7 +107,7 @@ class ResultComparison(Printable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The numbers that differ, the largest gain first."""
-        return columns_of([each.to_json() for each in self.answers])
+        return columns_of([answer.to_json() for answer in self.answers])
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for `--json`."""

@@ -109,15 +109,15 @@ def _plan_rate(
     store, workers, engine = where
     with shown("simulating the finalists' requests") as progress:
         run = Runs(base, scenario, spec, rate, str(store), workers, engine, Forecast(progress))
-        found = _simulated(run, screen, chosen, front, [*serving, *_too_slow(screened, serving)])
-    simulated = found.at_rate
+        stage_two = _simulated(run, screen, chosen, front, [*serving, *_too_slow(screened, serving)])
+    simulated = stage_two.at_rate
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
     reasons = dict(space.ruled_out) | shortfalls(screened, spec, rate)
     nearest = "" if serving else _nearest(screened, rate)
     counts = space.num_all, len(serving)
-    good, bad = _judged(found.finalists, scenario, spec)
+    good, bad = _judged(stage_two.finalists, scenario, spec)
     result = PlanResult(base, scenario, spec, rate, *counts, reasons, good, bad, serve, do_not, nearest=nearest)
-    result = replace(result, searched=space.searched, ratios=found.ratios, num_overlooked=found.num_left)
+    result = replace(result, searched=space.searched, ratios=stage_two.ratios, num_overlooked=stage_two.num_left)
     result = _completed(_ordered(result), simulated)
     judged = result.ranked, result.missed
     result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
@@ -146,18 +146,18 @@ def _simulated(
     run: Runs, screen: Screen, chosen: Sequence[Deployment], front: Sequence[Deployment], cut: Sequence[Deployment]
 ) -> _Simulated:
     """`chosen`, `front`, and those of `cut` that may be better; what does not serve by the screen has no replicas."""
-    run.forecast.expect(_FRONT, run.num_requests([(each, each.replicas) for each in front]))
+    run.forecast.expect(_FRONT, run.num_requests([(deployment, deployment.replicas) for deployment in front]))
     settled = run.settled(chosen)
     done = run.at_the_rate(settled)
-    tried = {id(each.screened) for each in chosen}
+    tried = {id(deployment.screened) for deployment in chosen}
     room = ceil(run.spec.finalists / 2)
-    while near := _overlooked(run, done, [each for each in cut if id(each.screened) not in tried]):
+    while near := _overlooked(run, done, [deployment for deployment in cut if id(deployment.screened) not in tried]):
         more, room = near[:room], room - len(near[:room])
         if not more:
             break
-        tried |= {id(each.screened) for each in more}
-        found = run.settled(more)
-        settled, done = settled + found, done + run.at_the_rate(found)
+        tried |= {id(deployment.screened) for deployment in more}
+        newly_settled = run.settled(more)
+        settled, done = settled + newly_settled, done + run.at_the_rate(newly_settled)
     drawn = _sized(run, _drawn(screen, done, run.rate))
     return _Simulated(drawn, _with_front(run, screen, settled, front), _ratios(run, done), len(near))
 
@@ -168,7 +168,7 @@ def _overlooked(run: Runs, done: Sequence[Finalist], cut: Sequence[Deployment]) 
         run.base, run.scenario, run.spec, run.rate, 0, 0, {}, _judged(done, run.scenario, run.spec)[0], ()
     )
     sign = 1.0 if draft.is_better_low else -1.0
-    best = min((sign * draft.figure(each) for each in draft.ranked), default=None)
+    best = min((sign * draft.figure(finalist) for finalist in draft.ranked), default=None)
     return overlooked(cut, best, _ratios(run, done), run.spec, run.rate)
 
 
@@ -186,13 +186,13 @@ def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
     """The finalists with as many replicas as suffice in the wanted share of draws, simulated with these at the rate; as
     many as are allowed where more are needed."""
     draft = PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, [], done)
-    counts = [_enough(draft, each) for each in done]
-    more = [place for place, each in enumerate(done) if counts[place] != each.replicas]
+    counts = [_enough(draft, finalist) for finalist in done]
+    more = [place for place, finalist in enumerate(done) if counts[place] != finalist.replicas]
     records = run.at_rate([(done[place].deployment, counts[place]) for place in more])
-    found = list(done)
+    sized = list(done)
     for place, known in zip(more, records, strict=True):
-        found[place] = found[place].sized(counts[place], known)
-    return found
+        sized[place] = sized[place].sized(counts[place], known)
+    return sized
 
 
 def _enough(result: PlanResult, finalist: Finalist) -> int:
@@ -235,20 +235,24 @@ def _with_front(
     run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment]
 ) -> dict[str, tuple[Deployment, Records]]:
     """All deployments that were simulated at the rate, and those of the front now; by label."""
-    found: dict[str, tuple[Deployment, Records]] = {}
+    by_label: dict[str, tuple[Deployment, Records]] = {}
     for one in settled:
         for count, records in one.runs.items():
-            each = replace(one.deployment, replicas=count)
-            found[label_of(each)] = each, records
-    missing = [each for each in front if label_of(each) not in found]
+            deployment = replace(one.deployment, replicas=count)
+            by_label[label_of(deployment)] = deployment, records
+    missing = [deployment for deployment in front if label_of(deployment) not in by_label]
     run.forecast.expect(_FRONT, 0)
-    records_of = run.at_rate([(each, each.replicas) for each in missing])
-    found |= {label_of(each): (each, known) for each, known in zip(missing, records_of, strict=True)}
-    whole = [each for each, _ in found.values()]
-    near = screen.tightness([each.screened for each in whole], [run.rate / each.replicas for each in whole])
+    records_of = run.at_rate([(deployment, deployment.replicas) for deployment in missing])
+    by_label |= {
+        label_of(deployment): (deployment, known) for deployment, known in zip(missing, records_of, strict=True)
+    }
+    whole = [deployment for deployment, _ in by_label.values()]
+    near = screen.tightness(
+        [deployment.screened for deployment in whole], [run.rate / deployment.replicas for deployment in whole]
+    )
     return {
-        label: (replace(each, tightness=value), known)
-        for (label, (each, known)), value in zip(found.items(), near, strict=True)
+        label: (replace(deployment, tightness=value), known)
+        for (label, (deployment, known)), value in zip(by_label.items(), near, strict=True)
     }
 
 
@@ -278,7 +282,7 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
 def _prices(result: PlanResult) -> Iterator[str]:
     """The prices that finalists are compared by, with source and date, and which of them are old."""
     finalists = (*result.ranked, *result.missed)
-    layouts = [layout for each in finalists for layout, _ in each.deployment.screened.candidate.counts]
+    layouts = [layout for finalist in finalists for layout, _ in finalist.deployment.screened.candidate.counts]
     scenarios = [layout.scenario for layout in layouts]
     devices = dict.fromkeys(scenario.hardware.name for scenario in scenarios)
     price = result.scenario.price
@@ -304,18 +308,18 @@ def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, r
 
 def _too_slow(screened: Sequence[Screened], serving: Sequence[Deployment]) -> list[Deployment]:
     """Candidates that do not serve the rate by the screen; of these no replicas serve."""
-    known = {id(each.screened) for each in serving}
-    return [Deployment(each, 0) for each in screened if id(each) not in known]
+    known = {id(deployment.screened) for deployment in serving}
+    return [Deployment(candidate, 0) for candidate in screened if id(candidate) not in known]
 
 
 def _nearest(screened: Sequence[Screened], rate: float) -> str:
     """What would serve the rate with the fewest devices, were they allowed."""
     if not screened:
         return "None of the candidates can run, for the reasons below; widen plan.space accordingly."
-    able = [each for each in screened if each.rate > 0]
+    able = [candidate for candidate in screened if candidate.rate > 0]
     if not able:
         return "No candidate meets the SLO even for a single user; relax it, or add faster devices to plan.space."
-    best = max(able, key=lambda each: each.rate_per_device)
+    best = max(able, key=lambda candidate: candidate.rate_per_device)
     count = ceil(rate / best.rate - 1e-9)
     return (
         f"The highest rate per device is that of {best.candidate.label}, {best.rate:.3g} requests/s on "

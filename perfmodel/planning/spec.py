@@ -146,10 +146,10 @@ class PlanSpec(Spec):
 
     @model_validator(mode="after")
     def _ends_today(self) -> "PlanSpec":
-        found = self.space.num_candidates
-        if found > MAX_CANDIDATES:
+        num_candidates = self.space.num_candidates
+        if num_candidates > MAX_CANDIDATES:
             raise ValueError(
-                f"found a space of {found:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute to screen; "
+                f"found a space of {num_candidates:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute to screen; "
                 f"leave values out, coarse steps first"
             )
         runs = self.finalists * self.seeds

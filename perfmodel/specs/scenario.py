@@ -191,8 +191,8 @@ class Scenario(Spec):
     @property
     def attainment(self) -> float:
         """The share of requests that is to meet the limits of `slo` on single requests: the plan's, by default 0.9."""
-        found: float = getattr(self.plan, "attainment", DEFAULT_ATTAINMENT)
-        return found
+        share: float = getattr(self.plan, "attainment", DEFAULT_ATTAINMENT)
+        return share
 
     @property
     def needs_token_times(self) -> bool:

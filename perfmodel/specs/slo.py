@@ -121,7 +121,7 @@ class SLO(Spec):
 
     @model_validator(mode="after")
     def _percentiles_rise(self) -> "SLO":
-        percentiles = [each for each in self.statistics if each.share is not None]
+        percentiles = [limit for limit in self.statistics if limit.share is not None]
         for lower, higher in pairwise(percentiles):
             if lower.latency == higher.latency and higher.limit_ms < lower.limit_ms:
                 raise ValueError(
@@ -206,27 +206,27 @@ class SLO(Spec):
     @property
     def limits_in_words(self) -> tuple[str, ...]:
         """`TTFT <= 500 ms`, `reading at 5 tokens/s`, `p99 TPOT <= 40 ms`: each limit."""
-        of_runs = (f"{each.in_words} <= {each.limit_ms:g} ms" for each in self.statistics)
+        of_runs = (f"{limit.in_words} <= {limit.limit_ms:g} ms" for limit in self.statistics)
         return (*self.request_limits_in_words, *of_runs)
 
     @property
     def request_limits_in_words(self) -> tuple[str, ...]:
         """As `limits_in_words`, those on single requests alone."""
-        found = []
+        limits = []
         if self.has_ttft_limit:
             parts = [f"{self.ttft_ms:g} ms"] if self.ttft_ms is not None else []
             if self.ttft_ms_per_input_token is not None:
                 parts.append(f"{self.ttft_ms_per_input_token:g} ms per input token")
-            found.append(f"TTFT <= {' + '.join(parts)}")
+            limits.append(f"TTFT <= {' + '.join(parts)}")
         if self.tpot_ms is not None:
-            found.append(f"TPOT <= {self.tpot_ms:g} ms")
+            limits.append(f"TPOT <= {self.tpot_ms:g} ms")
         if self.min_tokens_per_s is not None:
-            found.append(f"at least {self.min_tokens_per_s:g} tokens/s")
+            limits.append(f"at least {self.min_tokens_per_s:g} tokens/s")
         if self.max_itl_ms is not None:
-            found.append(f"longest gap <= {self.max_itl_ms:g} ms")
+            limits.append(f"longest gap <= {self.max_itl_ms:g} ms")
         if self.e2el_ms is not None:
-            found.append(f"E2E latency <= {self.e2el_ms:g} ms")
+            limits.append(f"E2E latency <= {self.e2el_ms:g} ms")
         if self.reading_speed is not None:
             wait = f", waiting {self.reading_wait_ms:g} ms in all" if self.reading_wait_ms else ""
-            found.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")
-        return tuple(found)
+            limits.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")
+        return tuple(limits)

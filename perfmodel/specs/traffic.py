@@ -228,7 +228,7 @@ class TrafficClass(Spec):
     @field_validator("slo")
     @classmethod
     def _limits_what_a_class_has(cls, slo: SLO | None) -> SLO | None:
-        gaps = [each.field for each in slo.statistics if each.latency == "itl"] if slo is not None else []
+        gaps = [limit.field for limit in slo.statistics if limit.latency == "itl"] if slo is not None else []
         if gaps:
             raise ValueError(
                 f"got {gaps[0]} for one class; gaps between tokens are counted for all classes together: give it in "

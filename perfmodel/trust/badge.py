@@ -129,11 +129,11 @@ def trust_of(scenario: Scenario) -> Trust:
     alike = [cell for cell in cells if _is_alike(setup, cell)]
     alike = [cell for cell in alike if cell.low.model == setup.model] or alike
     errors = _pooled(alike)
-    found = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
-    level, because, cut = max(found, key=lambda each: (LEVELS.index(each[0]), CUTS.index(each[2])))
+    origins = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
+    level, because, cut = max(origins, key=lambda origin: (LEVELS.index(origin[0]), CUTS.index(origin[2])))
     if shown := _shown(errors):
         because = f"Measured: {_models(alike)} on {setup.device} under {setup.engine}."
-        if all(each.median <= VALIDATED_BELOW and each.rows >= _FEWEST_ROWS for each in shown.values()):
+        if all(figures.median <= VALIDATED_BELOW and figures.rows >= _FEWEST_ROWS for figures in shown.values()):
             level = "validated"
         return Trust(level, because, setup, errors, None, _nearest(setup, alike))
     kin = [cell for cell in cells if _is_kin(setup, cell)]
@@ -224,12 +224,12 @@ def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[Measur
 
 def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:
     """Errors of all rows of each metric."""
-    found: dict[str, list[float]] = {}
+    by_metric: dict[str, list[float]] = {}
     for cell in cells:
-        found.setdefault(cell.metric, []).extend(abs(error) for error in cell.errors)
+        by_metric.setdefault(cell.metric, []).extend(abs(error) for error in cell.errors)
     return {
         metric: ErrorFigures(len(errors), quantile(errors, 0.5), quantile(errors, 0.9))
-        for metric, errors in found.items()
+        for metric, errors in by_metric.items()
     }
 
 
@@ -249,16 +249,16 @@ def _expected(
 ) -> dict[str, ErrorFigures]:
     """Errors without rows like the setup: of the cross-validation, and at least those of the nearest measured rows."""
     expected = left_out_errors(setup.engine, _kind_of(scenario), cut)
-    found = {}
+    expected_errors = {}
     for names in _SHOWN:
-        metric = next((each for each in names if each in expected), None)
+        metric = next((metric for metric in names if metric in expected), None)
         if metric is None:
             continue
         median, p90 = expected[metric]
         near = _pooled(_at_least_distance(setup, [cell for cell in cells if cell.metric in names]))
-        nearest = next((near[each] for each in names if each in near), ErrorFigures(0, 0.0, 0.0))
-        found[metric] = ErrorFigures(0, max(median, nearest.median), max(p90, nearest.p90))
-    return found
+        nearest = next((near[name] for name in names if name in near), ErrorFigures(0, 0.0, 0.0))
+        expected_errors[metric] = ErrorFigures(0, max(median, nearest.median), max(p90, nearest.p90))
+    return expected_errors
 
 
 def _at_least_distance(setup: MeasuredSetup, cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:

@@ -128,17 +128,19 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
 
 def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
     """Rows of one setup as one, by their medians: requests of a run, repeated runs."""
-    found: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
+    by_setup: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
-        found[row.setup, row.metric].append(row)
+        by_setup[row.setup, row.metric].append(row)
     return [
         replace(
-            mine[0],
-            predicted=quantile([row.predicted for row in mine], 0.5),
-            measured=quantile([row.measured for row in mine], 0.5),
-            label=mine[0].label if len(mine) == 1 else f"median of {len(mine):,}: {mine[0].label} and so on",
+            repeated[0],
+            predicted=quantile([row.predicted for row in repeated], 0.5),
+            measured=quantile([row.measured for row in repeated], 0.5),
+            label=repeated[0].label
+            if len(repeated) == 1
+            else f"median of {len(repeated):,}: {repeated[0].label} and so on",
         )
-        for mine in found.values()
+        for repeated in by_setup.values()
     ]
 
 
@@ -176,7 +178,7 @@ def _row(line: dict[str, str]) -> MeasuredRow:
 
 
 def _cell_line(cell: MeasuredCell) -> Sequence[str]:
-    ends = [_rounded(getattr(each, size)) for size in SIZES for each in (cell.low, cell.high)]
+    ends = [_rounded(getattr(setup, size)) for size in SIZES for setup in (cell.low, cell.high)]
     names = [str(getattr(cell.low, name)) for name in _NAMES]
     return cell.kind, *names, *ends, cell.metric, " ".join(f"{error:.{_ERROR_DIGITS}g}" for error in cell.errors)
 

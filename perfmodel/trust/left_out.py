@@ -68,9 +68,9 @@ def left_out_errors(
     if any(line.engine == engine for line in lines):
         lines = [line for line in lines if line.engine in ("", engine)]
     reach = max(CUTS.index(cut), min((CUTS.index(line.left_out) for line in lines), default=0))
-    found: dict[str, tuple[float, float]] = {}
+    errors_of: dict[str, tuple[float, float]] = {}
     for line in lines:
         if CUTS.index(line.left_out) <= reach:
-            median, p90 = found.get(line.metric, (0.0, 0.0))
-            found[line.metric] = max(median, line.median), max(p90, line.p90)
-    return found
+            median, p90 = errors_of.get(line.metric, (0.0, 0.0))
+            errors_of[line.metric] = max(median, line.median), max(p90, line.p90)
+    return errors_of

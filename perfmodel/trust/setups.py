@@ -52,7 +52,7 @@ class MeasuredSetup(NamedTuple):
 
 def setup_of(scenario: Scenario) -> MeasuredSetup:
     """The setup of a scenario; of separate workers that of those which decode."""
-    pool = next((each for each in scenario.pools if each.role != "prefill" and not each.shadow), scenario.pools[0])
+    pool = next((pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow), scenario.pools[0])
     model, engine, traffic = pool.model or scenario.model, pool.engine, scenario.traffic
     family, total, active = _sizes(model)
     concurrency = traffic.arrivals.concurrency if traffic.arrivals.process == "closed_loop" else None

@@ -79,7 +79,7 @@ def balance_notes(scenario: Scenario, engine: EngineSpec) -> list[str]:
 
 def _is_uniform(spec: ExpertRouting, engine: EngineSpec) -> bool:
     fields = (spec.alpha, spec.popularity, spec.dispersion)
-    return spec.distribution == "uniform" or (engine.profile == "datasheet" and all(each is None for each in fields))
+    return spec.distribution == "uniform" or (engine.profile == "datasheet" and all(value is None for value in fields))
 
 
 def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:

@@ -125,7 +125,7 @@ def weights(
             add("lm_head", shard.columns(model.vocab_size))
     distinct = stage[: model.num_distinct_layers]
     alike = Counter(map(id, distinct))  # a plan asks for thousands of memory plans
-    for layer in {id(each): each for each in distinct}.values():
+    for layer in {id(layer): layer for layer in distinct}.values():
         formats = dict(layer.formats)
         for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
             if component == "router" and isinstance(layer.ffn, MoEFFN):

@@ -213,10 +213,10 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             longest=_longest(model, engine),
             num_buffers=num_buffers(model, hardware, engine) if per_token else 0,
             reserved_tokens=_reserved(model, engine),
-            kv_groups=tuple(each.group for each in groups),
+            kv_groups=tuple(group.group for group in groups),
         )
         plans.append(_best_layout(plan, model, engine, shard, stage))
-    return min(plans, key=lambda found: found[0].num_kv_blocks)
+    return min(plans, key=lambda plan: plan[0].num_kv_blocks)
 
 
 def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequence[Layer], bool, bool]]:

@@ -82,18 +82,18 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
     if not settings:
         return QuantizationSpec()
     try:
-        found = _from_settings(fields, settings, layers)
+        spec = _from_settings(fields, settings, layers)
     except (TypeError, ValueError, ArithmeticError, KeyError, AttributeError, re.error) as error:
         raise SpecError(f"{fields.source}: quantization_config: cannot read it: {error}.") from None
-    for format in (found.weights, found.activations, found.kv_cache):
+    for format in (spec.weights, spec.activations, spec.kv_cache):
         if format is not None and format not in BITS_PER_WEIGHT:
             raise SpecError(f"{fields.source}: quantization_config: {format!r} is not a known number format.")
-    if found.group_size < 0 or found.group_rows < 1:
+    if spec.group_size < 0 or spec.group_rows < 1:
         raise SpecError(
-            f"{fields.source}: quantization_config: found groups of {found.group_rows} x {found.group_size}, "
+            f"{fields.source}: quantization_config: found groups of {spec.group_rows} x {spec.group_size}, "
             f"allowed are positive sizes."
         )
-    return found
+    return spec
 
 
 def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
@@ -309,7 +309,7 @@ def _matchers(entries: Iterable[str]) -> tuple[set[str], list[re.Pattern[str]]]:
                 f"expected at most {_MAX_PATTERN_LENGTH} characters, three repetitions, none of a group, and few "
                 f"alternatives: name the modules, or write globs"
             )
-    return names, [*(re.compile(_unanchored(each)) for each in expressions), *map(_glob, globs)]
+    return names, [*(re.compile(_unanchored(expression)) for expression in expressions), *map(_glob, globs)]
 
 
 def _search_steps(pattern: str) -> float:

@@ -124,7 +124,7 @@ def pick(options: Sequence[Option], confidence: float) -> int:
     """The place of the choice: of those that suffice in the share `confidence` of the draws the best by its figure,
     then by its expected cost, then by its headroom; the surest where none suffices so often."""
     cap = _surest(options).cost
-    sure = [place for place, each in enumerate(options) if each.share >= confidence]
+    sure = [place for place, option in enumerate(options) if option.share >= confidence]
     if not sure:
         return min(range(len(options)), key=lambda place: (-options[place].share, options[place].cost))
 

@@ -16,7 +16,7 @@ def meets(records: Sequence[Record], slo: SLO, attainment: float) -> bool:
     mean of each limited statistic is within its limit."""
     if slo.is_of_requests and attained(records) < attainment:
         return False
-    return all(each.is_met(mean(records, each.metric)) for each in slo.statistics)
+    return all(limit.is_met(mean(records, limit.metric)) for limit in slo.statistics)
 
 
 def attained(records: Sequence[Record]) -> float:
@@ -34,14 +34,14 @@ def mean(records: Sequence[Record], metric: str) -> float | None:
 def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
     """The limit of the SLO that comes nearest, as latency over limit; 1 is just met. Where the only limit differs from
     request to request, the requests that miss it over those that may."""
-    found = []
+    shares = []
     for name in _LIMITED:
         value, limit = mean(records, f"{quantile}_{name}_ms"), slo.planned_ms(name)
         if limit is not None and value is not None:
-            found.append(value / limit)
-    for each in slo.statistics:
-        value = mean(records, each.metric)
+            shares.append(value / limit)
+    for statistic in slo.statistics:
+        value = mean(records, statistic.metric)
         if value is not None:
-            found.append(value / each.limit_ms)
+            shares.append(value / statistic.limit_ms)
     may_miss = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
-    return max(found) if found else (1.0 - attained(records)) / may_miss[quantile] if records else inf
+    return max(shares) if shares else (1.0 - attained(records)) / may_miss[quantile] if records else inf

@@ -34,11 +34,15 @@ class Ratios:
 
 def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
     """The ratios of `done`; 1 to 1 where nothing served."""
-    rates = [each.rate / (each.replicas * each.deployment.screened.rate) for each in done if each.rate]
+    rates = [
+        finalist.rate / (finalist.replicas * finalist.deployment.screened.rate) for finalist in done if finalist.rate
+    ]
     near = [
-        tightness(each.records, slo, quantile) / each.deployment.tightness
-        for each in done
-        if each.records and each.deployment.replicas == each.replicas and isfinite(each.deployment.tightness)
+        tightness(finalist.records, slo, quantile) / finalist.deployment.tightness
+        for finalist in done
+        if finalist.records
+        and finalist.deployment.replicas == finalist.replicas
+        and isfinite(finalist.deployment.tightness)
     ]
     return Ratios(*((min(values, default=1.0), max(values, default=1.0)) for values in (rates, near)))
 
@@ -52,16 +56,18 @@ def overlooked(
     best:  of the simulated ones by `objective_key`, its first figure; None: nothing serves
     ratios: simulated figures over those of the screen; spec: the plan's objective and limits
     """
-    found: dict[Hashable, tuple[tuple[float, ...], Deployment]] = {}
-    for each in cut:
-        screened = each.screened
+    best_of_kind: dict[Hashable, tuple[tuple[float, ...], Deployment]] = {}
+    for deployment in cut:
+        screened = deployment.screened
         likely = replace(screened, rate=screened.rate * ratios.rate[1])
         replicas = pick_replicas(likely, spec, rate)
         if replicas is None:
             continue
-        near = ratios.tightness[0] * each.tightness
+        near = ratios.tightness[0] * deployment.tightness
         key = objective_key(Deployment(likely, replicas, near), spec)
         kind = screened.candidate.kind
-        if (best is None or key[0] < best - _BETTER * abs(best)) and (kind not in found or key < found[kind][0]):
-            found[kind] = key, Deployment(screened, replicas, near)
-    return [each for _, each in sorted(found.values(), key=lambda pair: pair[0])]
+        if (best is None or key[0] < best - _BETTER * abs(best)) and (
+            kind not in best_of_kind or key < best_of_kind[kind][0]
+        ):
+            best_of_kind[kind] = key, Deployment(screened, replicas, near)
+    return [deployment for _, deployment in sorted(best_of_kind.values(), key=lambda pair: pair[0])]

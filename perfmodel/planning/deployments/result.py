@@ -202,16 +202,16 @@ class PlanResult(Printable):
         return tightness(finalist.records, self.scenario.slo, self.quantile)
 
     def _tightness_draws(self, finalist: Finalist) -> Floats:
-        found = []
+        shares = []
         for name in ("ttft", "tpot", "e2el"):
             draws, limit = finalist.latency_draws(self.quantile, name), self.scenario.slo.planned_ms(name)
             if limit is not None and draws is not None:
-                found.append(draws / limit)
-        for each in self.scenario.slo.statistics:
-            draws = finalist.latency_draws(each.metric.split("_")[0], each.latency)
+                shares.append(draws / limit)
+        for statistic in self.scenario.slo.statistics:
+            draws = finalist.latency_draws(statistic.metric.split("_")[0], statistic.latency)
             if draws is not None:
-                found.append(draws / each.limit_ms)
-        return np.max(found, axis=0) if found else np.full(len(finalist.rate_draws), inf)
+                shares.append(draws / statistic.limit_ms)
+        return np.max(shares, axis=0) if shares else np.full(len(finalist.rate_draws), inf)
 
     @property
     def is_better_low(self) -> bool:
@@ -231,7 +231,7 @@ class PlanResult(Printable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
-        return columns_of([{**self._row(each), "serves": serves} for each, serves in self._judged])
+        return columns_of([{**self._row(finalist), "serves": serves} for finalist, serves in self._judged])
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences: the plan, and what each finalist's simulations gave."""
@@ -250,13 +250,13 @@ class PlanResult(Printable):
             "confidence": self.spec.confidence,
             "certainty": None if certainty is None else asdict(certainty) | {"extra_cost": certainty.extra_cost},
             "winner": self._row(self.winner) if self.winner is not None else None,
-            "ranked": [self._row(each) for each in self.ranked],
-            "missed": [self._row(each) for each in self.missed],
+            "ranked": [self._row(finalist) for finalist in self.ranked],
+            "missed": [self._row(finalist) for finalist in self.missed],
             "fewer_replicas": dict(self.fewer),
             "front": [vars(point) for point in self.front],
             "screened_on_the_front_but_not_serving": [vars(point) for point in self.not_serving],
             "bound_share": dict(self.bound_share),
-            "devices": [vars(each) for each in self.devices],
+            "devices": [vars(device) for device in self.devices],
             "under_failures": None if self.resilience is None else vars(self.resilience),
             "left_out": list(self.left_out),
             "notes": list(self.notes),

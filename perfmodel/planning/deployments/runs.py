@@ -85,57 +85,65 @@ class Runs:
     def settled(self, chosen: Sequence[Deployment]) -> list[Settled]:
         """Each with its highest rates, and the replicas that these ask for: at most as many as are allowed. Without
         those that serve no rate at all."""
-        starts = [each.capacity for each in chosen]
-        self.forecast.expect(_AT_THE_RATE, _CHECKS * self.num_requests([(each, each.replicas) for each in chosen]))
-        rates = self._highest([(each, each.replicas) for each in chosen], starts)
-        found = []
-        for each, known in zip(chosen, rates, strict=True):
+        starts = [deployment.capacity for deployment in chosen]
+        self.forecast.expect(
+            _AT_THE_RATE, _CHECKS * self.num_requests([(deployment, deployment.replicas) for deployment in chosen])
+        )
+        rates = self._highest([(deployment, deployment.replicas) for deployment in chosen], starts)
+        settled = []
+        for deployment, known in zip(chosen, rates, strict=True):
             if known:
-                one = Settled(each, known, each.replicas, each.replicas)
-                needed = pick_replicas(each.screened, self.spec, self.rate, one.rate / each.replicas)
-                found.append(replace(one, replicas=each.replicas if needed is None else needed))
-        return found
+                one = Settled(deployment, known, deployment.replicas, deployment.replicas)
+                needed = pick_replicas(deployment.screened, self.spec, self.rate, one.rate / deployment.replicas)
+                settled.append(replace(one, replicas=deployment.replicas if needed is None else needed))
+        return settled
 
     def at_the_rate(self, settled: Sequence[Settled]) -> list[Finalist]:
         """Each as a whole at the wanted rate, with the fewest replicas that the simulator finds to serve it."""
         self.forecast.expect(_AT_THE_RATE, 0)
         pending = list(settled)
         while pending:
-            records = self.at_rate([(each.deployment, each.replicas) for each in pending])
-            for each, known in zip(pending, records, strict=True):
-                each.runs[each.replicas] = known
-            pending = [each for each in pending if self._moved(each)]
-        changed = [each for each in settled if each.replicas != each.tried_with]
-        starts = [each.rate * each.replicas / each.tried_with for each in changed]
-        again = self._highest([(each.deployment, each.replicas) for each in changed], starts)
-        for each, rates in zip(changed, again, strict=True):
-            each.rates, each.tried_with = rates or each.rates, each.replicas if rates else each.tried_with
-        return [Finalist(each.deployment, each.replicas, each.rates, each.runs[each.replicas]) for each in settled]
+            records = self.at_rate([(deployed.deployment, deployed.replicas) for deployed in pending])
+            for deployed, known in zip(pending, records, strict=True):
+                deployed.runs[deployed.replicas] = known
+            pending = [deployed for deployed in pending if self._moved(deployed)]
+        changed = [deployed for deployed in settled if deployed.replicas != deployed.tried_with]
+        starts = [deployed.rate * deployed.replicas / deployed.tried_with for deployed in changed]
+        again = self._highest([(deployed.deployment, deployed.replicas) for deployed in changed], starts)
+        for deployed, rates in zip(changed, again, strict=True):
+            deployed.rates, deployed.tried_with = (
+                rates or deployed.rates,
+                deployed.replicas if rates else deployed.tried_with,
+            )
+        return [
+            Finalist(deployed.deployment, deployed.replicas, deployed.rates, deployed.runs[deployed.replicas])
+            for deployed in settled
+        ]
 
     def num_requests(self, whole: Sequence[tuple[Deployment, int]]) -> int:
         """Requests of a run of each deployment with so many replicas, for all seeds."""
-        return sum(self._requests(each, replicas) for each, replicas in whole) * len(self.seeds)
+        return sum(self._requests(deployment, replicas) for deployment, replicas in whole) * len(self.seeds)
 
     def at_rate(self, whole: Sequence[tuple[Deployment, int]]) -> list[Records]:
         """Records of each deployment with so many replicas at the wanted rate, for each seed."""
         checks = [
             Check(
                 self.base,
-                each.screened.candidate.overrides(replicas),
+                deployment.screened.candidate.overrides(replicas),
                 seed,
                 self.rate,
-                self._requests(each, replicas),
+                self._requests(deployment, replicas),
                 self.store,
                 self.forecast,
             )
-            for each, replicas in whole
+            for deployment, replicas in whole
             for seed in self.seeds
         ]
         for task in checks:
             self.forecast.expect(task, task.num_requests)
-        found = spread(check, checks, _lost_check, None, self._num_workers(checks), self.engine) if checks else []
+        checked = spread(check, checks, _lost_check, None, self._num_workers(checks), self.engine) if checks else []
         count = len(self.seeds)
-        return [tuple(one.record for one in found[i * count : (i + 1) * count]) for i in range(len(whole))]
+        return [tuple(one.record for one in checked[i * count : (i + 1) * count]) for i in range(len(whole))]
 
     def _moved(self, one: Settled) -> bool:
         """Change the replicas of `one` to the next that are to be tried; False where it has what it is to have."""
@@ -180,11 +188,11 @@ class Runs:
         near = [first[index][0] or 0.0 for index in known]
         self.forecast.expect(_OTHER_SEEDS, 0)
         others = self._tried([whole[index] for index in known], self.seeds[1:], near, _NEAR_STRIDE)
-        found: list[tuple[float, ...] | None] = [None] * len(whole)
+        highest: list[tuple[float, ...] | None] = [None] * len(whole)
         for index, rates in zip(known, others, strict=True):
             there = tuple(rate for rate in (*first[index], *rates) if rate is not None)
-            found[index] = there if len(there) == len(self.seeds) else None
-        return found
+            highest[index] = there if len(there) == len(self.seeds) else None
+        return highest
 
     def _tried(
         self,
@@ -197,16 +205,16 @@ class Runs:
         trials = [
             Trial(
                 self.base,
-                each.screened.candidate.overrides(replicas),
+                deployment.screened.candidate.overrides(replicas),
                 seed,
                 start,
                 self.spec.attainment,
-                self._requests(each, replicas),
+                self._requests(deployment, replicas),
                 self.store,
                 stride,
                 self.forecast,
             )
-            for (each, replicas), start in zip(whole, starts, strict=True)
+            for (deployment, replicas), start in zip(whole, starts, strict=True)
             for seed in seeds
         ]
         for task in trials:
@@ -230,7 +238,7 @@ class Runs:
             return self.spec.num_requests
         slo = self.scenario.slo
         in_flight = deployment.screened.batch * deployment.screened.candidate.num_engines * replicas
-        beyond = [each.limit_ms for each in slo.statistics if each.latency in ("ttft", "e2el")]
+        beyond = [limit.limit_ms for limit in slo.statistics if limit.latency in ("ttft", "e2el")]
         patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0, *beyond) / 1e3
         wanted = max(_LIVES * in_flight, _WAITS * patience_s * deployment.screened.rate * replicas, _FEWEST_REQUESTS)
         return int(min(wanted, _MOST_REQUESTS))

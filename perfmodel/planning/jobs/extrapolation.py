@@ -58,10 +58,10 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
         one, other = (_product(record, (name, *factors)) for record in (short, long))
         if one is None or other is None:
             continue
-        found = other + further * max(other - one, 0.0)
+        value = other + further * max(other - one, 0.0)
         for factor in factors:
-            found /= values[factor] or 1.0
-        values[name] = found
+            value /= values[factor] or 1.0
+        values[name] = value
     if long.values.get(_DRAIN) is not None:
         values[_DRAIN] = (_product(long, (_DRAIN, "duration")) or 0.0) / (values["duration"] or 1.0)
     return Record(values, "", long.clock, long.origin, long.notes)

@@ -78,7 +78,7 @@ def plan_job(
         )
     with shown("screening"):
         space = enumerate_space(base, spec)
-        unified = [each for each in space.candidates if each.ratio is None]
+        unified = [candidate for candidate in space.candidates if candidate.ratio is None]
         screen = JobScreen(unified, scenario, spec)
         jobs = screen.jobs()
     chosen = _finalists(jobs, spec)
@@ -103,18 +103,18 @@ def plan_job(
 
 def _sized(plan: JobPlan, run: "_Runs", screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
     """Each job with as many replicas as are done in time in the wanted share of draws, as far as these are allowed."""
-    found, spec = list(settled), plan.spec
+    jobs, spec = list(settled), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job":
-        return found
+        return jobs
     for _ in range(_MOST_MOVES):
-        more = {place: count for place, job in enumerate(found) if (count := _enough(plan, screen, job)) > job.replicas}
+        more = {place: count for place, job in enumerate(jobs) if (count := _enough(plan, screen, job)) > job.replicas}
         if not more:
             break
-        asked = [_with_replicas(found[place], count) for place, count in more.items()]
+        asked = [_with_replicas(jobs[place], count) for place, count in more.items()]
         done = screen.under_draws(run.of(asked))
         for place, job in zip(more, done, strict=True):
-            found[place] = job
-    return found
+            jobs[place] = job
+    return jobs
 
 
 def _enough(plan: JobPlan, screen: JobScreen, job: Job) -> int:
@@ -237,8 +237,8 @@ class _Runs:
             for place, job in enumerate(jobs)
             for seed in seeds
         }
-        found = self._records([point for points in runs.values() for point in points], self.num_requests(jobs))
-        done = {key: [found[point] for point in points] for key, points in runs.items()}
+        record_of = self._records([point for points in runs.values() for point in points], self.num_requests(jobs))
+        done = {key: [record_of[point] for point in points] for key, points in runs.items()}
         return [
             replace(job, records=tuple(self._whole(job, done[place, seed]) for seed in seeds))
             for place, job in enumerate(jobs)

@@ -138,8 +138,8 @@ class Screen:
         for name, limit, share in wanted.statistics:
             used = _seconds(served, self.demand, name) / limit
             parts.append(used.mean(axis=1) if share is None else np.quantile(used, share, axis=1, method="higher"))
-        found: Floats = np.max(parts, axis=0)
-        return found
+        tightness: Floats = np.max(parts, axis=0)
+        return tightness
 
     def under_draws(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[Drawn]:
         """What common draws of the calibration's errors do to each, at the rate that it is to serve."""
@@ -222,7 +222,7 @@ def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
         return np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
 
     limits = {name: seconds(limit) for name, limit in given.items() if limit is not None}
-    statistics = tuple((each.latency, seconds(each.limit_ms), each.share) for each in slo.statistics)
+    statistics = tuple((limit.latency, seconds(limit.limit_ms), limit.share) for limit in slo.statistics)
     if not slo.is_given:
         raise SpecError(
             "a plan needs limits to meet: give --ttft 500ms --tpot 50ms, or slo: {ttft_ms: 500, tpot_ms: 50}."
@@ -305,14 +305,14 @@ def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_
     good = np.ones(served.ttft.shape, dtype=bool)
     for name, limit in wanted.limits.items():
         good &= _seconds(served, demand, name) <= limit
-    found: NDArray[np.bool_] = good.mean(axis=1, keepdims=True) >= wanted.attainment
+    is_met: NDArray[np.bool_] = good.mean(axis=1, keepdims=True) >= wanted.attainment
     for name, limit, share in wanted.statistics:
         seconds = _seconds(served, demand, name)
         if share is None:
-            found &= (seconds / limit).mean(axis=1, keepdims=True) <= 1
+            is_met &= (seconds / limit).mean(axis=1, keepdims=True) <= 1
         else:
-            found &= (seconds <= limit).mean(axis=1, keepdims=True) >= share
-    return found
+            is_met &= (seconds <= limit).mean(axis=1, keepdims=True) >= share
+    return is_met
 
 
 def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
@@ -349,10 +349,10 @@ def _binding(
         else:
             missed.append((seconds > limit).mean(axis=1) / (1 - share))
     most = np.array(missed).argmax(axis=0)
-    found = []
+    binding = []
     for index, candidate in enumerate(candidates):
         name = names[most[index]]
         if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limits[most[index]].mean():
             name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
-        found.append(name)
-    return found
+        binding.append(name)
+    return binding

@@ -210,25 +210,25 @@ def _first_step(
     E[t^2] / E[t]).
     """
     surfaces = service.prompts
-    beside = np.where(is_apart, 0.0, decodes)
+    num_decodes = np.where(is_apart, 0.0, decodes)
     alone = np.where(is_apart, 0.0, surfaces.decode(np.maximum(decodes, 1.0)))
-    budget = np.maximum(service.budget - beside, 1.0)
+    budget = np.maximum(service.budget - num_decodes, 1.0)
     prompt, cached, _ = (values[None, :] for values in demand.typical)
-    gap = np.where(is_apart, surfaces.beside(beside, np.minimum(demand.mean_prompt, budget)), mean_step)
+    gap = np.where(is_apart, surfaces.beside(num_decodes, np.minimum(demand.mean_prompt, budget)), mean_step)
     arrived = rate * gap
     share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
-    mixed = surfaces.beside(beside, np.minimum(arrived * demand.mean_prompt / share, budget))
+    mixed = surfaces.beside(num_decodes, np.minimum(arrived * demand.mean_prompt / share, budget))
     added = np.maximum(mixed - alone, 0.0)
     square = square_of_some(arrived, added, work.square)
     biased = mixed + np.maximum(square - added**2, 0.0) / mixed
     busy = share * mixed
     in_mixed = busy / np.maximum(busy + (1 - share) * alone, 1e-12)
-    found = np.where(SCORES[1][None, :] < in_mixed, biased, alone)
+    first_s = np.where(SCORES[1][None, :] < in_mixed, biased, alone)
     is_busy = np.where(is_apart, np.minimum(rate * gap, 1.0), 1.0 - np.exp(-np.maximum(decodes, rate * gap)))
-    found = np.where(is_apart, biased, found)
-    whole = prompt + rate * found * np.where(SCORES[0][None, :] < is_busy, 1.0, 0.0) * demand.mean_prompt
-    own = surfaces.beside(beside, np.minimum(whole, budget)) * np.maximum(whole / budget, 1.0)
-    return own + _contexts(surfaces, prompt, cached, budget), found, is_busy
+    first_s = np.where(is_apart, biased, first_s)
+    whole = prompt + rate * first_s * np.where(SCORES[0][None, :] < is_busy, 1.0, 0.0) * demand.mean_prompt
+    own = surfaces.beside(num_decodes, np.minimum(whole, budget)) * np.maximum(whole / budget, 1.0)
+    return own + _contexts(surfaces, prompt, cached, budget), first_s, is_busy
 
 
 def _held_up(

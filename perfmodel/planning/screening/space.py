@@ -83,7 +83,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
             found,
             rooms,
             choices,
-            [(*each, ratio, None) for each in _schedules(space, rooms.engine(choices)) for ratio in own],
+            [(*schedule, ratio, None) for schedule in _schedules(space, rooms.engine(choices)) for ratio in own],
         )
     if is_unequal:
         _check_hardware_is_whole(base, space)
@@ -91,10 +91,10 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
         decode = _overlaid(space, space.decode)
         for choices in _layout_choices(decode):
             with_prefills = [
-                (*each, ratio, prefill)
-                for each in _schedules(decode, rooms.engine(choices))
+                (*schedule, ratio, prefill)
+                for schedule in _schedules(decode, rooms.engine(choices))
                 for ratio in apart
-                for prefill in _prefills(choices, space.prefill, *each[:2])
+                for prefill in _prefills(choices, space.prefill, *schedule[:2])
             ]
             _add(found, rooms, choices, with_prefills)
     ruled_out = dict(found.ruled_out.most_common())
@@ -185,9 +185,9 @@ def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
         "speculation": drafts,
     }
     for name, values in wider.items():
-        found = space.model_copy(update={name: values})
-        if name not in spec.space.model_fields_set and found.num_candidates <= MAX_CANDIDATES:
-            space = found
+        wider_space = space.model_copy(update={name: values})
+        if name not in spec.space.model_fields_set and wider_space.num_candidates <= MAX_CANDIDATES:
+            space = wider_space
     return space
 
 

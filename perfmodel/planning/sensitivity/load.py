@@ -68,7 +68,7 @@ class OfferedLoad:
 def load_of(answers: WhatIfAnswers) -> OfferedLoad | None:
     """What the axis of rates says; None where there is none, or arrivals do not follow it."""
     arrivals = answers.scenario.traffic.arrivals
-    axis = next((each for each in answers.question.axes if each.path == RATE and each.xs), None)
+    axis = next((candidate for candidate in answers.question.axes if candidate.path == RATE and candidate.xs), None)
     if axis is None or arrivals.process not in _GROWING or arrivals.stages:
         return None
     rates = _rates(axis)
@@ -108,8 +108,8 @@ def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: S
 
 def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record]) -> KeptLoad:
     """By bisection, first among the rates of the axis: what is kept at one rate is taken to be kept at all lower."""
-    told = dict(zip(rates, records, strict=True))
-    ordered = sorted(told)
+    record_at = dict(zip(rates, records, strict=True))
+    ordered = sorted(record_at)
 
     @cache
     def summary(rate: float) -> dict[str, Any] | None:
@@ -119,7 +119,7 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
             return None
 
     def is_kept(rate: float) -> bool:
-        values = told[rate].values if rate in told and not scenario.slo.statistics else {}
+        values = record_at[rate].values if rate in record_at and not scenario.slo.statistics else {}
         found = values if values.get("slo_attainment") is not None else summary(rate)
         return found is not None and meets_slo(scenario, found)
 

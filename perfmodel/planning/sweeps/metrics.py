@@ -59,16 +59,16 @@ def max_request_rate(scenario: Scenario) -> float:
     def is_served(rate: float) -> bool:
         return meets_slo(scenario, sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
 
-    found = highest(is_served, arrivals.rate)
-    if found is None:
+    rate = highest(is_served, arrivals.rate)
+    if rate is None:
         lowest = arrivals.rate / 2**_MOST_DOUBLINGS
         raise SpecError(f"max_request_rate: the slo is missed even at {lowest:.1g} requests/s; relax it.")
-    if found == inf:
+    if rate == inf:
         raise SpecError(
             f"max_request_rate: all {scenario.traffic.num_requests or 'requests'} meet the slo even at "
             f"{arrivals.rate * 2**_MOST_DOUBLINGS:,.0f} requests/s, which is all at once; raise traffic.num_requests."
         )
-    return found
+    return rate
 
 
 def at_rate(scenario: Scenario, rate: float) -> Scenario:

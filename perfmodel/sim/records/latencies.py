@@ -75,33 +75,33 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
     A one-token answer has no TPOT to miss, and no gap. Where only means and percentiles are limited, the requests
     beyond them; a limit on gaps between tokens (itl) is one of the run, which no request misses.
     """
-    found: dict[str, Bools] = {}
+    masks: dict[str, Bools] = {}
     if slo.has_ttft_limit:
-        found["ttft"] = requests.ttft_s * 1e3 > slo.ttft_limit_ms(requests.num_prompt_tokens)
+        masks["ttft"] = requests.ttft_s * 1e3 > slo.ttft_limit_ms(requests.num_prompt_tokens)
     if slo.tpot_limit_ms is not None:
-        found["tpot"] = requests.tpot_s * 1e3 > slo.tpot_limit_ms
+        masks["tpot"] = requests.tpot_s * 1e3 > slo.tpot_limit_ms
     if slo.max_itl_ms is not None and requests.max_itl_s is not None:
-        found["max_itl"] = requests.max_itl_s * 1e3 > slo.max_itl_ms
+        masks["max_itl"] = requests.max_itl_s * 1e3 > slo.max_itl_ms
     if slo.e2el_ms is not None:
-        found["e2el"] = requests.e2el_s * 1e3 > slo.e2el_ms
+        masks["e2el"] = requests.e2el_s * 1e3 > slo.e2el_ms
     if slo.reading_speed is not None and requests.reader_wait_s is not None:
-        found["reader_wait"] = requests.reader_wait_s * 1e3 > slo.reading_wait_ms
+        masks["reader_wait"] = requests.reader_wait_s * 1e3 > slo.reading_wait_ms
     if not slo.is_of_requests:
         seconds = {"ttft": requests.ttft_s, "tpot": requests.tpot_s, "e2el": requests.e2el_s}
-        found |= {
-            each.field: seconds[each.latency] * 1e3 > each.limit_ms
-            for each in slo.statistics
-            if each.latency in seconds
+        masks |= {
+            limit.field: seconds[limit.latency] * 1e3 > limit.limit_ms
+            for limit in slo.statistics
+            if limit.latency in seconds
         }
-    return found
+    return masks
 
 
-def percentiles_met(slo: SLO, found: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
+def percentiles_met(slo: SLO, summary: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
     """Whether each mean and percentile that `slo` limits is within its limit in a run with the latencies `found`; empty
     where none is limited. A class of requests has no gaps between tokens of its own."""
-    lost_share = num_lost / max(num_lost + found["completed"], 1)
-    limits = [each for each in slo.statistics if each.metric in found]
-    met = {each.field: each.is_met(found[each.metric], lost_share) for each in limits}
+    lost_share = num_lost / max(num_lost + summary["completed"], 1)
+    limits = [limit for limit in slo.statistics if limit.metric in summary]
+    met = {limit.field: limit.is_met(summary[limit.metric], lost_share) for limit in limits}
     return {"slo_percentiles_met": met} if met else {}
 
 

@@ -160,8 +160,8 @@ def summarize(
         "num_steps": collector.num_steps,
         "origin": calibration.origin if calibration else "measured",
     }
-    if (found := overload(scenario, requests, len(collector.lost))) is not None:
-        summary["overload"] = found
+    if (overloaded := overload(scenario, requests, len(collector.lost))) is not None:
+        summary["overload"] = overloaded
     if classes:
         summary["classes"] = classes
     if requests.turn is not None:

@@ -218,8 +218,8 @@ def about_flag(name: str) -> str:
     Underscores count as hyphens. Where several servers have the flag, vLLM's counts.
     """
     wanted = name.replace("_", "-")
-    servers = [each for each in all_commands() if each.role == "server"]
-    for command in sorted(servers, key=lambda each: each.name != "vllm"):
+    servers = [command for command in all_commands() if command.role == "server"]
+    for command in sorted(servers, key=lambda command: command.name != "vllm"):
         rules = [rule for key, rule in command.rules.items() if key.rpartition(".")[2].replace("_", "-") == wanted]
         for rule in sorted(rules, key=lambda rule: rule.kind != "modelled"):
             if rule.modelled is None:

@@ -29,7 +29,7 @@ _STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 
 
-def complete(found: Reading, command: str, engine: str) -> None:
+def complete(reading: Reading, command: str, engine: str) -> None:
     """Fill in the fields that several arguments of a server say together.
 
     command, engine: their names; an engine that is not described has another's
@@ -37,14 +37,14 @@ def complete(found: Reading, command: str, engine: str) -> None:
     Raises SpecError for what they contradict each other in.
     """
     if engine != "vllm":
-        found.put("engine.profile", engine)
-    _BY_COMMAND[command](found)
-    _drafts(found)
-    if "kv_role" in found.line or "kv_connector" in found.line:
-        _role(found)
-    for name in [name for name in found.line if name not in _FOR_SEVERAL]:
-        del found.line[name]
-        found.unmodelled.append((found.said[f"line.{name}"], "an argument of what the line has not"))
+        reading.put("engine.profile", engine)
+    _BY_COMMAND[command](reading)
+    _drafts(reading)
+    if "kv_role" in reading.line or "kv_connector" in reading.line:
+        _role(reading)
+    for name in [name for name in reading.line if name not in _FOR_SEVERAL]:
+        del reading.line[name]
+        reading.unmodelled.append((reading.said[f"line.{name}"], "an argument of what the line has not"))
 
 
 def _vllm(found: Reading) -> None:
@@ -113,35 +113,35 @@ def _trtllm(found: Reading) -> None:
         found.put("engine.kv_offload.capacity_bytes", host_bytes, found.said["line.host_cache_bytes"])
 
 
-def _lmdeploy(found: Reading) -> None:
-    _experts(found)
-    found.unmodelled.append(("lmdeploy", "its own kernels and scheduler, for which vLLM's stand in"))
+def _lmdeploy(reading: Reading) -> None:
+    _experts(reading)
+    reading.unmodelled.append(("lmdeploy", "its own kernels and scheduler, for which vLLM's stand in"))
 
 
-def _llama_server(found: Reading) -> None:
+def _llama_server(reading: Reading) -> None:
     """`-c` is the context of all slots together, unless their number is chosen by the server, which then share it."""
-    name = found.line.pop("gguf", None)
+    name = reading.line.pop("gguf", None)
     if name is not None:
-        _gguf(found, str(name), found.said["line.gguf"])
-    context, slots = found.line.pop("ctx_size", None), found.get("engine.max_num_seqs")
+        _gguf(reading, str(name), reading.said["line.gguf"])
+    context, slots = reading.line.pop("ctx_size", None), reading.get("engine.max_num_seqs")
     if context is not None:
-        found.put("engine.max_model_len", context // (slots or 1), found.said["line.ctx_size"])
-    values = found.line.pop("cache_type_v", None)
-    if values != found.get("engine.kv_cache_dtype"):
-        said = found.said.get("line.cache_type_v") or found.said["engine.kv_cache_dtype"]
-        found.unmodelled.append((said, "keys and values in two formats; taken as that of the keys"))
-    layers = str(found.line.pop("gpu_layers", "all"))
+        reading.put("engine.max_model_len", context // (slots or 1), reading.said["line.ctx_size"])
+    values = reading.line.pop("cache_type_v", None)
+    if values != reading.get("engine.kv_cache_dtype"):
+        argument = reading.said.get("line.cache_type_v") or reading.said["engine.kv_cache_dtype"]
+        reading.unmodelled.append((argument, "keys and values in two formats; taken as that of the keys"))
+    layers = str(reading.line.pop("gpu_layers", "all"))
     if layers not in ("all", "auto", "-1") and not (layers.isdecimal() and int(layers) >= _ALL_LAYERS):
         why = "layers with the CPU; give engine.cpu and engine.n_gpu_layers"
-        found.unmodelled.append((found.said["line.gpu_layers"], why))
+        reading.unmodelled.append((reading.said["line.gpu_layers"], why))
 
 
-def _ollama(found: Reading) -> None:
+def _ollama(reading: Reading) -> None:
     """`llama3.1:8b-instruct-q8_0`: a family, a size, and a type, Q4_K_M where none is given; or `hf.co/owner/name`."""
-    tag = str(found.line.pop("tag", ""))
+    tag = str(reading.line.pop("tag", ""))
     host, _, repository = tag.partition("/")
     if host in _HUBS:
-        _gguf(found, repository, tag)
+        _gguf(reading, repository, tag)
     elif tag:
         family, _, rest = tag.partition(":")
         parts = rest.split("-")
@@ -149,40 +149,40 @@ def _ollama(found: Reading) -> None:
         size = [part for part in parts if part != kind]
         sizes = ["-".join(size[:count]) for count in (1, *range(len(size), 1, -1))]
         families = (family, _LETTER_DIGIT.sub(r"\1-\2", family))
-        names = [f"{name}-{each}".strip("-") for each in sizes for name in families]
+        names = [f"{name}-{suffix}".strip("-") for suffix in sizes for name in families]
         known = next((name for name in names if looked_up("models", name) is not None), names[0])
-        found.put("model", known, tag)
-        _weights(found, known, kind or "", tag, "which most of Ollama's tags have")
-    if found.get("engine.max_num_seqs") is None:
-        found.put("engine.max_num_seqs", 1)
-        found.assumed.append("one request at a time (OLLAMA_NUM_PARALLEL)")
+        reading.put("model", known, tag)
+        _weights(reading, known, kind or "", tag, "which most of Ollama's tags have")
+    if reading.get("engine.max_num_seqs") is None:
+        reading.put("engine.max_num_seqs", 1)
+        reading.assumed.append("one request at a time (OLLAMA_NUM_PARALLEL)")
 
 
-def _gguf(found: Reading, name: str, said: str) -> None:
+def _gguf(reading: Reading, name: str, argument: str) -> None:
     """The model of a file or of a Hugging Face repository of GGUF files. A file that is here says it all itself."""
     path = expanded(name)
     if may_touch(path) and path.is_file():
-        found.put("model", str(path.resolve()), said)
+        reading.put("model", str(path.resolve()), argument)
         return
     repository, _, kind = name.partition(":")
     stem = PurePath(repository).name.removesuffix(".gguf")
     stem = re.sub(r"[-_.]gguf$", "", stem, flags=re.IGNORECASE)
     named = _TYPE_AT_END.fullmatch(stem)
     stem, kind = (named[1], named[2]) if named else (stem, kind)
-    found.put("model", stem, said)
+    reading.put("model", stem, argument)
     why = "as the file's name has no type" if repository.endswith(".gguf") else "the usual type of a repository's files"
-    _weights(found, stem, kind, said, why)
+    _weights(reading, stem, kind, argument, why)
 
 
-def _weights(found: Reading, model: str, kind: str, said: str, why: str) -> None:
+def _weights(reading: Reading, model: str, kind: str, argument: str, why: str) -> None:
     """The type of a GGUF file as the format of the weights; gpt-oss comes in its own alone."""
     if kind.lower() in _FLOATS:
-        found.put("engine.dtype", _FLOATS[kind.lower()], said)
+        reading.put("engine.dtype", _FLOATS[kind.lower()], argument)
     elif kind:
-        found.put("engine.quantization", kind.lower(), said)
+        reading.put("engine.quantization", kind.lower(), argument)
     elif not model.lower().startswith("gpt-oss"):
-        found.put("engine.quantization", "q4_k_m")
-        found.assumed.append(f"weights in Q4_K_M, {why}")
+        reading.put("engine.quantization", "q4_k_m")
+        reading.assumed.append(f"weights in Q4_K_M, {why}")
 
 
 def _experts(found: Reading) -> None:
@@ -197,23 +197,25 @@ def _experts(found: Reading) -> None:
         found.unmodelled.append((said, f"experts over {size} of {ranks} ranks, and split within; taken as over all"))
 
 
-def _drafts(found: Reading) -> None:
+def _drafts(reading: Reading) -> None:
     """The drafter's fields, as its method has them."""
-    method = found.get(f"{_CONFIG}.method")
+    method = reading.get(f"{_CONFIG}.method")
     if method is None:
         return
-    if method == "draft_model" and "draft_model" in found.line:
-        found.put(f"{_CONFIG}.model", found.line.pop("draft_model"), found.said["line.draft_model"])
-        if "draft_quantization" in found.line:
-            quantization = found.line.pop("draft_quantization")
-            found.put(f"{_CONFIG}.quantization", quantization, found.said["line.draft_quantization"])
-    elif method in _OWN_HEADS and found.line.pop("draft_model", None) is not None:
-        found.notes.append(f"{found.said['line.draft_model']}: priced by its method, {method}, not by its files")
-    if found.get(f"{_CONFIG}.acceptance") is None:
-        is_mtp = "mtp" in found.said.get(f"{_CONFIG}.method", "") or "NEXTN" in found.said.get(f"{_CONFIG}.method", "")
+    if method == "draft_model" and "draft_model" in reading.line:
+        reading.put(f"{_CONFIG}.model", reading.line.pop("draft_model"), reading.said["line.draft_model"])
+        if "draft_quantization" in reading.line:
+            quantization = reading.line.pop("draft_quantization")
+            reading.put(f"{_CONFIG}.quantization", quantization, reading.said["line.draft_quantization"])
+    elif method in _OWN_HEADS and reading.line.pop("draft_model", None) is not None:
+        reading.notes.append(f"{reading.said['line.draft_model']}: priced by its method, {method}, not by its files")
+    if reading.get(f"{_CONFIG}.acceptance") is None:
+        is_mtp = "mtp" in reading.said.get(f"{_CONFIG}.method", "") or "NEXTN" in reading.said.get(
+            f"{_CONFIG}.method", ""
+        )
         rate = RIGHT_OF_MTP if is_mtp else _RIGHT.get(method, 0.7)
-        found.put(f"{_CONFIG}.acceptance.rate", rate)
-        found.assumed.append(f"{rate:.0%} of the tokens that {method} drafts are right ({_CONFIG}.acceptance)")
+        reading.put(f"{_CONFIG}.acceptance.rate", rate)
+        reading.assumed.append(f"{rate:.0%} of the tokens that {method} drafts are right ({_CONFIG}.acceptance)")
 
 
 def _role(found: Reading) -> None:

@@ -99,17 +99,17 @@ def _nothing_found(script: ShellScript) -> str:
 def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Reading:
     description = command.description
     arguments = _with_config(read_arguments(command.words, description, command.place), command, script, asking)
-    found = read_server(arguments, command.environment, description, command.place)
+    reading = read_server(arguments, command.environment, description, command.place)
     assert description.engine is not None
-    complete(found, description.name, description.engine)
-    _place(found, command.placement, asking.hardware, command.place)
+    complete(reading, description.name, description.engine)
+    _place(reading, command.placement, asking.hardware, command.place)
     if command.version is not None:
         chosen = load_engine_description(description.engine).choose(command.version)
         if chosen.age == "described":
-            found.put("engine.version", command.version, f"the image {command.image}")
+            reading.put("engine.version", command.version, f"the image {command.image}")
         else:
-            found.notes.append(f"the image {command.image}: {chosen.note}")
-    return found
+            reading.notes.append(f"the image {command.image}: {chosen.note}")
+    return reading
 
 
 def _place(reading: Reading, placement: PodPlacement, hardware: str | None, place: str) -> None:
@@ -146,7 +146,7 @@ def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScrip
     given = arguments.given.pop(names[0])
     file = str(given.value)
     text = next(
-        (script.files[each] for each in (file, f"./{file}", file.removeprefix("./")) if each in script.files), None
+        (script.files[name] for name in (file, f"./{file}", file.removeprefix("./")) if name in script.files), None
     )
     path = asking.folder / expanded(file)
     if text is None and not may_touch(path):
@@ -159,11 +159,11 @@ def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScrip
     loaded = load_yaml_text(text, file) if text is not None else load_yaml(path)
     of_file = flags_of_mapping(loaded.data, command.description, file)
     wins = command.description.config_wins
-    found, after = (arguments, of_file) if wins else (of_file, arguments)
-    found.notes += after.notes
-    for each in after.given.values():
-        found.add(each)
-    return found
+    merged, after = (arguments, of_file) if wins else (of_file, arguments)
+    merged.notes += after.notes
+    for flag in after.given.values():
+        merged.add(flag)
+    return merged
 
 
 def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> Reading:
@@ -296,16 +296,16 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, h
 
 def _around(commands: Sequence[FoundCommand]) -> list[str]:
     """What stood before a command, where anything did."""
-    found = []
-    for each in commands:
+    notes = []
+    for command in commands:
         words = [
             word
-            for word in each.around
-            if ("=" not in word or word.startswith("-")) and not (each.version and word == each.image)
+            for word in command.around
+            if ("=" not in word or word.startswith("-")) and not (command.version and word == command.image)
         ]
         if words:
             shown = " ".join(words)
-            found.append(
-                f"around {each.description.title}, not read: {shown[:200]}{' ...' if len(shown) > 200 else ''}"
+            notes.append(
+                f"around {command.description.title}, not read: {shown[:200]}{' ...' if len(shown) > 200 else ''}"
             )
-    return found
+    return notes

@@ -106,20 +106,20 @@ def _take_modelled(given: Given, flag: ModelledFlag, found: Reading) -> None:
         found.put(flag.field, value, given.written)
 
 
-def _take_variable(name: str, value: str, found: Reading, description: CommandDescription, place: str) -> None:
+def _take_variable(name: str, value: str, reading: Reading, description: CommandDescription, place: str) -> None:
     rules = description.environment
     if name in rules.modelled:
         target = rules.modelled[name]
         rule = description.rules[target]
         if rule.modelled is None:
             raise SpecError(f"{place}: {name}: no field of a scenario.")
-        if rule.modelled.field not in found.said:
+        if rule.modelled.field not in reading.said:
             is_count = rule.modelled.kind == "integer" and value.isdecimal()
             read = int(value) if is_count else value
-            _take_modelled(Given(rule, target, read, f"{name}={value}"), rule.modelled, found)
+            _take_modelled(Given(rule, target, read, f"{name}={value}"), rule.modelled, reading)
         else:
-            found.irrelevant.append(f"{name}={value}")
+            reading.irrelevant.append(f"{name}={value}")
     elif (why := description.unmodelled_variable(name)) is None:
-        found.irrelevant.append(name)
+        reading.irrelevant.append(name)
     else:
-        found.unmodelled.append((f"{name}={value}", why))
+        reading.unmodelled.append((f"{name}={value}", why))

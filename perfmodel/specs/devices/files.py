@@ -50,8 +50,8 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
         return DeviceSource(own, own.stem)
     text = str(name_or_path)
     device = named(text)
-    found = _of_size(plain_name(text)) if device is None else _source(device)
-    if found is None:
+    source = _of_size(plain_name(text)) if device is None else _source(device)
+    if source is None:
         if _SLICE.search(text):
             raise SpecError(
                 f"got {text!r}; slices of a GPU (MIG) are not modelled. Describe the slice's compute units, memory and "
@@ -64,7 +64,7 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
                 f"--hardware {count}x{name} does both)."
             )
         raise unknown_name("hardware", text, more_names=[row.name for row in table_rows()])
-    return found
+    return source
 
 
 def counted_device(text: str) -> tuple[int | None, str]:

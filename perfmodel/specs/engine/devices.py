@@ -34,8 +34,8 @@ def with_defaults(
     Raises ValueError where the arguments given leave no room for the defaults of the others.
     """
     longest = engine.max_model_len or max_model_len
-    found = _defaults(engine, hardware, use, longest or 0)
-    update = {name: value for name, value in found.items() if name not in engine.model_fields_set}
+    defaults = _defaults(engine, hardware, use, longest or 0)
+    update = {name: value for name, value in defaults.items() if name not in engine.model_fields_set}
     merged = {**dict(engine), **update, "max_model_len": longest}
     if engine.batching == "continuous" and merged["max_num_batched_tokens"] < merged["max_num_seqs"]:
         raise ValueError(
