@@ -66,12 +66,12 @@ def fit_recorded(
 ) -> list[tuple[Calibration | EngineProfile | BackendFits, Path]]:
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
-    is_forced: write over files that are there
+    is_forced: overwrite existing files
 
     A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
     the engine's profile; a table of figures of single machines what it says about the engine's backends.
 
-    Raises SpecError for measurements that cannot be read, or are of another engine, and for files that are there.
+    Raises SpecError for measurements that cannot be read or are of another engine, and for existing files.
     """
     if describe_engine(engine).facts.backends:
         file = _target(out, f"backend@{engine}.yaml", is_forced)
@@ -89,10 +89,10 @@ def fit_recorded(
 
 
 def _target(out: Path | None, name: str, is_forced: bool) -> Path:
-    """The file to write. Raises SpecError where it is there already, unless `is_forced`."""
+    """The file to write. Raises SpecError if it exists, unless `is_forced`."""
     file = (out or data_dir("calibrations")) / name
     if file.exists() and not is_forced:
-        raise SpecError(f"{file}: is there already; name another folder with --out, or --force to write over it.")
+        raise SpecError(f"{file}: already exists; name another folder with --out, or overwrite it with --force.")
     return file
 
 
@@ -105,7 +105,7 @@ def fit_recorded_generation(
 ) -> tuple[GenerationFit, Path]:
     """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does.
 
-    out: folder to write to, by default among the calibrations; is_forced: write over a file that is there
+    out: folder to write to, by default among the calibrations; is_forced: overwrite an existing file
     """
     file = _target(out, f"generation@{architecture}.yaml", is_forced)
     rows, _ = read_steady_states(path)

@@ -115,7 +115,7 @@ class PlansReport(Printable):
     notes: Sequence[str]
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Cases by group: group, rows, equal."""
+        """Columns `group`, `rows` and `equal`."""
         return columns_of([{"group": name, **group} for name, group in self.by.items()])
 
     def to_json(self) -> dict[str, Any]:

@@ -304,7 +304,7 @@ class ValidationReport(Printable):
         return [row for each in self.comparisons for row in each.measured_rows(self.kind)]
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Errors: a row for each metric of each group, those of all rows first."""
+        """Errors by group and metric; the group `all` comes first."""
         groups = {"all": self.metrics, **self.by}
         return columns_of(
             [

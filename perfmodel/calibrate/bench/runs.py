@@ -80,7 +80,7 @@ class RequestTimes:
         return len(self.e2el_s)
 
     def scaled(self, factor: float) -> "RequestTimes":
-        """The same requests, whose times are `factor` times as long."""
+        """The same requests with all times multiplied by `factor`."""
         start_s = None if self.start_s is None else self.start_s * factor
         return replace(self, start_s=start_s, ttft_s=self.ttft_s * factor, e2el_s=self.e2el_s * factor)
 
@@ -103,7 +103,7 @@ class BenchRun:
     times:    request by request, where the file has that
     failed:   requests that were not answered, or not to their end
     row:      a test of llama-bench, which has no requests
-    speed:    simulated seconds per second of the emulator that was measured; 1 for a real server
+    speed:    simulated seconds per second of the measured emulator; 1 for a real server
     """
 
     name: str
@@ -120,23 +120,20 @@ class BenchRun:
     speed: float = 1.0
 
     def at_real_speed(self, speed: float | None = None) -> "BenchRun":
-        """The run as the deployment has it, whose clock the emulator turned at another speed: a second that was
-        measured is `speed` of its seconds.
+        """The run in the deployment's time: one measured second is `speed` simulated seconds.
 
-        speed: as the user says; None: as the file does
+        speed: as given by the user; None: as recorded in the file
 
-        Raises SpecError where they differ, and for a test that no server answered.
+        Raises SpecError if the two differ, and for a test without a server.
         """
         factor = self.speed if speed is None else speed
         if self.speed not in (1.0, factor):
-            raise SpecError(
-                f"{self.name}: got --speed {factor:g}, and the file says {self.speed:g}; leave --speed out."
-            )
+            raise SpecError(f"{self.name}: got --speed {factor:g}, but the file has {self.speed:g}; leave --speed out.")
         if factor == 1:
             return self
         if self.row is not None:
             raise SpecError(f"{self.name}: is a test of llama-bench, which measures no server; leave --speed out.")
-        told = (
+        note = (
             f"measured at {factor:g} simulated seconds per second: times here are multiplied by it, rates divided by it"
         )
         return replace(
@@ -144,7 +141,7 @@ class BenchRun:
             load=replace(self.load, rate=None if self.load.rate is None else self.load.rate / factor),
             measured={k: v * factor if k.endswith("_ms") else v / factor for k, v in self.measured.items()},
             times=None if self.times is None else self.times.scaled(factor),
-            notes=(*self.notes, told),
+            notes=(*self.notes, note),
             speed=1.0,
         )
 
@@ -237,14 +234,14 @@ def figures_of(times: RequestTimes, duration_s: float | None = None) -> dict[str
 
 
 def duration_of(name: str, data: Any, times: RequestTimes) -> float | None:
-    """Seconds that the run took; None where the file has none, 0 or NaN, which say nothing.
+    """Duration of the run in seconds; None where the file has none, 0 or NaN.
 
     Raises SpecError for a run shorter than its shortest request.
     """
     duration_s, shortest_s = figure(name, data, "duration"), float(times.e2el_s.min())
     if duration_s and duration_s < shortest_s:
         raise SpecError(
-            f"{name}: duration: found {duration_s:g} s, expected at least {shortest_s:g} s, its shortest request; "
+            f"{name}: duration: got {duration_s:g} s; expected at least {shortest_s:g} s, its shortest request; "
             f"correct it or leave it out."
         )
     return duration_s or None

@@ -73,7 +73,7 @@ class GivenSetup:
     scenario:  a name, a path or a text; None without one
     flags:     "model", "hardware", "traffic" -> what was given in place of one
     overrides: as of `--set`
-    speed:     as of `BenchRun`; None: as the files say
+    speed:     as in `BenchRun`; None: as recorded in the files
     """
 
     scenario: str | None = None

@@ -75,7 +75,7 @@ def _figures(name: str, data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _speed(name: str, data: Mapping[str, Any]) -> float:
-    """The emulator's, which `--metadata perfmodel_speed=0.5` has written; 1 without. Raises SpecError for 0."""
+    """The emulator's speed from `--metadata perfmodel_speed=0.5`; 1 without it. Raises SpecError for 0."""
     speed = figure(name, {"perfmodel_speed": 1, **data}, "perfmodel_speed")
     if not speed:
         raise SpecError(f"{name}: perfmodel_speed: got {data['perfmodel_speed']}; expected more than 0.")

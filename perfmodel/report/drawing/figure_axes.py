@@ -1,4 +1,4 @@
-"""Panels of a figure in plotly's terms: where its axes lie, and where its points and bars are drawn."""
+"""The panels of a plotly figure: axis positions, and the pixels of points and bars."""
 
 __all__ = ["MARGIN", "FigurePanel", "panels_of"]
 
@@ -15,16 +15,18 @@ from perfmodel.report.drawing.charts import COLOURS, text_width
 from perfmodel.report.numbers import format_short
 
 MARGIN = {"l": 64, "r": 24, "t": 48, "b": 48}
-_HEADROOM = 0.05  # of a linear axis without a given range, beyond its values
+_HEADROOM = 0.05  # above the values of a linear axis without an explicit range, as a share of their span
 
 
 @dataclass(frozen=True)
 class FigurePanel:
     """A pair of axes with its traces.
 
-    x, y:             from values to pixels; y_name, x_name: what plotly calls the axes: x2, y
-    names:            of the rows of bars, from below
-    x_ticks, y_ticks: (pixel, label); paper: over the width of all panels, from 0 to 1
+    x_name, y_name:   plotly's names of the axes, such as `x2` and `y`
+    x, y:             scales from values to pixels
+    names:            row names of a bar chart, bottom to top
+    x_ticks, y_ticks: (pixel, label)
+    paper:            scale from 0..1 to the width of all panels
     """
 
     x_name: str
@@ -39,11 +41,11 @@ class FigurePanel:
     y_title: str
     has_y_labels: bool
     paper: Scale
-    filled: dict[str, float] = field(default_factory=dict)  # row -> where its next bar starts
+    filled: dict[str, float] = field(default_factory=dict)  # row -> value at which its next bar starts
 
     @property
     def left(self) -> float:
-        """Pixels left of the panel."""
+        """Pixel at which the panel starts."""
         return self.x.start
 
     @property
@@ -52,19 +54,20 @@ class FigurePanel:
         return abs(self.y.start - self.y.end) / max(len(self.names), 1)
 
     def points(self, trace: Mapping[str, Any], bases: dict[str, list[float]]) -> list[tuple[float, float, float]]:
-        """(x, y, y of what lies below) in pixels. bases: sums of what is stacked so far, which this trace adds to"""
+        """(x, y, y of the baseline) in pixels. bases: running sums by stack group, which this trace adds to"""
         xs, ys = trace["x"], trace["y"]
         below = [0.0] * len(ys)
         if group := trace.get("stackgroup"):
             below = bases.get(group, below)
             ys = bases[group] = [base + y for base, y in zip(below, ys, strict=True)]
-        triples = (
-            each for each in zip(xs, ys, below, strict=True) if _is_drawn(*each[:2]) and self._is_within(each[1])
-        )
-        return [(self.x(x), self.y(y), self.y(base)) for x, y, base in triples]
+        return [
+            (self.x(x), self.y(y), self.y(base))
+            for x, y, base in zip(xs, ys, below, strict=True)
+            if _is_drawn(x, y) and self._is_within(y)
+        ]
 
     def has_room_for(self, shape: Mapping[str, Any]) -> bool:
-        """Whether a rule lies on the axes, rather than beyond their ends."""
+        """Whether a rule lies within the range of the y axis."""
         return str(shape.get("yref", "y")).endswith("domain") or self._is_within(shape["y0"])
 
     def _is_within(self, y: float) -> bool:
@@ -72,30 +75,30 @@ class FigurePanel:
         return self.y.low - margin <= y <= self.y.high + margin
 
     def bars(self, trace: Mapping[str, Any]) -> list[tuple[float, float, float]]:
-        """(start, end, height of the middle) of each bar, in pixels; the next trace goes on from their ends."""
-        found = []
+        """(start, end, y of the middle) of each bar, in pixels. The bars of the next trace start at their ends."""
+        spans = []
         for value, name in zip(trace["x"], trace["y"], strict=True):
             start = self.filled.get(name, 0.0)
             self.filled[name] = start + value
             row = self.y.start - (self.names.index(name) + 0.5) * self.row_height
-            found.append((self.x(start), self.x(start + value), row))
-        return found
+            spans.append((self.x(start), self.x(start + value), row))
+        return spans
 
     def place(self, item: Mapping[str, Any], axis: str, keys: Iterable[str]) -> list[float]:
-        """Pixels of an item's values on an axis, which may be shares of the panel (`x domain`) or of the paper."""
+        """Pixels of an item's values on an axis; values may be fractions of the panel (`x domain`) or of the paper."""
         scale, values = (self.x if axis == "x" else self.y), [item[key] for key in keys]
         reference = str(item.get(f"{axis}ref", axis))
-        if reference == "paper" and axis == "x":  # of all panels together: a title over one of them
+        if reference == "paper" and axis == "x":  # across all panels, as panel titles are
             return [self.paper(value) for value in values]
         if reference == "paper" or reference.endswith(" domain"):
             return [scale.start + value * (scale.end - scale.start) for value in values]
-        # Annotations have their places on logarithmic axes as exponents, shapes as values.
+        # On logarithmic axes plotly positions annotations by exponent and shapes by value.
         is_exponent = scale.is_log and "text" in item
         return [scale(10.0**value if is_exponent else value) for value in values]
 
 
 def panels_of(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], width: float) -> list[FigurePanel]:
-    """The panels of a figure, from the left."""
+    """The panels of a figure, left to right."""
     traces = [_plain(trace, COLOURS[number % len(COLOURS)]) for number, trace in enumerate(data)]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for trace in traces:
@@ -104,7 +107,7 @@ def panels_of(data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], widt
     names = [str(name) for trace in traces if trace["type"] == "bar" for name in trace["y"]]
     left = max(margin["l"], 14 + max(map(text_width, names), default=0.0))
     box = (left, width - margin["r"], margin["t"], layout["height"] - margin["b"])
-    return [_panel(x_name, y_name, mine, layout, box) for (x_name, y_name), mine in groups.items()]
+    return [_panel(x_name, y_name, panel_traces, layout, box) for (x_name, y_name), panel_traces in groups.items()]
 
 
 def _panel(
@@ -132,15 +135,15 @@ def _panel(
 
 
 def _names(traces: Sequence[Mapping[str, Any]], axis: Mapping[str, Any]) -> list[str]:
-    """The names of the rows of bars, the lowest first; none for lines."""
+    """Row names of a bar chart, bottom to top; none for lines."""
     bars = [str(name) for trace in traces if trace["type"] == "bar" for name in trace["y"]]
-    found = list(dict.fromkeys(axis.get("categoryarray") or bars)) if bars else []
-    return found[::-1] if axis.get("autorange") == "reversed" else found
+    names = list(dict.fromkeys(axis.get("categoryarray") or bars)) if bars else []
+    return names[::-1] if axis.get("autorange") == "reversed" else names
 
 
 def _values(traces: Sequence[Mapping[str, Any]], axis: str) -> list[float]:
-    """All values on an axis: of bars and of stacked lines their sums."""
-    found: list[float] = []
+    """All values on an axis; bars and stacked lines count by their sums."""
+    single: list[float] = []
     sums: dict[Any, float] = {}
     for trace in traces:
         if trace["type"] == "bar":
@@ -150,8 +153,8 @@ def _values(traces: Sequence[Mapping[str, Any]], axis: str) -> list[float]:
             for x, y in zip(trace["x"], trace["y"], strict=True):
                 sums[x] = sums.get(x, 0.0) + y
         else:
-            found += trace[axis]
-    return [value for value in (*found, *sums.values(), *([0.0] if sums else [])) if _is_drawn(value)]
+            single += trace[axis]
+    return [value for value in (*single, *sums.values(), *([0.0] if sums else [])) if _is_drawn(value)]
 
 
 def _scale(axis: Mapping[str, Any], values: Sequence[float], start: float, end: float) -> Scale:
@@ -162,7 +165,7 @@ def _scale(axis: Mapping[str, Any], values: Sequence[float], start: float, end: 
     low, high = axis.get("range") or (min(values, default=0.0), max(values, default=1.0))
     if axis.get("rangemode") == "tozero":
         low = min(low, 0.0)
-    if "range" not in axis and start > end:  # heights: a little room above
+    if "range" not in axis and start > end:  # vertical: some headroom
         high += _HEADROOM * (high - low)
     return Scale(low, high if high > low else low + 1.0, start, end)
 
@@ -187,12 +190,12 @@ def _is_drawn(*values: Any) -> bool:
 
 
 def _plain(trace: Mapping[str, Any], colour: str) -> dict[str, Any]:
-    """The trace with its arrays as lists: plotly has numpy's, or from version 6 on their bytes in base 64.
+    """The trace with its arrays as lists; plotly has numpy arrays, since version 6 as base-64 bytes.
 
-    colour: of a line that names none
+    colour: default for lines
     """
-    found = {key: _listed(value) for key, value in trace.items()}
-    return {**found, "line": {"color": colour, **(found.get("line") or {})}}
+    plain = {key: _listed(value) for key, value in trace.items()}
+    return {**plain, "line": {"color": colour, **(plain.get("line") or {})}}
 
 
 def _listed(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A figure in plotly's terms as SVG text. It draws what `perfmodel.report.plots` uses, and no more.
+"""Draw a plotly figure as SVG text. Supports only what `perfmodel.report.plots` uses.
 
-A page with these pictures needs no script: plotly's own has 4.8 MB. Axes are linear, logarithmic or of names; panels
-stand side by side. `<title>` elements carry the hover text of `hovertemplate`.
+A page with these pictures needs no script; plotly.js alone is 4.8 MB. Axes are linear, logarithmic or categorical;
+panels are laid out side by side. `<title>` elements carry the hover text of `hovertemplate`.
 """
 
 __all__ = ["figure_svg"]
@@ -16,22 +16,22 @@ from perfmodel.report.drawing.colours import GREY, GRID, INK
 from perfmodel.report.drawing.figure_axes import MARGIN, FigurePanel, panels_of
 from perfmodel.report.drawing.hover import hover_text
 
-_WIDTH, _HEIGHT = 1000, 320  # the second unless the layout says another
+_WIDTH, _HEIGHT = 1000, 320  # the layout may set another height
 _DASHES = {"dash": "6 5", "dot": "2 4"}
-_NO_POINTER = ' pointer-events="none"'  # of what has no words for it, so that what lies below is reached
+_NO_POINTER = ' pointer-events="none"'  # for elements without hover text, so that those below them get the pointer
 _ANCHORS = {"left": "start", "center": "middle", "right": "end"}
 _LINE = 15  # pixels between two lines of text
 _LEGEND_LINE = 18
-_FONT, _LEAST_FONT = 13, 9  # pixels
-_BAR = 0.65  # of a bar's row
+_FONT, _MIN_FONT = 13, 9  # pixels
+_BAR = 0.65  # height of a bar as a share of its row
 
 Trace = Mapping[str, Any]
 
 
 def figure_svg(figure: Mapping[str, Any], title: str) -> str:
-    """The picture of a figure's `data` and `layout`, as an element of HTML.
+    """A figure's `data` and `layout` as an `<svg>` element.
 
-    figure: as `to_plotly_json` gives it; title: what a screen reader says
+    figure: as returned by `to_plotly_json`; title: read by screen readers
     """
     layout = {"height": _HEIGHT, **figure["layout"]}
     panels = panels_of(figure["data"], layout, _WIDTH)
@@ -45,7 +45,7 @@ def figure_svg(figure: Mapping[str, Any], title: str) -> str:
     parts: list[str] = []
     for panel in panels:
         parts += _frame(panel)
-        parts += _hover_strips(panel)  # below the markers, which have words of their own
+        parts += _hover_strips(panel)  # below the markers, which have hover text of their own
         parts += _traces(panel)
     parts += _shapes(layout.get("shapes") or (), panels)
     parts += _annotations(layout.get("annotations") or (), panels)
@@ -81,8 +81,8 @@ def _frame(panel: FigurePanel) -> Iterator[str]:
     yield _text((panel.left + panel.x.end) / 2, y.start + 38, panel.x_title, more=f' fill="{GREY}"')
     if panel.y_title:
         middle = (y.start + y.end) / 2
-        turned = f' transform="rotate(-90 16 {middle:.1f})" fill="{GREY}"'
-        yield _text(16, middle, panel.y_title, more=turned)
+        rotated = f' transform="rotate(-90 16 {middle:.1f})" fill="{GREY}"'
+        yield _text(16, middle, panel.y_title, more=rotated)
 
 
 def _traces(panel: FigurePanel) -> Iterator[str]:
@@ -100,7 +100,7 @@ def _traces(panel: FigurePanel) -> Iterator[str]:
 
 
 def _line(trace: Trace, points: Sequence[tuple[float, float, float]]) -> Iterator[str]:
-    """A line over its area. points: (x, y, y of the area's lower edge), in pixels"""
+    """A line and the area below it. points: (x, y, y of the baseline), in pixels"""
     line = trace.get("line") or {}
     colour, width = line.get("color", GREY), line.get("width", 2)
     top = [(x, y) for x, y, _ in points]
@@ -124,23 +124,23 @@ def _markers(trace: Trace, points: Sequence[tuple[float, float, float]]) -> Iter
     fill, opacity = marker.get("color", GREY), marker.get("opacity", 1)
     for number, (x, y, _) in enumerate(points):
         radius = (sizes[number] if isinstance(sizes, Sequence) else sizes) / 2
-        told = _title(hover_text(trace, number))
-        pointer = "" if told else _NO_POINTER
+        tooltip = _title(hover_text(trace, number))
+        pointer = "" if tooltip else _NO_POINTER
         if marker.get("symbol") == "x":
             arm = 2 * radius
             arms = f"M{x - radius:.1f},{y - radius:.1f}l{arm},{arm}m0,{-arm}l{-arm},{arm}"
-            yield f'<path d="{arms}" stroke="{fill}" stroke-width="3"{pointer}>{told}</path>'
+            yield f'<path d="{arms}" stroke="{fill}" stroke-width="3"{pointer}>{tooltip}</path>'
         else:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{fill}" '
-            yield f'fill-opacity="{opacity}"{pointer}>{told}</circle>'
+            yield f'fill-opacity="{opacity}"{pointer}>{tooltip}</circle>'
         label = (trace.get("text") or [""] * len(points))[number]
         if label:
             place = places if isinstance(places, str) else places[number]
-            yield _beside(x, y, radius, label, place, (trace.get("textfont") or {}).get("size", 12))
+            yield _marker_label(x, y, radius, label, place, (trace.get("textfont") or {}).get("size", 12))
 
 
-def _beside(x: float, y: float, radius: float, label: str, place: str, size: float) -> str:
-    """A label on one side of its marker. place: as plotly says it, `bottom center`, `middle right`"""
+def _marker_label(x: float, y: float, radius: float, label: str, place: str, size: float) -> str:
+    """The label of a marker. place: plotly's `textposition`, such as `bottom center`"""
     height, side = place.split()
     dy = {"top": -radius - 4, "middle": 4, "bottom": radius + 12}[height]
     dx = 0 if side == "center" else radius + 3 if side == "right" else -radius - 3
@@ -149,20 +149,20 @@ def _beside(x: float, y: float, radius: float, label: str, place: str, size: flo
 
 
 def _bars(trace: Trace, panel: FigurePanel) -> Iterator[str]:
-    """Horizontal bars, stacked on those of the traces before, each with its text."""
+    """Horizontal bars with their labels, stacked on those of earlier traces."""
     colour = (trace.get("marker") or {}).get("color", GREY)
     for number, (start, end, at) in enumerate(panel.bars(trace)):
         high = _BAR * panel.row_height
-        told = _title(hover_text(trace, number))
+        tooltip = _title(hover_text(trace, number))
         yield f'<rect x="{start:.1f}" y="{at - high / 2:.1f}" width="{max(end - start, 0):.1f}" height="{high:.1f}" '
-        yield f'fill="{colour}">{told}</rect>'
+        yield f'fill="{colour}">{tooltip}</rect>'
         texts = trace.get("text")
         if texts and texts[number]:
             lines = str(texts[number]).split("<br>")
             width, room = max(text_width(line, _FONT) for line in lines), end - start - 4
             is_outside = trace["textposition"] == "outside" or (trace["textposition"] == "auto" and room < width)
             size = _FONT if is_outside else min(_FONT, _FONT * room / width)
-            if size < _LEAST_FONT:
+            if size < _MIN_FONT:
                 continue
             x, anchor = (end + 6, "start") if is_outside else ((start + end) / 2, "middle")
             ink = INK if is_outside else (trace.get("textfont") or {}).get("color", "white")
@@ -172,7 +172,7 @@ def _bars(trace: Trace, panel: FigurePanel) -> Iterator[str]:
 
 
 def _shapes(shapes: Sequence[Trace], panels: Sequence[FigurePanel]) -> Iterator[str]:
-    """Rules over a panel's whole width or height."""
+    """Lines across a panel."""
     for shape in shapes:
         panel = _panel(shape, panels)
         line = shape.get("line") or {}
@@ -200,30 +200,30 @@ def _annotations(notes: Sequence[Trace], panels: Sequence[FigurePanel]) -> Itera
 
 
 def _panel(item: Trace, panels: Sequence[FigurePanel]) -> FigurePanel:
-    """The panel whose axes an annotation or a shape names; the first for what names the paper."""
+    """The panel that an annotation or shape refers to by its axes; the first one for `paper`."""
     named = {str(item.get(f"{axis}ref", axis)).partition(" ")[0] for axis in ("x", "y")}
     return next((panel for panel in panels if panel.x_name in named or panel.y_name in named), panels[0])
 
 
 def _hover_strips(panel: FigurePanel) -> Iterator[str]:
-    """Over lines: for each pixel with points a strip, which says what all of them are."""
-    told: dict[int, list[str]] = {}
+    """For line plots: a strip for every pixel column with points, whose hover text lists all of them."""
+    texts_at: dict[int, list[str]] = {}
     for trace in panel.traces:
         if trace["type"] == "scatter" and "lines" in trace.get("mode", "lines") and trace.get("hovertemplate"):
             for number, (x, _, _) in enumerate(panel.points(trace, {})):
-                texts = told.setdefault(round(x), [])
+                texts = texts_at.setdefault(round(x), [])
                 texts += [text for text in [hover_text(trace, number)] if text not in texts]
-    columns = sorted(told)
+    columns = sorted(texts_at)
     if not columns:
         return
     edges = [panel.left, *((a + b) / 2 for a, b in pairwise(columns)), panel.x.end]
     for (left, right), column in zip(pairwise(edges), columns, strict=True):
         yield f'<rect class="hover" x="{left:.1f}" y="{panel.y.end:.0f}" width="{right - left:.1f}" '
-        yield f'height="{panel.y.start - panel.y.end:.0f}">{_title(chr(10).join(told[column]))}</rect>'
+        yield f'height="{panel.y.start - panel.y.end:.0f}">{_title(chr(10).join(texts_at[column]))}</rect>'
 
 
 def _legend_rows(layout: Mapping[str, Any], panels: Sequence[FigurePanel]) -> list[list[tuple[float, Trace]]]:
-    """The lines of the legend: traces and where they begin, in pixels from the left."""
+    """The rows of the legend: (x in pixels, trace) of every entry."""
     traces = [trace for panel in panels for trace in panel.traces]
     if not layout.get("showlegend", len(traces) > 1):
         return []

@@ -1,4 +1,4 @@
-"""What plotly's `hovertemplate` says of one point."""
+"""The hover text of one point, from plotly's `hovertemplate`."""
 
 __all__ = ["hover_text"]
 
@@ -13,12 +13,12 @@ _TAGS = re.compile(r"<extra>.*?</extra>|</?b>")
 
 
 def hover_text(trace: Mapping[str, Any], number: int) -> str:
-    """The text of point `number` of a trace, lines apart; empty for a trace without a template."""
+    """The hover text of point `number` of a trace, with line breaks; empty for a trace without a template."""
 
     def value(place: re.Match[str]) -> str:
         name, position, form = place.groups()
-        found = trace[name][number]
-        found = found if position is None else found[int(position)]
-        return format_si(found, "", int(form[1:-1])) if (form or "").endswith("s") else format(found, form or "")
+        item = trace[name][number]
+        item = item if position is None else item[int(position)]
+        return format_si(item, "", int(form[1:-1])) if (form or "").endswith("s") else format(item, form or "")
 
     return _PLACE.sub(value, _TAGS.sub("", trace.get("hovertemplate") or "").replace("<br>", "\n"))

@@ -1,1 +1,1 @@
-"""Figures of runs and steps, as plotly describes them."""
+"""Plotly figures of runs and steps."""

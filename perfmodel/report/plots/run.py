@@ -172,10 +172,7 @@ def throughput_figure(steps: StepColumns) -> go.Figure:
 
 
 def _band(bins: TimeBins, ends: tuple[Floats, Floats], colour: str) -> go.Scatter:
-    """An area from the least to the most in each bin, to lie below the line of means.
-
-    ends: the least and the most of each bin
-    """
+    """A band from the minimum to the maximum of each bin, drawn below the line of means. ends: (minima, maxima)"""
     low, high = ends
     return go.Scatter(
         x=np.concatenate((bins.centres_s, bins.centres_s[::-1])),
@@ -190,7 +187,7 @@ def _band(bins: TimeBins, ends: tuple[Floats, Floats], colour: str) -> go.Scatte
 
 
 def load_figure(steps: StepColumns) -> go.Figure:
-    """Requests running and waiting over time, all replicas together: means, and bands from the least to the most."""
+    """Requests running and waiting over time, all replicas together: means, with bands from minimum to maximum."""
     bins = time_bins(steps)
     figure = go.Figure()
     kinds = (("running", steps.num_running, BLUE, _BLUE_TINT), ("waiting", steps.num_waiting, ORANGE, _ORANGE_TINT))
@@ -213,8 +210,8 @@ def load_figure(steps: StepColumns) -> go.Figure:
 
 
 def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> go.Figure:
-    """KV cache in use over time, per cent of each replica's blocks; replicas are called by their `pools`. A single one
-    has a band from the least to the most."""
+    """KV cache usage over time, in percent of each replica's blocks; replicas are named by their `pools`. A single
+    replica has a band from minimum to maximum."""
     names = engine_names(pools)
     bins = time_bins(steps)
     replicas = replicas_of(steps)

@@ -89,14 +89,14 @@ def summed(steps: StepColumns, values: Floats, bins: TimeBins) -> Floats:
 
 
 def envelope(steps: StepColumns, values: Floats, bins: TimeBins) -> tuple[Floats, Floats]:
-    """The least and the most, in each bin, of what `summed` takes the mean of: its extremes are those of the run."""
+    """Minimum and maximum per bin of the quantity that `summed` averages. They include the run's own extremes."""
     times, at = np.unique(np.concatenate((steps.start_s, steps.end_s)), return_inverse=True)
     changes = np.bincount(at, np.concatenate((values, -values)), len(times))
-    levels = np.concatenate(([0.0], np.cumsum(changes)))  # before the first time, and after each
+    levels = np.concatenate(([0.0], np.cumsum(changes)))  # before the first time, then after every time
     first = np.searchsorted(times, bins.edges_s[:-1], "right")
     last = np.searchsorted(times, bins.edges_s[1:], "left")
     spans = np.column_stack((first, np.maximum(last, first) + 1)).ravel()
-    padded = np.append(levels, levels[-1])  # spans may end at the end
+    padded = np.append(levels, levels[-1])  # `reduceat` needs an index past the last level
     return np.minimum.reduceat(padded, spans)[::2], np.maximum.reduceat(padded, spans)[::2]
 
 

@@ -139,9 +139,9 @@ def _marker_pixels(share: float) -> float:
 
 
 def _label_places(rows: Sequence[OperatorEstimate], labels: Mapping[str, str], decades: float) -> dict[str, str]:
-    """Where each label stands beside its marker, so that it covers no other label or marker, on a plot of usual size.
+    """Label positions around the markers, chosen to cover no other label or marker on a plot of usual size.
 
-    rows: the operators drawn; labels: by operator; decades: of the x axis
+    rows: the operators drawn; labels: by operator; decades: number of decades on the x axis
     """
     total = sum(point.duration_s for point in rows) or 1.0
     markers = []  # x, y and radius, in pixels

@@ -126,15 +126,15 @@ def bench_brief(report: ValidationReport) -> Document:
 
 def _of_run(run: Mapping[str, Any]) -> list[Line]:
     """`41.4 -> 35.8 -14%` by metric."""
-    figures = {each["metric"]: each for each in run["figures"]}
+    figures = {row["metric"]: row for row in run["figures"]}
     cells: list[Line] = [run["run"]]
     for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput"):
-        found = figures.get(key)
-        if found is None:
+        row = figures.get(key)
+        if row is None:
             cells.append(MISSING)
             continue
-        text = f"{found['measured']:.3g} -> {found['predicted']:.3g} {found['error']:+.0%}"
-        cells.append(Span(text, "" if found.get("is_within", True) else "warn"))
+        text = f"{row['measured']:.3g} -> {row['predicted']:.3g} {row['error']:+.0%}"
+        cells.append(Span(text, "" if row.get("is_within", True) else "warn"))
     return cells
 
 

@@ -111,8 +111,8 @@ def device_view(device: HardwareSpec) -> Document:
         Table(("link", "one way", "peer to peer"), links),
         Paragraph(f"TDP {format_number(declared.tdp_w, 0)} W. Source: {declared.source}"),
     ]
-    known = "no price is known" if price is None else f"{price.usd_per_hour:g} USD an hour ({price.origin})"
-    blocks.append(Paragraph(f"Price: {known}"))
+    price_line = "no price is known" if price is None else f"{price.usd_per_hour:g} USD an hour ({price.origin})"
+    blocks.append(Paragraph(f"Price: {price_line}"))
     if declared.unconfirmed:
         missing = f"Not confirmed in a vendor's document: {', '.join(declared.unconfirmed)}"
         blocks.append(Paragraph(Span(missing, "communication")))
@@ -134,9 +134,9 @@ def _about(device: HardwareSpec) -> list[Paragraph]:
 
 
 def _capacity(level: MemoryLevel) -> str:
-    """As the datasheet has it, and as a process sees it where that is known."""
-    seen = f" ({format_si(level.visible_bytes, 'B')} visible)" if level.visible_bytes else ""
-    return format_si(level.capacity_bytes, "B") + seen
+    """Capacity by datasheet, and the capacity visible to a process where it is known."""
+    visible = f" ({format_si(level.visible_bytes, 'B')} visible)" if level.visible_bytes else ""
+    return format_si(level.capacity_bytes, "B") + visible
 
 
 def _yes_or_no(fact: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""What lies in device memory, as a document: what fits, of what it is made, how sure the times are, what next."""
+"""A memory plan as a document: what fits, the breakdown, the trust in step times, the next commands."""
 
 __all__ = ["memory_view"]
 
@@ -11,7 +11,7 @@ from perfmodel.report.document import Block, Document, Notes, Paragraph, Span, T
 from perfmodel.report.views.trust import trust_line
 from perfmodel.trust import Trust
 
-_USUAL_TOKENS = 2048  # of a sequence, where nothing says how long it is
+_USUAL_TOKENS = 2048  # context per sequence where none is given
 
 
 def memory_view(
@@ -22,8 +22,10 @@ def memory_view(
 ) -> Document:
     """Weights, activations, states and KV blocks of one device; the largest batch and context.
 
-    plan, trust: of one device, and of the step times; notes: sentences at the end
-    types:       what becomes of the model in each file type, where the engine can leave layers with the CPU
+    plan:  of one device
+    notes: sentences at the end
+    types: how the model fits in each file type, for engines that can keep layers on the CPU
+    trust: in the step times
     """
     blocks: list[Block] = [
         Paragraph(Span(_slots(plan, types[0].asked) if types else _served(plan), "strong")),
@@ -46,14 +48,14 @@ def _served(plan: MemoryPlan) -> str:
 
 
 def _slots(plan: MemoryPlan, asked: AskedSlots) -> str:
-    """Whether the slots asked for fit; if not, how many of that length fit, and how long so many may be."""
+    """Whether the requested slots fit; if not, the most slots of that context and the longest context of that many."""
     fitting, longest = plan.max_batch(asked.context), _longest(plan, asked.slots)
     if fitting >= asked.slots:
         return f"It fits: {_counted(asked.slots, longest)}."
     sizes = ((fitting, asked.context), (asked.slots, longest))
-    ways = [_counted(slots, tokens) for slots, tokens in sizes if slots and tokens]
+    fitting_sizes = [_counted(slots, tokens) for slots, tokens in sizes if slots and tokens]
     verdict = f"{_counted(asked.slots, asked.context)} {'does' if asked.slots == 1 else 'do'} not fit."
-    return f"{verdict} Largest that fits: {', or '.join(ways) or 'none'}."
+    return f"{verdict} Largest that fits: {', or '.join(fitting_sizes) or 'none'}."
 
 
 def _counted(slots: int, tokens: int) -> str:
@@ -61,7 +63,7 @@ def _counted(slots: int, tokens: int) -> str:
 
 
 def _longest(plan: MemoryPlan, batch: int = 1) -> int:
-    """The longest context of `batch` sequences, which the model's positions limit as well."""
+    """The longest context of `batch` sequences, capped by the model's positions."""
     return min(plan.max_context(batch), plan.longest or plan.max_context(batch))
 
 
@@ -72,7 +74,7 @@ def _parts(plan: MemoryPlan) -> Table:
 
 
 def _groups(plan: MemoryPlan) -> str:
-    """Which layers keep what of a sequence, where they have blocks of their own for it."""
+    """Which tokens each group of layers keeps, where groups have their own blocks."""
     kinds = Counter((group.span, group.is_chunk) for group in plan.kv_groups)
     groups = []
     for (span, is_chunk), count in kinds.items():
@@ -82,7 +84,7 @@ def _groups(plan: MemoryPlan) -> str:
 
 
 def _types(types: Sequence[TypeFit]) -> Table:
-    """Which file types fit, and how far."""
+    """Which file types fit, with how many layers and how long a context."""
     rows = [
         (
             fit.file_type.upper(),

@@ -109,8 +109,8 @@ def _tiles(result: RunResult) -> Tiles:
     summary = result.summary
     tiles = []
     for name in ("ttft", "tpot", "e2el"):
-        p99, held = f"p99 {_short(_latency(summary, 'p99', name))} ms", _slo_cell(result, name)
-        aside = Span(f"{p99}, SLO {held.text}" if held.text else p99, held.tone)
+        p99, verdict = f"p99 {_short(_latency(summary, 'p99', name))} ms", _slo_cell(result, name)
+        aside = Span(f"{p99}, SLO {verdict.text}" if verdict.text else p99, verdict.tone)
         tiles.append(Tile(f"mean {LATENCIES[name][0]}", _short(_latency(summary, "mean", name)), "ms", aside))
     goodput, requests = summary.get("request_goodput"), summary.get("request_throughput")
     within = f"{goodput / requests:.1%} within the SLO" if goodput is not None and requests else ""
@@ -166,37 +166,38 @@ def latency_table(result: RunResult, statistics: Sequence[str] = STATISTICS) -> 
 
 
 def _slo_cell(result: RunResult, name: str) -> Span:
-    """The share of requests within the limit on single ones, held against the share that is wanted, and the limits on
-    the mean and on percentiles, as they are met: `150: 94.0% met, 1000 p99 ok`."""
+    """The share of requests within the per-request limit, good at the target attainment, and whether the limits on the
+    mean and on percentiles are met: `150: 94.0% met, 1000 p99 ok`."""
     summary, slo = result.summary, result.scenario.slo
     share, limit = (summary.get("slo_attainment_by") or {}).get(name), slo.limit_ms(name)
     texts, is_good = [], True
     if share is not None:
         texts.append(f"{'' if limit is None else f'{limit:g}: '}{share:.1%} met")
         is_good = share >= result.scenario.attainment
-    for each in slo.statistics:
-        is_met = (summary.get("slo_percentiles_met") or {}).get(each.field)
-        if each.latency == name:
-            texts.append(f"{each.limit_ms:g} {each.statistic} {'ok' if is_met else 'over'}")
+    for limited in slo.statistics:
+        is_met = (summary.get("slo_percentiles_met") or {}).get(limited.field)
+        if limited.latency == name:
+            texts.append(f"{limited.limit_ms:g} {limited.statistic} {'ok' if is_met else 'over'}")
             is_good = is_good and bool(is_met)
     return Span(", ".join(texts), ("good" if is_good else "bad") if texts else "")
 
 
 def slo_verdict(result: RunResult) -> Iterator[Paragraph]:
-    """Which statistic of the run is held against which limit: the share of requests that meet all limits on single
-    ones, its mean, its percentiles."""
-    scenario, summary, held = result.scenario, result.summary, result.slo
-    if held is None:
+    """Whether the run meets its SLO: the share of requests within all per-request limits, then every limited mean and
+    percentile with its limit."""
+    scenario, summary, verdict = result.scenario, result.summary, result.slo
+    if verdict is None:
         return
     parts, limits = [], " and ".join(scenario.slo.request_limits_in_words)
     if limits:
-        limits = "the limits of their classes" if any(each.slo for each in scenario.traffic.classes) else limits
+        limits = "the limits of their classes" if any(item.slo for item in scenario.traffic.classes) else limits
         share = format_number(100 * (summary.get("slo_attainment") or 0.0), 1)
         parts.append(f"{share}% of requests meet {limits}, {scenario.attainment:.0%} wanted")
-    for each in scenario.slo.statistics:
-        parts.append(f"{each.in_words} {format_number(summary.get(each.metric))} ms, limit {each.limit_ms:,g} ms")
-    state = "met" if held["is_met"] else "missed"
-    yield Paragraph((Span(f"SLO {state}", "good" if held["is_met"] else "bad"), f": {'; '.join(parts)}."))
+    for limited in scenario.slo.statistics:
+        value = format_number(summary.get(limited.metric))
+        parts.append(f"{limited.in_words} {value} ms, limit {limited.limit_ms:,g} ms")
+    state = "met" if verdict["is_met"] else "missed"
+    yield Paragraph((Span(f"SLO {state}", "good" if verdict["is_met"] else "bad"), f": {'; '.join(parts)}."))
 
 
 def _told_apart(summary: Mapping[str, Any]) -> Iterator[Table]:
@@ -234,7 +235,7 @@ def _plots(result: RunResult) -> Iterator[Plot]:
         yield from _fleet_plots(result, pools)
     if steps is not None and len(steps):
         binned = f"Means over at most {MAX_BINS} equal intervals; {len(steps):,} step records in all."
-        banded = f"{binned} Shaded: from the least to the most in each interval."
+        banded = f"{binned} Shaded: from minimum to maximum of an interval."
         yield _plot("Tokens per second", "throughput_figure", binned, steps)
         if not pools:
             yield _plot("Requests in the system", "load_figure", f"All replicas together. {banded}", steps)

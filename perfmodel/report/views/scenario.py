@@ -19,8 +19,8 @@ def headline(scenario: Scenario) -> str:
 
 def headline_with_slo(scenario: Scenario) -> str:
     """`llama-3.1-8b on 1 x a100-sxm-80gb; SLO: 90% of requests with TTFT <= 500 ms`."""
-    held = scenario.slo.in_words(scenario.attainment)
-    return f"{headline(scenario)}; SLO: {held}" if held else headline(scenario)
+    slo = scenario.slo.in_words(scenario.attainment)
+    return f"{headline(scenario)}; SLO: {slo}" if slo else headline(scenario)
 
 
 def hardware_source(scenario: Scenario) -> str:

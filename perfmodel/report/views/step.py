@@ -83,12 +83,12 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
 
 
 def estimate_view(estimate: StepEstimate) -> Document:
-    """An estimate by itself, without the scenario that it is of."""
+    """An estimate alone, without its scenario."""
     return Document("", list(estimate_blocks(estimate)))
 
 
 def estimate_blocks(estimate: StepEstimate, most: int | None = None) -> Iterator[Block]:
-    """How long the step takes and why, its operators, at most so many one by one, and the pipeline, if any."""
+    """Duration and bound of the step, its operators (at most `most` rows), and the pipeline, if any."""
     yield Paragraph(_summary(estimate))
     yield _operators(estimate, most)
     if estimate.pipeline is not None:

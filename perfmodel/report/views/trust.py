@@ -13,13 +13,13 @@ _TONES: dict[Level, Tone] = {"validated": "good", "calibrated": "strong", "trans
 
 
 def trust_line(trust: Trust | None, of: str = "") -> Iterator[Block]:
-    """The badge and why; nothing of what was measured itself. of: whose trust it is, where an answer has several"""
+    """The badge and its reason; nothing for None. of: the quantity trusted, where a result has several"""
     if trust is not None:
         yield Paragraph((f"Trust{of}: ", Span(trust.level, _TONES[trust.level]), str(trust).removeprefix(trust.level)))
 
 
 def trust_blocks(trust: Trust | None, of: str = "") -> Iterator[Block]:
-    """The same, and for a page the nearest cells and rows. of: as of `trust_line`"""
+    """`trust_line`, and on pages the nearest measured cells and rows. of: as in `trust_line`"""
     yield from trust_line(trust, of)
     if trust is None:
         return

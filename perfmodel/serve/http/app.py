@@ -46,8 +46,10 @@ def build_app(
 
 
 class _Application:
-    """What is outermost: nothing that goes wrong below reaches a client but as an error in words. http: counts it;
-    clock: whose speed each answer says"""
+    """The outermost ASGI application: clients receive every failure below it as an error message.
+
+    http: counts requests; clock: its speed is reported in response headers
+    """
 
     def __init__(self, router: Router, guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
         self._router, self._guard, self._http, self._clock = router, guard, http, clock
@@ -101,15 +103,15 @@ class _Application:
 
 
 def _speed_headers(clock: PacedClock) -> list[tuple[bytes, bytes]]:
-    """Simulated seconds per second that were asked for; seconds that the clock has lost so far, if it has lost any."""
-    found = [(b"x-perfmodel-speed", b"%g" % clock.speed)]
-    return [*found, (b"x-perfmodel-slowed-s", b"%.3f" % clock.slowed_s)] if clock.slowed_s else found
+    """The requested speed in simulated seconds per second, and the seconds that the clock has lost so far, if any."""
+    headers = [(b"x-perfmodel-speed", b"%g" % clock.speed)]
+    return [*headers, (b"x-perfmodel-slowed-s", b"%.3f" % clock.slowed_s)] if clock.slowed_s else headers
 
 
 class _NotingSend:
-    """`send`, of which it notes the status and the headers, to which it adds how fast `clock` goes.
+    """Wraps `send`: records the status and headers of the response, and adds the speed headers of `clock`.
 
-    after_start: may be called in its place from then on
+    after_start: the unwrapped `send`, for messages after the response has started
     """
 
     def __init__(self, send: Send, clock: PacedClock) -> None:

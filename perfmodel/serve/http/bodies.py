@@ -4,8 +4,8 @@ Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties
 store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Values
 beyond vLLM's ranges are refused as there.
 
-Refused, as their time is not modelled or their answer could not be given: beam search, guided decoding by grammars,
-contents that are no text.
+Rejected, as their time is not modelled or they cannot be answered: beam search, guided decoding by grammars,
+non-text contents.
 """
 
 __all__ = [
@@ -175,7 +175,7 @@ class GenerationBody(_Body):
 
     @property
     def has_prompt_logprobs(self) -> bool:
-        """Whether logprobs of the prompt's tokens are asked for, which an echo with logprobs does, too."""
+        """Whether the request wants logprobs of prompt tokens: by `prompt_logprobs`, or by `echo` with logprobs."""
         return self.prompt_logprobs is not None or (self.echo and self.num_logprobs is not None)
 
     @property

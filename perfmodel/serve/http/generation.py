@@ -157,7 +157,7 @@ class Generation:
     async def score(self, call: Call) -> None:
         """/generative_scoring: each item with the query is a prompt, for one token"""
         body = await read_json(call.scope, call.receive, self._settings, ScoringBody)
-        body = body.model_copy(update={"stream": False})  # scores have no stream, and vLLM's request no such field
+        body = body.model_copy(update={"stream": False})  # scores are not streamed; vLLM's request has no such field
         model = self._models.check(body.model)
         if max(body.label_token_ids or ()) >= self._vocabulary.size:
             raise HttpError(400, "label_token_ids: got one that is not in the vocabulary", "BadRequestError")
@@ -243,8 +243,8 @@ class Generation:
         session = headers.get("x-session-id") or body.user or None
         wanted, salt = body.wanted(), body.cache_salt
         if body.has_prompt_logprobs:
-            # vLLM does not read such a prompt from its prefix cache, whose tokens have no logprobs
-            # (SamplingParams.skip_reading_prefix_cache). Here others do not find its blocks, either.
+            # Cached tokens have no logprobs, so vLLM does not read such prompts from the prefix cache
+            # (SamplingParams.skip_reading_prefix_cache). Here later requests do not reuse their blocks, either.
             salt = f"{salt}/prompt logprobs of {self._num_taken}"
         asked: list[AskedAnswer] = []
         num_tokens = 0

@@ -114,7 +114,7 @@ class AnswerWriter:
         ids = self._vocabulary.encode(guide.text(number, "".join(texts[: max(num_tokens - shortest, 1)]).strip()))
         if len(ids) > num_tokens:  # several strings share what there is
             ids = self._vocabulary.encode(guide.text(number, texts[0].strip()))
-        if not len(ids):  # the token that ends an answer is generated nevertheless
+        if not len(ids):  # an empty answer still generates its end token
             return WrittenAnswer(self._words.ids[:1], [""], "stop")
         pieces = [self._piece(ids, end) for end in range(1, min(len(ids), num_tokens) + 1)]
         return WrittenAnswer(ids[:num_tokens], pieces, "length" if len(ids) > num_tokens else "stop")
@@ -156,11 +156,11 @@ class AnswerWriter:
 
 
 def _first_end(wanted: Wanted, ids: TokenIds, pieces: Sequence[str]) -> tuple[int, int, str | int] | None:
-    """(tokens, characters, reason) up to the first stop, if there is one; those of the first `min_tokens` do not count.
+    """(tokens, characters, reason) up to the first stop after `min_tokens`, if any.
 
     As in vLLM: the token that completes a stop string is generated, and its text is not.
     """
-    found: list[tuple[int, int, str | int]] = []
+    stops: list[tuple[int, int, str | int]] = []
     if wanted.stop:
         text, ends = "".join(pieces), np.cumsum([len(piece) for piece in pieces])
         first = int(ends[min(wanted.min_tokens, len(pieces)) - 1]) + 1 if wanted.min_tokens else 0
@@ -168,13 +168,13 @@ def _first_end(wanted: Wanted, ids: TokenIds, pieces: Sequence[str]) -> tuple[in
             begin = text.find(stop, max(first - len(stop), 0))
             if begin >= 0:
                 num_tokens = int(np.searchsorted(ends, begin + len(stop))) + 1
-                found.append((num_tokens, begin + len(stop) * wanted.keeps_stop, stop))
+                stops.append((num_tokens, begin + len(stop) * wanted.keeps_stop, stop))
     if wanted.stop_token_ids:
         places = np.flatnonzero(np.isin(ids, list(wanted.stop_token_ids)))
         for place in places[places >= wanted.min_tokens][:1].tolist():
             num_characters = sum(map(len, pieces[: place + wanted.keeps_stop]))
-            found.append((place + 1, num_characters, int(ids[place])))
-    return min(found, key=lambda each: each[:2], default=None)
+            stops.append((place + 1, num_characters, int(ids[place])))
+    return min(stops, key=lambda stop: stop[:2], default=None)
 
 
 def _ended(

@@ -1,7 +1,6 @@
-"""`Guide`: texts of a requested shape: a JSON schema's, a regular expression's, or one of several.
+"""`Guide`: texts of a requested shape: a JSON schema, a regular expression, or one of several choices.
 
-A schema is filled by its keywords. One whose meaning is not written here is refused: no text is made that the schema
-might not allow.
+A schema is filled keyword by keyword. Unsupported keywords are rejected, so no text violates its schema.
 """
 
 __all__ = ["Guide"]
@@ -28,7 +27,7 @@ _FORMATS = {
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
 _TYPES = {"object", "array", "string", "integer", "number", "boolean", "null"}
-_UNFILLED = (
+_UNSUPPORTED = (
     *("not", "if", "contains", "dependentRequired", "dependentSchemas", "patternProperties", "propertyNames"),
     *("unevaluatedProperties", "unevaluatedItems", "$dynamicRef"),
 )
@@ -38,15 +37,15 @@ _BOUNDING = {
     *(*_HIGHEST, *_LOWEST, "multipleOf", "pattern", "uniqueItems", "required", "properties", "additionalProperties"),
     *("items", "prefixItems"),
 }
-_UNFILLED_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
+_FILL_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 _ANNOTATIONS = ("title", "description", "default", "examples", "$defs", "definitions", "$schema", "$id", "$comment")
 
 
 class Guide(NamedTuple):
-    """What a text has to be.
+    """The required shape of a text.
 
-    kind: "json", and `value` is a schema (JSON Schema 2020-12; {} is any object); "choice", and it is a list of texts;
-          "regex", and it is a regular expression
+    value: for kind "json", a schema (JSON Schema 2020-12; {} is any object); for "choice", a list of texts; for
+           "regex", a regular expression
     """
 
     kind: Literal["json", "choice", "regex"]
@@ -55,14 +54,14 @@ class Guide(NamedTuple):
     def text(self, number: int, filling: str = "") -> str:
         """A text of this shape. number: decides between choices; filling: a text for strings that may be anything
 
-        Raises ValueError where the shape is none, or one that this does not know how to fill: for all numbers, or none.
+        Raises ValueError for an invalid or unsupported shape, whatever the number.
         """
         try:
             return self._filled(number, filling)
-        except _UNFILLED_ERRORS as error:
-            if number:  # it has chosen what is not filled here
+        except _FILL_ERRORS as error:
+            if number:  # this number may have picked an unsupported alternative
                 return self.text(0)
-            raise ValueError(str(error) if type(error) is ValueError else "is no shape that is filled here") from None
+            raise ValueError(str(error) if type(error) is ValueError else "invalid or unsupported shape") from None
 
     def _filled(self, number: int, filling: str) -> str:
         if self.kind == "choice":
@@ -87,8 +86,8 @@ class _Filler:
             return self._filling if depth else {"answer": self._filling}
         if not isinstance(schema, Mapping):
             raise ValueError(f"expected a JSON schema, got {str(schema)[:40]!r}")
-        if unfilled := [name for name in _UNFILLED if name in schema]:
-            raise ValueError(f"{unfilled[0]}: schemas with it are not filled here; leave it out")
+        if unsupported := [name for name in _UNSUPPORTED if name in schema]:
+            raise ValueError(f"{unsupported[0]}: not supported in schemas; leave it out")
         parts = self._parts(schema, depth)
         if parts:
             rest = {name: value for name, value in schema.items() if name not in ("$ref", "allOf", "anyOf", "oneOf")}
@@ -100,9 +99,9 @@ class _Filler:
         return self._of_type(schema, depth)
 
     def _listed(self, schema: Mapping[str, Any]) -> Any:
-        """One of the values that a schema lists."""
-        if beside := [name for name in schema if name in _BOUNDING]:
-            raise ValueError(f"enum, const: not filled beside {beside[0]}; leave it out")
+        """One of the values in `const` or `enum`."""
+        if bounds := [name for name in schema if name in _BOUNDING]:
+            raise ValueError(f"enum, const: not supported together with {bounds[0]}; leave it out")
         values = [schema["const"]] if "const" in schema else schema["enum"]
         allowed = [value for value in values if "type" not in schema or _is_a(value, schema["type"])]
         if not allowed or ("enum" in schema and allowed[0] not in schema["enum"]):
@@ -110,7 +109,7 @@ class _Filler:
         return allowed[self._number % len(allowed)]
 
     def _parts(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        """The schemas that it is made of, one of each alternative."""
+        """The subschemas to merge: `$ref`, all of `allOf`, one of `anyOf`, one of `oneOf`."""
         parts = [self._referred(schema["$ref"])] if "$ref" in schema else []
         parts += schema.get("allOf", ())
         for name in ("anyOf", "oneOf"):
@@ -119,7 +118,7 @@ class _Filler:
         return [self._resolved(part) for part in parts]
 
     def _resolved(self, schema: Any) -> Any:
-        """A schema in which nothing at the first level refers to another."""
+        """The schema with `$ref` resolved at its top level."""
         for _ in range(_MOST_DEEP):
             if not isinstance(schema, Mapping) or "$ref" not in schema:
                 return schema
@@ -143,20 +142,20 @@ class _Filler:
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
         needed = schema.get("required", list(properties))
-        found = {name: self.fill(properties.get(name, others), depth + 1) for name in needed}
-        _check_count(schema, "Properties", len(found))
-        return found
+        members = {name: self.fill(properties.get(name, others), depth + 1) for name in needed}
+        _check_count(schema, "Properties", len(members))
+        return members
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
         firsts, others = schema.get("prefixItems", []), schema.get("items", True)
         least = len(firsts) if others is False else max(1, len(firsts))
         count = max(schema.get("minItems", 0), min(least, schema.get("maxItems", least)))
         rest = [others] * min(count - len(firsts), _MOST_VALUES + 1)
-        found = [self.fill(item, depth + 1) for item in [*firsts, *rest][:count]]
-        _check_count(schema, "Items", len(found))
-        if schema.get("uniqueItems") and len({json.dumps(each) for each in found}) < len(found):
-            raise ValueError("uniqueItems: several items that differ are not made here; leave it out")
-        return found
+        values = [self.fill(item, depth + 1) for item in [*firsts, *rest][:count]]
+        _check_count(schema, "Items", len(values))
+        if schema.get("uniqueItems") and len({json.dumps(item) for item in values}) < len(values):
+            raise ValueError("uniqueItems: not supported for several items; leave it out")
+        return values
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -181,34 +180,34 @@ class _Filler:
 
 
 def _check_count(schema: Mapping[str, Any], what: str, count: int) -> None:
-    """Raises ValueError where the text that is made here has too few of them, or too many."""
+    """Raises ValueError if `count` is outside the schema's limits."""
     least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}", inf)
     if not least <= count <= most:
-        raise ValueError(f"min{what}, max{what}: no text of {least} to {most} is made here, but of {count}")
+        raise ValueError(f"min{what}, max{what}: cannot make a text of {least} to {most}, only of {count}")
 
 
 def _number_within(schema: Mapping[str, Any], is_integer: bool, otherwise: int) -> int | float:
-    """A number that the schema allows, whole if one is."""
+    """A number within the schema's bounds, whole if possible. otherwise: used without a lower bound"""
     low, high = schema.get("minimum", -inf), schema.get("maximum", inf)
     above, below = schema.get("exclusiveMinimum", -inf), schema.get("exclusiveMaximum", inf)
     step = schema.get("multipleOf", 1)
-    if step != int(step):  # of a hundredth, say, whole numbers are multiples, too
+    if step != int(step):  # whole numbers are multiples of 0.01, too
         if is_integer or (1 / step) % 1:
             raise ValueError(f"multipleOf: got {step}; expected a whole number, or one over a whole number")
         step = 1
     least = max(ceil(low) if low > -inf else -inf, floor(above) + 1 if above > -inf else -inf)
     most = min(floor(high) if high < inf else inf, ceil(below) - 1 if below < inf else inf)
     near = least if least > -inf else min(most, otherwise)
-    found: int | float = ceil(near / step) * int(step) if least > -inf else floor(near / step) * int(step)
-    if not least <= found <= most and not is_integer and "multipleOf" not in schema:
-        found = (max(low, above) + min(high, below)) / 2
-    if not (low <= found <= high and above < found < below):
-        raise ValueError("minimum, maximum, multipleOf: no number that they allow is made here")
-    return found
+    value: int | float = ceil(near / step) * int(step) if least > -inf else floor(near / step) * int(step)
+    if not least <= value <= most and not is_integer and "multipleOf" not in schema:
+        value = (max(low, above) + min(high, below)) / 2
+    if not (low <= value <= high and above < value < below):
+        raise ValueError("minimum, maximum, multipleOf: value no number within these bounds")
+    return value
 
 
 def _is_a(value: Any, kinds: str | Sequence[str]) -> bool:
-    """Whether a value is of a type of JSON Schema, or of one of several."""
+    """Whether a value has one of these JSON Schema types."""
     name = "null" if value is None else {bool: "boolean", str: "string", list: "array", dict: "object"}.get(type(value))
     is_whole = isinstance(value, int | float) and value == int(value)
     names = {name} if name else {"number", "integer"} if is_whole else {"number"}
@@ -216,38 +215,39 @@ def _is_a(value: Any, kinds: str | Sequence[str]) -> bool:
 
 
 def _merged(first: Mapping[str, Any], second: Any) -> dict[str, Any]:
-    """A schema that allows what both allow. Raises ValueError for what is not put together here."""
+    """The intersection of two schemas. Raises ValueError for conflicting keywords."""
     if second is True:
         return dict(first)
     if not isinstance(second, Mapping):
         raise ValueError(f"expected a JSON schema, got {str(second)[:40]!r}")
-    found = dict(first)
+    merged = dict(first)
     for name, value in second.items():
-        if name not in found or name in _ANNOTATIONS:
-            found[name] = value
+        if name not in merged or name in _ANNOTATIONS:
+            merged[name] = value
         elif name == "properties":
-            both = {each: {"allOf": [found[name][each], value[each]]} for each in value if each in found[name]}
-            found[name] = {**found[name], **value, **both}
+            both = {key: {"allOf": [merged[name][key], value[key]]} for key in value if key in merged[name]}
+            merged[name] = {**merged[name], **value, **both}
         elif name in ("required", "allOf"):
-            found[name] = list(dict.fromkeys([*found[name], *value])) if name == "required" else found[name] + value
+            merged[name] = list(dict.fromkeys([*merged[name], *value])) if name == "required" else merged[name] + value
         elif name in _HIGHEST:
-            found[name] = max(found[name], value)
+            merged[name] = max(merged[name], value)
         elif name in _LOWEST:
-            found[name] = min(found[name], value)
+            merged[name] = min(merged[name], value)
         elif name == "type":
-            found[name] = _common(found[name], value)
+            merged[name] = _common(merged[name], value)
         elif name == "enum":
-            found[name] = [each for each in found[name] if each in value]
-        elif found[name] != value:
-            raise ValueError(f"{name}: given twice, and differently; give it once")
-    return found
+            merged[name] = [item for item in merged[name] if item in value]
+        elif merged[name] != value:
+            raise ValueError(f"{name}: two different values; give one")
+    return merged
 
 
 def _common(first: str | list[str], second: str | list[str]) -> list[str]:
-    """Types that both name; an integer is a number."""
-    ones, others = ([each] if isinstance(each, str) else list(each) for each in (first, second))
-    found = [each for each in ones if each in others or (each == "integer" and "number" in others)]
-    found += [each for each in others if each == "integer" and "number" in ones and each not in found]
-    if not found:
+    """Types in both; an integer is a number."""
+    ones, others = ([kinds] if isinstance(kinds, str) else list(kinds) for kinds in (first, second))
+    common = [kind for kind in ones if kind in others or (kind == "integer" and "number" in others)]
+    if "integer" in others and "number" in ones and "integer" not in common:
+        common.append("integer")
+    if not common:
         raise ValueError(f"type: got {first} and {second}, which have no value in common")
-    return found
+    return common

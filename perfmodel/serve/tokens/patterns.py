@@ -1,11 +1,11 @@
-"""`text_of_pattern`: a text that a regular expression matches as a whole. Python parses the expression; nothing is
-matched, so no expression takes long."""
+"""`text_of_pattern`: a text that a regular expression matches in full. The text is built from Python's parse tree; no
+matching takes place, so no expression is slow."""
 
 __all__ = ["text_of_pattern"]
 
 import re
 from collections.abc import Callable, Mapping
-from re import _constants as ops  # type: ignore[attr-defined]  # the parse tree's, in every Python since 3.11
+from re import _constants as ops  # type: ignore[attr-defined]  # opcodes of the parse tree; since Python 3.11
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -17,7 +17,7 @@ _CANDIDATES = [chr(code) for code in (*range(ord("a"), ord("z") + 1), *range(ord
 def text_of_pattern(pattern: str, number: int) -> str:
     """A text that `pattern` matches. number: decides between alternatives
 
-    Raises ValueError for what is no expression, for lookarounds and word boundaries, and for texts beyond 4,096
+    Raises ValueError for invalid expressions, for lookarounds and word boundaries, and for texts of more than 4,096
     characters.
     """
     if len(pattern) > _LONGEST_PATTERN:
@@ -30,7 +30,7 @@ def text_of_pattern(pattern: str, number: int) -> str:
 
 
 class _Text:
-    """The text so far; groups: what each group has matched, for references to it."""
+    """Builds the text. `_groups` has the text of every group, for backreferences."""
 
     def __init__(self, number: int) -> None:
         self._number, self._text, self._ends_at = number, "", -1
@@ -40,14 +40,14 @@ class _Text:
         """The text of a parsed expression."""
         self._add(tree)
         if self._ends_at not in (-1, len(self._text)):
-            raise ValueError("regex: $ stands where the text goes on; leave it out")
+            raise ValueError("regex: $ before the end of the text; leave it out")
         return self._text
 
     def _add(self, tree: Any) -> None:
         for op, argument in tree:
             write = _WRITERS.get(op)
             if write is None:
-                raise ValueError(f"regex: {str(op).lower()} is not filled here; leave it out")
+                raise ValueError(f"regex: {str(op).lower()} is not supported; leave it out")
             write(self, argument)
             if len(self._text) > _MOST_CHARACTERS:
                 raise ValueError(f"regex: its text is longer than {_MOST_CHARACTERS:,} characters")
@@ -56,7 +56,7 @@ class _Text:
         self._text += chr(code)
 
     def _other(self, code: int) -> None:
-        self._text += next(each for each in _CANDIDATES if ord(each) != code)
+        self._text += next(character for character in _CANDIDATES if ord(character) != code)
 
     def _any(self, _: None) -> None:
         self._text += "a"
@@ -67,10 +67,11 @@ class _Text:
         if not is_negated and first is not None and first[0] in (ops.LITERAL, ops.RANGE):
             self._text += chr(first[1] if first[0] is ops.LITERAL else first[1][0])
             return
-        found = next((each for each in _CANDIDATES if _is_in(each, items[is_negated:]) is not is_negated), None)
-        if found is None:
-            raise ValueError("regex: a set of characters has none that is written here")
-        self._text += found
+        matching = (one for one in _CANDIDATES if _is_in(one, items[is_negated:]) is not is_negated)
+        character = next(matching, None)
+        if character is None:
+            raise ValueError("regex: a set of characters has no supported character")
+        self._text += character
 
     def _repeat(self, argument: tuple[int, Any, Any]) -> None:
         low, high, tree = argument
@@ -81,7 +82,7 @@ class _Text:
             before = len(self._text)
             self._add(tree)
             if len(self._text) == before:
-                return  # what is empty once is empty again
+                return  # an empty repetition stays empty
 
     def _branch(self, argument: tuple[None, list[Any]]) -> None:
         options = argument[1]
@@ -101,7 +102,7 @@ class _Text:
         if place in (ops.AT_END, ops.AT_END_STRING):
             self._ends_at = len(self._text)
         elif place not in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING) or self._text:
-            raise ValueError("regex: only ^ at its beginning and $ at its end are filled here; leave the others out")
+            raise ValueError("regex: only ^ at the start and $ at the end are supported; leave the others out")
 
 
 def _is_in(character: str, items: list[tuple[Any, Any]]) -> bool:

@@ -53,7 +53,7 @@ class Move(Spec):
 class TechniqueEntry(Spec):
     """One technique.
 
-    what:      it does, in one sentence
+    what:      what it does, in one sentence
     page:      in docs/techniques, without the suffix
     scenario:  the file of workloads/scenarios in which it is switched; `setting`: overrides with and without it
     switch:    `--set` overrides that bring the technique; fields: what else belongs to it
@@ -90,7 +90,7 @@ class TechniqueEntry(Spec):
 
 
 class TechniqueFamily(Spec):
-    """One file: the techniques of a family. what: they have in common, in one sentence"""
+    """One file: the techniques of a family. what: what they have in common, in one sentence"""
 
     family: str
     what: str

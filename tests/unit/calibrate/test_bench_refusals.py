@@ -54,7 +54,7 @@ def refusal(*paths: Path) -> str:
         (lambda d: d.update(itls=[0.1] * 14), "expected a list of seconds"),
         (lambda d: d.update(request_rate="fast"), "request_rate: found 'fast', expected a number"),
         (lambda d: d.update(mean_ttft_ms=-1), "mean_ttft_ms: found '-1', expected a number of at least 0"),
-        (lambda d: d.update(duration=1e-300), "duration: found 1e-300 s, expected at least 0.2"),
+        (lambda d: d.update(duration=1e-300), "duration: got 1e-300 s; expected at least 0.2"),
         (lambda d: d.pop("request_rate"), "which no tool writes that is known"),
     ],
 )

@@ -262,7 +262,7 @@ def test_shipped_calibrations_are_never_written_over(flags: list[str], file: str
     before = shipped.read_bytes()
     found = CliRunner().invoke(app, ["calibrate", "--from", str(Path(__file__)), *flags])
     assert (found.exit_code, shipped.read_bytes()) == (2, before), found.output
-    assert f"{file}.yaml: is there already; name another folder with --out, or --force" in " ".join(
+    assert f"{file}.yaml: already exists; name another folder with --out, or overwrite" in " ".join(
         found.stderr.split()
     )
 

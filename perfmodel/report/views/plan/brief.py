@@ -35,7 +35,7 @@ def brief_view(result: PlanResult, question: str) -> Document:
 
 
 def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
-    """The acceptance of the choice's drafts, where neither the scenario nor the space gave it."""
+    """The assumed acceptance of the winner's drafts, unless the scenario or the search space gives it."""
     drafts = winner.deployment.screened.candidate.layout.scenario.engine.speculative_config
     is_given = result.scenario.engine.speculative_config is not None or bool(result.spec.space.speculation)
     if drafts is None or is_given:

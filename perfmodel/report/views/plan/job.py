@@ -30,15 +30,13 @@ def job_json(plan: JobPlan) -> dict[str, Any]:
     return {**plan.to_json(), "answer": _sentences(plan)}
 
 
-def preliminary_job_sentence(found: PreliminaryJob) -> str:
-    """What is simulated now, and the best of it in closed form."""
-    if not found.finalists:
-        return f"In closed form nothing within {found.spec.max_gpus} GPUs does {found.num_requests:,} requests."
-    best = found.finalists[0]
+def preliminary_job_sentence(preliminary: PreliminaryJob) -> str:
+    """How many candidates are being simulated, and the best one in closed form."""
+    if not preliminary.finalists:
+        return f"In closed form nothing within {preliminary.spec.max_gpus} GPUs does {preliminary.num_requests:,} requests."
+    best = preliminary.finalists[0]
     label = f"{best.replicas} x {best.candidate.layout.label} in {format_duration(best.seconds)}"
-    return (
-        f"Simulating {len(found.finalists)} of {found.num_candidates:,} candidates; the best in closed form is {label}."
-    )
+    return f"Simulating {len(preliminary.finalists)} of {preliminary.num_candidates:,} candidates; the best in closed form is {label}."
 
 
 def _sentences(plan: JobPlan) -> list[str]:

@@ -65,15 +65,15 @@ def plan_sentences(result: PlanResult) -> list[str]:
     return lines
 
 
-def preliminary_sentence(found: Preliminary) -> str:
-    """What is simulated now, and the best of it in closed form."""
-    if not found.finalists:
-        return f"In closed form none of {found.num_candidates:,} candidates serves {found.rate:g} requests/s."
-    best = found.finalists[0]
+def preliminary_sentence(preliminary: Preliminary) -> str:
+    """How many candidates are being simulated, and the best one in closed form."""
+    if not preliminary.finalists:
+        return (
+            f"In closed form none of {preliminary.num_candidates:,} candidates serves {preliminary.rate:g} requests/s."
+        )
+    best = preliminary.finalists[0]
     label = f"{best.replicas} x {best.screened.candidate.layout.label}"
-    return (
-        f"Simulating {len(found.finalists)} of {found.num_candidates:,} candidates; the best in closed form is {label}."
-    )
+    return f"Simulating {len(preliminary.finalists)} of {preliminary.num_candidates:,} candidates; the best in closed form is {label}."
 
 
 def _reserve(result: PlanResult) -> list[str]:
@@ -157,18 +157,20 @@ def _is_apart(finalist: Finalist) -> bool:
 
 
 def price_text(finalist: Finalist) -> str:
-    """USD per hour; with a star where no list or quote stands behind the price."""
+    """USD per hour, with a star for an unconfirmed price (neither listed nor quoted)."""
     return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.has_unconfirmed_price else "")
 
 
 def priced_title(title: str, finalists: Iterable[Finalist]) -> str:
-    """A table's title, with what the star of `price_text` means where there is one."""
-    return f"{title}; * an unconfirmed price" if any(each.has_unconfirmed_price for each in finalists) else title
+    """A table's title, with the legend of the star where `price_text` uses one."""
+    return (
+        f"{title}; * an unconfirmed price" if any(finalist.has_unconfirmed_price for finalist in finalists) else title
+    )
 
 
 def unpriced(result: PlanResult) -> list[str]:
-    """A sentence on the devices that are left out because nobody gives their price."""
-    names = [each.device for each in result.devices if NO_PRICE in each.reason]
+    """A sentence on the devices left out for want of a price; empty if there are none."""
+    names = [row.device for row in result.devices if NO_PRICE in row.reason]
     if not result.devices and NO_PRICE in result.ruled_out:
         names = [result.scenario.hardware.name]
     if not names:

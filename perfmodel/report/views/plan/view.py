@@ -120,18 +120,18 @@ def _costs(result: PlanResult) -> Table:
     certainty = result.certainty
     expected = {} if certainty is None else certainty.expected
 
-    def row(each: Finalist) -> tuple[str, ...]:
-        low, high = result.interval(each)
+    def row(finalist: Finalist) -> tuple[str, ...]:
+        low, high = result.interval(finalist)
         return (
-            each.label,
-            str(each.num_devices),
-            format_optional(expected.get(each.deployment.screened.candidate.label), ".2f"),
-            price_text(each)
+            finalist.label,
+            str(finalist.num_devices),
+            format_optional(expected.get(finalist.deployment.screened.candidate.label), ".2f"),
+            price_text(finalist)
             + (f" {_format_interval((low, high), '.2f')}" if result.spec.objective == "cheapest" else ""),
-            format_optional(each.mean("usd_per_million_input_tokens_split"), ".3g"),
-            format_optional(each.mean("usd_per_million_output_tokens_split"), ".3g"),
-            format_optional(each.mean("joules_per_output_token"), ".3g"),
-            f"{each.rate_per_device:.3g}",
+            format_optional(finalist.mean("usd_per_million_input_tokens_split"), ".3g"),
+            format_optional(finalist.mean("usd_per_million_output_tokens_split"), ".3g"),
+            format_optional(finalist.mean("joules_per_output_token"), ".3g"),
+            f"{finalist.rate_per_device:.3g}",
         )
 
     note = (
@@ -147,11 +147,11 @@ def _costs(result: PlanResult) -> Table:
 
 
 def _screened(result: PlanResult) -> Table:
-    """The closed form of each finalist beside its simulation."""
+    """The maximum rate of every finalist: closed form vs simulated."""
 
-    def row(each: Finalist) -> tuple[str, ...]:
-        screened = each.replicas * each.deployment.screened.rate
-        return (each.label, f"{screened:.3g}", f"{each.rate:.3g}", f"{each.rate / screened:.2f}")
+    def row(finalist: Finalist) -> tuple[str, ...]:
+        screened = finalist.replicas * finalist.deployment.screened.rate
+        return (finalist.label, f"{screened:.3g}", f"{finalist.rate:.3g}", f"{finalist.rate / screened:.2f}")
 
     ratios = result.ratios
     if ratios is None:
@@ -196,7 +196,7 @@ def _front(result: PlanResult) -> Table:
 
 
 def _ratio(point: FrontPoint) -> float | None:
-    """The simulated latency over that of the closed form."""
+    """Simulated latency over closed-form latency; None without a finite closed form."""
     screened = point.screened_tightness
     return point.tightness / screened if isfinite(screened) and screened else None
 

@@ -44,18 +44,18 @@ def whatif_brief(result: WhatIfResult) -> Document:
 
 
 def _ends(answers: WhatIfAnswers) -> Iterator[Table]:
-    """What the scenario gives, then a row for each axis of numbers: `126 .. 666` from one end to the other."""
+    """The base values, then a row per numeric axis: `126 .. 666` from its low to its high end."""
     names = answers.question.base.metrics[:_MOST_METRICS]
-    effects = {name: [each for each in answers.of_metric(name) if each.axis.xs] for name in names}
-    most = {name: max(found, key=_strength, default=None) for name, found in effects.items()}
+    effects = {name: [effect for effect in answers.of_metric(name) if effect.axis.xs] for name in names}
+    strongest = {name: max(candidates, key=_strength, default=None) for name, candidates in effects.items()}
     axes = [axis for axis in answers.question.axes if not has_own_table(answers, axis)][:_MOST_AXES]
     rows: list[list[Line]] = []
     for axis in axes:
         low, high = (x_label(x, axis.unit) for x in (axis.xs[0], axis.xs[-1]))
         row: list[Line] = [path_label(axis.path), f"{low} .. {high}"]
-        for name, found in effects.items():
-            own = next((each for each in found if each.axis is axis), None)
-            row.append("" if own is None else _ends_of(own, is_strongest=own is most[name]))
+        for name, candidates in effects.items():
+            own = next((effect for effect in candidates if effect.axis is axis), None)
+            row.append("" if own is None else _ends_of(own, is_strongest=own is strongest[name]))
         rows.append(row)
     metrics = [study_metric(name) for name in names]
     base: list[Line] = [format_metric(metric, answers.base.values.get(metric.key)) for metric in metrics]
