@@ -149,8 +149,8 @@ class PlanSpec(Spec):
         num_candidates = self.space.num_candidates
         if num_candidates > MAX_CANDIDATES:
             raise ValueError(
-                f"found a space of {num_candidates:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute to screen; "
-                f"leave values out, coarse steps first"
+                f"found a space of {num_candidates:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute "
+                f"to screen; leave values out, coarse steps first"
             )
         runs = self.finalists * self.seeds
         if runs > _MOST_RUNS:

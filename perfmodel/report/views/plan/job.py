@@ -33,10 +33,12 @@ def job_json(plan: JobPlan) -> dict[str, Any]:
 def preliminary_job_sentence(preliminary: PreliminaryJob) -> str:
     """How many candidates are being simulated, and the best one in closed form."""
     if not preliminary.finalists:
-        return f"In closed form nothing within {preliminary.spec.max_gpus} GPUs does {preliminary.num_requests:,} requests."
+        limit = f"{preliminary.spec.max_gpus} GPUs"
+        return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
     best = preliminary.finalists[0]
     label = f"{best.replicas} x {best.candidate.layout.label} in {format_duration(best.seconds)}"
-    return f"Simulating {len(preliminary.finalists)} of {preliminary.num_candidates:,} candidates; the best in closed form is {label}."
+    count = f"{len(preliminary.finalists)} of {preliminary.num_candidates:,} candidates"
+    return f"Simulating {count}; the best in closed form is {label}."
 
 
 def _sentences(plan: JobPlan) -> list[str]:

@@ -73,7 +73,8 @@ def preliminary_sentence(preliminary: Preliminary) -> str:
         )
     best = preliminary.finalists[0]
     label = f"{best.replicas} x {best.screened.candidate.layout.label}"
-    return f"Simulating {len(preliminary.finalists)} of {preliminary.num_candidates:,} candidates; the best in closed form is {label}."
+    count = f"{len(preliminary.finalists)} of {preliminary.num_candidates:,} candidates"
+    return f"Simulating {count}; the best in closed form is {label}."
 
 
 def _reserve(result: PlanResult) -> list[str]:
