@@ -166,7 +166,7 @@ def test_a_leap_takes_no_more_blocks_than_are_free(num_groups: int, num_rows: in
     for number in range(2):
         engine.add(Request(number, 0, 4, 4 * (1 + num_rows)))
     engine.apply(engine.plan(0), 1)
-    plan = engine.plan(1)  # takes a row for each, if there is one
+    plan = engine.plan(1)  # allocates a row per request, if there is one
     repeats = engine.max_repeats(plan)
     for now in range(2, 2 + repeats):
         engine.apply(plan, now)

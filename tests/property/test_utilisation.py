@@ -1,6 +1,6 @@
 """No step or operator computes, reads or draws more than the declared peaks: utilization is in [0, 1].
 
-An operator may read from the last-level cache, whose bandwidth no file declares. So only the bytes beyond that cache
+An operator may read from the last-level cache, and no file declares its bandwidth. So only the bytes beyond that cache
 count for an operator. A whole step reads its weights and its KV cache from memory, so all of its bytes count.
 """
 

@@ -51,8 +51,8 @@ def test_all_layers_by_default_equal_all_layers_by_count(model):
 
 def test_an_explicit_context_of_the_models_length_is_kept():
     flags = Asked(None, {"model": "llama-3.1-8b", "hardware": "rtx-4090"})
-    for given, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
-        loaded = flags.load(["engine.profile=llamacpp", *given])
+    for changes, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
+        loaded = flags.load(["engine.profile=llamacpp", *changes])
         assert loaded.engine.max_model_len == 131072
         asked = fits_of_types(loaded.model, loaded.hardware, loaded.engine)[0].asked
         assert (asked.slots, asked.context) == (1, context)

@@ -123,12 +123,12 @@ def test_the_fullest_stage_limits_the_number_of_blocks(name, num_stages):
 def test_stage_weights_add_up_to_the_checkpoint(name, num_stages):
     """A tied embedding is on the first stage, and a copy of it on the last."""
     model = load_model(name)
-    held = sum(
+    num_bytes = sum(
         sum(stage_weights.values())
         for stage_weights in stage_weights_of(model, EngineSpec(pipeline_parallel_size=num_stages))
     )
     copy = 2 * model.vocab_size * model.hidden_size if model.tie_word_embeddings and num_stages > 1 else 0
-    assert held == pytest.approx(sum(weight_bytes(model).values()) + copy)
+    assert num_bytes == pytest.approx(sum(weight_bytes(model).values()) + copy)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -137,19 +137,19 @@ def test_ranks_share_the_experts_and_replicate_the_router(is_whole, tp, dp):
     """Experts are whole or split by width; a router always has all experts."""
     model = load_model("mixtral-8x7b")
     engine = EngineSpec(tensor_parallel_size=tp, data_parallel_size=dp, enable_expert_parallel=is_whole)
-    (held,) = stage_weights_of(model, engine)
+    (stored,) = stage_weights_of(model, engine)
     counts = count_parameters(model).stored
-    assert held["experts"] * tp * dp == 2 * counts["experts"]
-    assert held["router"] == 2 * counts["router"]
-    assert held["attention"] * tp == pytest.approx(2 * counts["attention"])
+    assert stored["experts"] * tp * dp == 2 * counts["experts"]
+    assert stored["router"] == 2 * counts["router"]
+    assert stored["attention"] * tp == pytest.approx(2 * counts["attention"])
     assert sum(isinstance(layer.ffn, MoEFFN) for layer in model.iter_layers()) == 32
 
 
 def test_shared_layers_are_stored_once():
     """Four layers used eight times: the weights of 4 layers, keys and values of 32."""
     shared, four = changed("llama-3.1-8b", share_layers=4), count_parameters(load_model("llama-3.1-8b")).stored
-    (held,) = stage_weights_of(shared, EngineSpec())
-    assert held["dense_ffn"] == 2 * four["dense_ffn"] * 4 / 32
+    (stored,) = stage_weights_of(shared, EngineSpec())
+    assert stored["dense_ffn"] == 2 * four["dense_ffn"] * 4 / 32
     layout = plan_memory(shared, H200, EngineSpec())
     assert layout.kv_bytes_per_token == plan("llama-3.1-8b", EngineSpec()).kv_bytes_per_token
 
@@ -166,11 +166,11 @@ def test_nccl_buffers_need_more_than_one_rank_of_any_kind(engine):
 def test_n_gpu_layers_counts_the_head_as_the_last_layer():
     """llama.cpp: with 32 layers, layer 33 is the head; the embedding stays on the host."""
     local = {"profile": "llamacpp", "cpu": "xeon-8480", "max_model_len": 4096}
-    held = [plan("llama-3.1-8b", EngineSpec(n_gpu_layers=count, **local)).weights for count in (31, 32, 33)]
-    assert ["lm_head" in stored for stored in held] == [False, False, True]
-    assert held[1]["dense_ffn"] == pytest.approx(held[0]["dense_ffn"] * 32 / 31)
-    assert held[2]["dense_ffn"] == held[1]["dense_ffn"]
-    assert not any("embedding" in stored for stored in held)
+    plans = [plan("llama-3.1-8b", EngineSpec(n_gpu_layers=count, **local)).weights for count in (31, 32, 33)]
+    assert ["lm_head" in parts for parts in plans] == [False, False, True]
+    assert plans[1]["dense_ffn"] == pytest.approx(plans[0]["dense_ffn"] * 32 / 31)
+    assert plans[2]["dense_ffn"] == plans[1]["dense_ffn"]
+    assert not any("embedding" in parts for parts in plans)
 
 
 def test_published_kv_bytes_per_token():
@@ -192,9 +192,9 @@ def test_rolling_layers_hold_at_most_their_window(context, tp):
     """Half of the layers keep 1,000 tokens and 4 sinks; shorter contexts are kept whole."""
     rolling = changed("llama-2-7b", window=1000, sinks=4, window_every=2)
     full, shard = load_model("llama-2-7b"), Sharding(tp=tp)
-    held = kv_bytes(rolling, shard, list(rolling.iter_layers()), context)
+    num_bytes = kv_bytes(rolling, shard, list(rolling.iter_layers()), context)
     token = kv_bytes_per_token(full, shard, list(full.iter_layers()))
-    assert held == pytest.approx(token / 2 * (context + min(context, 1004)))
+    assert num_bytes == pytest.approx(token / 2 * (context + min(context, 1004)))
 
 
 def test_offloaded_layers_leave_memory_for_every_slot():
@@ -219,6 +219,6 @@ def test_offloaded_layers_leave_memory_for_every_slot():
 def test_norms_are_never_quantized():
     """Mixtral in 8 bits throughout: one byte per router weight, two per norm weight."""
     model = replace(load_model("mixtral-8x7b"), quantization=QuantizationSpec("x", "fp8", kept=frozenset()))
-    held = weights(model, Sharding(), list(model.iter_layers()), is_first=True, is_last=True)
+    stored = weights(model, Sharding(), list(model.iter_layers()), is_first=True, is_last=True)
     counts = count_parameters(model).stored
-    assert (held["norms"], held["router"]) == (2 * counts["norms"], counts["router"])
+    assert (stored["norms"], stored["router"]) == (2 * counts["norms"], counts["router"])

@@ -69,7 +69,7 @@ def test_a_pipelined_drafter_also_drafts_the_models_own_token():
 
 
 def test_verification_covers_the_newest_token_and_its_drafts():
-    """Each of them needs logits and adds to the context and to the tokens of all ranks."""
+    """All of them need logits and add to the context and to the tokens of all ranks."""
     _, drafts = tables(CHAIN)
     group = drafts.with_drafts(decode_shape(5, 100)._replace(group_tokens=20), 3)
     verified = group.verified(())
@@ -112,7 +112,7 @@ def test_equal_draft_passes_share_a_row_with_a_count():
 
 
 def test_eagle_projects_a_feature_and_an_embedding():
-    """2 d inputs and d outputs at 2 FLOPs; also for DeepSeek, whose layers have latent attention."""
+    """2 d inputs and d outputs at 2 FLOPs; also for DeepSeek with its latent attention."""
     for name in ("llama-3.1-8b", "deepseek-v2-lite"):
         model = load_model(name)
         eagle = drafter_of(model, served(EAGLE), "greedy")

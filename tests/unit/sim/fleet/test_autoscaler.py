@@ -49,7 +49,7 @@ def sizes(fleet: StubFleet, loads: list[dict[str, float]], **fields: object) -> 
         if number:
             fleet_sizes.append(fleet.size)
         for name, value in loads[number].items() if number < len(loads) else ():
-            setattr(fleet.entrance if name == "held" else fleet, {"held": "num_waiting"}.get(name, name), value)
+            setattr(fleet.entrance if name == "queued" else fleet, {"queued": "num_waiting"}.get(name, name), value)
 
     for number in range(len(loads) + 1):
         Alarm(env, round((number + 0.5) * TICKS_PER_S), lambda _, n=number: apply_load(n), ARRIVAL_PRIORITY)
@@ -58,18 +58,18 @@ def sizes(fleet: StubFleet, loads: list[dict[str, float]], **fields: object) -> 
     return fleet_sizes
 
 
-@given(load=st.integers(0, 100), held=st.integers(0, 20), target=st.integers(1, 9), size=st.integers(0, 20))
+@given(load=st.integers(0, 100), queued=st.integers(0, 20), target=st.integers(1, 9), size=st.integers(0, 20))
 @settings(max_examples=60, deadline=None)
-def test_a_constant_load_needs_ceil_of_load_over_target_replicas_within_the_limits(load, held, target, size) -> None:
+def test_a_constant_load_needs_ceil_of_load_over_target_replicas_within_the_limits(load, queued, target, size) -> None:
     fleet_sizes = sizes(
         StubFleet(size),
-        [{"num_outstanding": load, "held": held}] * 2,
+        [{"num_outstanding": load, "queued": queued}] * 2,
         target=target,
         min_replicas=2,
         max_replicas=15,
         scale_down_delay_s=0,
     )
-    assert fleet_sizes[-1] == min(max(ceil((load + held) / target), 2), 15)
+    assert fleet_sizes[-1] == min(max(ceil((load + queued) / target), 2), 15)
 
 
 def test_scale_up_is_immediate_and_scale_down_waits_for_the_delay() -> None:

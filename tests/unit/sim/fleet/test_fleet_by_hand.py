@@ -31,13 +31,13 @@ class StubRank:
 
 class StubRouter:
     def __init__(self, replicas) -> None:
-        self.there = list(replicas)
+        self.replicas = list(replicas)
 
     def join(self, replica) -> None:
-        self.there.append(replica)
+        self.replicas.append(replica)
 
     def leave(self, replica) -> None:
-        self.there.remove(replica)
+        self.replicas.remove(replica)
 
 
 class World:
@@ -74,7 +74,7 @@ def test_a_replica_is_billed_from_its_start_and_serves_once_it_is_up() -> None:
     world = World(1)
     world.at(5, world.fleet.start)
     assert world.end() == [(0, 1, 1), (5, 1, 2), (15, 2, 2)]
-    assert world.router.there == world.replicas[:2]
+    assert world.router.replicas == world.replicas[:2]
     assert world.fleet.used_s(20 * TICKS_PER_S) == pytest.approx(20 + 15)
     assert (world.fleet.num_started, world.fleet.most_in_use) == (1, 2)
 
@@ -106,7 +106,7 @@ def test_the_last_replica_drains_first_and_stops_idle_with_an_empty_cache() -> N
     world.at(4, lambda: done(first))
     world.at(6, lambda: done(second))
     assert world.end() == [(0, 3, 3), (2, 3, 3), (6, 2, 2)]
-    assert world.router.there == world.replicas[:2]
+    assert world.router.replicas == world.replicas[:2]
     assert [rank.num_forgotten for rank in world.pool.engines] == [0, 0, 0, 0, 1, 1, 0, 0]
     assert world.fleet.used_s(10 * TICKS_PER_S) == pytest.approx(10 + 10 + 6)
 
@@ -117,7 +117,7 @@ def test_a_draining_replica_is_reused_before_a_cold_start() -> None:
     world.at(1, world.fleet.drain)
     world.at(3, world.fleet.start)
     assert world.end() == [(0, 2, 2), (1, 2, 2), (3, 2, 2)]
-    assert world.router.there == world.replicas[:2]
+    assert world.router.replicas == world.replicas[:2]
     assert world.fleet.num_started == 0
 
 

@@ -66,9 +66,9 @@ def test_the_offered_rate_of_a_trace_includes_lost_requests() -> None:
     """300 answered and 100 lost in 100 s: 4 per s were offered."""
     trace = scenario("{process: poisson, rate: 1}")
     arrivals = trace.traffic.arrivals.model_copy(update={"process": "trace", "rate": None})
-    given = trace.model_copy(update={"traffic": trace.traffic.model_copy(update={"arrivals": arrivals})})
+    replayed = trace.model_copy(update={"traffic": trace.traffic.model_copy(update={"arrivals": arrivals})})
     times = np.linspace(0, 100, 300)
-    estimate = overload(given, columns(times, 0.02 + times), 100)
+    estimate = overload(replayed, columns(times, 0.02 + times), 100)
     assert estimate is not None
     assert estimate["offered_req_s"] == pytest.approx(4.0)
     assert estimate["sustained_req_s"] == pytest.approx(3 / 2, rel=0.01)

@@ -38,9 +38,9 @@ def test_a_draft_is_accepted_up_to_its_first_wrong_token(rates: tuple[float, ...
 @pytest.mark.parametrize("share", [0.2, 0.4, 0.55, 0.7, 0.95, 1.0])
 def test_a_drafter_offers_drafts_in_its_share_of_steps(share: float) -> None:
     """Other steps draft 0 tokens; an accepted first token was offered."""
-    given = {"num_speculative_tokens": 2, "acceptance": {"rate": 0.2, "offered": share}}
+    fields = {"num_speculative_tokens": 2, "acceptance": {"rate": 0.2, "offered": share}}
     plan = plan_of(2)
-    offered, right = acceptance(**given).offered(plan), acceptance(**given).judge(plan)
+    offered, right = acceptance(**fields).offered(plan), acceptance(**fields).judge(plan)
     assert right is not None
     assert set(offered) <= {0, 2}
     assert sum(map(bool, offered)) / COUNT == pytest.approx(share, abs=0.03)
@@ -50,26 +50,26 @@ def test_a_drafter_offers_drafts_in_its_share_of_steps(share: float) -> None:
 
 def test_acceptance_is_drawn_per_token_not_per_step() -> None:
     """A draft of one token less, made a token later, has the same tokens right; another seed has others."""
-    given = {"num_speculative_tokens": 4, "acceptance": {"rate": 0.7}}
-    deep = acceptance(**given).judge(plan_of(4))
-    later = acceptance(**given).judge(plan_of(3, num_outputs=4))
+    fields = {"num_speculative_tokens": 4, "acceptance": {"rate": 0.7}}
+    deep = acceptance(**fields).judge(plan_of(4))
+    later = acceptance(**fields).judge(plan_of(3, num_outputs=4))
     assert deep is not None
     assert later is not None
     assert all(after == before - 1 for before, after in zip(deep, later, strict=True) if before)
-    assert acceptance(2, **given).judge(plan_of(4)) != deep
+    assert acceptance(2, **fields).judge(plan_of(4)) != deep
 
 
 def test_no_draft_token_beyond_the_end_of_the_answer_is_accepted() -> None:
     """An answer that lacks n tokens accepts at most n - 1 draft tokens: the model adds one."""
-    given = {"num_speculative_tokens": 4, "acceptance": {"rate": 1.0}}
+    fields = {"num_speculative_tokens": 4, "acceptance": {"rate": 1.0}}
     for lacking, right in ((1, 0), (2, 1), (4, 3), (5, 4), (9, 4)):
         plan = plan_of(4, 3, num_outputs=10, max_outputs=10 + lacking)
-        assert acceptance(**given).judge(plan) == [right] * 3
+        assert acceptance(**fields).judge(plan) == [right] * 3
 
 
 def test_a_pipelined_drafter_may_also_predict_the_token_after_its_draft() -> None:
-    given = {"num_speculative_tokens": 2, "acceptance": {"rate": 0.6}}
-    accepted = acceptance(pipelined=True, **given).judge(plan_of(2))
+    fields = {"num_speculative_tokens": 2, "acceptance": {"rate": 0.6}}
+    accepted = acceptance(pipelined=True, **fields).judge(plan_of(2))
     assert accepted is not None
     assert sum(right == 3 for right in accepted) / COUNT == pytest.approx(0.6**3, abs=0.03)
     assert max(accepted) == 3

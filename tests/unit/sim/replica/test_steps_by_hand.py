@@ -76,7 +76,7 @@ def test_a_step_verifies_only_the_offered_drafts() -> None:
 
 
 def test_prompts_are_charged_their_steps_and_their_proportion_of_mixed_steps() -> None:
-    """Steps of 10 (prompt), 20 (decode) and 40 (mixed), whose prompts alone take three times its decodes."""
+    """Steps of 10 (prompt), 20 (decode) and 40 (mixed). Prompts alone take three times as long as decodes alone."""
     time = PromptTime(lambda shape: (300, 100))
     assert time.share is None
     time.add(BatchShape(64, 1, ((64, 0),)), 10)

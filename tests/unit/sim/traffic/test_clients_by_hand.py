@@ -1,4 +1,4 @@
-"""Closed-loop clients of a server whose answers take time to be delivered."""
+"""Closed-loop clients of a server with a delivery delay."""
 
 import pytest
 
