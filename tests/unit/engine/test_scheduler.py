@@ -164,9 +164,9 @@ def test_the_budget_of_a_preempted_request_goes_to_later_requests() -> None:
 
 
 def test_a_request_preempted_before_its_first_token_resumes_with_its_cached_prompt() -> None:
-    """5 blocks of 4, planning overlaps the previous step. The third request computes 7 and then 1 of its 8 prompt tokens,
-    two blocks that are hashed when they are granted. It needs a third and is preempted before its first token is
-    known. It resumes with 9 tokens, 8 of them cached."""
+    """5 blocks of 4; planning overlaps the previous step. The third request computes 7 and then 1 of its 8 prompt
+    tokens, two blocks that are hashed when they are granted. It needs a third and is preempted before its first token
+    is known. It resumes with 9 tokens, 8 of them cached."""
     engine = scheduler(num_blocks=5, long_prefill_token_threshold=7, scheduler_reserve_full_isl=False)
     for number, (prompt, outputs) in enumerate(((3, 3), (2, 2), (8, 9), (4, 9))):
         engine.add(Request(number, 0, prompt, outputs))

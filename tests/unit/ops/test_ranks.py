@@ -95,9 +95,11 @@ def test_stages_share_all_layers_and_the_last_has_the_fewest(num_layers, num_sta
 
 
 @pytest.mark.parametrize("collective", [all_reduce, all_gather, reduce_scatter, all_to_all, send_recv])
-def test_a_group_of_one_rank_sends_no_message(collective):
+def test_one_rank_or_no_bytes_need_no_message(collective):
     for payload, ranks in ((1e6, 1), (1e6, RankGroup("tensor", 1, dp=4)), (0, 8)):
         work = collective(payload, ranks)
         assert (work.message, work.num_kernels) == (None, 0)
-    message = collective(1e6, RankGroup("tensor", 4)).message
+    work = collective(1e6, RankGroup("tensor", 4))
+    message = work.message
     assert (message.kind, message.bytes_, message.num_ranks) == (collective.__name__, 1e6, 4)
+    assert work.num_kernels == 1
