@@ -72,7 +72,7 @@ def test_prompts_beyond_the_captured_size_are_launched_one_by_one_beside_the_dev
     hidden_s = 1e-3 + 1e-5 + launched * (4e-3 + 32 * layer_s)
     assert estimate.hidden_host_s == pytest.approx(hidden_s)
     serial_s = 2e-4 + launched * 5e-3
-    assert estimate.duration_s == pytest.approx(serial_s + max(hidden_s, found.device_s))
+    assert estimate.duration_s == pytest.approx(serial_s + max(hidden_s, estimate.device_s))
     assert GraphPricer(StepTables(graph, time)).price(prompt(tokens)) / 1e12 == pytest.approx(
         estimate.duration_s, rel=1e-3
     )
