@@ -63,8 +63,8 @@ def test_a_plan_stays_within_slots_budget_and_what_each_request_lacks(case: Case
 
 @given(cases())
 @settings(max_examples=60, deadline=None)
-def test_gaps_between_tokens_add_up_to_the_time_from_the_first_token_to_the_last(case: Case) -> None:
-    """Over all requests: gaps of a step's length, as many as its record says, and those across steps sat out."""
+def test_token_gaps_add_up_to_the_time_from_first_to_last_token(case: Case) -> None:
+    """Over all requests: the recorded gaps of a step's length, and irregular gaps across skipped steps."""
     irregular: list[tuple[int, int]] = []
 
     def after_step(loop: ServeLoop, plan: StepPlan) -> None:

@@ -159,14 +159,14 @@ SMALL = Case(SchedulerConfig(max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE)
 @pytest.mark.parametrize("num_rows", [1, 4, 5, 9])
 def test_a_leap_takes_no_more_blocks_than_are_free(num_groups: int, num_rows: int) -> None:
     """Two requests of a full row of 4 tokens, and blocks for `num_rows` more rows in all groups, of which the next plan
-    takes two. The steps that it is said to repeat preempt nobody; two rows more are 4 of them."""
+    takes two. Its predicted repeats preempt no request; every two further rows allow 4 repeats."""
     groups = tuple(KVGroup(1) for _ in range(num_groups))
     blocks = GroupedKVBlocks((2 + num_rows) * num_groups, 4, groups, enable_prefix_caching=False, max_model_len=64)
     engine = Scheduler(SchedulerConfig(max_num_batched_tokens=16, max_model_len=64, block_size=4), blocks)
     for number in range(2):
         engine.add(Request(number, 0, 4, 4 * (1 + num_rows)))
     engine.apply(engine.plan(0), 1)
-    plan = engine.plan(1)  # takes a row for each, if there is one
+    plan = engine.plan(1)  # allocates a row per request, if there is one
     repeats = engine.max_repeats(plan)
     for now in range(2, 2 + repeats):
         engine.apply(plan, now)

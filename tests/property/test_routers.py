@@ -197,7 +197,7 @@ def test_looks_at_servers_do_not_grow_with_their_number(name: str) -> None:
     assert sum(server.num_looks for server in servers) < 5 * 3000 + 1000
 
 
-def test_targets_have_their_turns_in_order_and_who_comes_has_its_turn_too() -> None:
+def test_round_robin_keeps_its_order_and_includes_a_joining_server() -> None:
     servers = [Server(index) for index in range(4)]
     router = ROUTERS["round_robin"](servers[:3])
     assert [router(request(number)).index for number in range(7)] == [0, 1, 2, 0, 1, 2, 0]

@@ -110,10 +110,10 @@ def test_what_was_early_makes_up_for_what_is_late() -> None:
 
 @given(st.lists(st.integers(1, 90), min_size=5, max_size=12), st.integers(2, 4), st.sampled_from([1, 10, 40]))
 @settings(max_examples=100, deadline=None)
-def test_a_leap_says_what_its_steps_say(gaps: list[int], num_steps: int, pace: int) -> None:
-    """A request that has decoded for `num_steps` steps, then for the rest: one by one, in one leap, written down."""
+def test_a_leap_matches_its_single_steps(gaps: list[int], num_steps: int, pace: int) -> None:
+    """After `num_steps` steps, the rest one by one or in one leap; both match the brute force."""
     ends = list(accumulate(gaps, initial=0))
-    said = set()
+    results = set()
     for leaps in (False, True):
         watch, request = TokenWatch(lambda _: pace), Request(0, 0, 5, 50)
         request.num_output_tokens = 1
@@ -127,5 +127,5 @@ def test_a_leap_says_what_its_steps_say(gaps: list[int], num_steps: int, pace: i
             watch.pass_leap(num_steps + 1, ends[num_steps], {request: 0})
         request.num_output_tokens += len(gaps)
         watch.leave(request, 0, len(gaps))
-        said.add(watched(request))
-    assert said == {brute_force(ends, pace)}
+        results.add(watched(request))
+    assert results == {brute_force(ends, pace)}

@@ -1,7 +1,7 @@
-"""Nothing computes, reads or draws more than the declared peaks: shares of them are in [0, 1], of steps and operators.
+"""No step or operator computes, reads or draws more than the declared peaks: utilization is in [0, 1].
 
-An operator's operands may lie in the last-level cache, whose bandwidth no file declares. So of an operator the bytes
-count that this cache cannot hold; a whole step reads its weights and its KV cache from memory, and all bytes count.
+An operator may read from the last-level cache, and no file declares its bandwidth. So only the bytes beyond that cache
+count for an operator. A whole step reads its weights and its KV cache from memory, so all of its bytes count.
 """
 
 from functools import cache
@@ -51,7 +51,7 @@ def has_slow_fp16(device):
 
 
 def generations():
-    """A device of each."""
+    """One device of every generation."""
     by_size = sorted(devices().items(), key=lambda item: item[1].memory_bytes)
     return sorted(
         {
@@ -61,8 +61,8 @@ def generations():
     )
 
 
-def num_beyond_a_peak(name, engine, model, quantization, shapes):
-    """How many steps were checked: none where the device or the engine does not run the format."""
+def num_checked_steps(name, engine, model, quantization, shapes):
+    """Number of checked steps: 0 if the device or the engine does not support the format."""
     changes = [f"hardware={name}", f"engine.profile={engine}", f"model={model}", f"engine.quantization={quantization}"]
     try:
         scenario = load_scenario("llama-3.1-8b-a100", [*changes, "engine.max_model_len=4096"])
@@ -96,7 +96,7 @@ def assert_within_peaks(device, timer, estimate, label):
 def test_every_generation_stays_within_its_peaks(name):
     shapes = ("a prompt", "one sequence", "eight sequences")
     if not sum(
-        num_beyond_a_peak(name, engine, "llama-3.2-1b", quantization, shapes)
+        num_checked_steps(name, engine, "llama-3.2-1b", quantization, shapes)
         for engine in ("vllm", "llamacpp")
         for quantization in ("null", "fp8", "w4a16", "q4_k_m")
     ):
@@ -112,4 +112,4 @@ def test_every_generation_stays_within_its_peaks(name):
     st.sampled_from(sorted(SHAPES)),
 )
 def test_every_operator_stays_within_the_peaks_of_every_device(name, engine, model, quantization, shape):
-    num_beyond_a_peak(name, engine, model, quantization, [shape])
+    num_checked_steps(name, engine, model, quantization, [shape])

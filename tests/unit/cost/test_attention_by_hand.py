@@ -1,4 +1,4 @@
-"""Attention kernels by hand: what tiles hold, what a window leaves, what the longest of unequal parts adds."""
+"""Attention kernels by hand: tile padding, sliding windows, and the tail of unequal parts."""
 
 import numpy as np
 import pytest
@@ -40,19 +40,19 @@ def decode(group: float, length: float, kernel: DecodeKernel, window: float = 0.
 
 
 @pytest.mark.parametrize(("group", "rows"), [(1, 16), (5, 16), (16, 16), (17, 32), (33, 48)])
-def test_the_query_heads_of_a_group_fill_whole_rows_of_a_tile(group: int, rows: int) -> None:
-    """2 (128 + 128) FLOPs for each of them and each of 4,000 keys."""
-    found = decode(group, 4000.0, DecodeKernel(rows=16))
-    assert float(found.compute) == pytest.approx(256 * 4000 * rows * 8 * 512 / PEAK)
+def test_the_query_heads_of_a_group_are_padded_to_whole_tile_rows(group: int, rows: int) -> None:
+    """2 (128 + 128) FLOPs per row and key, 4,000 keys."""
+    time = decode(group, 4000.0, DecodeKernel(rows=16))
+    assert float(time.compute) == pytest.approx(256 * 4000 * rows * 8 * 512 / PEAK)
 
 
 @pytest.mark.parametrize("length", [500.0, 1000.0, 1024.0, 9000.0])
-def test_a_window_and_what_its_first_tile_has_beyond_it_are_all_that_is_read(length: float) -> None:
+def test_a_decode_reads_its_window_and_the_overlap_of_the_first_tile(length: float) -> None:
     kernel = DecodeKernel(rows=16, window_overlap=24.0)
-    found = decode(4, length, kernel, window=1000.0)
+    time = decode(4, length, kernel, window=1000.0)
     read = min(length, 1024.0)
-    assert float(found.memory) == pytest.approx(256 * read * 8 * 512 / A100.bandwidth, rel=1e-4)
-    assert float(found.compute) == pytest.approx(256 * read * 16 * 8 * 512 / PEAK)
+    assert float(time.memory) == pytest.approx(256 * read * 8 * 512 / A100.bandwidth, rel=1e-4)
+    assert float(time.compute) == pytest.approx(256 * read * 16 * 8 * 512 / PEAK)
 
 
 def test_a_decode_writes_and_reads_its_new_keys_and_values() -> None:
@@ -64,18 +64,17 @@ def test_a_decode_writes_and_reads_its_new_keys_and_values() -> None:
 
 
 @given(st.floats(0.01, 3.0), st.floats(0.1, 2.0), st.floats(0.05, 1.0))
-def test_a_block_that_begins_at_any_moment_outlasts_the_others_on_average(
-    alone: float, together: float, waiting: float
-) -> None:
+def test_mean_overshoot_of_a_block_with_a_random_start(alone: float, together: float, waiting: float) -> None:
     """The mean of max(0, begin + alone - together) for begins between 0 and waiting x together."""
     begins = (np.arange(20_000) + 0.5) / 20_000 * waiting * together
     mean = np.maximum(begins + alone - together, 0.0).mean()
     assert _overshoot(alone, together, waiting) == pytest.approx(mean, rel=1e-3, abs=1e-5)
 
 
-def test_the_slowest_unit_ends_with_its_longest_part_less_what_others_are_through_with() -> None:
-    """Many parts in a row: a unit is on average half through an equal one, and of 100 and 300 tokens, which it meets by
-    their length, (100^2 + 300^2) / 2 / 400 = 125 tokens before its end. As many parts as units: the longest."""
+def test_the_slowest_unit_has_its_longest_part_less_the_progress_of_the_others() -> None:
+    """With many parts per unit, a unit is on average half through an equal part. With parts of 100 and 300 tokens,
+    met in proportion to their length, (100^2 + 300^2) / 2 / 400 = 125 tokens are left. With one part per unit, the
+    longest decides."""
     assert _tokens_of_slowest([100.0] * 4, 1e9, 1000, 1e4, UNITS) == 1e4 + 100 - 50
     assert _tokens_of_slowest([100.0, 300.0], 1e9, 1000, 1e4, UNITS) == 1e4 + 300 - 125
     assert _tokens_of_slowest([100.0, 300.0], 150.0, 1000, 1e4, UNITS) == 1e4 + 150 - (100**2 + 2 * 150**2) / 800
@@ -83,8 +82,8 @@ def test_the_slowest_unit_ends_with_its_longest_part_less_what_others_are_throug
 
 
 @pytest.mark.parametrize("packs", ["single", "worthwhile"])
-def test_heads_that_share_a_tile_take_no_longer_than_one(packs: str) -> None:
-    """One token of 16 heads of a group: a tile of 128 rows holds them as it holds one; without packing 16 tiles."""
+def test_heads_packed_into_a_tile_take_as_long_as_one(packs: str) -> None:
+    """One token with 16 heads per group: one tile of 128 rows holds all 16; without packing they take 16 tiles."""
     fit = FlashPrefillFit(kernel=PrefillKernel(rows=128, keys=128, packs=packs), tail=0.01, block_tokens=0.01)  # type: ignore[arg-type]
     prompts = [(1, 8191)] * 50
 
@@ -95,8 +94,8 @@ def test_heads_that_share_a_tile_take_no_longer_than_one(packs: str) -> None:
     assert unpacked == pytest.approx(16 * alone, rel=0.05)
 
 
-def test_prompts_beside_decodes_read_their_cached_keys_too() -> None:
-    """100 new tokens behind 900 read as much as 1,000 new ones: keys and values of 1,000 tokens."""
+def test_prompts_of_a_mixed_step_read_their_cached_keys_too() -> None:
+    """100 new tokens after 900 cached ones read the keys and values of 1,000 tokens, as 1,000 new ones do."""
     fit = MixedAttentionFit(memory_fraction=1.0)
     times = [mixed_time(mixed_attention([prompt], 2, 100, heads(32)), fit, A100) for prompt in ((100, 900), (1000, 0))]
     expected = (1000 + 100) * 8 * 256 * 2 / A100.bandwidth

@@ -80,10 +80,10 @@ def test_a_table_of_ten_million_positions_takes_its_share_of_the_blocks() -> Non
 
 
 def test_standard_attention_holds_the_scores_and_their_softmax() -> None:
-    """Two matrices of 1,000 x 1,000 for each of the device's heads, 32 on one and 16 on each of two."""
+    """Two matrices of 1,000 x 1,000 per head: 32 heads on one device, 16 on each of two."""
     model, standard = model_from_config(config(), "any"), {"attention": "standard", "max_num_batched_tokens": 1000}
     for tp, heads in ((1, 32), (2, 16)):
         engine = VLLM.model_copy(update={"max_num_seqs": 1, "tensor_parallel_size": tp, **standard})
         fused = engine.model_copy(update={"attention": EngineSpec().attention})
-        plain, more = (activation_bytes(model, Sharding.of(each), each) for each in (fused, engine))
+        plain, more = (activation_bytes(model, Sharding.of(spec), spec) for spec in (fused, engine))
         assert more - plain == 2 * heads * 1000 * 1000 * 2

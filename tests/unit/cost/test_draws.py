@@ -143,8 +143,8 @@ def test_a_front_end_is_slower_in_all_it_does() -> None:
     assert Draw(1.0, 1.0, 99.0, (), 1.0, False).of_server(ServerFit(in_s=0.09)).in_s > 1
 
 
-def test_the_tenth_and_the_ninetieth_percentile_are_those_of_the_residuals_about_their_middle() -> None:
-    """A score of 1.2816 is the ninetieth of a hundred. The fit has the median in it already: kernels draw about it."""
+def test_drawn_percentiles_match_the_residuals_around_their_median() -> None:
+    """A score of 1.2816 is the 90th percentile. The fit already includes the median, so kernels draw around it."""
     skewed = Residuals(num_rows=9, p10=-0.4, p50=0.1, p90=0.3)
     for score, end in ((1.2816, 0.3), (-1.2816, -0.4), (0.0, 0.1)):
         assert log(LogNormal.of(skewed).at(score)) == pytest.approx(end)
@@ -153,18 +153,18 @@ def test_the_tenth_and_the_ninetieth_percentile_are_those_of_the_residuals_about
         assert log(factor) == pytest.approx(common * (end - 0.1))
 
 
-def test_what_is_left_of_an_error_without_an_independent_part_of_it() -> None:
+def test_removing_an_independent_error_component() -> None:
     """5 = sqrt(3^2 + 4^2), 13 = sqrt(5^2 + 12^2); centres add up."""
     left = LogNormal(0.3, 0.05, 0.13).beyond(LogNormal(0.1, 0.03, 0.05))
     assert left == pytest.approx((0.2, 0.04, 0.12))
     assert LogNormal(0.0, 0.05, 0.05).beyond(LogNormal(0.0, 0.06, 0.06)) == (0.0, 0.0, 0.0)
 
 
-def test_factors_on_steps_and_prompts_act_on_the_host_alike_in_seconds_and_in_ticks() -> None:
-    """2 ms a step and 5 ms more with a prompt: twice as long, and of what prompts add 1.5 times that."""
+def test_host_factors_apply_to_seconds_and_ticks_alike() -> None:
+    """2 ms per step and 5 ms more with a prompt: a step factor of 2 on both, a prompt factor of 1.5 on the 5 ms."""
     host = HostFit(serial_step_s=2e-3, prompt_step_s=5e-3, captured_tokens=512)
     timer = OperatorTimer(load_hardware("h100-sxm-80gb"), Calibration(device="x", engine="test", host=host))
-    found = Host(GRAPH, timer, draw(step=2.0, prompt=1.5))
+    drawn = Host(GRAPH, timer, draw(step=2.0, prompt=1.5))
     for shape, serial_s in ((DECODES, 4e-3), (PROMPTS, 4e-3 + 15e-3)):
-        assert found.seconds(shape)[0] == pytest.approx(serial_s)
-        assert found.ticks(shape)[0] == pytest.approx(serial_s * 1e12)
+        assert drawn.seconds(shape)[0] == pytest.approx(serial_s)
+        assert drawn.ticks(shape)[0] == pytest.approx(serial_s * 1e12)

@@ -67,14 +67,14 @@ def test_prompts_beyond_the_captured_size_are_launched_one_by_one_beside_the_dev
     graph = build_graph(load_model("llama-3.1-8b"))
     profile = PROFILE.model_copy(update={"host": host})
     time = OperatorTimer(H100, profile.applied_to(load_calibration(H100, "vllm")))
-    found = estimate_step(graph, time, prompt(tokens))
+    estimate = estimate_step(graph, time, prompt(tokens))
     launched = tokens > 512
     hidden_s = 1e-3 + 1e-5 + launched * (4e-3 + 32 * layer_s)
-    assert found.hidden_host_s == pytest.approx(hidden_s)
+    assert estimate.hidden_host_s == pytest.approx(hidden_s)
     serial_s = 2e-4 + launched * 5e-3
-    assert found.duration_s == pytest.approx(serial_s + max(hidden_s, found.device_s))
+    assert estimate.duration_s == pytest.approx(serial_s + max(hidden_s, estimate.device_s))
     assert GraphPricer(StepTables(graph, time)).price(prompt(tokens)) / 1e12 == pytest.approx(
-        found.duration_s, rel=1e-3
+        estimate.duration_s, rel=1e-3
     )
 
 

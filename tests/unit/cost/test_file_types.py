@@ -39,7 +39,7 @@ def test_smaller_types_put_more_layers_on_the_device():
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-1b"])
-def test_all_layers_take_what_their_number_takes(model):
+def test_all_layers_by_default_equal_all_layers_by_count(model):
     """The embedding table stays with the host (llama.cpp, `dev_input`); a tied head is a copy of it on the device."""
     model = load_model(model)
     counted = ENGINE.model_copy(update={"n_gpu_layers": model.num_layers + 1, "cpu": "ryzen-9-7950x"})
@@ -49,10 +49,10 @@ def test_all_layers_take_what_their_number_takes(model):
     assert "embedding" in plan_memory(model, load_hardware("ryzen-9-7950x"), ENGINE).weights
 
 
-def test_a_context_as_long_as_the_models_own_is_one_that_was_asked_for():
+def test_an_explicit_context_of_the_models_length_is_kept():
     flags = Asked(None, {"model": "llama-3.1-8b", "hardware": "rtx-4090"})
-    for given, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
-        loaded = flags.load(["engine.profile=llamacpp", *given])
+    for changes, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
+        loaded = flags.load(["engine.profile=llamacpp", *changes])
         assert loaded.engine.max_model_len == 131072
         asked = fits_of_types(loaded.model, loaded.hardware, loaded.engine)[0].asked
         assert (asked.slots, asked.context) == (1, context)
@@ -79,8 +79,8 @@ def test_engines_without_host_layers_have_no_such_table():
     assert fits_of_types(MODEL, load_hardware("h100-sxm-80gb"), EngineSpec()) == []
 
 
-def test_a_cpu_has_no_host_that_takes_layers():
-    """Llama-3.1-70B in Q8_0 are 75 GB, in Q4_K_M 42.5; the machine has 64."""
-    found = {each.file_type: each for each in fits_of_types(MODEL, load_hardware("ryzen-9-7950x"), ENGINE)}
-    assert (found["q8_0"].layers, found["q4_k_m"].layers) == (0, 81)
-    assert {each.layers for each in found.values()} == {0, 81}
+def test_a_cpu_cannot_offload_layers_to_a_host():
+    """Llama-3.1-70B has 75 GB in Q8_0 and 42.5 GB in Q4_K_M; the machine has 64 GB."""
+    rows = {row.file_type: row for row in fits_of_types(MODEL, load_hardware("ryzen-9-7950x"), ENGINE)}
+    assert (rows["q8_0"].layers, rows["q4_k_m"].layers) == (0, 81)
+    assert {row.layers for row in rows.values()} == {0, 81}

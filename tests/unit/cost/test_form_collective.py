@@ -53,13 +53,13 @@ def test_a_custom_all_reduce_is_not_faster_than_its_bytes_either(payload, num_ra
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_a_one_shot_reads_the_buffers_of_all_others(num_ranks):
-    """Of 8 kB, at half of the link; waiting for a second shot takes longer than these."""
+def test_a_one_shot_all_reduce_reads_the_buffers_of_all_peers(num_ranks):
+    """8 kB at half of the link bandwidth; the synchronization of a two-shot all-reduce takes longer."""
     device = DEVICES[1]
     fit = CustomAllReduceFit(launch_s=1e-6, peer_s=1e-9, one_shot_fraction=0.5, sync_s=2e-5)
-    found = custom_seconds(CollectiveSizes.of("all_reduce", 8e3, num_ranks), fit, device, device.link)
+    time = custom_seconds(CollectiveSizes.of("all_reduce", 8e3, num_ranks), fit, device, device.link)
     seconds = (num_ranks - 1) * (8e3 / (0.5 * device.link_bandwidth) + 1e-9)
-    assert float(found.duration) == pytest.approx(1e-6 + seconds, rel=1e-6)
+    assert float(time.duration) == pytest.approx(1e-6 + seconds, rel=1e-6)
 
 
 @given(kinds, payloads, st.floats(1, 1e9), ranks, devices)

@@ -117,8 +117,8 @@ def test_loads_without_tile_counts_are_taken_as_even():
     assert even == pytest.approx(known, rel=0.3)
 
 
-def test_kernels_that_move_all_slots_move_those_of_other_ranks_experts_too():
-    """4 experts a token, of which a rank of four has one on average: three rows of a token more."""
+def test_kernels_that_move_all_slots_include_experts_of_other_ranks():
+    """4 experts per token on 4 ranks, one per rank on average: three more rows per token."""
     ffn, moved = MoEFFN(64, 4, 768), GroupedExpertsFit(moves_all_slots=True)
     work = work_of(1000, ffn, FORMATS[0], ranks=4)
     gate_up, silu, down, combine = 4096 + 2 * 768, 3 * 768, 768 + 4096, 4096  # elements of a row, read and written

@@ -59,9 +59,9 @@ def test_a_tile_loads_its_rows_of_inputs_and_its_columns_of_weights(form: Linear
 
 
 @pytest.mark.parametrize(("n", "tiles"), [(64, 1), (65, 2), (128, 2), (129, 3)])
-def test_a_part_of_a_tile_takes_as_long_as_a_whole_one(n: int, tiles: int) -> None:
-    """Tiles of 16 x 64 by single units that multiply one after another."""
+def test_a_partial_tile_takes_as_long_as_a_whole_one(n: int, tiles: int) -> None:
+    """Tiles of 16 x 64, computed one after another by each unit."""
     fit = SHARP.model_copy(update={"tile_rule": (TileStep(0, 16, 64),), "wave_quantization": 1e-3})
-    rows = 16 * 108 * 50  # so many that the last, partial wave is as nothing
+    rows = 16 * 108 * 50  # so many that the last, partial wave is negligible
     time = time_gemm(gemm("x", rows, n, 4096, BF16), fit, SLOW)
     assert time.compute_s == pytest.approx(50 * tiles * main_loop_s(4096), rel=1e-2)

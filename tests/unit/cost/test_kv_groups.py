@@ -162,8 +162,8 @@ def test_what_a_server_starts_with_by_default_fits() -> None:
     assert 100 < plan.max_batch(2048) < 1024
 
 
-def test_states_lie_in_blocks_beside_attention_of_one_kind():
-    """Of one layer with a window, and of one with another state, blocks have no common size."""
+def test_state_blocks_need_attention_and_states_of_one_kind():
+    """With one layer of another window or state size, blocks have no common size."""
     model = load_model("qwen3.5-27b")
     assert state_blocks(model, H100, EngineSpec()) is not None
     layers = list(model.iter_layers())

@@ -93,7 +93,7 @@ def test_shared_layers_have_one_format():
         scenario("model_changes.share_layers=1", "engine.quantization_by_layer=[{quantization: w8a16}]")
 
 
-def test_layers_are_counted_from_the_first_and_from_the_last():
-    found = scenario("engine.quantization_by_layer=[{layers: [-1, -3, 2], quantization: w4a16}]")
-    layers = served_model(found.model, found.engine).iter_layers()
+def test_negative_layer_numbers_count_from_the_last():
+    quantized = scenario("engine.quantization_by_layer=[{layers: [-1, -3, 2], quantization: w4a16}]")
+    layers = served_model(quantized.model, quantized.engine).iter_layers()
     assert [index for index, layer in enumerate(layers) if layer.formats] == [2, 29, 31]

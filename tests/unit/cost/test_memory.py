@@ -195,13 +195,14 @@ def test_gradients_keep_every_layers_inputs_and_inference_mode_drops_them():
     assert plans[1].num_kv_blocks < plans[0].num_kv_blocks
 
 
-def test_gradients_keep_what_goes_into_and_comes_out_of_a_recurrent_mixer():
-    """Nemotron Nano 9B v2, d = 4480, f = 15680, a mixer or a feed-forward block in each layer. 27 of Mamba: residual,
-    normed state, in and out, 4 d; 4 of attention: 2 d and (40 + 8 heads) x 256; 25 blocks without a gate: 2 d + 2 f."""
+def test_gradients_keep_inputs_and_outputs_of_recurrent_mixers():
+    """Nemotron Nano 9B v2, d = 4480, f = 15680, one mixer or feed-forward block per layer. 27 Mamba layers:
+    residual, normed state, input and output, 4 d; 4 attention layers: 2 d and (40 + 8 heads) x 256; 25 feed-forward
+    layers without a gate: 2 d + 2 f."""
     engine, model = EngineSpec(max_num_batched_tokens=2048), load_model("nemotron-nano-9b-v2")
     dropped, kept = (
-        activation_bytes(model, Sharding.of(each), each)
-        for each in (engine, engine.model_copy(update={"inference_mode": False}))
+        activation_bytes(model, Sharding.of(spec), spec)
+        for spec in (engine, engine.model_copy(update={"inference_mode": False}))
     )
     layers = 27 * 4 * 4480 + 4 * (2 * 4480 + 48 * 256) + 25 * (2 * 4480 + 2 * 15680)
     assert kept - dropped == 2048 * 2 * layers

@@ -154,7 +154,7 @@ def test_a_run_under_way_counts_all_the_same_when_other_costs_are_dropped(
     assert pricer.usage().flops == pytest.approx(flops, rel=1e-9)
 
 
-def test_usage_of_many_steps_is_so_many_times_that_of_one() -> None:
+def test_usage_scales_with_the_number_of_steps() -> None:
     one = Usage(1.0, 2.0, 3.0, 0.5, {"compute": 4.0, "memory": 5.0, "communication": 6.0, "overhead": 7.0})
     total = Usage()
     total.add(one, 3.0)
@@ -165,21 +165,21 @@ def test_usage_of_many_steps_is_so_many_times_that_of_one() -> None:
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_utilisation_is_over_the_whole_step_and_the_shares_are_all_of_it(calibration: str) -> None:
-    """A small step, in which the host is longer than the device where there is one."""
+def test_utilization_is_over_the_whole_step_and_bound_shares_sum_to_one(calibration: str) -> None:
+    """A small step: with a fitted host model, the host takes longer than the device."""
     graph, timer = graph_and_timer("llama-3.1-8b", calibration)
-    found = estimate_step(graph, timer, decode_shape(2, 100))
-    assert (found.duration_s > found.device_s) == (calibration == "fitted")
-    assert found.hbm_bytes == pytest.approx(sum(row.count * row.work.hbm_bytes for row in found.rows))
-    assert found.flops == pytest.approx(sum(row.count * row.work.flops for row in found.rows))
-    assert found.mbu * found.duration_s * HARDWARE.memory_bandwidth == pytest.approx(found.hbm_bytes)
-    at_peaks = sum(row.count * row.work.flops / peak_flops_per_s(HARDWARE, row.work.rate) for row in found.rows)
-    assert found.mfu * found.duration_s == pytest.approx(at_peaks)
-    assert sum(found.bound_share.values()) == pytest.approx(1.0)
+    estimate = estimate_step(graph, timer, decode_shape(2, 100))
+    assert (estimate.duration_s > estimate.device_s) == (calibration == "fitted")
+    assert estimate.hbm_bytes == pytest.approx(sum(row.count * row.work.hbm_bytes for row in estimate.rows))
+    assert estimate.flops == pytest.approx(sum(row.count * row.work.flops for row in estimate.rows))
+    assert estimate.mbu * estimate.duration_s * HARDWARE.memory_bandwidth == pytest.approx(estimate.hbm_bytes)
+    at_peaks = sum(row.count * row.work.flops / peak_flops_per_s(HARDWARE, row.work.rate) for row in estimate.rows)
+    assert estimate.mfu * estimate.duration_s == pytest.approx(at_peaks)
+    assert sum(estimate.bound_share.values()) == pytest.approx(1.0)
 
 
-def test_so_many_steps_reach_the_moment_at_which_they_end() -> None:
-    """To the picosecond, also where one line over the context ends and the next begins."""
+def test_steps_to_reach_inverts_the_duration_of_a_run() -> None:
+    """To the picosecond, also between two linear segments over the context."""
     run = GraphPricer(StepTables(*graph_and_timer("llama-3.1-8b", "datasheet"))).run(decode_shape(3, 200), (), 400)
     for count in range(1, 400):
         end = run.duration(count)

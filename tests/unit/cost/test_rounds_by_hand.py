@@ -1,4 +1,4 @@
-"""Rounds of drafting and verifying by hand: which passes a drafter makes, what each reads, what judging costs."""
+"""Rounds of drafting and verification by hand: draft passes, what they read, and the cost of rejection sampling."""
 
 import pytest
 
@@ -24,32 +24,32 @@ def served(config: SpeculativeConfig, **engine: object) -> EngineSpec:
 
 
 def drafter(config: SpeculativeConfig) -> Drafter:
-    found = drafter_of(LLAMA, served(config), "greedy")
-    assert found is not None
-    return found
+    built = drafter_of(LLAMA, served(config), "greedy")
+    assert built is not None
+    return built
 
 
 @pytest.mark.parametrize(
     ("config", "drafting", "passes"),
     [
-        # The model's own token and the drafter's last one, which it has not read; then one token deeper each.
+        # The first pass reads the model's own token and the drafter's last one; later passes read one token.
         (CHAIN, (5, 5, 5), [(5, 2, 5, 500), (5, 1, 5, 505), (5, 1, 5, 510)]),
-        # Two of the five draft a third time.
+        # Two of the five sequences draft a third token.
         (CHAIN, (5, 5, 2), [(5, 2, 5, 500), (5, 1, 5, 505), (2, 1, 2, 204)]),
-        # Pipelined it has gone on behind its last token.
+        # A pipelined drafter has already read its last token.
         (PIPELINED, (5, 5, 5), [(5, 1, 5, 500), (5, 1, 5, 505), (5, 1, 5, 510)]),
-        # Four children of the newest token, two of each of these: the second pass reads four tokens.
+        # A tree of four children with two children each: the second pass reads four tokens.
         (TREE, (5, 5), [(5, 1, 5, 500), (5, 4, 20, 520)]),
-        # All that a round may have brought, three drafts and a token of the model's own.
+        # A round accepts up to three drafts and one token of the model's own; all are read.
         (EAGLE, (5, 5, 5), [(5, 4, 5, 500), (5, 1, 5, 505), (5, 1, 5, 510)]),
-        # All heads in one pass.
+        # All Medusa heads run in one pass.
         (MEDUSA, (5, 5), [(5, 1, 5, 500)]),
     ],
 )
 def test_a_pass_reads_what_the_one_before_it_drafted(config, drafting, passes):
-    """(sequences, tokens of each, rows of logits, tokens that all of them see), five sequences of 100 tokens."""
+    """(sequences, tokens per sequence, rows of logits, total context), five sequences of 100 tokens."""
     shape = BatchShape(5, 5, (), 5, 500, drafting=drafting)
-    assert passes_of(config, drafter(config), shape) == [Pass(*each) for each in passes]
+    assert passes_of(config, drafter(config), shape) == [Pass(*row) for row in passes]
 
 
 def tables(config: SpeculativeConfig, **engine: object):
@@ -60,7 +60,7 @@ def tables(config: SpeculativeConfig, **engine: object):
     return StepTables(graph, OperatorTimer(hardware, datasheet(hardware))), drafts
 
 
-def test_a_pipelined_drafter_guesses_the_models_own_token_too():
+def test_a_pipelined_drafter_also_drafts_the_models_own_token():
     for config, deep in ((CHAIN, 3), (PIPELINED, 4)):
         _, drafts = tables(config)
         shape = drafts.with_drafts(decode_shape(5, 100), 3)
@@ -68,8 +68,8 @@ def test_a_pipelined_drafter_guesses_the_models_own_token_too():
         assert drafts.with_drafts(decode_shape(5, 100), 0) == decode_shape(5, 100)
 
 
-def test_what_is_verified_is_the_newest_token_and_its_drafts():
-    """Each has logits of its own, and adds to the context and to the tokens of all ranks."""
+def test_verification_covers_the_newest_token_and_its_drafts():
+    """All of them need logits and add to the context and to the tokens of all ranks."""
     _, drafts = tables(CHAIN)
     group = drafts.with_drafts(decode_shape(5, 100)._replace(group_tokens=20), 3)
     verified = group.verified(())
@@ -80,12 +80,12 @@ def test_what_is_verified_is_the_newest_token_and_its_drafts():
 @pytest.mark.parametrize(
     ("method", "has_distribution", "read"), [("greedy", True, 0), ("random", True, 8), ("random", False, 4)]
 )
-def test_rejecting_reads_the_probabilities_of_the_model_and_of_a_drafter_that_has_some(method, has_distribution, read):
-    """In fp32, of 1,000 words; two ids a token in any case."""
+def test_rejection_sampling_reads_the_probabilities_of_model_and_drafter(method, has_distribution, read):
+    """fp32 probabilities over 1,000 words; two token ids in any case."""
     assert rejection(6, 1000, method, has_distribution).hbm_bytes == 6 * (read * 1000 + 8)
 
 
-def test_a_run_counts_what_judging_its_drafts_took():
+def test_usage_includes_rejection_sampling():
     """Two rounds of equal size: twice as many FLOPs and bytes as one."""
     pricers = [SpeculativePricer(*tables(CHAIN)) for _ in range(2)]
     shape = pricers[0].drafting_step(4, 3, 500)
@@ -100,8 +100,8 @@ def test_a_run_counts_what_judging_its_drafts_took():
     assert any(row.name == "rejection_sampling" and row.flops for row in judging.rows)
 
 
-def test_passes_of_equal_size_are_a_row_that_counts_all_of_them():
-    """A chain of k tokens has k - 1 passes behind the first; what they take is in the round."""
+def test_equal_draft_passes_share_a_row_with_a_count():
+    """A chain of k tokens has k - 1 passes after the first; the round includes their time."""
     for depth in (3, 5):
         config = SpeculativeConfig(method="draft_model", model=SMALL, num_speculative_tokens=depth)
         pricer = SpeculativePricer(*tables(config))
@@ -112,24 +112,24 @@ def test_passes_of_equal_size_are_a_row_that_counts_all_of_them():
 
 
 def test_eagle_projects_a_feature_and_an_embedding():
-    """2 d inputs, d outputs, 2 FLOPs each; of DeepSeek's kind, whose layers have latents, too."""
+    """2 d inputs and d outputs at 2 FLOPs; also for DeepSeek with its latent attention."""
     for name in ("llama-3.1-8b", "deepseek-v2-lite"):
         model = load_model(name)
-        found = drafter_of(model, served(EAGLE), "greedy")
-        assert found is not None
-        projection = next(node for node in found.graph.nodes if node.name == "eagle_fc")
+        eagle = drafter_of(model, served(EAGLE), "greedy")
+        assert eagle is not None
+        projection = next(node for node in eagle.graph.nodes if node.name == "eagle_fc")
         assert projection.work(BatchShape(7, 7)).flops == 2 * 7 * 2 * model.hidden_size**2
 
 
 def test_medusa_has_a_block_and_a_head_for_each_depth():
-    """Of 4 heads d x d weights each, and as many words as there are shared out over the ranks."""
+    """4 heads of d x d weights each, and vocabulary projections split over the ranks."""
     d, vocabulary = LLAMA.hidden_size, LLAMA.vocab_size
     assert medusa_weights(LLAMA, Sharding(), 4) == 4 * (d * d + d * vocabulary)
     assert medusa_weights(LLAMA, Sharding(tp=2), 4) == 4 * (d * d + d * vocabulary / 2)
 
 
-def test_layers_that_drafted_are_passed_by_the_newest_token_alone():
-    """LayerSkip on two ranks: of the tokens of all, those of the drafts leave the first layers out."""
+def test_layers_that_drafted_verify_the_newest_token_only():
+    """LayerSkip on two ranks: draft tokens skip the first layers, also in the tokens of all ranks."""
     config = SpeculativeConfig(method="self_skip", num_speculative_tokens=4, draft_layers=8)
     pricer = SpeculativePricer(*tables(config))
     shape = pricer.drafts.with_drafts(decode_shape(6, 100)._replace(group_tokens=12), 4)
@@ -140,15 +140,15 @@ def test_layers_that_drafted_are_passed_by_the_newest_token_alone():
 
 
 @pytest.mark.parametrize(("batch", "depth"), [(1, 3), (8, 3), (9, 0)])
-def test_drafting_stops_above_a_size_of_the_batch(batch, depth):
+def test_drafting_stops_above_disable_by_batch_size(batch, depth):
     drafts = "{method: ngram, num_speculative_tokens: 3, disable_by_batch_size: 8, acceptance: {rate: 0.7}}"
     costs = step_costs(load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafts}"]))
     assert costs.draft_depth(decode_shape(batch, 500)) == depth
 
 
 @pytest.mark.parametrize("batch", [1, 32, 256])
-def test_an_adaptive_depth_brings_most_tokens_a_second(batch):
-    """Of all depths, tried one by one."""
+def test_an_adaptive_depth_maximizes_tokens_per_second(batch):
+    """Against all depths, one by one."""
     drafts = "{method: ngram, num_speculative_tokens: 5, adaptive: true, acceptance: {rate: 0.6}}"
     costs = step_costs(load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafts}"]))
     config, pricer = costs.drafts.config, costs.speculative_pricer()

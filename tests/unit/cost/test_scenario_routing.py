@@ -48,13 +48,13 @@ def test_the_committed_fit_has_its_source_and_a_file_reads_back(tmp_path):
     assert f"dispersion: {fit.dispersion}" in written
 
 
-def test_finer_experts_are_more_unequal_and_placing_them_evens_them_out():
-    """Among half as many experts, each of which does what two did, their chances vary half as much."""
+def test_finer_experts_are_more_unequal_and_eplb_balances_them():
+    """With half as many experts of twice the load, the dispersion halves."""
     fit = RoutingFit(dispersion=0.5)
     assert [fit.among(count) for count in (64, 128, 256)] == [0.25, 0.5, 1.0]
     left, placed = (scenario(dispersion=1.0) for _ in range(2))
     placed = placed.model_copy(update={"engine": EngineSpec(enable_expert_parallel=True, enable_eplb=True)})
-    most, evened = (routing_of(each)(BLOCK, 512, 8).assignments for each in (left, placed))
+    most, evened = (routing_of(served)(BLOCK, 512, 8).assignments for served in (left, placed))
     assert 512 * BLOCK.top_k / 8 < evened < 0.9 * most
     assert routing_of(placed.model_copy(update={"routing": ExpertRouting()}), fit)(BLOCK, 512, 8).assignments < (
         routing_of(scenario(), fit)(BLOCK, 512, 8).assignments

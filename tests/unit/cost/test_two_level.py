@@ -52,14 +52,14 @@ def test_a_ring_leaves_each_node_once_for_all_its_cards(shape, kind):
 
 
 @pytest.mark.parametrize(("num_ranks", "per_node"), [(12, 8), (10, 8), (11, 4)])
-def test_where_a_node_has_fewer_devices_its_own_limit_the_exchange(num_ranks, per_node):
-    """A rank there has most to send away; one on a full node most to its neighbours. A ring leaves the small node over
-    its few cards."""
+def test_the_smallest_node_limits_an_exchange(num_ranks, per_node):
+    """A rank of the smallest node sends most between nodes, a rank of a full node most within its node. A ring leaves
+    the smallest node over its few cards."""
     nodes = [rank // per_node for rank in range(num_ranks)]
     spread = spread_over(RankGroup("tensor", num_ranks), per_node)
     (way,) = two_level("all_to_all", spread)
-    assert way.between == pytest.approx(max(sum(other != mine for other in nodes) for mine in nodes) / num_ranks)
-    assert way.within == pytest.approx(max(sum(other == mine for other in nodes) - 1 for mine in nodes) / num_ranks)
+    assert way.between == pytest.approx(max(sum(other != own for other in nodes) for own in nodes) / num_ranks)
+    assert way.within == pytest.approx(max(sum(other == own for other in nodes) - 1 for own in nodes) / num_ranks)
     (ring,) = two_level("all_gather", spread)
     assert ring.between == pytest.approx((num_ranks - 1) / num_ranks / min(nodes.count(node) for node in set(nodes)))
 

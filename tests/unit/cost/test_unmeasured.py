@@ -63,7 +63,7 @@ def test_tensorrt_llm_quantizes_nvfp4_before_the_multiplication() -> None:
         assert form.quantizes_input is quantizes
 
 
-def test_a_generation_leaves_a_share_of_the_fractions_and_never_more_than_the_peak() -> None:
+def test_a_generation_scales_the_fractions_up_to_the_peak() -> None:
     before = TiledGemmFit(compute_fraction=0.8, memory_fraction=0.9)
     plain = Calibration(device="x", engine="y", families={"gemm": before})
     after = GenerationFit(architecture="z", compute=0.75, memory=1.5).applied_to(plain).families["gemm"]
@@ -71,10 +71,10 @@ def test_a_generation_leaves_a_share_of_the_fractions_and_never_more_than_the_pe
     assert (after.compute_fraction, after.memory_fraction) == pytest.approx((0.6, 1.0))
 
 
-def test_products_of_4_bits_start_later_and_leave_some_of_the_bandwidth() -> None:
+def test_4_bit_gemms_of_a_generation_have_their_own_launch_time_and_bandwidth() -> None:
     generation = GenerationFit(architecture="z", four_bit_memory=0.5, four_bit_launch_s=3e-6)
     plain = Calibration(device="x", engine="y", families={"gemm/fp8_static": STATIC})
-    found = with_unmeasured(plain, generation).families["gemm/nvfp4_static"]
-    assert isinstance(found, TiledGemmFit)
-    assert found.memory_fraction == pytest.approx(STATIC.memory_fraction / 2)
-    assert found.launch_s == pytest.approx(STATIC.launch_s + 3e-6)
+    fit = with_unmeasured(plain, generation).families["gemm/nvfp4_static"]
+    assert isinstance(fit, TiledGemmFit)
+    assert fit.memory_fraction == pytest.approx(STATIC.memory_fraction / 2)
+    assert fit.launch_s == pytest.approx(STATIC.launch_s + 3e-6)

@@ -1,4 +1,4 @@
-"""Who goes first, and what is set apart for a request, by hand."""
+"""Scheduling order and reserved tokens of requests, by hand."""
 
 from itertools import pairwise
 
@@ -14,8 +14,8 @@ rows = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(0, 2
 
 
 @given(rows)
-def test_each_policy_has_its_order_and_equals_go_as_they_came(shapes: list[tuple[int, int, int]]) -> None:
-    """(arrival, prompt, priority) each; of one arrival the lower number goes first."""
+def test_policies_order_by_their_key_and_break_ties_by_arrival(shapes: list[tuple[int, int, int]]) -> None:
+    """Rows are (arrival, prompt, priority); at equal arrivals the lower number goes first."""
     requests = [
         Request(number, arrival, prompt, 5, (), urgency) for number, (arrival, prompt, urgency) in enumerate(shapes)
     ]
@@ -31,7 +31,7 @@ def reserved(prompt: int, output: int, needed: int = 7, **settings: object) -> i
     return Reservations(config, DISCIPLINES[config.batching]).num_tokens(Request(0, 0, prompt, output), needed)
 
 
-def test_as_much_is_set_apart_as_the_discipline_says() -> None:
+def test_reserved_tokens_by_batching_discipline() -> None:
     """The last token of an answer is sampled and never computed: 10 + 5 - 1 tokens."""
     assert reserved(10, 5) == 7
     assert reserved(10, 5, reserves_output=True) == 14
@@ -47,8 +47,8 @@ def test_orca_pow2_rounds_an_answer_up_to_a_power_of_two(output: int, rounded: i
     assert reserved(10, output, reserves_output=True, rounds_output=True) == 10 + rounded - 1
 
 
-def test_drafts_and_their_writer_have_room_behind_the_tokens() -> None:
-    """A tree of 0, 3 and 5 nodes needs 3 slots for what it does not bring; a drafter writes 4 tokens ahead."""
+def test_drafts_and_lookahead_slots_are_reserved_after_the_tokens() -> None:
+    """A tree of 0, 3 and 5 nodes needs 3 slots for nodes that it rejects; a drafter writes 4 tokens ahead."""
     assert reserved(10, 5, reserves_output=True, speculation=Speculation((0, 3, 5))) == 14 + 3
     assert reserved(10, 5, batching="iteration", speculation=Speculation((0, 3, 5))) == 100 + 3
     ahead = Speculation((0, 1), num_lookahead=4)
@@ -67,10 +67,10 @@ def test_drafts_and_their_writer_have_room_behind_the_tokens() -> None:
         ({"speculation": Speculation((0, 3, 5))}, 10, 37),
     ],
 )
-def test_the_longest_request_that_could_run_is_taken_and_one_token_more_is_not(
+def test_the_longest_request_that_can_run_is_accepted_and_one_token_more_is_rejected(
     settings: dict[str, object], num_blocks: int, longest: int
 ) -> None:
-    """Tokens that are computed: the prompt, and all of the answer but its last token."""
+    """Computed tokens: the prompt and all of the answer but its last token."""
     for prompt in (1, longest // 2, longest):
         output = longest - prompt + 1
         config = SchedulerConfig(**({"max_model_len": 100, "block_size": 4, "max_num_batched_tokens": 64} | settings))  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_the_longest_request_that_could_run_is_taken_and_one_token_more_is_not(
             engine.check_can_ever_run(Request(0, 0, prompt, output + 1))
 
 
-def test_buffers_need_blocks_of_their_own() -> None:
+def test_buffers_need_their_own_blocks() -> None:
     config = SchedulerConfig(max_model_len=100, block_size=4)
     for num_blocks, fits in ((13, True), (12, False)):
         engine = Scheduler(config, KVBlockManager(num_blocks, 4, num_buffers=3))
@@ -92,8 +92,8 @@ def test_buffers_need_blocks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("batching", "counts"), [("static", (2, 1, 10)), ("iteration", (1, 1, 5))])
-def test_a_static_batch_keeps_the_slots_and_the_blocks_of_who_is_done(batching: str, counts: tuple[int, ...]) -> None:
-    """Blocks for 20 tokens each, in blocks of 4. The first is done with its only token, the second is not."""
+def test_a_static_batch_keeps_the_slots_and_blocks_of_finished_requests(batching: str, counts: tuple[int, ...]) -> None:
+    """20 tokens per request, in blocks of 4. The first request finishes with its only token, the second continues."""
     config = SchedulerConfig(max_num_seqs=2, max_model_len=20, block_size=4, batching=batching)
     engine = Scheduler(config, KVBlockManager(100, 4))
     for number, output in enumerate((1, 3, 1)):

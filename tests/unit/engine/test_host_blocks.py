@@ -70,10 +70,8 @@ def test_contents_are_found_in_a_row_and_the_least_recently_used_goes_first() ->
 
 
 @pytest.mark.parametrize(("num_cached", "num_tokens", "num_blocks"), [(8, 9, 1), (0, 9, 3), (4, 9, 2), (9, 9, 0)])
-def test_what_the_device_does_not_have_of_a_parked_request_is_restored(
-    num_cached: int, num_tokens: int, num_blocks: int
-) -> None:
-    """9 tokens in 3 blocks of 4, of which the device still has the first `num_cached`; the parked copy is gone then."""
+def test_missing_blocks_of_a_parked_request_are_restored(num_cached: int, num_tokens: int, num_blocks: int) -> None:
+    """9 tokens in 3 blocks of 4, of which the device still has the first `num_cached`; restoring frees the copy."""
     host, request = HostBlocks(10), Request(0, 0, 40, 10)
     host.park(request, num_tokens, 3)
     assert host.num_ready(request, num_cached, BLOCK_SIZE) == num_tokens
@@ -82,20 +80,20 @@ def test_what_the_device_does_not_have_of_a_parked_request_is_restored(
     assert (host.num_stored, host.num_used) == (3, 0)
 
 
-def test_a_plan_waits_for_what_was_stored_since_the_last_one_if_it_waits_at_all() -> None:
+def test_a_plan_waits_for_blocks_stored_since_the_previous_plan() -> None:
     for is_awaited, counts in ((True, [3, 0, 2]), (False, [0, 0, 0])):
-        host, found = HostBlocks(10, is_awaited=is_awaited), []
+        host, num_stored = HostBlocks(10, is_awaited=is_awaited), []
         for number, count in enumerate((3, 0, 2)):
             if count:
                 host.park(Request(number, 0, 40, 10), 4 * count, count)
             plan = StepPlan(number)
             host.settle(plan)
-            found.append(plan.num_stored_blocks)
-        assert found == counts
+            num_stored.append(plan.num_stored_blocks)
+        assert num_stored == counts
 
 
-def test_room_for_parked_blocks_is_made_of_contents_and_no_more_than_is_needed() -> None:
-    """Room for 6: five contents, then 4 blocks are parked, so the oldest three contents go; 3 more do not fit."""
+def test_parking_evicts_no_more_cached_blocks_than_needed() -> None:
+    """6 slots: five cached blocks, then 4 blocks are parked, which evicts the oldest three; 3 more do not fit."""
     host, request = HostBlocks(6), Request(0, 0, 40, 10, tuple("abcde"))
     for content in "abcde":
         host.keep(content, 0)
@@ -109,8 +107,8 @@ def test_room_for_parked_blocks_is_made_of_contents_and_no_more_than_is_needed()
     assert host.num_used == 6
 
 
-def test_a_prompt_is_restored_where_that_pays_counting_what_is_missing() -> None:
-    """From 8 tokens on: with a block on the device, two more pay, and one does not."""
+def test_a_prompt_is_restored_above_a_minimum_of_missing_tokens() -> None:
+    """At least 8 tokens: with one block on the device, two missing blocks are restored and one is not."""
     for contents, ready in ((("a", "b", "c"), 12), (("a", "b"), 4)):
         host, request = HostBlocks(9, least_tokens=8), Request(0, 0, 40, 10, tuple("abcd"))
         for content in contents:
@@ -118,8 +116,8 @@ def test_a_prompt_is_restored_where_that_pays_counting_what_is_missing() -> None
         assert host.num_ready(request, BLOCK_SIZE, BLOCK_SIZE) == ready
 
 
-def test_a_slot_that_is_left_is_taken_again_by_the_next_plan_and_may_be_read_until_then() -> None:
-    """Copies of one plan go out before any comes back: what was pushed out since is still where it was."""
+def test_a_freed_slot_stays_readable_until_the_next_plan_reuses_it() -> None:
+    """A plan's copies to the host precede its copies back, so an evicted block can still be read."""
     copies = HostCopies()
     copies.store("a", 7)
     assert copies.take() == ([(7, 0)], [])
@@ -133,25 +131,25 @@ def test_a_slot_that_is_left_is_taken_again_by_the_next_plan_and_may_be_read_unt
 
 
 @given(st.lists(st.tuples(st.sampled_from(["store", "drop", "restore", "take"]), st.integers(0, 5)), max_size=60))
-def test_copies_bring_back_what_they_took_away(happenings: list[tuple[str, int]]) -> None:
-    """Carried out plan by plan, copies out first, a restored block has the content that was stored."""
-    copies, tier, there, wanted = HostCopies(), dict[int, str](), set[str](), list[tuple[int, str]]()
-    contents: dict[int, str] = {}  # of device blocks, by number, each used once
-    for number, (what, which) in enumerate([*happenings, ("take", 0)]):
-        content = f"content {which}"
-        if what == "store" and content not in there:
+def test_restored_blocks_have_the_stored_content(operations: list[tuple[str, int]]) -> None:
+    """Copies are executed plan by plan, copies to the host first."""
+    copies, tier, stored, expected = HostCopies(), dict[int, str](), set[str](), list[tuple[int, str]]()
+    contents: dict[int, str] = {}  # of device blocks, by number; no number is reused
+    for number, (operation, identity) in enumerate([*operations, ("take", 0)]):
+        content = f"content {identity}"
+        if operation == "store" and content not in stored:
             contents[number] = content
             copies.store(content, number)
-            there.add(content)
-        elif what == "drop" and content in there:
+            stored.add(content)
+        elif operation == "drop" and content in stored:
             copies.drop(content)
-            there.discard(content)
-        elif what == "restore" and content in there:
+            stored.discard(content)
+        elif operation == "restore" and content in stored:
             copies.restore(content, 1000 + number)
-            wanted.append((1000 + number, content))
-        elif what == "take":
+            expected.append((1000 + number, content))
+        elif operation == "take":
             out, back = copies.take()
             for block, slot in out:
                 tier[slot] = contents[block]
-            assert [(block, tier[slot]) for slot, block in back] == wanted
-            wanted.clear()
+            assert [(block, tier[slot]) for slot, block in back] == expected
+            expected.clear()

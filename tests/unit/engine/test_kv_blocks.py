@@ -119,9 +119,9 @@ def test_blocks_set_aside_leave_the_queue_as_if_taken_one_by_one(num_looks: int)
     aside.check_integrity([receiver])
 
 
-def test_a_content_is_found_until_the_last_of_its_copies_is_reused() -> None:
-    """Three requests compute one block side by side; freed in turn, their blocks are reused in turn. The prefix is
-    found after the first and the second, not after the third; computed again, it is found again."""
+def test_a_prefix_is_cached_until_its_last_copy_is_reused() -> None:
+    """Three requests compute the same block at once; their blocks are freed and reused in order. The prefix is cached
+    until the third is reused, and again after it is computed again."""
     blocks = KVBlockManager(3, 4)
     owners = [request(number, 4, ("a",)) for number in range(3)]
     for owner in owners:
@@ -133,12 +133,12 @@ def test_a_content_is_found_until_the_last_of_its_copies_is_reused() -> None:
     for owner in owners:
         blocks.free(owner)
     probe, taker = request(9, 8, ("a",)), request(8, 12)
-    found = [len(blocks.cached_prefix(probe))]
+    num_hits = [len(blocks.cached_prefix(probe))]
     for num_tokens in (4, 8, 12):
         blocks.allocate(taker, num_tokens)
         blocks.check_integrity([taker])
-        found.append(len(blocks.cached_prefix(probe)))
-    assert found == [1, 1, 1, 0]
+        num_hits.append(len(blocks.cached_prefix(probe)))
+    assert num_hits == [1, 1, 1, 0]
     blocks.free(taker)
     again = request(7, 4, ("a",))
     compute(blocks, again, 4)
@@ -147,12 +147,12 @@ def test_a_content_is_found_until_the_last_of_its_copies_is_reused() -> None:
 
 
 @pytest.mark.parametrize("span", [None, 0, 6, 20])
-def test_a_request_fills_whole_blocks_up_to_its_window_and_has_its_buffers_once(span: int | None) -> None:
+def test_a_request_holds_whole_blocks_up_to_its_window_and_its_buffers_once(span: int | None) -> None:
     """Blocks of 4 tokens; 3 buffers come with the first block."""
     blocks, holder = KVBlockManager(100, 4, span=span, num_buffers=3), request(0, 40)
     for num_tokens in range(1, 41):
-        most = 10 if span is None else -(-span // 4)
-        rows = min(-(-num_tokens // 4), most)
+        max_rows = 10 if span is None else -(-span // 4)
+        rows = min(-(-num_tokens // 4), max_rows)
         assert blocks.num_filled(num_tokens) == rows
         assert blocks.num_needed(holder, num_tokens) == rows - len(holder.block_ids) + 3 * (num_tokens == 1)
         blocks.allocate(holder, num_tokens)

@@ -1,4 +1,4 @@
-"""What the scheduler counts, by hand: waits, blocks, hits, and the times of a request that was preempted."""
+"""The scheduler's counters by hand: waiting, blocks, prefix hits, and the times of preempted requests."""
 
 import pytest
 
@@ -24,14 +24,14 @@ def scheduler(num_blocks: int = 100, host: HostBlocks | None = None, **changes: 
 
 
 def turn(engine: Scheduler, now: int) -> dict[int, int]:
-    """Tokens that one step, from `now` to `now + 1`, computes of each request."""
+    """Computed tokens per request in one step, from `now` to `now + 1`."""
     plan = engine.plan(now)
     engine.apply(plan, now + 1)
     engine.check_integrity()
     return {r.request_id: 1 for r in plan.decodes} | {g.request.request_id: g.num_new_tokens for g in plan.chunks}
 
 
-def test_a_batch_waits_as_long_as_its_oldest_request() -> None:
+def test_the_batch_timeout_counts_from_the_oldest_request() -> None:
     engine = scheduler(batching="dynamic", max_num_seqs=3, max_model_len=20, batch_timeout=10)
     engine.add(Request(0, 5, 4, 1))
     engine.add(Request(1, 9, 4, 1))
@@ -40,7 +40,7 @@ def test_a_batch_waits_as_long_as_its_oldest_request() -> None:
     assert turn(engine, 15) == {0: 4, 1: 4}
 
 
-def test_counts_are_of_who_runs_who_waits_and_the_blocks_in_use() -> None:
+def test_counts_are_running_waiting_and_used_blocks() -> None:
     engine = scheduler(max_num_seqs=1)
     assert engine.counts() == (0, 0, 0)
     for number in range(3):
@@ -51,8 +51,8 @@ def test_counts_are_of_who_runs_who_waits_and_the_blocks_in_use() -> None:
 
 
 @pytest.mark.parametrize(("stays", "num_hit"), [("nothing", 0), ("all", 8)])
-def test_times_of_a_preempted_request_are_those_of_its_first_run_and_it_asks_for_all_its_tokens(stays, num_hit) -> None:
-    """Two requests of 6 + 10 tokens in 6 blocks of 4: the second comes back with 13 tokens, of which 8 may be there."""
+def test_a_preempted_request_keeps_its_first_times_and_queries_all_of_its_tokens(stays, num_hit) -> None:
+    """Two requests of 6 + 10 tokens in 6 blocks of 4: the second resumes with 13 tokens, of which 8 may be cached."""
     engine = scheduler(6, stays_of_preempted=stays)
     requests = [Request(number, 0, 6, 10) for number in range(2)]
     for request in requests:
@@ -65,11 +65,13 @@ def test_times_of_a_preempted_request_are_those_of_its_first_run_and_it_asks_for
     assert engine.num_preemptions == 1
     assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (6 + 6 + 13, num_hit)
     assert requests[1].finished_at == len(steps)
-    assert sum(step.get(1, 0) for step in steps) == 6 + 6 + (13 - num_hit) + 2  # prompt, 6 decodes, again, 2 decodes
+    assert (
+        sum(step.get(1, 0) for step in steps) == 6 + 6 + (13 - num_hit) + 2
+    )  # prompt, 6 decodes, recomputation, 2 decodes
 
 
-def test_hits_count_what_a_second_tier_brings_back() -> None:
-    """Two blocks of three are in the host's memory: 8 of 13 tokens are not computed."""
+def test_prefix_hits_include_blocks_restored_from_the_host() -> None:
+    """Two of three blocks are in host memory: 8 of 13 tokens are not computed."""
     host = HostBlocks(10)
     engine = scheduler(host=host)
     for content in ("a", "b"):
@@ -81,23 +83,23 @@ def test_hits_count_what_a_second_tier_brings_back() -> None:
     assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (13, 8)
 
 
-@pytest.mark.parametrize(("num_come", "num_computed"), [(None, 10), (12, 10), (10, 10), (9, 9)])
-def test_kv_that_came_is_no_more_than_was_to_come(num_come: int | None, num_computed: int) -> None:
-    """A sender counts whole blocks: 12 tokens for 10. All but the last token of the prompt is known then."""
+@pytest.mark.parametrize(("num_received", "num_computed"), [(None, 10), (12, 10), (10, 10), (9, 9)])
+def test_received_kv_is_capped_at_the_expected_tokens(num_received: int | None, num_computed: int) -> None:
+    """A sender counts whole blocks: 12 tokens for 10. The last token of the prompt is still computed."""
     engine, request = scheduler(8), Request(0, 0, 10, 3)
     request.num_transferred_tokens = 10
     engine.add(request)
     engine.plan(0)
-    engine.finish_load(request, num_come)
+    engine.finish_load(request, num_received)
     assert request.num_computed_tokens == num_computed
     assert turn(engine, 1) == {0: 1}
     assert engine.num_computed(request) == 10
     engine.check_integrity()
 
 
-def test_batches_of_the_first_and_the_last_token_are_those_of_their_steps() -> None:
-    """Of three requests two get their first token in the first step; the third beside them in the next; the first ends
-    among three, the second among two, the third alone."""
+def test_first_and_last_token_batches_are_the_sizes_of_their_steps() -> None:
+    """Two of three requests get their first token in step 1, the third in step 2. The first ends in a batch of three,
+    the second in one of two, the third alone."""
     engine = scheduler(max_num_batched_tokens=8)
     requests = [Request(0, 0, 4, 2), Request(1, 0, 4, 3), Request(2, 0, 4, 5)]
     for request in requests:
@@ -110,7 +112,7 @@ def test_batches_of_the_first_and_the_last_token_are_those_of_their_steps() -> N
     assert [r.last_token_batch for r in requests] == [3, 2, 1]
 
 
-def test_who_gives_up_while_its_kv_comes_gives_its_blocks_back() -> None:
+def test_aborting_during_a_kv_transfer_frees_the_blocks() -> None:
     engine, request = scheduler(8), Request(0, 0, 10, 3)
     request.num_transferred_tokens = 10
     engine.add(request)
@@ -123,8 +125,8 @@ def test_who_gives_up_while_its_kv_comes_gives_its_blocks_back() -> None:
     engine.check_integrity()
 
 
-def test_an_engine_that_admits_by_estimates_asks_for_whole_prompts_too() -> None:
-    """Of the second prompt of 13 tokens two blocks of 4 are there."""
+def test_admission_by_estimates_queries_whole_prompts() -> None:
+    """Two blocks of 4 tokens of the second prompt of 13 are cached."""
     config = SchedulerConfig(
         max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, block_size=SIZE, estimates=Estimates()
     )
@@ -137,8 +139,8 @@ def test_an_engine_that_admits_by_estimates_asks_for_whole_prompts_too() -> None
     assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (9 + 13, 8)
 
 
-def test_a_prompt_is_under_way_while_any_stage_computes_a_chunk_of_it() -> None:
-    """Two stages: chunks of 16 and 14 tokens follow each other; with the second back, nothing of it is under way."""
+def test_a_prompt_is_in_flight_while_any_stage_computes_its_chunk() -> None:
+    """Two stages: chunks of 16 and 14 tokens follow each other; once the second returns, none is in flight."""
     engine, request = scheduler(pipeline_parallel_size=2), Request(0, 0, 30, 2)
     engine.add(request)
     plans = [engine.plan(0), engine.plan(1)]
@@ -149,15 +151,15 @@ def test_a_prompt_is_under_way_while_any_stage_computes_a_chunk_of_it() -> None:
     assert not engine._running.is_under_way(request)
 
 
-def test_a_plan_computes_decodes_chunks_drafts_padding_and_what_is_wasted() -> None:
+def test_a_plan_counts_decodes_chunks_drafts_padding_and_wasted_tokens() -> None:
     plan = StepPlan(0)
     plan.decodes = [Request(number, 0, 4, 4) for number in range(3)]
     plan.num_chunk_tokens, plan.num_draft_tokens, plan.num_padding_tokens, plan.num_wasted_tokens = 100, 20, 7, 5
     assert plan.num_tokens == 3 + 100 + 20 + 7 + 5
 
 
-def test_requests_that_are_admitted_for_a_token_are_padded_each() -> None:
-    """Beside one that runs, two prompts of which all but a token is cached: each is verified as if it drafted 3."""
+def test_requests_admitted_for_one_token_are_padded() -> None:
+    """One request runs; two prompts with all but one token cached are padded as if they had 3 draft tokens."""
     config = SchedulerConfig(
         *(4, 64, 256, SIZE), speculation=Speculation((0, 1, 2, 3)), pads_lone_tokens="beside_running"
     )

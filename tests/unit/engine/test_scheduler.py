@@ -69,8 +69,8 @@ def test_long_prefill_token_threshold_caps_a_chunk() -> None:
     assert turn(engine, 0) == {0: 6, 1: 6}
 
 
-def test_prompts_under_way_share_the_budget_in_order_and_decodes_leave_them_less() -> None:
-    """Chunks of at most 10 of 16 tokens: 10 and 6, step after step; beside a decode 10 and 5."""
+def test_running_prompts_share_the_budget_left_by_decodes_in_order() -> None:
+    """Chunks of at most 10 of 16 tokens: 10 and 6 in every step; with a decode, 10 and 5."""
     engine = scheduler(long_prefill_token_threshold=10)
     engine.add(Request(0, 0, 30, 9))
     engine.add(Request(1, 0, 30, 9))
@@ -134,8 +134,8 @@ def test_who_is_preempted_finds_what_is_left_of_its_own_blocks(stays: str, num_t
 
 
 @pytest.mark.parametrize(("policy", "victim"), [("fcfs", 1), ("priority", 0), ("shortest-first", 0)])
-def test_out_of_blocks_the_one_that_the_policy_puts_last_is_preempted(policy: str, victim: int) -> None:
-    """The first is less urgent, and its prompt is longer. Each holds two of 4 blocks, and one needs a third."""
+def test_the_last_request_of_the_policy_is_preempted(policy: str, victim: int) -> None:
+    """The first is less urgent, and its prompt is longer. Both hold two of 4 blocks, and one needs a third."""
     engine = scheduler(num_blocks=4, scheduling_policy=policy)
     engine.add(Request(0, 0, 6, 10, (), 5))
     turn(engine, 0)
@@ -148,7 +148,7 @@ def test_out_of_blocks_the_one_that_the_policy_puts_last_is_preempted(policy: st
     assert preempted == [victim]
 
 
-def test_tokens_of_who_gives_way_go_to_those_behind_it() -> None:
+def test_the_budget_of_a_preempted_request_goes_to_later_requests() -> None:
     """8 blocks of 4, 16 tokens a step, 8 a prompt. In the third step the first, least urgent, has been given 8 tokens
     and the last two blocks when the second, which decodes, needs one: the 8 are free again, so the third prompt gets
     all of its 8 and not the 16 - 8 - 1 = 7 that were left."""
@@ -163,10 +163,10 @@ def test_tokens_of_who_gives_way_go_to_those_behind_it() -> None:
     assert engine.num_preemptions == 1
 
 
-def test_who_falls_with_the_last_token_of_its_prompt_under_way_finds_all_of_the_prompt_again() -> None:
-    """5 blocks of 4, each plan made while the one before runs. The third request has 7 and then 1 of its 8 prompt
-    tokens computed, two blocks that are named as they are granted, and falls, as it needs a third, before its first
-    answer is known. It comes back with 9 tokens, 8 of them cached."""
+def test_a_request_preempted_before_its_first_token_resumes_with_its_cached_prompt() -> None:
+    """5 blocks of 4; planning overlaps the previous step. The third request computes 7 and then 1 of its 8 prompt
+    tokens, two blocks that are hashed when they are granted. It needs a third and is preempted before its first token
+    is known. It resumes with 9 tokens, 8 of them cached."""
     engine = scheduler(num_blocks=5, long_prefill_token_threshold=7, scheduler_reserve_full_isl=False)
     for number, (prompt, outputs) in enumerate(((3, 3), (2, 2), (8, 9), (4, 9))):
         engine.add(Request(number, 0, prompt, outputs))

@@ -98,9 +98,9 @@ def test_a_saved_prompt_comes_back_where_a_quarter_of_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize(("num_kept", "cached"), [(3, 12), (2, 20), (1, 20)])
-def test_a_prompt_is_saved_before_a_request_that_keeps_less_than_half_of_it(num_kept: int, cached: int) -> None:
-    """One slot, blocks of 4 tokens; of 5 blocks the next request keeps `num_kept`. The first prompt comes again: it is
-    there in whole if it was saved, else as far as the other one kept it."""
+def test_a_prompt_is_saved_if_the_next_request_keeps_less_than_half_of_it(num_kept: int, cached: int) -> None:
+    """One slot, blocks of 4 tokens; the next request keeps `num_kept` of 5 blocks. When the first prompt is sent
+    again, all of it is cached if it was saved; otherwise only the kept blocks are."""
     config = SchedulerConfig(1, 512, 256, 4, reserves_output=True, slots=Slots(saves_prompts=True))
     loop = Scheduler(config, KVBlockManager(10_000, 4, False))
     first = tuple("abcde")

@@ -50,11 +50,11 @@ def test_every_type_serves_any_card_in_fewer_bytes_than_16_bits(quantization):
 def test_which_layers_of_q4_k_m_have_six_bits():
     """llama.cpp's log of Llama-2-7B: `blk.N.attn_v` and `blk.N.ffn_down` in Q6_K for the first and last four of 32
     layers and 6, 9, ..., 27; all other tensors of layers in Q4_K."""
-    found = tensor_formats(load_model("llama-2-7b"), "q4_k_m")
-    wide = [*range(4), *range(6, 28, 3), *range(28, 32)]
+    formats = tensor_formats(load_model("llama-2-7b"), "q4_k_m")
+    q6_layers = [*range(4), *range(6, 28, 3), *range(28, 32)]
     for tensor in ("v", "down"):
-        assert [i for i, layer in enumerate(found) if layer[tensor] == "q6_k"] == wide
-    assert {layer[tensor] for layer in found for tensor in ("qk", "out", "up")} == {"q4_k"}
+        assert [i for i, layer in enumerate(formats) if layer[tensor] == "q6_k"] == q6_layers
+    assert {layer[tensor] for layer in formats for tensor in ("qk", "out", "up")} == {"q4_k"}
 
 
 def test_names_are_told_in_any_case_and_a_misspelt_one_has_a_neighbour():

@@ -50,17 +50,17 @@ def test_every_card_is_called_as_its_file_and_no_alias_is_taken_twice() -> None:
         card = load_card(data_dir("models") / f"{name}.yaml")
         assert card.name == name
         assert name == name.lower()
-        names = [normal_name(each) for each in (name, *card.aliases)]
+        names = [normal_name(label) for label in (name, *card.aliases)]
         assert len(set(names)) == len(names), f"{name} has an alias twice"
         for alias in {alias.lower() for alias in card.aliases} | {name}:
             assert seen.setdefault(alias, name) == name, f"{alias} means {seen[alias]} and {name}"
 
 
-@pytest.mark.parametrize("said", [f"Qwen/Qwen3-{size}-2507" for size in QWEN3_OF_JULY])
-def test_later_releases_of_a_model_have_their_own_positions(said: str) -> None:
+@pytest.mark.parametrize("repository", [f"Qwen/Qwen3-{size}-2507" for size in QWEN3_OF_JULY])
+def test_later_releases_of_a_model_have_their_own_positions(repository: str) -> None:
     """Of July 2025: 262,144 positions (the model cards), where those of the first release have 40,960."""
-    assert load_model(said).max_position_embeddings == 262144
-    assert load_model(re.sub(r"-(Thinking|Instruct)-2507", "", said)).max_position_embeddings == 40960
+    assert load_model(repository).max_position_embeddings == 262144
+    assert load_model(re.sub(r"-(Thinking|Instruct)-2507", "", repository)).max_position_embeddings == 40960
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
@@ -69,19 +69,19 @@ def test_an_unknown_name_offers_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_a_repository_is_known_without_its_owner(name: str) -> None:
+def test_a_repository_name_works_without_its_owner(name: str) -> None:
     """`Qwen3-4B-Thinking-2507` as `Qwen/Qwen3-4B-Thinking-2507`, unless another card has that name."""
     for alias in load_card(data_dir("models") / f"{name}.yaml").aliases:
         plain = alias.rpartition("/")[2]
         assert load_model(plain).layers == load_model(name if plain.lower() not in list_models() else plain).layers
 
 
-def test_no_name_is_offered_twice() -> None:
+def test_suggestions_are_unique() -> None:
     with pytest.raises(SpecError) as refusal:
         load_model("phi4")
     offered = re.findall(r"'([^']+)'", str(refusal.value).partition("Did you mean")[2])
     assert "phi-4" in offered
-    assert len({each.rpartition("/")[2] for each in offered}) == len(offered)
+    assert len({offer.rpartition("/")[2] for offer in offered}) == len(offered)
 
 
 @pytest.mark.parametrize("release", ["9B-v2", "9B-v2-Base"])

@@ -339,8 +339,8 @@ def test_nemotron_nas_blocks_may_lack_attention_and_round_their_width() -> None:
     assert {28672, 7168, 2816} <= widths
 
 
-def test_a_searched_block_names_the_query_heads_of_a_kv_head() -> None:
-    """Of 64 query heads 16 share a KV head: 4 of them. Widths are rounded up to 256: int(2 * 1.01 * d / 3) = 5515."""
+def test_a_nas_block_gives_the_query_heads_per_kv_head() -> None:
+    """16 of 64 query heads share a KV head: 4 KV heads. Widths are rounded up to 256: int(2 * 1.01 * d / 3) = 5515."""
     config = card_config("nemotron-super-49b")
     block = {"attention": {"n_heads_in_group": 16}, "ffn": {"ffn_mult": 1.01}}
     (layer,) = layers(config, num_hidden_layers=1, block_configs=[block])
@@ -358,17 +358,17 @@ def test_a_searched_block_names_the_query_heads_of_a_kv_head() -> None:
         ({"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.5}, (1 + 0.0707 * 3.688879) / (1 + 0.05 * 3.688879)),
         ({"factor": 40.0, "attention_factor": 1.5}, 1.5),
         ({"factor": 1.0}, 1.0),
-        ({"original_max_position_embeddings": 32768}, 1.138629),  # the limit is four times what was trained
+        ({"original_max_position_embeddings": 32768}, 1.138629),  # max_position_embeddings is four times this
     ],
 )
-def test_yarn_multiplies_by_a_tenth_of_the_logarithm_of_its_factor_and_one(
+def test_yarn_amplitude_is_one_plus_a_tenth_of_the_logarithm_of_its_factor(
     scaling: dict[str, Any], amplitude: float
 ) -> None:
     """Peng et al. 2023; values of transformers' modeling_rope_utils.py."""
-    found = mixer_of(layers(LLAMA, num_hidden_layers=1, rope_scaling={"type": "yarn", **scaling})[0]).rope
-    assert found is not None
-    assert found.scaling is not None
-    assert found.scaling.amplitude == pytest.approx(amplitude, rel=1e-5)
+    rope = mixer_of(layers(LLAMA, num_hidden_layers=1, rope_scaling={"type": "yarn", **scaling})[0]).rope
+    assert rope is not None
+    assert rope.scaling is not None
+    assert rope.scaling.amplitude == pytest.approx(amplitude, rel=1e-5)
 
 
 def test_the_factor_enters_the_scale_of_latent_attention_squared() -> None:
@@ -389,7 +389,7 @@ def test_the_factor_enters_the_scale_of_latent_attention_squared() -> None:
             [None, None, 4096, 4096],
         ),
         ({"sliding_window": 1 << 20}, [None] * 4),  # wider than the context: no limit
-        ({"model_type": "mistral", "sliding_window": 131072}, [None] * 4),  # as wide as it
+        ({"model_type": "mistral", "sliding_window": 131072}, [None] * 4),  # as long as the context
         ({"model_type": "mistral", "sliding_window": 131071}, [131071] * 4),
         ({"model_type": "gemma2", "sliding_window": 4096}, [4096, None, 4096, None]),
         ({"sliding_window": 64, "sliding_window_pattern": 4}, [64, 64, 64, None]),
@@ -423,16 +423,16 @@ def test_the_epsilon_of_norms_by_any_name(name: str) -> None:
     assert model_from_config(LLAMA, "x").norm_eps == 1e-6  # LlamaConfig's own
 
 
-def test_multipliers_of_families_are_those_of_their_code() -> None:
-    """Granite divides logits by 16; Gemma multiplies embeddings by the root of 3,584; OPT has two rows of its table
-    more than positions."""
+def test_multipliers_follow_the_code_of_their_family() -> None:
+    """Granite divides logits by 16; Gemma multiplies embeddings by the root of 3,584; OPT's table has two
+    rows more than positions."""
     assert load_model("granite-3.3-8b").logit_scale == 1 / 16
     assert load_model("gemma-2-9b").embedding_scale == pytest.approx(59.8665, rel=1e-5)
     assert load_model("llama-3.1-8b").embedding_scale == load_model("llama-3.1-8b").logit_scale == 1.0
     assert load_model("opt-13b").num_learned_positions == 2048 + 2
 
 
-def test_sizes_that_a_familys_code_makes_of_what_its_file_says() -> None:
+def test_sizes_that_the_code_of_a_family_derives_from_its_config() -> None:
     """Qwen-7B's 22,016 are gate and up together; Gemma-2-27B divides scores by the root of 144; the rank of Mamba's
     time steps is a sixteenth of the width, rounded up."""
     first = {"model_type": "qwen", "intermediate_size": 22016, "kv_channels": 128, "seq_length": 8192}

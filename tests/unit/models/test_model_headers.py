@@ -88,7 +88,7 @@ def test_a_gguf_in_blocks_says_how_many_bits(tmp_path: Path) -> None:
     assert {"embedding", "lm_head"} <= model.quantization.kept  # a table of words in BF16
 
 
-def test_the_format_of_most_weights_is_the_files_not_that_of_most_tensors(tmp_path: Path) -> None:
+def test_the_format_of_a_file_is_that_of_most_weights_not_most_tensors(tmp_path: Path) -> None:
     small = {f"blk.0.attn_{name}.weight": ((512, 512), Q8_0) for name in ("q", "k", "v", "output")}
     large = {f"blk.0.ffn_{name}.weight": ((512, 1408), Q4_K) for name in ("gate", "up", "down")}
     model = load_model(write_gguf(tmp_path / "tiny.gguf", LLAMA_META, LLAMA_TENSORS | small | large))
@@ -140,8 +140,8 @@ def test_lists_with_one_entry_per_layer_are_read_where_they_agree(tmp_path: Path
 
 
 @pytest.mark.parametrize("depth", [1, 2000])
-def test_lists_of_lists_are_refused(tmp_path: Path, depth: int) -> None:
-    """llama.cpp reads none either; Python would recurse as deep as the file says."""
+def test_nested_lists_are_rejected(tmp_path: Path, depth: int) -> None:
+    """llama.cpp does not read them either; Python would recurse to the depth in the file."""
     path = write_gguf(tmp_path / "x.gguf", {**LLAMA_META, "last": 1}, {})
     one = gguf_value(1)
     nested = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 4, 1) + one[4:]
@@ -150,8 +150,8 @@ def test_lists_of_lists_are_refused(tmp_path: Path, depth: int) -> None:
         load_model(path)
 
 
-def test_a_tensor_without_elements_is_refused_and_one_without_dimensions_has_one(tmp_path: Path) -> None:
-    """ggml counts the product of the dimensions, which is 1 of none."""
+def test_an_empty_tensor_is_rejected_and_a_scalar_has_one_element(tmp_path: Path) -> None:
+    """ggml takes the product of the dimensions, which is 1 for a scalar."""
     empty = LLAMA_TENSORS | {"blk.0.attn_q.weight": ((0, 4096), 12)}
     with pytest.raises(
         SpecError, match=r"tensor 'blk.0.attn_q.weight': got the shape \(0, 4096\); expected at least one"

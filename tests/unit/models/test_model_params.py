@@ -121,13 +121,13 @@ def test_gpt_oss_20b_by_hand() -> None:
 
     attention 2880 * (4096 + 2 * 512) + 4096 * 2880, biases 4096 + 1024 + 2880, sinks 64      = 26,550,144
     experts   32 * (3 * 2880^2 + 3 * 2880) = 796,538,880; router 32 * 2880 + 32 = 92,192; norms 5,760
-    total     24 * 823,186,976 + 2 V d + d = 20,914,757,184, which the checkpoint's header says, too.
+    total     24 * 823,186,976 + 2 V d + d = 20,914,757,184, as in the checkpoint's header.
     """
     assert count_parameters(load_model("gpt-oss-20b")).total == 20_914_757_184
 
 
-def test_an_indexer_adds_its_queries_a_key_a_weight_for_each_head_and_a_norm() -> None:
-    """DeepSeek-V3.2 is V3 and in each of 61 layers 1536 * 64 * 128 + 7168 * 128 + 7168 * 64 + 2 * 128."""
+def test_parameters_of_an_indexer() -> None:
+    """DeepSeek-V3.2 adds to V3, in 61 layers, 1536 * 64 * 128 + 7168 * 128 + 7168 * 64 + 2 * 128."""
     added = count_parameters(load_model("deepseek-v3.2")).total - count_parameters(load_model("deepseek-v3")).total
     assert added == 61 * (12_582_912 + 917_504 + 458_752 + 256)
 
@@ -148,13 +148,13 @@ def test_an_indexer_adds_its_queries_a_key_a_weight_for_each_head_and_a_norm() -
         (Mamba(96, 1, 16, 1, 4, dt_rank=8), 98_304 + 480 + 3_840 + 864 + 1_536 + 96 + 49_152, 8 + 2 * 16),
         # q_a, q_b 512 * 48 + 48 * 4 * 24; kv_a 512 * (32 + 8); kv_b 32 * 4 * (16 + 12); o 4 * 12 * 512
         (LatentAttention(4, 48, 32, 16, 8, 12), 24_576 + 4_608 + 20_480 + 3_584 + 24_576, 48 + 32),
-        # a Performer's 16 random features of 64, for each of 2 KV heads; Linformer's 16 x 16
+        # a Performer's 16 random features of 64, per KV head; Linformer's 16 x 16
         (LinearAttention("performer", 16, 4, 2, 64, 64), 393_216 + 2 * 16 * 64, 0),
         (LinearAttention("linformer", 16, 4, 2, 64, 64), 393_216 + 2 * 16 * 16, 0),
     ],
 )
 def test_mixers_by_hand(mixer: Mixer, weights: int, norms: int) -> None:
-    """All numbers of heads, sizes and widths differ, so that none stands for another; behind one norm of 512."""
+    """Head counts, sizes and widths differ, so that none can replace another. One norm of 512 precedes the mixer."""
     counted = layer_parameters(ModelSpec("x", "llama", 512, 1000, 4096, ()), Layer(mixer, None))
     assert counted.pop("norms") == 512 + norms
     assert list(counted.values()) == [weights]
@@ -170,7 +170,7 @@ def test_mixers_by_hand(mixer: Mixer, weights: int, norms: int) -> None:
             MoEFFN(6, 2, 40, 24, shared_gate=True, router_bias=True),
             {"router": 64 * 6 + 6, "experts": 6 * 3 * 64 * 40, "shared_experts": 3 * 64 * 24 + 64},
         ),
-        # experts in a latent space of 16, into which and out of which every token is projected
+        # experts in a latent space of 16 with projections in and out
         (MoEFFN(6, 2, 40, latent_size=16), {"router": 384, "experts": 6 * 3 * 16 * 40, "shared_experts": 2 * 64 * 16}),
     ],
 )

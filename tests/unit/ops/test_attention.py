@@ -168,7 +168,7 @@ def test_index_scores_are_written_and_read_in_fp32():
     assert (decode.activation_bytes, decode.kv_bytes) == (50 * (4 + 4) + 2 * 64 * 128, 50 * 128)
 
 
-def test_each_head_has_a_matrix_of_its_own_to_absorb():
+def test_absorbed_weights_are_read_once_whatever_the_tokens():
     """W_UK of DeepSeek-V3: 128 heads of 128 x 512 weights, whatever the tokens."""
     one, many = (absorb("absorb_query", tokens, 128, 512, 128, "bf16", 2.0) for tokens in (1, 64))
     assert one.weight_bytes == many.weight_bytes == 2 * 128 * 512 * 128
@@ -176,7 +176,7 @@ def test_each_head_has_a_matrix_of_its_own_to_absorb():
 
 
 def test_latents_in_the_cache_are_expanded_again_for_every_chunk():
-    """Two chunks of 100 tokens: keys and values of 100, then of 200; a prompt at once: of 200."""
+    """Two chunks of 100 tokens: keys and values of 100 tokens, then of 200; a whole prompt expands 200."""
     graph = build_graph(load_model("deepseek-v2-lite"))
     expand = next(node for node in graph.nodes if node.name == "kv_b_proj")
     rows = [expand.work(BatchShape(100, 1, ((100, cached),))).extent.m for cached in (0, 100)]
@@ -184,36 +184,36 @@ def test_latents_in_the_cache_are_expanded_again_for_every_chunk():
 
 
 def test_queries_and_keys_are_rotated_and_values_are_not():
-    """Llama-3.1-8B: 32 + 8 heads of 128, read and written in 16 bits. DeepSeek-V2-Lite: the rotary 64 elements of 16
-    query heads and of the one key that all share."""
+    """Llama-3.1-8B: 32 + 8 heads of 128, read and written in 16 bits. DeepSeek-V2-Lite: the 64 rotary elements of
+    16 query heads and of the one shared key."""
     for name, elements in (("llama-3.1-8b", (32 + 8) * 128), ("deepseek-v2-lite", (16 + 1) * 64)):
         rope = next(node for node in build_graph(load_model(name)).nodes if node.name == "rope")
         assert rope.work(BatchShape(10, 0)).hbm_bytes == 10 * elements * 2 * 2
 
 
-def test_a_norm_over_all_heads_needs_the_squares_of_queries_and_of_keys_of_all_ranks():
+def test_a_qk_norm_over_all_heads_all_reduces_its_sums_of_squares():
     """OLMo-2: two sums in fp32 a token."""
     graph = build_graph(load_model("olmo-2-7b"), EngineSpec(tensor_parallel_size=2))
     message = next(node for node in graph.nodes if node.name == "qk_norm_all_reduce").work(BatchShape(10, 0)).message
     assert (message.bytes_, message.num_ranks) == (10 * 2 * 4, 2)
 
 
-def test_a_token_moves_on_through_the_formats_of_its_age():
-    """Enters in 16 bits; for each that enters one goes from 16 to 8, read and written, and one from 8 to 4."""
+def test_written_bytes_include_requantization_of_older_tokens():
+    """A new token is written in 16 bits; one older token is requantized from 16 to 8 bits and one from 8 to 4."""
     heads = replace(HEADS, kv_element_bytes=0.5, surplus=(Surplus(64, 1.0, 0.0), Surplus(192, 0.5, 0.0)))
     assert heads.written_bytes == 2 + (2 + 1) + (1 + 0.5)
     assert HEADS.written_bytes == 2
 
 
 @given(st.integers(1, 100_000), st.integers(1, 64), st.floats(0.05, 1.0), st.sampled_from([1, 16, 64, 128]))
-def test_sparse_heads_see_their_share_in_whole_blocks_and_never_more_than_there_is(context, seqs, fraction, block):
+def test_sparse_heads_read_their_fraction_in_whole_blocks_within_the_context(context, seqs, fraction, block):
     visible = replace(HEADS, fraction=fraction, block=block).visible(context * seqs, seqs)
     assert fraction * context * seqs <= visible * (1 + 1e-9)
     assert visible <= min(context * seqs, fraction * context * seqs + seqs * block)
 
 
-def test_half_of_the_keys_are_half_of_the_bytes():
-    """Beyond half a block a sequence, which is lost to rounding."""
+def test_half_of_the_keys_have_half_of_the_bytes():
+    """Plus half a block per sequence for rounding to blocks."""
     dense = attention_decode(4, 4 * 10_000, HEADS)
     half = attention_decode(4, 4 * 10_000, replace(HEADS, fraction=0.5, block=64))
     assert half.kv_bytes == dense.kv_bytes * (5000 + 32) / 10_000
@@ -221,9 +221,9 @@ def test_half_of_the_keys_are_half_of_the_bytes():
 
 
 @given(PREFILLS)
-def test_only_what_was_cached_before_is_unpacked(prefills):
-    """A packed cache: two operations for each of 8 x 256 elements of the P cached tokens; the T new ones are at hand as
-    they were computed. A prompt in two chunks unpacks its first once more."""
+def test_only_cached_tokens_are_unpacked(prefills):
+    """A packed cache: two operations for 8 x 256 elements of every cached token; new tokens are not packed yet. The
+    second chunk of a prompt unpacks the first."""
     packed = replace(HEADS, kv_element_bytes=0.5, unpack_ops=2.0)
     assert flash_prefill(prefills, packed).vector_ops == 2 * 8 * 256 * sum(cached for _, cached in prefills)
     assert flash_prefill(prefills, HEADS).vector_ops == 0

@@ -170,13 +170,13 @@ def test_skipped_layers_still_get_their_keys_and_values() -> None:
     assert found["kv_write"] == decode(load_model(LLAMA), 100)["kv_write"]
 
 
-def test_layers_that_few_tokens_reach_are_filled_for_many() -> None:
-    """Half leave behind layer 8, the others stay to the end: 24 layers are filled for half of the tokens."""
+def test_keys_and_values_of_exited_tokens_are_computed_in_skipped_layers() -> None:
+    """Half of the tokens exit after layer 8, so 24 layers compute keys and values for that half."""
     model = changed(early_exit={"exit_probabilities": [0.5 if layer == 7 else 0.0 for layer in range(LAYERS)]})
     assert model.exits is not None
     assert model.exits.reach == tuple(1.0 if layer < 8 else 0.5 for layer in range(LAYERS))
-    found = decode(model, 100)
-    assert total(found, "flops", "skipped_kv_proj") == pytest.approx(24 * 0.5 * 2 * 100 * D * 2 * KV_WIDTH)
+    step = decode(model, 100)
+    assert total(step, "flops", "skipped_kv_proj") == pytest.approx(24 * 0.5 * 2 * 100 * D * 2 * KV_WIDTH)
     shares = changed(early_exit={"exit_probabilities": [0.9 if layer == 7 else 0.0 for layer in range(LAYERS)]})
     filled = total(decode(shares, 100), "flops", "skipped_kv_proj")
     assert filled == pytest.approx(24 * 0.9 * 2 * 100 * D * 2 * KV_WIDTH)

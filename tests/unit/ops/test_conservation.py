@@ -1,7 +1,7 @@
-"""Nothing is lost and nothing is counted twice: weights of a step, FLOPs of weights, sequences of a batch, devices.
+"""Conservation: weights of a step, FLOPs of weights, sequences of a batch and devices, none lost or counted twice.
 
-What a step reads of weights is what the checkpoint has, what it multiplies follows from that; equal sequences cost as
-many times one; devices of a group do together what one would do alone.
+A step reads the weights of the checkpoint, and its FLOPs follow from them. Work is linear in equal sequences. The
+devices of a group together do the work of one device.
 """
 
 from dataclasses import replace
@@ -30,45 +30,45 @@ COUNTS = ("flops", "activation_bytes", "kv_bytes", "vector_ops")
 
 
 def every_expert(ffn, num_tokens, num_ranks):
-    """All experts of a rank get tokens: their weights are read once each."""
+    """All experts of a rank get tokens, so their weights are read once."""
     return ExpertLoad(ffn.num_experts / num_ranks, num_tokens * ffn.top_k / num_ranks)
 
 
 def plain(name):
-    """The model in its 16 bits throughout; Falcon-Mamba by its published sizes, which no card has."""
+    """The model in 16 bits throughout; Falcon-Mamba, which has no card, by its published sizes."""
     if name == "falcon-mamba":
         sizes = {"hidden_size": 4096, "num_hidden_layers": 64, "state_size": 16, "vocab_size": 65024}
         return model_from_config({"model_type": "falcon_mamba", "expand": 2, "conv_kernel": 4, **sizes}, name)
     return replace(load_model(name), quantization=QuantizationSpec())
 
 
-def of_step(graph, rows):
-    """The works of a step of so many decodes with 3,000 tokens each, and how often each runs."""
+def step_works(graph, rows):
+    """(count, work) of a step of `rows` decodes with 3,000 tokens of context."""
     shape = decode_shape(rows, 3000, graph.model.attention_spans)
     return [(node.count, node.work(shape)) for node in graph.nodes]
 
 
-def summed(works, name):
+def total_of(works, name):
     return sum(getattr(work, name) for work in works)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_reads_each_weight_once(name):
-    """All parameters but the rows of the embedding that no token has; biases of experts and sinks (gpt-oss) and the
-    vectors of scans, some 1e-4 of all, are not counted as traffic, nor is A of Mamba-1, a row of 16 for a channel."""
+def test_a_step_reads_every_weight_once(name):
+    """All parameters but unused embedding rows. Not counted as traffic: biases of experts and sinks (gpt-oss) and
+    vectors of scans, some 1e-4 of all, and A of Mamba-1, 16 elements per channel."""
     model = plain(name)
-    works = of_step(build_graph(model, routing=every_expert), 4096)
+    works = step_works(build_graph(model, routing=every_expert), 4096)
     read = sum(count * work.weight_bytes for count, work in works if work.family != "embedding") / 2
     counts = count_parameters(model)
-    held = counts.total - counts.embedding + model.tie_word_embeddings * model.vocab_size * model.hidden_size
+    expected = counts.total - counts.embedding + model.tie_word_embeddings * model.vocab_size * model.hidden_size
     decay = 64 * 8192 * 16 if name == "falcon-mamba" else 0
-    assert read == pytest.approx(held - decay, rel=4e-4)
+    assert read == pytest.approx(expected - decay, rel=4e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_weight_is_multiplied_once_for_each_row(name):
-    """2 FLOPs for each row and weight, of single products and of those of each head or expert."""
-    for _, work in of_step(build_graph(plain(name), routing=every_expert), 64):
+def test_every_weight_is_multiplied_once_per_row(name):
+    """2 FLOPs per row and weight, also for per-head and per-expert products."""
+    for _, work in step_works(build_graph(plain(name), routing=every_expert), 64):
         if work.family == "gemm" and not work.name.startswith(("qkv", "lm_head", "o_proj", "gate_up", "up", "down")):
             assert work.flops == pytest.approx(2 * 64 * work.weight_bytes / 2), work.name
         if work.family == "moe":
@@ -79,9 +79,9 @@ def test_each_weight_is_multiplied_once_for_each_row(name):
 
 @pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "nemotron-h-56b"])
 def test_a_convolution_reads_its_taps(name):
-    """Four taps for each channel of queries, keys and values: 8,192 of Qwen3-Next; x, B and C of Nemotron-H."""
+    """Four taps per channel: queries, keys and values of Qwen3-Next (8,192); x, B and C of Nemotron-H."""
     mixer = next(layer.mixer for layer in plain(name).iter_layers() if hasattr(layer.mixer, "conv_kernel"))
-    (work,) = [work for _, work in of_step(build_graph(plain(name)), 1) if work.name == "causal_conv"]
+    (work,) = [work for _, work in step_works(build_graph(plain(name)), 1) if work.name == "causal_conv"]
     channels = work.activation_bytes / (2 * 2)  # read and written in 16 bits
     assert work.weight_bytes == 2 * channels * mixer.conv_kernel
 
@@ -90,8 +90,8 @@ def test_a_convolution_reads_its_taps(name):
 @pytest.mark.parametrize(
     ("name", "engine"), [*((name, EngineSpec()) for name in MODELS), ("llama-3.1-8b", TIERS), ("llama-2-7b", EVICTS)]
 )
-def test_equal_sequences_cost_as_many_times_one(name, engine, queries):
-    """Beyond windows, tiers of precision and what an indexer keeps, too: limits are those of each sequence."""
+def test_decode_work_is_linear_in_equal_sequences(name, engine, queries):
+    """Also beyond windows, precision tiers and the indexer's top-k, which are limits per sequence."""
     graph = build_graph(plain(name), engine)
     spans = graph.model.attention_spans
     one, six = (decode_shape(count, 5000, spans, queries) for count in (1, 6))
@@ -106,29 +106,29 @@ def test_equal_sequences_cost_as_many_times_one(name, engine, queries):
 @pytest.mark.parametrize(
     ("name", "engine"), [*((name, EngineSpec()) for name in MODELS), ("llama-3.1-8b", TIERS), ("llama-2-7b", EVICTS)]
 )
-def test_prompts_of_a_step_cost_what_each_of_them_does(name, engine):
+def test_prefill_work_of_a_step_is_the_sum_over_its_prompts(name, engine):
     graph = build_graph(plain(name), engine)
     prompts = ((700, 3000), (500, 2300))
     for node in graph.by_depends[Depends.PREFILL]:
         together = node.work(BatchShape(1200, 2, prompts))
         apart = [node.work(BatchShape(tokens, 1, ((tokens, cached),))) for tokens, cached in prompts]
         for count in (*COUNTS, "sram_bytes"):
-            assert getattr(together, count) == pytest.approx(summed(apart, count)), (node.name, count)
+            assert getattr(together, count) == pytest.approx(total_of(apart, count)), (node.name, count)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_one_kernel_for_prompts_and_decodes_does_the_work_of_both(name):
+def test_a_mixed_kernel_does_the_work_of_its_parts(name):
     graph = build_graph(plain(name))
     shape = decode_shape(6, 3000, graph.model.attention_spans)._replace(prefills=((500, 700), (30, 0)))
     for mixed, parts in graph.mixed:
         for count in COUNTS:
-            both = summed([part.work(shape) for part in parts], count)
+            both = total_of([part.work(shape) for part in parts], count)
             assert getattr(mixed.work(shape), count) == pytest.approx(both), count
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_devices_of_a_group_multiply_together_what_one_does_alone(name):
-    """A half each, or all of it on both: routers, latents, the projections of an indexer, gates of single columns."""
+def test_tensor_parallel_devices_split_the_flops(name):
+    """Half the FLOPs per device; routers, latents, indexer projections and single-column gates are replicated."""
     copied = ("router", "_a_proj", "index_", "latent_", "shared_expert_gate", "gates_proj")
     alone = build_graph(plain(name), EngineSpec())
     halved = build_graph(plain(name), EngineSpec(tensor_parallel_size=2))
@@ -142,8 +142,8 @@ def test_devices_of_a_group_multiply_together_what_one_does_alone(name):
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_ranks_send_each_token_once_to_each_rank_of_its_experts(tp):
-    """Dispatched in the experts' own format, FP8, and back in 16 bits; the devices of a rank share out its tokens."""
+def test_dispatch_sends_a_token_once_to_every_rank_of_its_experts(tp):
+    """Dispatched in the experts' FP8 and combined in 16 bits; the devices of a rank split its tokens."""
     model = load_model("deepseek-v3")
     engine = EngineSpec(
         tensor_parallel_size=tp,
@@ -159,8 +159,8 @@ def test_ranks_send_each_token_once_to_each_rank_of_its_experts(tp):
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "llama-3.1-8b", "gpt-oss-20b"])
-def test_every_block_of_a_tensor_parallel_layer_adds_up_the_hidden_states_of_all_tokens(name):
-    """In 16 bits, after the mixer and after the feed-forward block; a table of words that is cut adds up once."""
+def test_every_tensor_parallel_block_all_reduces_the_hidden_states(name):
+    """In 16 bits, after the mixer and after the feed-forward block, and once after a split embedding."""
     model = load_model(name)
     graph, shape = build_graph(model, EngineSpec(tensor_parallel_size=4)), decode_shape(7, 700, model.attention_spans)
     sums = [

@@ -1,4 +1,4 @@
-"""Kernels that pass over their elements once, by hand: what one moves, and what the operators of an expression do."""
+"""Element-wise kernels by hand: bytes of fused kernels, and of the separate operators of an expression."""
 
 import pytest
 
@@ -31,7 +31,7 @@ N, D, B = 7, 64, 2.0
         (embedding(N, D, B), 1 + 1, 1),  # a row read and written
         (embedding(N, D, B, num_tables=2), 2 + 1, 1),  # a word's row and a position's, their sum
         (rope(N, D, B), 1 + 1, 1),  # in place
-        # x cos + rotate_half(x) sin: one half negated, both put together, two products, a sum
+        # x cos + rotate_half(x) sin: one half negated, both concatenated, two products, a sum
         (rope(N, D, B, is_fused=False), (0.5 + 0.5) + (1 + 1) + (1 + 1) + (1 + 1) + (2 + 1), 10),
     ],
 )
@@ -40,7 +40,7 @@ def test_a_kernel_moves_the_tensors_that_it_reads_and_writes(work: Work, tensors
 
 
 def test_greedy_sampling_casts_logits_and_takes_the_largest() -> None:
-    """2 bytes read and 4 written by the cast to fp32, 4 read by the argmax; whatever sorts moves more."""
+    """2 bytes read and 4 written by the cast to fp32, 4 read by the argmax; methods that sort move more."""
     assert sample(N, 1000).hbm_bytes == N * 1000 * (2 + 4 + 4)
     assert sample(N, 1000).hbm_bytes < sample(N, 1000, "random").hbm_bytes < sample(N, 1000, "top_p").hbm_bytes
 

@@ -100,7 +100,7 @@ def test_groups_of_nothing_are_refused():
 
 
 def test_outliers_cost_products_and_passes_of_their_own():
-    """LLM.int8() of a layer of 4096 x 1024 on 16 tokens: 5 of its 4096 inputs apart; the weights are those of INT8."""
+    """LLM.int8() of a layer of 4096 x 1024 on 16 tokens: 5 of its 4096 inputs are outliers; the weights are INT8."""
     form = linear_format(served(quantization="llm_int8"), "attention")
     assert form.weight_bytes == linear_format(served(quantization="w8a8_int8"), "attention").weight_bytes
     shape = BatchShape(num_tokens=16, num_samples=1)

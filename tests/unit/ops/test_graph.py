@@ -272,8 +272,8 @@ def test_windowed_layers_read_their_window_only():
 
 
 @pytest.mark.parametrize("on_device", [0, 10, 32, 33])
-def test_the_host_computes_the_layers_that_are_not_on_the_device(on_device):
-    """Of 32 layers the first; the table of words always; the head, a 33rd, where all others are on the device."""
+def test_the_host_computes_layers_that_are_not_offloaded(on_device):
+    """The host has the first of 32 layers and always the embedding; layer 33, the head, moves to the device last."""
     graph = build_graph(
         load_model("llama-3.1-8b"), EngineSpec(profile="llamacpp", n_gpu_layers=on_device, cpu="xeon-8480plus")
     )

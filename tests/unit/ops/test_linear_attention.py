@@ -25,7 +25,7 @@ def test_a_token_turns_into_features_updates_the_state_and_is_read_out(has_featu
     [("performer", VALUE + 1), ("linformer", HEAD + VALUE)],  # sums of values and of keys; projected keys and values
 )
 def test_a_state_is_read_once_and_written_after_each_token(kind: str, columns: int) -> None:
-    """In fp32, of a KV head each; q, k, v and the output of a token in 16 bits."""
+    """fp32 states per KV head; q, k, v and the output of a token in 16 bits."""
     mixer = LinearAttention(kind, ROWS, HEADS, KV_HEADS, HEAD, VALUE)
     heads = linear_heads(mixer, Sharding(), "bf16", 2.0)
     state = 4 * KV_HEADS * ROWS * columns
@@ -35,7 +35,7 @@ def test_a_state_is_read_once_and_written_after_each_token(kind: str, columns: i
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(1, 1), (128, 1), (129, 2), (1000, 8)])
-def test_prompts_write_and_read_the_state_of_each_chunk(tokens: int, chunks: int) -> None:
+def test_prompts_write_and_read_a_state_per_chunk(tokens: int, chunks: int) -> None:
     heads = linear_heads(LinearAttention("performer", ROWS, HEADS, KV_HEADS, HEAD, VALUE), Sharding(), "bf16", 2.0)
     work = _linear_prefill([(tokens, 0)], heads)
     assert work.kv_bytes == chunks * 2 * 4 * KV_HEADS * ROWS * (VALUE + 1)

@@ -53,7 +53,7 @@ def test_distinct_ranks_match_simulated_routing(groups, top_groups, num_ranks):
 
 
 @given(st.integers(1, 8), st.sampled_from([(1, 1), (8, 4), (8, 2)]))
-def test_ranks_of_one_expert_each_are_as_many_as_a_token_has_experts(top_k, groups):
+def test_with_one_expert_per_rank_a_token_reaches_top_k_ranks(top_k, groups):
     ffn = MoEFFN(256, top_k, 2048, num_groups=groups[0], top_k_groups=groups[1])
     assert distinct_ranks(ffn, 256) == pytest.approx(top_k)
 

@@ -41,7 +41,7 @@ def test_every_token_is_in_one_place(counts, num_ranks, num_redundant):
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.1, 100.0), min_size=4, max_size=32), st.integers(1, 40))
 def test_no_copy_would_do_more_for_another_expert(loads, num_redundant):
-    """Of an expert with several copies one fewer would load each as much as the most loaded copy of all, or more."""
+    """Removing a copy of a replicated expert would load its others at least as much as the most loaded copy."""
     loads = np.array(loads)
     copies = place_experts(loads, 4, num_redundant).copies
     copied = copies > 1
@@ -57,8 +57,8 @@ def test_no_copy_would_do_more_for_another_expert(loads, num_redundant):
     ],
 )
 @pytest.mark.parametrize("top_k", [1, 6, 40, 64])
-def test_a_token_has_so_many_experts_and_each_at_most_once(routing, top_k):
-    """Also where proportion alone would choose the most popular expert more than once."""
+def test_a_token_chooses_top_k_distinct_experts(routing, top_k):
+    """Also if proportional shares would choose the most popular expert more than once."""
     chances = popularity_of(routing)(64, top_k)
     assert chances.sum(axis=1) == pytest.approx(np.full(len(chances), top_k))
     assert (chances >= 0).all()
@@ -134,9 +134,9 @@ def test_skew_drops_more_and_room_drops_less():
     assert dropped_share(BLOCK, 640, 1.0, skewed) > 3 * shares[0]
 
 
-def test_a_recorded_popularity_is_that_of_the_experts_and_stretched_about_their_middles():
-    """8, 4, 2 and 2 of 16 tokens. Of twice as many experts the outermost have as much as those recorded, in between in
-    proportion: 8, 7, 5, 3.5, 2.5, 2, 2, 2 of 32."""
+def test_a_recorded_popularity_is_interpolated_between_expert_centers():
+    """8, 4, 2 and 2 of 16 tokens. With twice as many experts, the outermost keep the recorded values and the others are
+    interpolated: 8, 7, 5, 3.5, 2.5, 2, 2, 2 of 32."""
     recorded = popularity_of(ExpertRouting(distribution="recorded", popularity=(2.0, 8.0, 4.0, 2.0)))
     for count, shares in ((4, (8, 4, 2, 2)), (8, (8, 7, 5, 3.5, 2.5, 2, 2, 2))):
         chances = -np.sort(-recorded(count, 1), axis=1)

@@ -1,4 +1,4 @@
-"""Ranks over nodes: vLLM's layout, how groups fall on nodes, what each rank holds, and messages between one rank."""
+"""Ranks over nodes: vLLM's layout, groups over nodes, shares of heads, experts and layers, and groups of one rank."""
 
 import pytest
 from hypothesis import given
@@ -71,9 +71,9 @@ def test_what_crosses_a_pipeline_is_the_mean_over_its_stages(tp, pp, dp, devices
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 4), st.integers(0, 40))
-def test_ranks_hold_all_of_what_they_share_out_and_none_more_than_one_beyond_its_share(count, tp, dp, copies):
-    """Heads and columns over the ranks of a tensor-parallel group, experts with their copies over all; of fewer KV
-    heads than ranks each rank has one."""
+def test_ranks_share_heads_columns_and_experts_within_one_of_their_share(count, tp, dp, copies):
+    """Heads and columns over the ranks of a tensor-parallel group, experts with their copies over all ranks; with
+    fewer KV heads than ranks, every rank has one."""
     shard = Sharding(tp, dp=dp, is_expert_parallel=True, num_redundant_experts=copies)
     for held, ranks, whole in (
         (shard.columns(count), tp, count),
@@ -85,8 +85,8 @@ def test_ranks_hold_all_of_what_they_share_out_and_none_more_than_one_beyond_its
 
 
 @given(st.integers(1, 120), st.integers(1, 16))
-def test_stages_hold_all_layers_and_the_last_none_more_than_another(num_layers, num_stages):
-    """vLLM: the last stage has the head besides, so what is left over goes to those before it."""
+def test_stages_share_all_layers_and_the_last_has_the_fewest(num_layers, num_stages):
+    """vLLM: the last stage also has the head, so the remainder goes to earlier stages."""
     spans = stages(max(num_layers, num_stages), num_stages)
     assert [layer for span in spans for layer in span] == list(range(max(num_layers, num_stages)))
     sizes = [len(span) for span in spans]
@@ -95,9 +95,11 @@ def test_stages_hold_all_layers_and_the_last_none_more_than_another(num_layers, 
 
 
 @pytest.mark.parametrize("collective", [all_reduce, all_gather, reduce_scatter, all_to_all, send_recv])
-def test_one_rank_alone_has_nobody_to_send_to(collective):
+def test_one_rank_or_no_bytes_need_no_message(collective):
     for payload, ranks in ((1e6, 1), (1e6, RankGroup("tensor", 1, dp=4)), (0, 8)):
         work = collective(payload, ranks)
         assert (work.message, work.num_kernels) == (None, 0)
-    message = collective(1e6, RankGroup("tensor", 4)).message
+    work = collective(1e6, RankGroup("tensor", 4))
+    message = work.message
     assert (message.kind, message.bytes_, message.num_ranks) == (collective.__name__, 1e6, 4)
+    assert work.num_kernels == 1

@@ -64,10 +64,10 @@ def test_states_in_16_bits_move_half_the_bytes():
     assert seconds[1] / seconds[0] == pytest.approx(16 / 30, abs=0.06)
 
 
-def test_prompts_leave_their_states_in_the_format_that_is_kept():
-    """Between the chunks of a prompt they are in fp32 all the same."""
+def test_prompts_store_their_final_states_in_the_state_format():
+    """Between the chunks of a prompt, states stay in fp32."""
     whole, half = state(DELTA), state(replace(DELTA, state_format="bf16"))
-    scans = [chunked_delta_rule([(640, 0)], each) for each in (whole, half)]
+    scans = [chunked_delta_rule([(640, 0)], scanned) for scanned in (whole, half)]
     assert scans[1].kv_bytes == scans[0].kv_bytes / 2 == 2 * 2 * whole.state_elements
     assert scans[1].activation_bytes == scans[0].activation_bytes
 
@@ -92,12 +92,12 @@ def test_chunked_delta_rule_by_hand():
         (selective_scan([(1000, 0), (500, 0)], state(MAMBA1)), MAMBA1, 0),  # in SRAM from the first token to the last
     ],
 )
-def test_each_chunk_and_each_prompt_reads_and_writes_a_state(work, mixer, chunks):
+def test_chunks_and_prompts_read_and_write_states(work, mixer, chunks):
     """Two prompts. States between chunks are in fp32, rows in 16 bits."""
-    each = 2 * state(mixer).state_elements * 4
+    state_bytes = 2 * state(mixer).state_elements * 4
     tokens = {MAMBA2: 1536, DELTA: 960, MAMBA1: 1500}[mixer]
-    assert work.kv_bytes == 2 * each
-    assert work.activation_bytes == tokens * state(mixer).inputs * 2 + chunks * each
+    assert work.kv_bytes == 2 * state_bytes
+    assert work.activation_bytes == tokens * state(mixer).inputs * 2 + chunks * state_bytes
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))

@@ -62,8 +62,8 @@ def test_keys_and_values_are_read_once_and_multiplied_for_every_query(name: str)
             assert verified[node].kv_bytes == pytest.approx(3 * work.kv_bytes)
 
 
-def test_prompts_and_decodes_of_a_step_are_all_of_it() -> None:
-    """Set apart: tokens, samples and contexts add up; tokens of other ranks are beside either."""
+def test_prompts_and_decodes_partition_a_step() -> None:
+    """Tokens, samples and contexts add up; both parts include the tokens of other ranks."""
     shape = BatchShape(506, 8, ((300, 0), (200, 50)), 6, 900, (600,), group_tokens=1500)
     prompts, decodes = shape.apart
     assert (prompts.num_tokens, prompts.num_samples, prompts.prefills) == (500, 2, shape.prefills)

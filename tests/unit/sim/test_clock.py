@@ -1,4 +1,4 @@
-"""Simulated time: ticks are the nearest to the seconds given, and what happens in one tick has its order."""
+"""Simulated time: seconds are rounded to the nearest tick, and events of one tick have an order."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_tick_is_a_picosecond() -> None:
     assert TICKS_PER_S == 10**12
 
 
-def test_arrivals_of_a_tick_come_before_the_end_of_a_step() -> None:
+def test_arrivals_precede_step_ends_of_the_same_tick() -> None:
     env, seen = TickEnvironment(), []
     for delay, name, priority in (
         (5, "end", STEP_PRIORITY),

@@ -1,4 +1,4 @@
-"""The autoscaler's rule, by hand, on a fleet that does as it is told: ceil(load / target), down only after a delay."""
+"""The autoscaler's rule on a stub fleet: ceil(load / target) replicas, scaling down only after a delay."""
 
 from collections.abc import Callable
 from math import ceil, sqrt
@@ -20,7 +20,7 @@ class Entrance:
 
 
 class StubFleet:
-    """Replicas that start and stop at once; a load that the test sets. `num_starting` of its replicas do not serve."""
+    """Replicas start and stop at once; the test sets the load. `num_starting` of the replicas do not serve."""
 
     def __init__(self, size: int) -> None:
         self.entrance = Entrance()
@@ -41,71 +41,71 @@ class StubFleet:
 
 
 def sizes(fleet: StubFleet, loads: list[dict[str, float]], **fields: object) -> list[int]:
-    """Replicas after each look, one second apart; before each the fleet gets the next of `loads`."""
-    env, found = TickEnvironment(), []
+    """Fleet size after each interval of one second. The fleet gets the next of `loads` before each decision."""
+    env, fleet_sizes = TickEnvironment(), []
     spec = AutoscalingSpec(**({"interval_s": 1.0, "target": 4, "max_replicas": 20, "min_replicas": 0} | fields))
 
-    def load(number: int) -> None:
+    def apply_load(number: int) -> None:
         if number:
-            found.append(fleet.size)
+            fleet_sizes.append(fleet.size)
         for name, value in loads[number].items() if number < len(loads) else ():
-            setattr(fleet.entrance if name == "held" else fleet, {"held": "num_waiting"}.get(name, name), value)
+            setattr(fleet.entrance if name == "queued" else fleet, {"queued": "num_waiting"}.get(name, name), value)
 
     for number in range(len(loads) + 1):
-        Alarm(env, round((number + 0.5) * TICKS_PER_S), lambda _, n=number: load(n), ARRIVAL_PRIORITY)
+        Alarm(env, round((number + 0.5) * TICKS_PER_S), lambda _, n=number: apply_load(n), ARRIVAL_PRIORITY)
     Autoscaler(env, spec, fleet, lambda: env.ticks > (len(loads) + 0.5) * TICKS_PER_S)  # type: ignore[arg-type]
     env.run_dry()
-    return found
+    return fleet_sizes
 
 
-@given(load=st.integers(0, 100), held=st.integers(0, 20), target=st.integers(1, 9), size=st.integers(0, 20))
+@given(load=st.integers(0, 100), queued=st.integers(0, 20), target=st.integers(1, 9), size=st.integers(0, 20))
 @settings(max_examples=60, deadline=None)
-def test_a_constant_load_has_as_many_replicas_as_it_fills_within_the_limits(load, held, target, size) -> None:
-    found = sizes(
+def test_a_constant_load_needs_ceil_of_load_over_target_replicas_within_the_limits(load, queued, target, size) -> None:
+    fleet_sizes = sizes(
         StubFleet(size),
-        [{"num_outstanding": load, "held": held}] * 2,
+        [{"num_outstanding": load, "queued": queued}] * 2,
         target=target,
         min_replicas=2,
         max_replicas=15,
         scale_down_delay_s=0,
     )
-    assert found[-1] == min(max(ceil((load + held) / target), 2), 15)
+    assert fleet_sizes[-1] == min(max(ceil((load + queued) / target), 2), 15)
 
 
-def test_more_come_at_once_and_fewer_only_when_fewer_would_have_done_for_the_delay() -> None:
-    """Loads of 40, 12, 20, 4, 4 ... at target 4: 10 replicas until the 10 of 40 is 3 s ago, then 5 for the 20."""
+def test_scale_up_is_immediate_and_scale_down_waits_for_the_delay() -> None:
+    """Loads of 40, 12, 20, 4, 4 ... at target 4: 10 replicas until the 40 is 3 s ago, then 5 for the 20."""
     loads = [{"num_outstanding": n} for n in (40, 12, 20, 4, 4, 4, 4, 4)]
     assert sizes(StubFleet(1), loads, scale_down_delay_s=3) == [10, 10, 10, 10, 5, 5, 1, 1]
 
 
-def test_replicas_that_start_are_not_started_again() -> None:
+def test_starting_replicas_count_towards_the_target_size() -> None:
     fleet = StubFleet(3)
     fleet.num_starting = 2
     assert sizes(fleet, [{"num_outstanding": 20}]) == [5]
 
 
-def test_those_that_are_not_up_yet_cannot_drain() -> None:
+def test_a_starting_replica_cannot_drain() -> None:
     fleet = StubFleet(5)
     fleet.num_starting = 4
     assert sizes(fleet, [{"num_outstanding": 1}], scale_down_delay_s=0) == [4]
 
 
-def test_a_queue_takes_replicas_away_one_at_a_time_and_only_while_nobody_waits() -> None:
+def test_the_queue_metric_removes_one_replica_at_a_time_and_only_with_an_empty_queue() -> None:
     rows = [(3, 9), (12, 20), (1, 9), (0, 9), (0, 9), (0, 0), (0, 0)]
-    loads = [{"num_waiting": waiting, "num_outstanding": there} for waiting, there in rows]
-    found = sizes(StubFleet(2), loads, metric="queue", scale_down_delay_s=0)
-    assert found == [2, 3, 3, 2, 1, 0, 0]
+    loads = [{"num_waiting": waiting, "num_outstanding": outstanding} for waiting, outstanding in rows]
+    fleet_sizes = sizes(StubFleet(2), loads, metric="queue", scale_down_delay_s=0)
+    assert fleet_sizes == [2, 3, 3, 2, 1, 0, 0]
 
 
-def test_kv_in_use_is_spread_to_its_target_and_the_last_replica_stays_while_anything_is_there() -> None:
+def test_the_kv_metric_keeps_the_last_replica_while_requests_are_outstanding() -> None:
     rows = [(1.9, 5), (0.7, 5), (0.0, 5), (0.0, 0)]
-    loads = [{"kv_load": kv, "num_outstanding": there} for kv, there in rows]
+    loads = [{"kv_load": kv, "num_outstanding": outstanding} for kv, outstanding in rows]
     assert sizes(StubFleet(1), loads, metric="kv_cache_usage", target=0.5, scale_down_delay_s=0) == [4, 2, 1, 0]
 
 
 @pytest.mark.parametrize(("num_starting", "num_failed", "size"), [(0, 0, 1), (1, 0, 1), (0, 1, 0)])
-def test_a_request_that_finds_no_replica_starts_one_unless_one_is_on_its_way(num_starting, num_failed, size) -> None:
-    """One that has failed starts by itself."""
+def test_a_request_without_a_replica_starts_one_unless_one_is_starting(num_starting, num_failed, size) -> None:
+    """A failed replica restarts by itself."""
     fleet, env = StubFleet(num_starting), TickEnvironment()
     fleet.num_starting, fleet.num_failed = num_starting, num_failed
     Autoscaler(env, AutoscalingSpec(target=1, min_replicas=0, max_replicas=2), fleet, lambda: True)  # type: ignore[arg-type]
@@ -114,8 +114,8 @@ def test_a_request_that_finds_no_replica_starts_one_unless_one_is_on_its_way(num
     assert fleet.size == size
 
 
-class MortalFleet:
-    """One replica that is back as soon as it has failed."""
+class FailingFleet:
+    """One replica that recovers at once."""
 
     def __init__(self, env: TickEnvironment) -> None:
         self.env, self.failed_at, self.numbers, self.downs, self.on_up = env, [], [], [], []
@@ -138,23 +138,25 @@ class MortalFleet:
             call(number)
 
 
-def test_lives_are_exponential_with_the_mean_that_is_given() -> None:
-    """2,000 lives: mean and standard deviation are the mtbf within 3 standard errors, and half end before mtbf ln 2."""
+def test_lifetimes_are_exponential_with_the_given_mean() -> None:
+    """2,000 lifetimes: mean and deviation are the mtbf within 3 standard errors, and half end before mtbf ln 2."""
     env, count = TickEnvironment(), 2000
-    fleet = MortalFleet(env)
+    fleet = FailingFleet(env)
     Failures(env, FailuresSpec(mtbf_s=50, repair_s=7), {0: fleet}, 1, lambda: len(fleet.failed_at) >= count)  # type: ignore[dict-item]
     env.run_dry()
-    lives = [end - start for start, end in zip([0.0, *fleet.failed_at], fleet.failed_at, strict=False)]
-    mean = sum(lives) / len(lives)
+    lifetimes = [end - start for start, end in zip([0.0, *fleet.failed_at], fleet.failed_at, strict=False)]
+    mean = sum(lifetimes) / len(lifetimes)
     assert mean == pytest.approx(50, rel=3 / sqrt(count))
-    assert sqrt(sum((life - mean) ** 2 for life in lives) / len(lives)) == pytest.approx(50, rel=6 / sqrt(count))
-    assert sum(life < 50 * 0.6931 for life in lives) / count == pytest.approx(0.5, abs=1.5 / sqrt(count))
+    assert sqrt(sum((lifetime - mean) ** 2 for lifetime in lifetimes) / len(lifetimes)) == pytest.approx(
+        50, rel=6 / sqrt(count)
+    )
+    assert sum(lifetime < 50 * 0.6931 for lifetime in lifetimes) / count == pytest.approx(0.5, abs=1.5 / sqrt(count))
     assert set(fleet.downs) == {7.0}
 
 
-def test_an_event_fails_the_replica_that_it_names_when_it_says_for_as_long_as_it_says() -> None:
+def test_a_failure_event_sets_the_replica_the_time_and_the_downtime() -> None:
     env = TickEnvironment()
-    fleets = {0: MortalFleet(env), 4: MortalFleet(env)}
+    fleets = {0: FailingFleet(env), 4: FailingFleet(env)}
     events = ({"at_s": 3, "down_s": 5, "pool": 4, "replica": 2}, {"at_s": 9}, {"at_s": 11, "pool": 4})
     Failures(env, FailuresSpec(repair_s=60, events=events), fleets, 0, lambda: env.ticks >= 11 * TICKS_PER_S)  # type: ignore[arg-type]
     env.run_dry()
@@ -162,7 +164,7 @@ def test_an_event_fails_the_replica_that_it_names_when_it_says_for_as_long_as_it
     assert (fleets[4].failed_at, fleets[4].numbers, fleets[4].downs) == ([3.0], [2], [5.0])
 
 
-def test_slowdowns_multiply_while_they_last() -> None:
+def test_overlapping_slowdowns_multiply() -> None:
     env, seen = TickEnvironment(), []
     rank = type("Rank", (), {"slow_down": lambda self, factor: seen.append((env.ticks / TICKS_PER_S, factor))})()
     pool = type("Pool", (), {"replicas": [type("Replica", (), {"ranks": [rank]})()]})()
@@ -173,7 +175,7 @@ def test_slowdowns_multiply_while_they_last() -> None:
     assert seen == [(1, 2), (4, 6), (6, 2), (11, 1), (20, 5)]
 
 
-def test_a_slowdown_is_of_its_own_replica_of_its_own_pool() -> None:
+def test_a_slowdown_applies_to_one_replica_of_one_pool() -> None:
     env, seen = TickEnvironment(), []
 
     class Rank:

@@ -274,8 +274,8 @@ def test_a_session_stays_with_its_prefill_replica() -> None:
     assert len(system.run()) == 12
 
 
-def test_an_answer_of_one_token_has_the_batch_of_its_only_step_and_pays_the_front_end_for_it() -> None:
-    """Three are sampled together at 3 s: 1 ms for each of them on its way out, once."""
+def test_a_request_with_one_output_token_pays_the_front_end_for_one_batch() -> None:
+    """Three requests are sampled together at 3 s. Each adds 1 ms of output processing, once."""
     front_end = FrontEnd(ServerFit(out_s=0.05, out_per_sequence_s=0.001))
     requests = System(link(), front_end=front_end).serve((10, 1), (10, 1), (10, 1))
     assert [(r.first_token_batch, r.last_token_batch) for r in requests] == [(3, 3)] * 3
@@ -283,19 +283,19 @@ def test_an_answer_of_one_token_has_the_batch_of_its_only_step_and_pays_the_fron
 
 
 @pytest.mark.parametrize("output", [1, 3])
-def test_a_request_tells_what_its_prefill_replica_had_cached_and_when_it_began(output: int) -> None:
+def test_cached_tokens_and_the_start_of_a_request_come_from_its_prefill_replica(output: int) -> None:
     """The second prompt of 14 begins with three blocks of the first; it waits for the step that ends at 12 s."""
     system, shared = System(link()), ("a", "b", "c")
     for second, number, prompt, contents in ((0, 0, 12, shared), (9, 1, 20, ()), (10, 2, 14, shared)):
         arriving = Request(number, second * S, prompt, output, contents)
         system.at(second, lambda request=arriving: system.server.add(request))  # type: ignore[misc]
-    found = sorted(system.run(), key=lambda request: request.request_id)
-    assert [request.num_cached_tokens for request in found] == [0, 0, 12]
-    assert [(request.first_scheduled_at or 0) / S for request in found] == [0, 9, 12]
-    assert [request.num_preemptions for request in found] == [0, 0, 0]
+    served = sorted(system.run(), key=lambda request: request.request_id)
+    assert [request.num_cached_tokens for request in served] == [0, 0, 12]
+    assert [(request.first_scheduled_at or 0) / S for request in served] == [0, 9, 12]
+    assert [request.num_preemptions for request in served] == [0, 0, 0]
 
 
-def test_a_replica_of_several_ranks_loses_what_any_of_them_has() -> None:
+def test_failed_prefill_ranks_lose_all_of_their_requests() -> None:
     """Three prefill replicas take turns; the first two, ranks of one, fail while they compute."""
     system = System(link(), num_prefill=3)
     requests = system.send(*[(12, 3)] * 6)
@@ -305,7 +305,7 @@ def test_a_replica_of_several_ranks_loses_what_any_of_them_has() -> None:
     assert lost == [requests[number] for number in (0, 1, 3, 4)]
 
 
-def test_a_failure_that_nobody_knows_yet_stops_the_transfers_of_all_its_ranks() -> None:
+def test_an_undetected_failure_stops_the_transfers_of_all_ranks() -> None:
     system = System(link(latency_s=10), num_prefill=2, decode_blocks=40)
     system.send((12, 3), (12, 3))
     system.at(4, lambda: system.server.sever(system.prefills))
@@ -315,7 +315,7 @@ def test_a_failure_that_nobody_knows_yet_stops_the_transfers_of_all_its_ranks() 
 
 
 @pytest.mark.parametrize("output", [1, 3])
-def test_preemptions_at_the_prefill_replica_are_the_requests(output: int) -> None:
+def test_a_request_keeps_the_preemptions_of_its_prefill_replica(output: int) -> None:
     system = System(link())
     system.send((12, output))
 

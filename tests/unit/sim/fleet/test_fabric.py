@@ -51,15 +51,15 @@ def test_layers_move_only_while_the_links_are_free() -> None:
     assert found == pytest.approx([220.5, 230 + 0.5 + 10.5])
 
 
-def test_a_link_of_either_end_that_was_busy_takes_from_the_head_start() -> None:
-    """The target's link is busy from 200 to 220.5 s. Layers of another prefill that ends at 230 have 9.5 s of its 30;
-    of one that ends at 215 they wait, and all 20 move then."""
+def test_a_busy_link_at_either_end_shortens_the_overlap_with_prefill() -> None:
+    """The target's link is busy from 200 to 220.5 s. A prefill of 30 s that ends at 230 s overlaps 9.5 s of its
+    transfer; one that ends at 215 s overlaps nothing, and all 20 bytes move after 220.5 s."""
     env = TickEnvironment()
-    found = ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, 0.0), (230.0, 2, 1, 20, 30.0))
-    assert found == pytest.approx([220.5, 230 + 0.5 + 10.5])
+    end_times = ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, 0.0), (230.0, 2, 1, 20, 30.0))
+    assert end_times == pytest.approx([220.5, 230 + 0.5 + 10.5])
     env = TickEnvironment()
-    found = ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, 0.0), (215.0, 2, 1, 20, 30.0))
-    assert found == pytest.approx([220.5, 220.5 + 0.5 + 20])
+    end_times = ends(KvTransfers(env, True), env, (200.0, 0, 1, 20, 0.0), (215.0, 2, 1, 20, 30.0))
+    assert end_times == pytest.approx([220.5, 220.5 + 0.5 + 20])
 
 
 def test_two_transfers_share_a_fabric_of_one_link_and_none_is_faster_than_its_own() -> None:
@@ -72,42 +72,44 @@ def test_two_transfers_share_a_fabric_of_one_link_and_none_is_faster_than_its_ow
     assert found == pytest.approx([10.5, 20.5])
 
 
-def test_a_fabric_gives_all_it_has_to_those_who_can_use_it() -> None:
-    """Caps of 1, 5 and 5 B/s share 7 B/s: 1, 3 and 3. Of 10, 60 and 30 bytes the first and the last are through after
-    10 s; what is left of the other, 30 bytes, moves at its cap of 5 B/s."""
-    env, found = TickEnvironment(), {}
+def test_a_fabric_shares_its_bandwidth_max_min_fairly() -> None:
+    """Caps of 1, 5 and 5 B/s share 7 B/s: 1, 3 and 3. Transfers of 10 and 30 bytes end after 10 s. The
+    other has 30 of its 60 bytes left and continues at its cap of 5 B/s."""
+    env, end_times = TickEnvironment(), {}
     fabric = Fabric(env, 7.0)
     for size, cap in ((10.0, 1.0), (60.0, 5.0), (30.0, 5.0)):
-        fabric.move(size, cap).callbacks.append(lambda _, size=size: found.update({size: env.ticks / TICKS_PER_S}))
+        fabric.move(size, cap).callbacks.append(lambda _, size=size: end_times.update({size: env.ticks / TICKS_PER_S}))
     env.run()
-    assert found == pytest.approx({10.0: 10.0, 30.0: 10.0, 60.0: 16.0})
+    assert end_times == pytest.approx({10.0: 10.0, 30.0: 10.0, 60.0: 16.0})
 
 
-def test_transfers_of_one_engine_wait_for_its_link_and_the_wait_counts() -> None:
-    """10 s and a latency of 0.5 s each. From one source, or to one target, one after the other; else side by side."""
+def test_transfers_of_one_engine_are_serialized_and_the_wait_counts() -> None:
+    """Each takes 10 s plus 0.5 s of latency. A shared source or target serializes them; otherwise they overlap."""
     for second, end in (((0, 3), 21.0), ((1, 2), 21.0), ((1, 3), 10.5), ((2, 0), 10.5)):
         env = TickEnvironment()
         transfers = KvTransfers(env)
-        found = ends(transfers, env, (3.0, 0, 2, 10, 0.0), (3.0, *second, 10, 0.0))
-        assert found == pytest.approx([3 + 10.5, 3 + end])
+        end_times = ends(transfers, env, (3.0, 0, 2, 10, 0.0), (3.0, *second, 10, 0.0))
+        assert end_times == pytest.approx([3 + 10.5, 3 + end])
         assert transfers.ticks / TICKS_PER_S == pytest.approx(10.5 + end)
         assert (transfers.num_transfers, transfers.num_bytes) == (2, 20.0)
 
 
 @pytest.mark.parametrize("fabric_bytes_per_s", [None, 100.0])
-def test_bytes_of_all_links_are_counted_and_an_abandoned_transfer_moves_none(fabric_bytes_per_s: float | None) -> None:
-    """Four links, of which the busiest carries 10 bytes: 40 in all. The second transfer ends when it is abandoned, and
-    the third, which waits for the same link, begins then."""
-    env, found = TickEnvironment(), []
+def test_bytes_are_counted_over_all_links_and_an_abandoned_transfer_counts_none(
+    fabric_bytes_per_s: float | None,
+) -> None:
+    """Four links, of which the busiest carries 10 bytes: 40 in all. The second transfer is abandoned at 15 s, and the
+    third, which waits for the same link, starts then."""
+    env, ended = TickEnvironment(), []
     transfers = KvTransfers(env, fabric=Fabric(env, fabric_bytes_per_s) if fabric_bytes_per_s else None)
     cost = replace(COST, bytes_factor=4.0)
-    going = [
-        transfers.start(cost, 0, 1 + n, 10, lambda n=n: found.append((n, env.ticks / TICKS_PER_S)))  # type: ignore[misc]
+    started = [
+        transfers.start(cost, 0, 1 + n, 10, lambda n=n: ended.append((n, env.ticks / TICKS_PER_S)))  # type: ignore[misc]
         for n in range(3)
     ]
-    env.timeout(to_ticks(15.0)).callbacks.append(lambda _: transfers.abandon(going[1]))
+    env.timeout(to_ticks(15.0)).callbacks.append(lambda _: transfers.abandon(started[1]))
     env.run()
-    assert found == [(0, pytest.approx(10.5)), (2, pytest.approx(25.5))]
+    assert ended == [(0, pytest.approx(10.5)), (2, pytest.approx(25.5))]
     assert (transfers.num_transfers, transfers.num_abandoned, transfers.num_bytes) == (2, 1, 80.0)
 
 

@@ -1,4 +1,4 @@
-"""A fleet second by second, on replicas that only count: who serves, who is paid for, who is asked first."""
+"""A fleet second by second, on stub replicas: which replicas serve, which are billed, and which drain first."""
 
 from types import SimpleNamespace
 
@@ -31,17 +31,17 @@ class StubRank:
 
 class StubRouter:
     def __init__(self, replicas) -> None:
-        self.there = list(replicas)
+        self.replicas = list(replicas)
 
     def join(self, replica) -> None:
-        self.there.append(replica)
+        self.replicas.append(replica)
 
     def leave(self, replica) -> None:
-        self.there.remove(replica)
+        self.replicas.remove(replica)
 
 
 class World:
-    """Four replicas of two ranks each, of which `num_up` serve; things happen at seconds that a test names."""
+    """Four replicas of two ranks each, of which `num_up` serve; a test schedules events at given seconds."""
 
     def __init__(self, num_up: int, dead_s: int = 0, role: str = "unified") -> None:
         self.env, self.lost, self.dead = TickEnvironment(), [], []
@@ -65,22 +65,22 @@ class World:
         Alarm(self.env, round(second * TICKS_PER_S), lambda _: call(), ARRIVAL_PRIORITY)
 
     def end(self) -> list[tuple[float, int, int]]:
-        """(second, replicas that serve, those paid for), each time that they change."""
+        """(second, serving replicas, billed replicas) at every change."""
         self.env.run_dry()
         return [(tick / TICKS_PER_S, *counts) for tick, *counts in self.fleet.counts]
 
 
-def test_a_replica_is_paid_for_from_its_start_and_serves_when_it_is_up() -> None:
+def test_a_replica_is_billed_from_its_start_and_serves_once_it_is_up() -> None:
     world = World(1)
     world.at(5, world.fleet.start)
     assert world.end() == [(0, 1, 1), (5, 1, 2), (15, 2, 2)]
-    assert world.router.there == world.replicas[:2]
+    assert world.router.replicas == world.replicas[:2]
     assert world.fleet.used_s(20 * TICKS_PER_S) == pytest.approx(20 + 15)
     assert (world.fleet.num_started, world.fleet.most_in_use) == (1, 2)
 
 
-def test_starts_are_counted_and_the_most_that_were_in_use_are_remembered() -> None:
-    """Two start, at 1 and 2 s; one that is idle drains at 30 s, and starts again at 40 s."""
+def test_starts_and_the_peak_number_of_replicas_are_counted() -> None:
+    """Two replicas start, at 1 and 2 s; an idle one drains at 30 s and starts again at 40 s."""
     world = World(1)
     for second, call in ((1, "start"), (2, "start"), (30, "drain"), (40, "start")):
         world.at(second, getattr(world.fleet, call))
@@ -92,8 +92,8 @@ def test_starts_are_counted_and_the_most_that_were_in_use_are_remembered() -> No
     assert not any(World(4).fleet.start() for _ in range(2))
 
 
-def test_the_last_drains_first_and_stops_when_it_is_idle_and_its_cache_is_gone() -> None:
-    """Of three the third drains at 2 s and stops at 6 s, when both of its ranks have no request."""
+def test_the_last_replica_drains_first_and_stops_idle_with_an_empty_cache() -> None:
+    """The third of three replicas drains at 2 s and stops at 6 s, when both of its ranks are idle."""
     world = World(3)
     first, second = world.replicas[2].ranks
     first.is_idle = second.is_idle = False
@@ -106,24 +106,24 @@ def test_the_last_drains_first_and_stops_when_it_is_idle_and_its_cache_is_gone()
     world.at(4, lambda: done(first))
     world.at(6, lambda: done(second))
     assert world.end() == [(0, 3, 3), (2, 3, 3), (6, 2, 2)]
-    assert world.router.there == world.replicas[:2]
+    assert world.router.replicas == world.replicas[:2]
     assert [rank.num_forgotten for rank in world.pool.engines] == [0, 0, 0, 0, 1, 1, 0, 0]
     assert world.fleet.used_s(10 * TICKS_PER_S) == pytest.approx(10 + 10 + 6)
 
 
-def test_one_that_drains_goes_on_at_once_before_another_starts_cold() -> None:
+def test_a_draining_replica_is_reused_before_a_cold_start() -> None:
     world = World(2)
     world.replicas[1].ranks[0].is_idle = False
     world.at(1, world.fleet.drain)
     world.at(3, world.fleet.start)
     assert world.end() == [(0, 2, 2), (1, 2, 2), (3, 2, 2)]
-    assert world.router.there == world.replicas[:2]
+    assert world.router.replicas == world.replicas[:2]
     assert world.fleet.num_started == 0
 
 
 @pytest.mark.parametrize(("dead_s", "noticed"), [(0, 5), (3, 8), (30, 25)])
-def test_a_failure_is_noticed_late_and_repaired_on_time(dead_s: int, noticed: int) -> None:
-    """Down for 20 s from 5 s: it starts at 25 s, serves from 35 s, and is not paid for meanwhile."""
+def test_a_failure_is_detected_late_and_repaired_on_time(dead_s: int, noticed: int) -> None:
+    """Down for 20 s from 5 s: the replica starts at 25 s, serves from 35 s, and is not billed in between."""
     world = World(2, dead_s)
     world.at(5, lambda: world.fleet.fail(0, 20 * TICKS_PER_S))
     then = [(noticed, 1, 1)] * (5 < noticed < 25)
@@ -134,7 +134,7 @@ def test_a_failure_is_noticed_late_and_repaired_on_time(dead_s: int, noticed: in
     assert [tick / TICKS_PER_S for tick in world.fleet.failed_at] == [5]
 
 
-def test_what_is_off_or_has_failed_does_not_fail_again() -> None:
+def test_a_stopped_or_failed_replica_cannot_fail() -> None:
     world = World(1)
     for second, number in ((1, 3), (2, 0), (4, 0)):
         world.at(second, lambda number=number: world.fleet.fail(number, 9 * TICKS_PER_S))
@@ -144,9 +144,9 @@ def test_what_is_off_or_has_failed_does_not_fail_again() -> None:
 
 
 @pytest.mark.parametrize(("role", "waiting"), [("unified", 3), ("prefill", 3), ("decode", 20 - 12)])
-def test_loads_are_those_of_all_ranks(role: str, waiting: int) -> None:
-    """20 requests of which 12 run and 3 wait in engines; the others of a decode pool wait for their KV. 350 blocks in
-    use of 200 that a replica of two ranks has."""
+def test_fleet_loads_sum_over_all_ranks(role: str, waiting: int) -> None:
+    """Of 20 requests 12 run and 3 wait in engines; the rest of a decode pool wait for their KV. 350 blocks are in
+    use; a replica of two ranks has 200."""
     world = World(4, role=role)
     for rank, outstanding, running, held, blocks in zip(
         world.pool.engines, (9, 11), (5, 7), (1, 2), (100, 250), strict=False
@@ -158,8 +158,8 @@ def test_loads_are_those_of_all_ranks(role: str, waiting: int) -> None:
     assert world.fleet.kv_load == pytest.approx(350 / 200)
 
 
-def test_devices_weights_and_time_of_a_pool_are_those_of_all_its_engines() -> None:
-    """Three replicas of two ranks with 2 x 4 devices each; a device of each engine was under way for 5 s."""
+def test_devices_weights_and_time_of_a_pool_sum_over_its_engines() -> None:
+    """Three replicas of two ranks with 2 x 4 devices each; the pipeline of each rank is occupied for 5 s."""
     engine = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=4)
     replicas = tuple(SimpleNamespace(ranks=[StubRank(0), StubRank(1)]) for _ in range(3))
     clocks = tuple(SimpleNamespace(ticks_under_way=5 * TICKS_PER_S, num_ranks=2) for _ in range(3))
@@ -173,7 +173,7 @@ def test_devices_weights_and_time_of_a_pool_are_those_of_all_its_engines() -> No
     assert pool.bubble_s == pytest.approx(3 * 5 * 2 * 8 - 12 * 8)
 
 
-def test_a_replica_has_what_its_ranks_have() -> None:
+def test_the_loads_of_a_replica_sum_over_its_ranks() -> None:
     ranks = [StubRank(4), StubRank(5)]
     for rank, outstanding, blocks in zip(ranks, (3, 5), (10, 20), strict=True):
         rank.index, rank.block_size = rank.number, 16

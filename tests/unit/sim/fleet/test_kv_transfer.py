@@ -15,12 +15,12 @@ NAME = "llama-3.1-70b-h100-disaggregated"
 
 def sides(model: str, *shapes: tuple[int, int], **engine: object) -> list[Scenario]:
     """Scenarios of engines with (tensor, pipeline) sizes."""
-    scenario, found = load_scenario("llama-3.1-8b-a100"), []
+    scenario, scenarios = load_scenario("llama-3.1-8b-a100"), []
     for tp, pp in shapes:
         spec = EngineSpec.model_validate({"tensor_parallel_size": tp, "pipeline_parallel_size": pp} | engine)
         update = {"model": load_model(model), "hardware": load_hardware("h200"), "engine": spec}
-        found.append(scenario.model_copy(update=update))
-    return found
+        scenarios.append(scenario.model_copy(update=update))
+    return scenarios
 
 
 def cost(model: str, tp_from: int, tp_to: int, **engine: object) -> TransferCost:
@@ -49,37 +49,37 @@ def test_whole_blocks_and_the_latency() -> None:
 
 @pytest.mark.parametrize("shape_from", [(1, 1), (2, 1), (4, 2), (1, 4)])
 @pytest.mark.parametrize("shape_to", [(1, 1), (8, 1), (2, 2), (1, 4)])
-def test_all_links_together_carry_each_token_once_and_the_busiest_no_less_than_its_share(shape_from, shape_to) -> None:
+def test_links_share_a_transfer_evenly_and_carry_each_token_once(shape_from, shape_to) -> None:
     """(tensor, pipeline) sizes of both sides. As many links work as the smaller side has devices."""
     (tp_from, pp_from), (tp_to, pp_to) = shape_from, shape_to
-    found = transfer_cost(*sides("llama-3.1-70b", shape_from, shape_to), LINK, LINK)
+    transfer = transfer_cost(*sides("llama-3.1-70b", shape_from, shape_to), LINK, LINK)
     num_links = min(tp_from * pp_from, tp_to * pp_to)
-    assert found.bytes_per_token * found.bytes_factor == pytest.approx(327_680)
-    assert found.bytes_per_token == pytest.approx(327_680 / num_links)
+    assert transfer.bytes_per_token * transfer.bytes_factor == pytest.approx(327_680)
+    assert transfer.bytes_per_token == pytest.approx(327_680 / num_links)
 
 
-def test_the_slower_link_sets_the_rate_and_the_longer_way_the_latency() -> None:
+def test_the_slower_link_sets_bandwidth_and_latency() -> None:
     fast, slow = Link(name="a", bandwidth_bytes_per_s=4e9, latency_s=3e-3), LINK
     for links in ((fast, slow), (slow, fast)):
-        found = transfer_cost(*sides("llama-3.1-70b", (1, 1), (1, 1)), *links)
-        assert (found.bandwidth_bytes_per_s, found.latency_s) == (1e9, 3e-3)
+        transfer = transfer_cost(*sides("llama-3.1-70b", (1, 1), (1, 1)), *links)
+        assert (transfer.bandwidth_bytes_per_s, transfer.latency_s) == (1e9, 3e-3)
 
 
-def test_a_recurrent_state_is_sent_once_a_sequence_and_blocks_are_the_sources() -> None:
+def test_a_recurrent_state_is_sent_once_a_sequence_and_tokens_in_blocks_of_the_source() -> None:
     """A transfer grows by whole blocks of the source, from the states of a sequence of no tokens. Qwen3-Next: 36 layers
     of 32 x 128 x 128 values and 3 rows of 16 x 128 x 2 + 32 x 128 channels, 2 bytes each, half on each of 2 devices.
     """
     source, target = sides("qwen3-next-80b-a3b", (2, 1), (2, 1))
     source = source.model_copy(update={"engine": source.engine.model_copy(update={"block_size": 32})})
-    found = transfer_cost(source, target, LINK, LINK)
-    assert found.link_bytes(0) == 36 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)) * 2 / 2
+    transfer = transfer_cost(source, target, LINK, LINK)
+    assert transfer.link_bytes(0) == 36 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)) * 2 / 2
     for tokens, rows in ((1, 32), (32, 32), (33, 64)):
-        assert found.link_bytes(tokens) - found.link_bytes(0) == pytest.approx(rows * found.bytes_per_token)
+        assert transfer.link_bytes(tokens) - transfer.link_bytes(0) == pytest.approx(rows * transfer.bytes_per_token)
 
 
 def test_a_rolling_cache_sends_no_more_than_its_window() -> None:
-    found = replace(cost("llama-3.1-70b", 1, 1), rolling_span=64)
-    assert [found.link_bytes(tokens) / found.bytes_per_token for tokens in (10, 64, 65, 9999)] == [16, 64, 64, 64]
+    transfer = replace(cost("llama-3.1-70b", 1, 1), rolling_span=64)
+    assert [transfer.link_bytes(tokens) / transfer.bytes_per_token for tokens in (10, 64, 65, 9999)] == [16, 64, 64, 64]
 
 
 def run(*changes: str, **options: object) -> RunResult:
@@ -129,13 +129,13 @@ def test_a_slower_link_delays_first_tokens_only_by_the_transfer() -> None:
     assert slow["mean_tpot_ms"] == pytest.approx(fast["mean_tpot_ms"])
 
 
-def test_a_fabric_of_its_own_bandwidth_carries_all_links_of_a_transfer_at_that() -> None:
-    """Four links of 50 GB/s carry 1,600 x 327,680 bytes at 200 GB/s, or at the 10 GB/s of what joins them."""
-    lone = ("traffic.num_requests=1", "traffic.input_tokens={distribution: fixed, value: 1600}")
+def test_a_shared_fabric_limits_the_sum_of_all_links_of_a_transfer() -> None:
+    """Four links of 50 GB/s carry 1,600 x 327,680 bytes at 200 GB/s, or at the 10 GB/s of the shared fabric."""
+    single_request = ("traffic.num_requests=1", "traffic.input_tokens={distribution: fixed, value: 1600}")
     shared = "cluster.kv_transfer.shared=true"
-    narrow = run(*lone, shared, "cluster.kv_transfer.fabric_bandwidth_bytes_per_s=10 GB/s").summary
+    narrow = run(*single_request, shared, "cluster.kv_transfer.fabric_bandwidth_bytes_per_s=10 GB/s").summary
     added = 1600 * 327_680 * (1 / 10e9 - 1 / 200e9) * 1e3
-    assert narrow["mean_ttft_ms"] - run(*lone).summary["mean_ttft_ms"] == pytest.approx(added)
+    assert narrow["mean_ttft_ms"] - run(*single_request).summary["mean_ttft_ms"] == pytest.approx(added)
 
 
 def test_decoding_alone_is_steadier_than_beside_prompts() -> None:

@@ -42,7 +42,7 @@ def test_shares_that_are_not_the_whole_are_refused() -> None:
         load_scenario("llama-3.1-8b-h100-2048-256", ("traffic.classes=[{name: chat, share: 0.8}]",))
 
 
-def test_gaps_between_tokens_are_limited_for_all_classes_together() -> None:
+def test_an_itl_limit_applies_to_all_classes_together() -> None:
     few = ("traffic.num_requests=60", CLASSES)
     summary = simulate(
         load_scenario("llama-3.1-8b-h100-2048-256", (*few, "slo={itl_p99_ms: 1000, ttft_mean_ms: 1e6}"))

@@ -1,4 +1,4 @@
-"""Conversations counted by hand: who waits how long, what of a prompt was cached, turn by turn."""
+"""Conversation statistics by hand: waiting times and cached share, turn by turn."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,9 @@ ROWS = (
 
 
 def columns(rows) -> RequestColumns:
-    session, turn, arrival, first, end, prompt, output, cached = (np.array(each) for each in zip(*rows, strict=True))
+    session, turn, arrival, first, end, prompt, output, cached = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
     number = np.arange(len(rows))
     return RequestColumns(
         request_id=number,
@@ -34,16 +36,16 @@ def columns(rows) -> RequestColumns:
     )
 
 
-def test_a_conversation_lasts_from_its_first_turn_to_its_last_answer_and_its_user_waits_for_each() -> None:
+def test_duration_and_waiting_time_of_a_conversation() -> None:
     """Of 25 s and 2.5 s in all, users wait 3 + 4 + 5 s and 2.5 s."""
-    found = conversation_summary(columns(ROWS))
-    assert (found["conversations"], found["mean_turns"]) == (2, 2.0)
-    assert found["mean_duration_ms"] == pytest.approx((25 + 2.5) / 2 * 1e3)
-    assert found["mean_waiting_ms"] == pytest.approx((12 + 2.5) / 2 * 1e3)
-    assert found["std_duration_ms"] == pytest.approx((25 - 2.5) / 2 * 1e3)
+    summary = conversation_summary(columns(ROWS))
+    assert (summary["conversations"], summary["mean_turns"]) == (2, 2.0)
+    assert summary["mean_duration_ms"] == pytest.approx((25 + 2.5) / 2 * 1e3)
+    assert summary["mean_waiting_ms"] == pytest.approx((12 + 2.5) / 2 * 1e3)
+    assert summary["std_duration_ms"] == pytest.approx((25 - 2.5) / 2 * 1e3)
 
 
-def test_each_turn_has_its_requests_and_the_share_of_its_tokens_that_was_cached() -> None:
+def test_requests_latencies_and_cached_share_per_turn() -> None:
     first, second, third = conversation_summary(columns(ROWS))["turns"]
     assert [turn["turn"] for turn in (first, second, third)] == ["1", "2", "3"]
     assert [turn["requests"] for turn in (first, second, third)] == [2, 1, 1]
@@ -55,7 +57,7 @@ def test_each_turn_has_its_requests_and_the_share_of_its_tokens_that_was_cached(
     assert third["mean_ttft_ms"] == third["p99_ttft_ms"] == pytest.approx(2000)
 
 
-def test_turns_beyond_the_tenth_share_a_line_and_all_lines_have_all_requests() -> None:
+def test_turns_beyond_the_tenth_share_a_row() -> None:
     rows = [(1, turn, 10.0 * turn, 10.0 * turn + 1, 10.0 * turn + 2, 50, 3, 0) for turn in range(13)]
     turns = conversation_summary(columns(rows))["turns"]
     assert [turn["turn"] for turn in turns] == [*map(str, range(1, 11)), "from 11 on"]

@@ -176,19 +176,19 @@ def test_a_queue_that_grows_waits_longer_in_a_longer_run_by_as_much_as_it_grows(
     assert _backlog_s(arrival, arrival + waits, 3.0) == pytest.approx(expected, rel=0.01)
 
 
-def test_latencies_weigh_requests_and_gaps_between_tokens_weigh_by_their_number() -> None:
-    """One request of a token, one of 5 (4 gaps of 0.5 s), one of 3 (2 of 2 s), which counts three times."""
+def test_latencies_are_weighted_by_request_and_itl_by_the_number_of_gaps() -> None:
+    """Requests of one token, of 5 (4 gaps of 0.5 s) and of 3 (2 gaps of 2 s); the last has a weight of three."""
     columns: Any = SimpleNamespace(
         num_output_tokens=np.array([1, 5, 3]), ttft_s=np.array([1.0, 2.0, 4.0]), e2el_s=np.array([1.0, 4.0, 8.0])
     )
-    found = mean_latencies(columns, np.array([1.0, 1.0, 3.0]))
-    assert found["ttft"] == pytest.approx((1 + 2 + 3 * 4) / 5)
-    assert found["e2el"] == pytest.approx((1 + 4 + 3 * 8) / 5)
-    assert found["tpot"] == pytest.approx((0.5 + 3 * 2) / 4)
-    assert found["itl"] == pytest.approx((4 * 0.5 + 3 * 2 * 2) / (4 + 3 * 2))
+    means = mean_latencies(columns, np.array([1.0, 1.0, 3.0]))
+    assert means["ttft"] == pytest.approx((1 + 2 + 3 * 4) / 5)
+    assert means["e2el"] == pytest.approx((1 + 4 + 3 * 8) / 5)
+    assert means["tpot"] == pytest.approx((0.5 + 3 * 2) / 4)
+    assert means["itl"] == pytest.approx((4 * 0.5 + 3 * 2 * 2) / (4 + 3 * 2))
 
 
-def test_an_interval_has_eighty_per_cent_of_a_normal_and_the_mean_that_was_predicted() -> None:
+def test_an_interval_covers_eighty_per_cent_and_contains_the_prediction() -> None:
     low, high = interval_of(np.array([[0.1, -0.1]] * 8))
     assert NormalDist().cdf(log(high) / 0.1) - NormalDist().cdf(log(low) / 0.1) == pytest.approx(0.8, abs=1e-3)
     assert interval_of(np.array([[0.8, 0.6]] * 8))[0] == 1.0

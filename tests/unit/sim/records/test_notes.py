@@ -9,7 +9,7 @@ from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.notes import eager_notes, run_notes
 
 
-def test_launches_without_graphs_are_the_steps_where_those_are_short_and_hidden_where_they_are_long() -> None:
+def test_eager_launches_dominate_short_steps_and_are_hidden_in_long_ones() -> None:
     scenario = load_scenario("llama-3.1-8b-a100", ("engine.enforce_eager=true",))
     (short,), (long,) = eager_notes(scenario, 1e-4), eager_notes(scenario, 1.0)
     assert "that is what decode steps take here (0.1 ms on average)" in short
@@ -18,8 +18,8 @@ def test_launches_without_graphs_are_the_steps_where_those_are_short_and_hidden_
     assert not eager_notes(load_scenario("llama-3.1-8b-a100"), 1e-4)
 
 
-def test_tokens_of_a_step_are_those_computed_of_prompts_and_answers_over_all_steps() -> None:
-    """3 x (1,000 - 400 + 200) tokens in 24 steps of each of 2 ranks: 100 a step and rank, 200 where experts meet."""
+def test_mean_tokens_per_step_count_computed_prompt_and_output_tokens() -> None:
+    """3 x (1,000 - 400 + 200) tokens in 24 steps on 2 ranks: 100 per step and rank, 200 at the experts."""
     settings = (
         "model=tiny-moe",
         "engine.data_parallel_size=2",

@@ -1,4 +1,4 @@
-"""Figures of a summary against the plainest definitions: Python's `statistics`, sums, a list of all gaps."""
+"""Summary statistics against their definitions: Python's `statistics`, sums, a list of all gaps."""
 
 import statistics
 from dataclasses import replace
@@ -44,34 +44,34 @@ def columns(rows=ROWS) -> RequestColumns:
 
 @given(SECONDS)
 @settings(max_examples=50, deadline=None)
-def test_latencies_are_the_statistics_of_all_requests_in_ms(seconds: list[float]) -> None:
-    found = latencies("x", np.array(seconds))
+def test_latency_statistics_are_over_all_requests_in_ms(seconds: list[float]) -> None:
+    statistics_ms = latencies("x", np.array(seconds))
     expected = {"mean": statistics.fmean(seconds), "std": statistics.pstdev(seconds)}
     expected["median"] = statistics.median(seconds)
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     expected |= {f"p{percent}": cuts[percent - 1] for percent in (90, 95, 99)}
-    assert found.keys() == {f"{name}_x_ms" for name in expected}
+    assert statistics_ms.keys() == {f"{name}_x_ms" for name in expected}
     for name, value in expected.items():
-        assert found[f"{name}_x_ms"] == pytest.approx(1e3 * value, rel=1e-9, abs=1e-6), name
+        assert statistics_ms[f"{name}_x_ms"] == pytest.approx(1e3 * value, rel=1e-9, abs=1e-6), name
 
 
 @given(st.lists(st.tuples(st.floats(1e-4, 10), st.integers(1, 50)), min_size=1, max_size=30))
 @settings(max_examples=50, deadline=None)
-def test_a_histogram_of_gaps_is_the_list_of_all_gaps(entries: list[tuple[float, int]]) -> None:
+def test_a_gap_histogram_matches_the_list_of_all_gaps(entries: list[tuple[float, int]]) -> None:
     """Mean and deviation exactly, each percentile within half a bin of 0.2 % of the gap with that rank."""
-    gaps, everything = GapHistogram(), sorted(gap for gap, times in entries for _ in range(times))
+    gaps, all_gaps = GapHistogram(), sorted(gap for gap, times in entries for _ in range(times))
     for gap, times in entries:
         gaps.add(gap, times)
-    assert gaps.count == len(everything)
-    assert gaps.mean == pytest.approx(statistics.fmean(everything))
-    assert gaps.std == pytest.approx(statistics.pstdev(everything), abs=1e-6 * gaps.mean)
+    assert gaps.count == len(all_gaps)
+    assert gaps.mean == pytest.approx(statistics.fmean(all_gaps))
+    assert gaps.std == pytest.approx(statistics.pstdev(all_gaps), abs=1e-6 * gaps.mean)
     for share in (0.1, 0.5, 0.9, 1.0):
-        rank = max(int(np.ceil(share * len(everything) - 1e-9)), 1)
-        assert gaps.quantile(share) == pytest.approx(everything[rank - 1], rel=0.00101)
+        rank = max(int(np.ceil(share * len(all_gaps) - 1e-9)), 1)
+        assert gaps.quantile(share) == pytest.approx(all_gaps[rank - 1], rel=0.00101)
 
 
 @pytest.mark.parametrize(("first_s", "slope_s", "num_steps"), [(0.01, 0.0, 7), (0.01, 0.001, 40), (0.02, 1e-5, 400)])
-def test_a_run_of_steps_that_grow_evenly_is_the_steps(first_s: float, slope_s: float, num_steps: int) -> None:
+def test_a_run_of_evenly_growing_steps_matches_its_single_steps(first_s: float, slope_s: float, num_steps: int) -> None:
     run, single = GapHistogram(), GapHistogram()
     durations = [first_s + slope_s * number for number in range(num_steps)]
     run.add_run(first_s, sum(durations), num_steps, 3)
@@ -85,7 +85,7 @@ def test_a_run_of_steps_that_grow_evenly_is_the_steps(first_s: float, slope_s: f
 
 
 def test_times_of_a_request_by_hand() -> None:
-    """TTFT and E2E count from the arrival; TPOT = (E2E - TTFT) / (output tokens - 1), which one token has not."""
+    """TTFT and E2E count from the arrival; TPOT = (E2E - TTFT) / (output tokens - 1), undefined for one token."""
     requests = columns()
     assert requests.ttft_s.tolist() == [1.0, 0.5, 3.0]
     assert requests.e2el_s.tolist() == [3.0, 0.5, 7.0]
@@ -93,8 +93,8 @@ def test_times_of_a_request_by_hand() -> None:
     assert np.isnan(requests.tpot_s[1])
 
 
-def test_a_request_is_good_if_it_misses_no_limit_and_a_limit_is_met_at_the_limit() -> None:
-    """TTFT limits at 1 s: the third misses. TPOT at 0.1 s: the first misses, and one token has none. E2E at 3 s."""
+def test_a_request_is_good_if_it_meets_every_limit_inclusively() -> None:
+    """TTFT limit 1 s: the third misses. TPOT limit 0.1 s: the first misses; one token has no TPOT. E2E limit 3 s."""
     for slo, bad in (
         (SLO(ttft_ms=1000), {2}),
         (SLO(tpot_ms=100.0), {0}),
@@ -109,28 +109,28 @@ def test_a_request_is_good_if_it_misses_no_limit_and_a_limit_is_met_at_the_limit
     assert by == {"ttft": pytest.approx(2 / 4), "tpot": pytest.approx(2 / 4)}
 
 
-def test_lost_requests_are_beyond_every_percentile() -> None:
+def test_lost_requests_count_as_slower_than_every_percentile() -> None:
     """Of 100 sent, 10 are lost: 90 are within the limit, so the p90 is, and the p91 is not."""
-    found = {"completed": 90, **{f"p{percent}_ttft_ms": 1.0 for percent in (90, 95, 99)}, "median_ttft_ms": 1.0}
+    summary = {"completed": 90, **{f"p{percent}_ttft_ms": 1.0 for percent in (90, 95, 99)}, "median_ttft_ms": 1.0}
     for percent, num_lost, is_met in ((50, 10, True), (90, 10, True), (90, 11, False), (99, 1, True), (99, 2, False)):
         slo = SLO.model_validate({f"ttft_p{percent}_ms": 100})
-        (met,) = percentiles_met(slo, found | {"completed": 100 - num_lost}, num_lost)["slo_percentiles_met"].values()
+        (met,) = percentiles_met(slo, summary | {"completed": 100 - num_lost}, num_lost)["slo_percentiles_met"].values()
         assert met is is_met, (percent, num_lost)
 
 
-def test_answers_of_one_token_have_no_gap_and_all_have_a_reader() -> None:
+def test_answers_of_one_token_have_no_gap_but_a_reader_wait() -> None:
     requests = replace(columns(), max_itl_s=np.array([4.0, 99.0, 2.0]), reader_wait_s=np.array([1.0, 0.0, 5.0]))
-    found = token_latencies(requests)
-    assert (found["mean_max_itl_ms"], found["median_max_itl_ms"]) == (3000.0, 3000.0)
-    assert (found["mean_reader_wait_ms"], found["median_reader_wait_ms"]) == (2000.0, 1000.0)
+    statistics_ms = token_latencies(requests)
+    assert (statistics_ms["mean_max_itl_ms"], statistics_ms["median_max_itl_ms"]) == (3000.0, 3000.0)
+    assert (statistics_ms["mean_reader_wait_ms"], statistics_ms["median_reader_wait_ms"]) == (2000.0, 1000.0)
     assert token_latencies(columns()) == {}
 
 
 def test_a_job_drains_from_the_last_start_of_each_engine() -> None:
     """Engines start their last requests at 4 and 1.2 s; the job ends at 9 s."""
-    found = tail(columns(), 9.0)
-    assert found["tail_s"] == pytest.approx(9 - (4 + 1.2) / 2)
-    assert found["tail_share"] == pytest.approx((9 - 2.6) / 9)
+    drain = tail(columns(), 9.0)
+    assert drain["tail_s"] == pytest.approx(9 - (4 + 1.2) / 2)
+    assert drain["tail_share"] == pytest.approx((9 - 2.6) / 9)
 
 
 def record(start: int, end: int, **fields: int) -> StepRecord:
@@ -141,7 +141,7 @@ def record(start: int, end: int, **fields: int) -> StepRecord:
 def finished(
     number: int, arrival: float, scheduled: float, first: float, end: float, prompt: int, output: int, *counts: int
 ) -> Request:
-    """A request that is done; times in seconds, `counts` of cached tokens and preemptions."""
+    """A finished request; times in seconds; `counts` are cached tokens and preemptions."""
     request = Request(number, round(arrival * TICKS_PER_S), prompt, output)
     request.first_scheduled_at, request.first_token_at = round(scheduled * TICKS_PER_S), round(first * TICKS_PER_S)
     request.finished_at, request.num_output_tokens = round(end * TICKS_PER_S), output
@@ -149,7 +149,7 @@ def finished(
     return request
 
 
-def test_columns_of_finished_requests_are_what_they_are_called() -> None:
+def test_request_columns_hold_the_field_of_their_name() -> None:
     collector = Collector(has_turns=True, has_token_times=True)
     for row in ROWS:
         request = finished(*row)
@@ -158,19 +158,19 @@ def test_columns_of_finished_requests_are_what_they_are_called() -> None:
         request.token_times.longest_gap = 2 * TICKS_PER_S
         request.token_times.reader_wait = 5 * TICKS_PER_S
         collector.add_request(request, row[-1])
-    found = collector.requests()
+    recorded = collector.requests()
     for number, name in enumerate(list(RequestColumns.__dataclass_fields__)[:10]):
-        assert getattr(found, name).tolist() == pytest.approx([row[number] for row in ROWS]), name
-    assert found.session is not None
-    assert found.turn is not None
-    assert (found.session.tolist(), found.turn.tolist()) == ([70, 71, 72], [3, 3, 3])
-    assert found.max_itl_s is not None
-    assert found.reader_wait_s is not None
-    assert (found.max_itl_s.tolist(), found.reader_wait_s.tolist()) == ([2.0] * 3, [5.0] * 3)
+        assert getattr(recorded, name).tolist() == pytest.approx([row[number] for row in ROWS]), name
+    assert recorded.session is not None
+    assert recorded.turn is not None
+    assert (recorded.session.tolist(), recorded.turn.tolist()) == ([70, 71, 72], [3, 3, 3])
+    assert recorded.max_itl_s is not None
+    assert recorded.reader_wait_s is not None
+    assert (recorded.max_itl_s.tolist(), recorded.reader_wait_s.tolist()) == ([2.0] * 3, [5.0] * 3)
 
 
-def test_columns_of_steps_are_what_they_are_called() -> None:
-    """Each field of a record has a number of its own; times are in seconds."""
+def test_step_columns_hold_the_field_of_their_name() -> None:
+    """Every field of the record has a distinct number; times are in seconds."""
     collector = Collector(keep_steps=True)
     row = {name: 100 + number for number, name in enumerate(StepRecord._fields)}
     row |= {"start": 3 * TICKS_PER_S, "end": 7 * TICKS_PER_S, "first_duration": TICKS_PER_S}
@@ -194,8 +194,8 @@ def collected() -> Collector:
     return collector
 
 
-def test_a_collector_adds_up_steps_and_keeps_the_fullest_of_each_engine() -> None:
-    """Steps of 2 and 1 s, and three of 1, 2 and 3 s: gaps are each as many as tokens ended with them."""
+def test_a_collector_sums_steps_and_keeps_the_peak_blocks_per_engine() -> None:
+    """Steps of 2 and 1 s, and three of 1, 2 and 3 s: a step adds a gap for every token that ends with it."""
     collector = collected()
     assert (collector.num_steps, collector.busy_ticks, collector.end_tick) == (5, 9 * TICKS_PER_S, 10 * TICKS_PER_S)
     assert collector.used_blocks_peak == {0: 9, 1: 7}
@@ -204,7 +204,7 @@ def test_a_collector_adds_up_steps_and_keeps_the_fullest_of_each_engine() -> Non
     assert collector.gaps.mean == pytest.approx((3 * 2 + 1 + 2 * (1 + 2 + 3)) / 10)
 
 
-def test_a_summary_is_ratios_of_sums() -> None:
+def test_summary_rates_are_ratios_of_sums() -> None:
     collector = collected()
     for row in ROWS:
         collector.add_request(finished(*row), row[-1])
@@ -239,41 +239,41 @@ def test_each_class_is_judged_by_its_own_requests_and_losses() -> None:
         else:
             collector.lost.append((number, "timed_out" if number % 2 else "failed"))
     collector.add_step(record(0, 100))
-    found = summarize(scenario, collector, DeviceTotals(1))["classes"]
-    assert [row["name"] for row in found] == ["fast", "slow"]
-    for kind, (row, limit_s) in enumerate(zip(found, (1.5, 3.0), strict=True)):
-        mine = [number for number in range(40) if shares.of(number) == kind]
-        done = [0.1 * (number + 1) for number in mine if number % 5]
+    rows = summarize(scenario, collector, DeviceTotals(1))["classes"]
+    assert [row["name"] for row in rows] == ["fast", "slow"]
+    for kind, (row, limit_s) in enumerate(zip(rows, (1.5, 3.0), strict=True)):
+        numbers = [number for number in range(40) if shares.of(number) == kind]
+        done = [0.1 * (number + 1) for number in numbers if number % 5]
         good = sum(ttft <= limit_s + 1e-9 for ttft in done)
-        assert 0 < good < len(done) < len(mine)
+        assert 0 < good < len(done) < len(numbers)
         assert row["completed"] == len(done)
-        assert row["failed"] == sum(number % 10 == 0 for number in mine)
-        assert row["timed_out"] == sum(number % 10 == 5 for number in mine)
+        assert row["failed"] == sum(number % 10 == 0 for number in numbers)
+        assert row["timed_out"] == sum(number % 10 == 5 for number in numbers)
         assert row["request_throughput"] == pytest.approx(len(done) / 100)
         assert row["request_goodput"] == pytest.approx(good / 100)
-        assert row["slo_attainment"] == pytest.approx(good / len(mine))
+        assert row["slo_attainment"] == pytest.approx(good / len(numbers))
         assert row["mean_ttft_ms"] == pytest.approx(1e3 * statistics.fmean(done))
 
 
 def test_a_bill_by_hand() -> None:
-    """Two devices, of which one was there half of 1,800 s, at 12 USD/h for all on average, 300 W each, 40 % prompts."""
+    """Two devices, one of them for half of 1,800 s, at 12 USD/h in all on average, 300 W each, 40 % for prompts."""
     totals = DeviceTotals(2, device_s=2700.0, usd_per_hour=12.0, energy_j=2700.0 * 300, prompt_cost_share=0.4)
-    found = costs(totals, 1800.0, 4_000_000, 500_000)
-    assert found["gpu_hours"] == pytest.approx(0.75)
-    assert found["mean_num_devices"] == pytest.approx(1.5)
-    assert found["usd_total"] == pytest.approx(6.0)
-    assert found["usd_per_million_tokens"] == pytest.approx(6 / 4.5)
-    assert found["usd_per_million_output_tokens"] == pytest.approx(12.0)
-    assert found["usd_per_million_input_tokens_split"] == pytest.approx(6 * 0.4 / 4)
-    assert found["usd_per_million_output_tokens_split"] == pytest.approx(6 * 0.6 / 0.5)
-    assert found["output_throughput_per_gpu"] == pytest.approx(500_000 / 2700)
-    assert found["total_token_throughput_per_gpu"] == pytest.approx(4_500_000 / 2700)
-    assert found["mean_power_w"] == pytest.approx(300)
-    assert found["energy_wh"] == pytest.approx(225)
-    assert isclose(found["joules_per_output_token"], 810_000 / 500_000)
+    bill = costs(totals, 1800.0, 4_000_000, 500_000)
+    assert bill["gpu_hours"] == pytest.approx(0.75)
+    assert bill["mean_num_devices"] == pytest.approx(1.5)
+    assert bill["usd_total"] == pytest.approx(6.0)
+    assert bill["usd_per_million_tokens"] == pytest.approx(6 / 4.5)
+    assert bill["usd_per_million_output_tokens"] == pytest.approx(12.0)
+    assert bill["usd_per_million_input_tokens_split"] == pytest.approx(6 * 0.4 / 4)
+    assert bill["usd_per_million_output_tokens_split"] == pytest.approx(6 * 0.6 / 0.5)
+    assert bill["output_throughput_per_gpu"] == pytest.approx(500_000 / 2700)
+    assert bill["total_token_throughput_per_gpu"] == pytest.approx(4_500_000 / 2700)
+    assert bill["mean_power_w"] == pytest.approx(300)
+    assert bill["energy_wh"] == pytest.approx(225)
+    assert isclose(bill["joules_per_output_token"], 810_000 / 500_000)
 
 
-def test_a_run_ends_with_its_last_step_wherever_that_began() -> None:
+def test_a_run_ends_when_its_last_step_ends() -> None:
     """Two engines: steps of 0 to 5 s and of 1 to 3 s, in the order of their ends or not."""
     for order in (((0, 5), (1, 3)), ((1, 3), (0, 5))):
         collector = Collector()

@@ -1,4 +1,4 @@
-"""Two pools whose devices did what a test says: energy, utilisation, blocks and money of each, and of all."""
+"""Energy, utilization, blocks and cost of two pools with given device usage, per pool and in total."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def pool(number: int, hardware, tp: int, pp: int, num_blocks: int, prompt_share:
         prompt_time=SimpleNamespace(share=prompt_share), restore=SimpleNamespace(block_bytes=100.0 * (number + 1))
     )
     parts = SimpleNamespace(hardware=hardware), SimpleNamespace(num_kv_blocks=num_blocks)
-    replicas = tuple(SimpleNamespace(ranks=[each]) for each in engines)
+    replicas = tuple(SimpleNamespace(ranks=[rank]) for rank in engines)
     timer = SimpleNamespace(usage=lambda: USAGES[number])
     return Pool(spec, *parts, timer, replicas, None, backend, clocks)  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def totals(price: float | None = None, dynamic: SimpleNamespace | None = None, r
         pool(0, FAST, 2, 2, 100, 0.25, engine(0, 1, 500, 100), engine(1, 2, 300, 50, host)),
         pool(1, SLOW, 1, 1, 1000, 0.75, engine(2, 4, 200, 150)),
     )
-    engines = [each for some in pools for each in some.engines]
+    engines = [rank for members in pools for rank in members.engines]
     override = None if price is None else PriceOverride(usd_per_gpu_hour=price)
     transfers = SimpleNamespace(num_transfers=4, num_abandoned=0, num_bytes=600.0, ticks=10 * TICKS_PER_S)
     cluster = SimpleNamespace(
@@ -76,57 +76,57 @@ def totals(price: float | None = None, dynamic: SimpleNamespace | None = None, r
     return pools, device_totals(cluster, collector)  # type: ignore[arg-type]
 
 
-def test_utilisation_is_over_the_time_of_all_devices() -> None:
-    """8 devices of the first pool and 1 of the second were there for 20 s each."""
-    _, found = totals()
-    assert (found.num_devices, found.device_s) == (9, 9 * DURATION_S)
-    assert found.mfu == pytest.approx((8.0 * 4 + 1.0) / (9 * DURATION_S))
-    assert found.mbu == pytest.approx((5 * 4 + 9) / (9 * DURATION_S))
-    assert found.bound_share["compute"] == pytest.approx((10 * 4 + 2) / (16 * 4 + 14))
-    assert sum(found.bound_share.values()) == pytest.approx(1)
-    assert found.pipeline_bubble_share == pytest.approx(1 - 16 * 4 / (12 * 2 * 4))
+def test_utilization_is_over_the_time_of_all_devices() -> None:
+    """8 devices of the first pool and 1 of the second, for 20 s each."""
+    _, result = totals()
+    assert (result.num_devices, result.device_s) == (9, 9 * DURATION_S)
+    assert result.mfu == pytest.approx((8.0 * 4 + 1.0) / (9 * DURATION_S))
+    assert result.mbu == pytest.approx((5 * 4 + 9) / (9 * DURATION_S))
+    assert result.bound_share["compute"] == pytest.approx((10 * 4 + 2) / (16 * 4 + 14))
+    assert sum(result.bound_share.values()) == pytest.approx(1)
+    assert result.pipeline_bubble_share == pytest.approx(1 - 16 * 4 / (12 * 2 * 4))
 
 
-def test_counts_add_up_and_the_peak_is_of_the_fullest_engine() -> None:
-    _, found = totals()
-    assert (found.num_preemptions, found.prefix_tokens_asked, found.prefix_tokens_hit) == (7, 1000, 300)
-    assert found.kv_cache_usage_peak == pytest.approx(0.6)
-    assert [row["kv_cache_usage_peak"] for row in found.pools] == pytest.approx([0.6, 0.3])
-    assert [row["preemptions"] for row in found.pools] == [3, 4]
-    assert [row["engines"] for row in found.pools] == [[0, 2], [2, 1]]
+def test_counts_add_up_and_the_kv_peak_is_the_fullest_engines() -> None:
+    _, result = totals()
+    assert (result.num_preemptions, result.prefix_tokens_asked, result.prefix_tokens_hit) == (7, 1000, 300)
+    assert result.kv_cache_usage_peak == pytest.approx(0.6)
+    assert [row["kv_cache_usage_peak"] for row in result.pools] == pytest.approx([0.6, 0.3])
+    assert [row["preemptions"] for row in result.pools] == [3, 4]
+    assert [row["engines"] for row in result.pools] == [[0, 2], [2, 1]]
 
 
-def test_energy_of_pools_is_that_of_their_devices_and_adds_up() -> None:
-    pools, found = totals()
-    assert found.energy_j == pytest.approx(sum(row["energy_j"] for row in found.pools))
-    assert sum(found.energy_split_j.values()) == pytest.approx(found.energy_j)
-    for row, some, num_devices in zip(found.pools, pools, (8, 1), strict=True):
-        declared = some.scenario.hardware.declared
+def test_energy_adds_up_over_pools_and_their_devices() -> None:
+    pools, result = totals()
+    assert result.energy_j == pytest.approx(sum(row["energy_j"] for row in result.pools))
+    assert sum(result.energy_split_j.values()) == pytest.approx(result.energy_j)
+    for row, devices, num_devices in zip(result.pools, pools, (8, 1), strict=True):
+        declared = devices.scenario.hardware.declared
         assert row["mean_power_w"] * num_devices * DURATION_S == pytest.approx(row["energy_j"])
         assert declared.idle_w < row["mean_power_w"] < declared.tdp_w
-        split = some.energy_split_j(DURATION_S * len(some.engines))
+        split = devices.energy_split_j(DURATION_S * len(devices.engines))
         assert sum(split.values()) == pytest.approx(row["energy_j"])
         assert split["idle"] == pytest.approx(declared.idle_w * num_devices * DURATION_S)
 
 
-def test_each_pool_has_its_own_shares_and_bill() -> None:
-    _, found = totals(3.0)
-    first, second = found.pools
+def test_shares_and_bill_per_pool() -> None:
+    _, result = totals(3.0)
+    first, second = result.pools
     assert (first["busy_share"], second["busy_share"]) == pytest.approx((16 / 40, 14 / 20))
     assert (first["mfu"], second["mfu"]) == pytest.approx((8 / 40, 1 / 20))
     assert (first["mbu"], second["mbu"]) == pytest.approx((5 / 40, 9 / 20))
     assert (first["num_devices"], second["num_devices"]) == (8, 1)
     bills = [3.0 * count * DURATION_S / 3600 for count in (8, 1)]
-    assert [row["usd_total"] for row in found.pools] == pytest.approx(bills)
-    assert found.usd_per_hour == pytest.approx(3.0 * 9)
-    assert found.prompt_cost_share == pytest.approx((8 * 0.25 + 1 * 0.75) / 9)
+    assert [row["usd_total"] for row in result.pools] == pytest.approx(bills)
+    assert result.usd_per_hour == pytest.approx(3.0 * 9)
+    assert result.prompt_cost_share == pytest.approx((8 * 0.25 + 1 * 0.75) / 9)
 
 
-def test_transfers_and_second_tiers_are_told_in_their_units() -> None:
-    """10 s for four transfers of 600 bytes, in a run of 20 s. A block takes 100 bytes on each of 4 links."""
-    _, found = totals()
-    assert found.kv_transfer == {"transfers": 4, "bytes": 600.0, "mean_ms": 2500.0, "bytes_per_s": 30.0}
-    assert found.kv_offload == {
+def test_units_of_kv_transfers_and_kv_offload() -> None:
+    """10 s for four transfers of 600 bytes, in a run of 20 s. A block has 100 bytes on each of 4 links."""
+    _, result = totals()
+    assert result.kv_transfer == {"transfers": 4, "bytes": 600.0, "mean_ms": 2500.0, "bytes_per_s": 30.0}
+    assert result.kv_offload == {
         "stored_blocks": 7,
         "restored_blocks": 3,
         "restored_tokens": 40,
@@ -135,29 +135,29 @@ def test_transfers_and_second_tiers_are_told_in_their_units() -> None:
     }
 
 
-def test_a_fleet_is_paid_for_while_it_is_there_and_has_the_requests_of_its_engines() -> None:
-    """Of the first pool's replicas of 4 devices two were there for 15 s in all; the second pool does not change."""
+def test_a_fleet_is_billed_while_up_and_counts_the_requests_of_its_engines() -> None:
+    """Two replicas of 4 devices of the first pool were up for 15 s in all; the second pool does not change."""
     counts = [(0, 1, 1), (5 * TICKS_PER_S, 1, 2)]
     fleet = SimpleNamespace(used_s=lambda end: 15.0, most_in_use=2, num_started=1, num_failed=3, counts=counts)
     fleet.failed_at = [7 * TICKS_PER_S]
     gateway = SimpleNamespace(num_rejected=11, num_retries=12)
     fleets = {0: fleet}
     dynamic = SimpleNamespace(
-        fleet_of=lambda some: fleets.get(some.engines[0].index), fleets=fleets, gateway=gateway, shadowed={}
+        fleet_of=lambda group: fleets.get(group.engines[0].index), fleets=fleets, gateway=gateway, shadowed={}
     )
     requests = [finished(0, 0, ttft=1.0), finished(1, 1, ttft=3.0), finished(2, 2, ttft=8.0), finished(3, 0, ttft=2.0)]
-    _, found = totals(3.0, dynamic, requests)
-    first, second = found.pools
+    _, result = totals(3.0, dynamic, requests)
+    first, second = result.pools
     assert first["gpu_hours"] == pytest.approx(15 * 4 / 3600)
     assert second["gpu_hours"] == pytest.approx(20 / 3600)
-    assert found.device_s == pytest.approx(15 * 4 + 20)
-    assert found.usd_per_hour == pytest.approx(3.0 * (15 * 4 + 20) / 20)
+    assert result.device_s == pytest.approx(15 * 4 + 20)
+    assert result.usd_per_hour == pytest.approx(3.0 * (15 * 4 + 20) / 20)
     assert (first["replicas_peak"], first["starts"], first["failures"]) == (2, 1, 3)
     assert first["replicas_over_time"] == [[0.0, 1, 1], [5.0, 1, 2]]
     assert first["failed_at_s"] == [7.0]
     assert "starts" not in second
     assert (first["completed"], second["completed"]) == (3, 1)
     assert (first["mean_ttft_ms"], second["mean_ttft_ms"]) == pytest.approx((2000.0, 8000.0))
-    assert (found.num_rejected, found.num_retries) == (11, 12)
-    assert found.kv_transfer is not None
-    assert found.kv_transfer["abandoned"] == 0
+    assert (result.num_rejected, result.num_retries) == (11, 12)
+    assert result.kv_transfer is not None
+    assert result.kv_transfer["abandoned"] == 0

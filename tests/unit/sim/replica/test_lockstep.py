@@ -133,7 +133,7 @@ def test_a_dense_model_serves_on_ranks_of_their_own_and_a_mixture_in_step() -> N
 
 
 @pytest.mark.parametrize("is_async", ["true", "false"])
-def test_steps_leap_while_a_window_fills_and_when_it_is_full(is_async: str) -> None:
+def test_equal_steps_are_merged_before_and_after_a_window_fills(is_async: str) -> None:
     """A prompt of 20 tokens and an answer of 200 before windows of 128: equal steps but for the one that fills them."""
     lengths = ("input", 20), ("output", 200)
     settings = [f"traffic.{name}_tokens={{distribution: fixed, value: {count}}}" for name, count in lengths]

@@ -1,4 +1,4 @@
-"""Which scheduler a scenario gets: engine arguments keep their numbers, and rules hold where their engine has them."""
+"""The scheduler configuration of a scenario: engine arguments pass through, and rules apply to their engine only."""
 
 import pytest
 
@@ -26,16 +26,16 @@ def config(*settings: str) -> SchedulerConfig:
         ("engine.kv_cache=off", "keeps_kv", False),
     ],
 )
-def test_an_engine_argument_is_the_schedulers(setting: str, field: str, value: object) -> None:
+def test_an_engine_argument_reaches_the_scheduler(setting: str, field: str, value: object) -> None:
     assert getattr(config(setting), field) == value
 
 
-def test_a_batch_waits_so_many_milliseconds() -> None:
-    found = config("engine.batching=dynamic", "engine.batch_timeout_ms=250")
-    assert found.batch_timeout == TICKS_PER_S // 4
+def test_batch_timeout_is_in_milliseconds() -> None:
+    dynamic = config("engine.batching=dynamic", "engine.batch_timeout_ms=250")
+    assert dynamic.batch_timeout == TICKS_PER_S // 4
 
 
-def test_sequences_are_as_long_as_the_model_was_made_for_unless_limited() -> None:
+def test_max_model_len_defaults_to_the_models_context() -> None:
     assert config("engine.max_model_len=null").max_model_len == 131_072
 
 
@@ -51,6 +51,8 @@ DRAFTS = "engine.speculative_config={method: ngram, num_speculative_tokens: 3, a
         (("engine.scheduling_policy=shortest-first",), False),
     ],
 )
-def test_estimates_are_sglangs_with_one_plan_at_a_time(settings: tuple[str, ...], has_estimates: bool) -> None:
+def test_only_sglang_with_one_plan_at_a_time_admits_by_estimates(
+    settings: tuple[str, ...], has_estimates: bool
+) -> None:
     assert (config("engine.profile=sglang", *settings).estimates is not None) is has_estimates
     assert config(*settings).estimates is None

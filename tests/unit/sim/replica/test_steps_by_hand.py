@@ -1,4 +1,4 @@
-"""What a plan is to the cost model, who pays for its step, when it leaves the last stage, what the front end adds."""
+"""A plan's batch shape, the prompt share of its step, its end in a pipeline, and front-end delays, by hand."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from perfmodel.specs import load_scenario
 
 
 def plan_of(depths: tuple[int, ...] = (), num_decodes: int = 3) -> StepPlan:
-    """Decodes with 700 tokens in KV, two chunks of which one ends its prompt, and drafts as deep as given."""
+    """Decodes with 700 tokens in KV, two chunks of which one ends its prompt, and drafts of the given depths."""
     plan, prompts = StepPlan(0), [Request(number, 0, 100, 5) for number in (10, 11)]
     plan.decodes = [Request(number, 0, 100, 5) for number in range(num_decodes)]
     plan.chunks = [Grant(prompts[0], 0, 64), Grant(prompts[1], 32, 68)]
@@ -28,7 +28,7 @@ def plan_of(depths: tuple[int, ...] = (), num_decodes: int = 3) -> StepPlan:
     return plan
 
 
-def test_a_plan_computes_its_tokens_and_needs_logits_of_those_who_sample() -> None:
+def test_a_plan_computes_its_tokens_and_logits_of_sampling_sequences() -> None:
     shape = shape_of(plan_of())
     assert (shape.num_tokens, shape.num_samples, shape.num_decodes) == (3 + 64 + 68, 3 + 1, 3)
     assert shape.prefills == ((64, 0), (68, 32))
@@ -37,7 +37,7 @@ def test_a_plan_computes_its_tokens_and_needs_logits_of_those_who_sample() -> No
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
-def test_at_each_depth_those_draft_who_draft_as_deep(depths: list[int]) -> None:
+def test_a_draft_depth_counts_the_sequences_that_draft_as_deep(depths: list[int]) -> None:
     shape = shape_of(plan_of(tuple(depths), len(depths)))
     assert shape.drafting == tuple(sum(depth > k for depth in depths) for k in range(max(depths)))
     assert sum(shape.drafting) == sum(depths)
@@ -45,7 +45,7 @@ def test_at_each_depth_those_draft_who_draft_as_deep(depths: list[int]) -> None:
     assert shape_of(plan_of(tuple(depths), len(depths)), ahead=4).drafting == (len(depths),) * 4
 
 
-class Offers:
+class PartialDrafter:
     """A drafter that has nothing for the second sequence."""
 
     def offered(self, plan: StepPlan) -> list[int]:
@@ -56,7 +56,7 @@ class Offers:
 
 
 class Recorder:
-    """A cost model that keeps what it is asked."""
+    """A cost model that records the shapes it is called with."""
 
     has_runs = False
 
@@ -68,15 +68,15 @@ class Recorder:
         return 7
 
 
-def test_a_step_verifies_what_the_drafter_had_to_offer() -> None:
+def test_a_step_verifies_only_the_offered_drafts() -> None:
     pricer = Recorder()
-    SimulatedBackend(pricer, Offers()).execute(plan_of((2, 3, 1)))  # type: ignore[arg-type]
+    SimulatedBackend(pricer, PartialDrafter()).execute(plan_of((2, 3, 1)))  # type: ignore[arg-type]
     (shape,) = pricer.shapes
     assert (shape.num_draft_tokens, shape.drafting) == (2 + 1 + 5, (2, 1))
 
 
-def test_prompts_pay_for_their_steps_and_their_proportion_of_shared_ones() -> None:
-    """A prompt's step of 10, a decode's of 20, and a shared one of 40, whose prompts alone take three times as long."""
+def test_prompts_are_charged_their_steps_and_their_proportion_of_mixed_steps() -> None:
+    """Steps of 10 (prompt), 20 (decode) and 40 (mixed). Prompts alone take three times as long as decodes alone."""
     time = PromptTime(lambda shape: (300, 100))
     assert time.share is None
     time.add(BatchShape(64, 1, ((64, 0),)), 10)
@@ -99,8 +99,8 @@ plans = st.lists(
 
 
 @given(plans)
-def test_plans_pass_stages_in_turn_and_the_host_before_them(rows: list[tuple[int, int, int, list[int]]]) -> None:
-    """A plan leaves a stage its time after it came to it and the plan before had left; the host makes one at a time."""
+def test_plans_pass_the_host_and_then_the_stages_in_order(rows: list[tuple[int, int, int, list[int]]]) -> None:
+    """A stage starts a plan once it arrives and the previous plan has left; the host schedules one at a time."""
     line, now, host, ends = FlowLine(3), 0, 0, [0, 0, 0]
     for gap, serial, hidden, stages in rows:
         now += gap
@@ -111,8 +111,8 @@ def test_plans_pass_stages_in_turn_and_the_host_before_them(rows: list[tuple[int
         assert line.end_of(StageTicks(serial, hidden, tuple(stages)), now) == max(at, host)
 
 
-def test_an_even_line_brings_a_plan_per_stage_time() -> None:
-    """Stages of 10 after a host of 4: the first plan takes 34, others come 10 apart, or as a busy host makes them."""
+def test_a_balanced_pipeline_finishes_a_plan_per_stage_time() -> None:
+    """Stages of 10 after a host of 4: the first plan takes 34, later ones follow 10 apart or at the host's pace."""
     for hidden, gap in ((0, 10), (25, 25 + 4)):
         line = FlowLine(3)
         ends = [line.end_of(StageTicks(4, hidden, (10, 10, 10)), 0) for _ in range(20)]
@@ -120,7 +120,7 @@ def test_an_even_line_brings_a_plan_per_stage_time() -> None:
         assert {after - before for before, after in pairwise(ends[2:])} == {gap}
 
 
-def test_prompts_are_tokenised_one_after_the_other_and_answers_leave_by_their_batch() -> None:
+def test_tokenization_is_serial_and_output_processing_scales_with_the_batch() -> None:
     """10 us a token and 1 ms a request on the way in; 2 ms and 0.1 ms a sequence on the way out."""
     front = FrontEnd(ServerFit(in_s=1e-3, in_per_prompt_token_s=1e-5, out_s=2e-3, out_per_sequence_s=1e-4))
     ms = TICKS_PER_S // 1000
@@ -134,9 +134,9 @@ def test_prompts_are_tokenised_one_after_the_other_and_answers_leave_by_their_ba
     assert (first.first_token_at, first.finished_at) == ((50 + 2 + 1) * ms, (90 + 2 + 3) * ms)
 
 
-def test_parts_of_a_step_are_weighed_by_what_they_take_in_all_stages() -> None:
-    """The last stage has the head, which decodes need more of: stages together weigh prompts otherwise than one. Sizes
-    of four bits, which are not rounded."""
+def test_a_mixed_step_is_split_by_the_time_of_its_parts_over_all_stages() -> None:
+    """The last stage has the head, which decodes use more, so the prompt share over all stages differs from that of
+    one. All sizes have four significant bits, so none is rounded."""
     scenario = load_scenario("llama-3.1-8b-a100", ["engine.pipeline_parallel_size=3"])
     pricer = step_costs(scenario).pricer()
     backend = SimulatedBackend(pricer, is_split=True)

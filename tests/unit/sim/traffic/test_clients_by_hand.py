@@ -1,4 +1,4 @@
-"""Clients of a closed loop beside a server whose answers take a while on their way."""
+"""Closed-loop clients of a server with a delivery delay."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from perfmodel.engine import Request
 from perfmodel.sim.clock import Alarm, TickEnvironment
 from perfmodel.sim.traffic.clients import ClosedLoopClient, ConversationClient
 
-STEP, ON_ITS_WAY = 10, 7
+STEP, DELIVERY = 10, 7
 
 
 class AnsweringServer:
-    """Each request is done after `STEP` ticks; its answer is at its user `ON_ITS_WAY` later."""
+    """A request finishes after `STEP` ticks; its answer reaches the user `DELIVERY` ticks later."""
 
     def __init__(self, env: TickEnvironment) -> None:
         self._env = env
@@ -23,32 +23,32 @@ class AnsweringServer:
         Alarm(self._env, STEP, lambda _: self._finish(request), 0)
 
     def _finish(self, request: Request) -> None:
-        request.finished_at = self._env.ticks + ON_ITS_WAY
+        request.finished_at = self._env.ticks + DELIVERY
         self.client.on_finished(request)
 
 
 @pytest.mark.parametrize("think", [0, 5])
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_user_sends_again_once_the_answer_has_come_and_was_thought_over(think: int, concurrency: int) -> None:
+def test_a_closed_loop_user_sends_again_after_delivery_and_think_time(think: int, concurrency: int) -> None:
     env = TickEnvironment()
     server = AnsweringServer(env)
     requests = iter([Request(number, 0, 5, 5) for number in range(6)])
     server.client = ClosedLoopClient(env, requests, lambda _: server, concurrency, lambda _: think)
     env.run_dry()
-    turn = STEP + ON_ITS_WAY + think
+    turn = STEP + DELIVERY + think
     assert server.sent == [(number, number // concurrency * turn) for number in range(6)]
     assert server.client.is_done
 
 
 @pytest.mark.parametrize("think", [0, 5])
-def test_a_turn_comes_a_pause_after_the_answer_and_a_conversation_a_thought_after_the_last(think: int) -> None:
+def test_turns_follow_after_their_pause_and_conversations_after_the_think_time(think: int) -> None:
     """Two conversations of two turns, 3 ticks apart, by one user."""
     env = TickEnvironment()
     server = AnsweringServer(env)
     talks = iter([[(0, Request(2 * i, 0, 5, 5)), (3, Request(2 * i + 1, 0, 9, 5))] for i in range(2)])
     server.client = ConversationClient(env, talks, lambda _: server, 1, lambda _: think)
     env.run_dry()
-    second = STEP + ON_ITS_WAY + 3
-    third = second + STEP + ON_ITS_WAY + think
+    second = STEP + DELIVERY + 3
+    third = second + STEP + DELIVERY + think
     assert server.sent == [(0, 0), (1, second), (2, third), (3, third + second)]
     assert server.client.is_done

@@ -1,4 +1,4 @@
-"""The table of draft lengths against its definition: the depth that brings most tokens per second."""
+"""The table of draft lengths against its definition: the depth with the most tokens per second."""
 
 import pytest
 
@@ -10,7 +10,7 @@ DEPTH = 4
 
 
 class Pricer:
-    """A step of B sequences that draft k deep takes 1 + B (k + 1) / 50."""
+    """A step of B sequences with k draft tokens each takes 1 + B (k + 1) / 50."""
 
     def expected_time(self, batch: int, depth: int, context: int) -> float:
         return 1 + batch * (depth + 1) / 50
@@ -23,8 +23,8 @@ def table(rate: float) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8])
-def test_a_row_drafts_as_deep_as_pays_at_the_acceptance_in_the_middle_of_its_part(rate: float) -> None:
-    """With the acceptance a a draft of k brings 1 + a + ... + a^k tokens, whatever was expected when the run began."""
+def test_a_row_has_the_best_depth_for_the_middle_of_its_acceptance_bin(rate: float) -> None:
+    """At acceptance a, k draft tokens yield 1 + a + ... + a^k tokens, whatever rate the scenario expects."""
     rows = table(rate)
     for number, row in enumerate(rows):
         acceptance = (number + 0.5) / len(rows)
@@ -35,7 +35,7 @@ def test_a_row_drafts_as_deep_as_pays_at_the_acceptance_in_the_middle_of_its_par
             assert rates[row[batch - 1]] == pytest.approx(max(rates))
 
 
-def test_more_acceptance_never_drafts_less_and_more_sequences_never_more() -> None:
+def test_depth_rises_with_acceptance_and_falls_with_batch_size() -> None:
     rows = table(0.6)
     assert all(len(row) == 200 for row in rows)
     assert all(list(column) == sorted(column) for column in zip(*rows, strict=True))
@@ -43,8 +43,8 @@ def test_more_acceptance_never_drafts_less_and_more_sequences_never_more() -> No
     assert (rows[0][-1], rows[-1][0]) == (0, DEPTH)
 
 
-def test_a_sequence_that_decodes_has_its_prompt_and_half_its_answer() -> None:
-    """Weighted by how long it decodes: of (100, 300) and (500, 100) by 300 and 100 tokens, 250 and 550."""
+def test_mean_context_is_the_prompt_and_half_the_answer() -> None:
+    """A prompt of 100 tokens and an answer of 300: 100 + 300 / 2."""
     fixed = "traffic.{}_tokens={{distribution: fixed, value: {}}}"
     scenario = load_scenario(
         "llama-3.1-8b-a100", ("traffic.num_requests=9", fixed.format("input", 100), fixed.format("output", 300))
@@ -56,17 +56,19 @@ def test_a_sequence_that_decodes_has_its_prompt_and_half_its_answer() -> None:
     ("method", "lookahead", "inputs", "rereads"),
     [("ngram", 0, 0, False), ("eagle", 3, 0, True), ("draft_model", 3, 1, False)],
 )
-def test_a_drafter_with_kv_writes_ahead_and_one_that_reads_the_model_needs_no_input_token(
-    method: str, lookahead: int, inputs: int, rereads: bool
-) -> None:
-    """vLLM: EAGLE reads the model's last hidden states, so a cached prefix lacks its last block; a model of its own
-    reads the token instead."""
+def test_lookahead_and_input_tokens_by_drafting_method(method: str, lookahead: int, inputs: int, rereads: bool) -> None:
+    """vLLM: EAGLE reads the model's last hidden states, so a cached prefix lacks its last block; a separate draft
+    model reads the token instead."""
     model = ", model: llama-3.2-1b" if method == "draft_model" else ""
     config = f"{{method: {method}, num_speculative_tokens: 3, acceptance: {{rate: 0.6}}{model}}}"
-    found = speculation_of(
+    speculation = speculation_of(
         load_scenario("llama-3.1-8b-a100", (f"engine.speculative_config={config}", "engine.version=0.30"))
     )
-    assert found is not None
-    assert (found.num_lookahead, found.num_input_tokens, found.rereads_last_block) == (lookahead, inputs, rereads)
-    assert found.estimate == pytest.approx(0.6)
-    assert found.nodes == (0, 1, 2, 3)
+    assert speculation is not None
+    assert (speculation.num_lookahead, speculation.num_input_tokens, speculation.rereads_last_block) == (
+        lookahead,
+        inputs,
+        rereads,
+    )
+    assert speculation.estimate == pytest.approx(0.6)
+    assert speculation.nodes == (0, 1, 2, 3)
