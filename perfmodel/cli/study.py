@@ -45,8 +45,8 @@ def study(
 ) -> None:
     """Ask one question of many scenarios: variants of a base scenario along axes, simulated in parallel processes.
 
-    workloads/scenarios/studies has seven. `--execute` runs the small form that the study describes on this machine
-    and puts the simulation of the same, calibrated here and now, beside it (needs the executor extra). `--set`
+    The shipped ones lie in workloads/scenarios/studies. `--execute` runs the small form that the study describes on
+    this machine and compares it with its simulation, calibrated here and now (needs the executor extra). `--set`
     changes the study's base scenario. `--quality` writes the file of perplexities that the study's `quality` names.
     """
     from perfmodel.answers.studies import answer_study_file
