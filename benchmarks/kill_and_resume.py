@@ -99,17 +99,17 @@ def finish(command: str, folder: Path) -> tuple[dict[str, bytes], float]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Everything that a command printed and wrote, by name, without measured times."""
-    found = {}
+    files = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith("points.sqlite"):
-            found[str(file.relative_to(folder))] = file.read_bytes()
-    found["stdout"] = folder.with_name(f"{folder.name}.stdout").read_bytes()
-    if "run/requests.csv" in found:
-        timeless = {name: _without_times(found[name]) for name in _RECORDS}
-        printed = json.loads(found["stdout"])
+            files[str(file.relative_to(folder))] = file.read_bytes()
+    files["stdout"] = folder.with_name(f"{folder.name}.stdout").read_bytes()
+    if "run/requests.csv" in files:
+        timeless = {name: _without_times(files[name]) for name in _RECORDS}
+        printed = json.loads(files["stdout"])
         counts = {name: value for name, value in printed.items() if name.startswith("num_")}
-        found = dict.fromkeys(found, b"") | timeless | {"stdout": json.dumps(counts).encode()}
-    return found
+        files = dict.fromkeys(files, b"") | timeless | {"stdout": json.dumps(counts).encode()}
+    return files
 
 
 def _without_times(raw: bytes) -> bytes:

@@ -151,7 +151,7 @@ def _gguf(draw: st.DrawFn) -> FuzzCase:
     for key, value in meta.items():
         depth = draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2, 5, 5000]))  # of lists with one entry
         kinds = (9, *[9] * (depth - 1), 4) if depth else (4,)
-        raw += text(key) + struct.pack("<I", kinds[0]) + b"".join(struct.pack("<IQ", each, 1) for each in kinds[1:])
+        raw += text(key) + struct.pack("<I", kinds[0]) + b"".join(struct.pack("<IQ", kind, 1) for kind in kinds[1:])
         raw += struct.pack("<I", value)
     for name, shape in shapes.items():
         raw += text(name) + struct.pack(

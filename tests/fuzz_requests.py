@@ -36,14 +36,14 @@ _VALUES = (
 @cache
 def _fields() -> tuple[tuple[str, str], ...]:
     """(field, value) of the good scenarios, as an address has them."""
-    found = {}
+    fields = {}
     for data in SCENARIOS:
         for place in places_of(data):
             value: Any = data
             for key in place:
                 value = value[key]
-            found[".".join(map(str, place))] = value if isinstance(value, str) else json.dumps(value)
-    return tuple(sorted(found.items()))
+            fields[".".join(map(str, place))] = value if isinstance(value, str) else json.dumps(value)
+    return tuple(sorted(fields.items()))
 
 
 @st.composite
@@ -77,10 +77,10 @@ def _targets() -> tuple[tuple[str, str], ...]:
     from perfmodel.web.views import VIEWS
 
     parts = [f"{view.name}/{part.name}" for view in VIEWS for part in view.parts]
-    found = [("GET", f"/{view.name}") for view in VIEWS] + [("GET", "/"), ("GET", "/serve-line")]
-    found += [("GET", f"/{kind}/{part}") for kind in ("part", "rest", "later", "data") for part in parts]
-    found += [("GET", f"/file/{part}/report.html") for part in parts]
-    return (*found, *(("POST", f"/{kind}/{part}") for kind in ("ask", "later", "stop") for part in parts))
+    targets = [("GET", f"/{view.name}") for view in VIEWS] + [("GET", "/"), ("GET", "/serve-line")]
+    targets += [("GET", f"/{kind}/{part}") for kind in ("part", "rest", "later", "data") for part in parts]
+    targets += [("GET", f"/file/{part}/report.html") for part in parts]
+    return (*targets, *(("POST", f"/{kind}/{part}") for kind in ("ask", "later", "stop") for part in parts))
 
 
 @st.composite

@@ -49,8 +49,8 @@ def _wrong(response: Response, folders: tuple[str, ...] = ()) -> str:
         return f"status {response.status}: {text[:160]}"
     if not response.is_complete:
         return "an answer that does not end"
-    found = [word for word in ("Traceback", 'File "', *folders) if word in text]
-    return f"{found[0]} in an answer" if found else ""
+    leaks = [word for word in ("Traceback", 'File "', *folders) if word in text]
+    return f"{leaks[0]} in an answer" if leaks else ""
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
@@ -92,9 +92,9 @@ def _on_page(method: str, target: str, body: bytes, headers: list[tuple[str, str
         response = asyncio.run(site.send(method, target, body, *given))
         wrong = _wrong(response, HERE[:3])
         if target.startswith("/drop") and response.status == 200:
-            found = response.json()
+            upload = response.json()
             for path in _USES:
-                wrong = wrong or _wrong(site.get(f"{path}?{urlencode({found['field']: found['mark']})}"), HERE[:3])
+                wrong = wrong or _wrong(site.get(f"{path}?{urlencode({upload['field']: upload['mark']})}"), HERE[:3])
     return response.status or -1, " ".join([wrong, *faults[:1]]).strip()
 
 
@@ -129,13 +129,13 @@ def _on_emulator(method: str, target: str, body: bytes, headers: list[tuple[str,
         raise
     wrong = _wrong(response)
     if not wrong and response.status >= 400 and method != "HEAD":
-        said = response.json()
-        error = said.get("error", {})
-        has_words = bool((said.get("detail") or error.get("message", "")).strip())
+        answer = response.json()
+        error = answer.get("error", {})
+        has_words = bool((answer.get("detail") or error.get("message", "")).strip())
         wrong = (
             ""
             if has_words and error.get("code", response.status) == response.status
-            else f"an error without words: {said}"
+            else f"an error without words: {answer}"
         )
     if emulator.num_under_way:
         wrong = wrong or f"{emulator.num_under_way} requests under way after the answer"

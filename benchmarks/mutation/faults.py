@@ -156,14 +156,14 @@ def _try_in_file(fault: Fault) -> Trial:
     copy = Path(tempfile.gettempdir()) / f"worker-{os.getpid()}" / "tree"
     if not copy.exists():
         compile_copy(copied(copy))
-    found: list[Trial] = []
+    trials: list[Trial] = []
 
     def run() -> int:
-        found.append(_try(copy, fault, []))
+        trials.append(_try(copy, fault, []))
         return 0
 
     planted(copy / fault.module, fault.changed(copy), run)
-    return found[0]
+    return trials[0]
 
 
 def _fail_without_fault(tests: list[str]) -> list[str]:
@@ -193,13 +193,13 @@ def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial
                 )
 
         with fork.Pool(num_workers, import_package, (tree,)) as pool:
-            for trial in pool.imap_unordered(_try_in_memory, [each for each in faults if each.key not in noticed]):
+            for trial in pool.imap_unordered(_try_in_memory, [fault for fault in faults if fault.key not in noticed]):
                 keep(trial)
-            tests = sorted({noticed[each.key] for each in faults if noticed.get(each.key)})
+            tests = sorted({noticed[fault.key] for fault in faults if noticed.get(fault.key)})
             if tests and (failing := pool.apply(_fail_without_fault, (tests,))):
                 raise SystemExit(f"{state} says that these noticed, and they fail without a fault: {' '.join(failing)}")
         with fork.Pool(num_workers) as pool:
-            for trial in pool.imap_unordered(_try_in_file, [each for each in faults if each.key not in noticed]):
+            for trial in pool.imap_unordered(_try_in_file, [fault for fault in faults if fault.key not in noticed]):
                 keep(trial)
                 if trial.lived:
                     print(f"LIVED    {trial.fault.module}: {trial.fault.change}", flush=True)

@@ -42,21 +42,21 @@ def import_package(tree: Path) -> None:
     for module in pkgutil.walk_packages(package.__path__, "perfmodel."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for each in gc.get_objects():
-        if isinstance(each, FunctionType):
-            _FUNCTIONS.setdefault((each.__code__.co_filename, each.__code__), []).append(each)
+    for obj in gc.get_objects():
+        if isinstance(obj, FunctionType):
+            _FUNCTIONS.setdefault((obj.__code__.co_filename, obj.__code__), []).append(obj)
     gc.freeze()
 
 
 def body_changes(path: Path, changed: bytes) -> list[tuple[FunctionType, CodeType]] | None:
     """Functions of an imported module with the bodies that `changed` gives them; None if it changes more than those."""
     pairs = _differing(*(compile(text, path, "exec", dont_inherit=True) for text in (path.read_bytes(), changed)))
-    found = [(_FUNCTIONS.get((str(path), old), []), new) for old, new in pairs or ()]
-    if not found or any(not functions for functions, _ in found):
+    changes = [(_FUNCTIONS.get((str(path), old), []), new) for old, new in pairs or ()]
+    if not changes or any(not functions for functions, _ in changes):
         return None
     if any(old.co_freevars != new.co_freevars for old, new in pairs or ()):
         return None
-    return [(function, new) for functions, new in found for function in functions]
+    return [(function, new) for functions, new in changes for function in functions]
 
 
 def _differing(good: CodeType, bad: CodeType) -> list[tuple[CodeType, CodeType]] | None:

@@ -48,19 +48,19 @@ def test_the_tab_of_a_view_that_is_opened_comes_into_sight(tab):
 
 def ink(pdf):
     """(Colour of the text, red in 0 to 1) of each run of text in a PDF."""
-    found = []
+    reds = []
     for stream in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
         try:
             text = zlib.decompress(stream.strip(b"\r\n"))
         except zlib.error:
             continue
         red = 0.0
-        for each in re.finditer(rb"([\d.]+) [\d.]+ [\d.]+ rg|\bT[jJ]\b", text):
-            if each[1] is None:
-                found.append(red)
+        for operator in re.finditer(rb"([\d.]+) [\d.]+ [\d.]+ rg|\bT[jJ]\b", text):
+            if operator[1] is None:
+                reds.append(red)
             else:
-                red = float(each[1])
-    return found
+                red = float(operator[1])
+    return reds
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -90,7 +90,7 @@ def test_the_techniques_are_a_page_of_sentences_that_open(tab):
     assert tab.page.evaluate(height) < 1500
     families = tab.page.locator(".family")
     assert families.count() == 8
-    assert all(each.inner_text().strip().endswith(".") for each in families.locator("> summary .what").all())
+    assert all(sentence.inner_text().strip().endswith(".") for sentence in families.locator("> summary .what").all())
     tab.page.click(".family > summary >> text=KV size")
     tab.page.click(".technique > summary >> text=FP8 KV")
     use = tab.page.locator(".technique[open] >> text=Use it")

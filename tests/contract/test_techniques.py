@@ -263,7 +263,7 @@ def test_each_is_explained_in_one_sentence_of_its_own():
     """A name alone explains nothing to who does not know it."""
     families = load_techniques()
     entries = [entry for family in families for entry in family.techniques]
-    sentences = [each.what for each in (*families, *entries)]
+    sentences = [entry.what for entry in (*families, *entries)]
     for sentence in sentences:
         assert sentence[0].isupper() or sentence[0].isdigit(), sentence
         assert sentence.endswith("."), sentence

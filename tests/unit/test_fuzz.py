@@ -55,9 +55,9 @@ def test_requests_to_the_page_and_the_emulator(case: FuzzCase) -> None:
 @pytest.mark.parametrize("line", FINDS.read_text(encoding="utf-8").splitlines())
 def test_what_failed_once(line: str) -> None:
     """Cases that `benchmarks/fuzz.py` found, as its log has them: kind, args, files as Latin-1."""
-    found = json.loads(line)
-    files = {name: text.encode("latin-1") for name, text in found["files"].items()}
-    check(FuzzCase(found["kind"], tuple(found["args"]), files))
+    row = json.loads(line)
+    files = {name: text.encode("latin-1") for name, text in row["files"].items()}
+    check(FuzzCase(row["kind"], tuple(row["args"]), files))
 
 
 @few(12)

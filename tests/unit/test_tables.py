@@ -39,7 +39,7 @@ def run():
 def test_every_kind_of_result_that_prints_itself_has_columns():
     for view in printed._VIEWS.values():
         import_module(f"perfmodel.report.views.{view.partition(':')[0]}")
-    kinds = {each.__name__: each for each in Printable.__subclasses__() if each.__module__.startswith("perfmodel")}
+    kinds = {kind.__name__: kind for kind in Printable.__subclasses__() if kind.__module__.startswith("perfmodel")}
     assert set(kinds) == set(printed._VIEWS)
     for kind in kinds.values():
         assert "columns" in vars(kind), kind
@@ -80,8 +80,8 @@ def test_errors_of_a_validation_have_a_row_for_each_group(pandas):
 def test_sweeps_and_what_ifs_have_a_row_for_each_combination(pandas):
     axes = {"traffic.arrivals.rate": [1, 4], "engine.max_num_seqs": [8, 64]}
     assert len(pm.sweep("llama-3.1-8b-a100", axes, FEW, "mean_tpot_ms").to_pandas().data["mean_tpot_ms"]) == 4
-    found = pm.whatif("llama-3.1-8b-a100", {"hardware.hbm.bandwidth": "0.5x..2x:3"}, FEW, "mean_tpot_ms", workers=1)
-    assert found.to_pandas().data["elasticity"][0] < 0
+    result = pm.whatif("llama-3.1-8b-a100", {"hardware.hbm.bandwidth": "0.5x..2x:3"}, FEW, "mean_tpot_ms", workers=1)
+    assert result.to_pandas().data["elasticity"][0] < 0
 
 
 def test_columns_of_rows_keep_numbers_as_numbers_and_gaps_as_nan():

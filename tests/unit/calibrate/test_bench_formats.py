@@ -201,7 +201,7 @@ def at_speed(data: Any, speed: float) -> Any:
 
     def changed(key: str, value: Any) -> Any:
         if isinstance(value, list):
-            return [changed(key, each) for each in value] if key in times else value
+            return [changed(key, item) for item in value] if key in times else value
         if not isinstance(value, int | float) or isinstance(value, bool):
             return value
         return value / speed if key.endswith("_ms") or key in times else value * speed if key in rates else value
@@ -217,11 +217,11 @@ def test_what_an_emulator_at_another_speed_gave_is_that_of_one_at_its_own(
     slow = {**at_speed(load(file), 0.5), **({"perfmodel_speed": "0.5"} if says_so else {})}
     (tmp_path / "slow.json").write_text(json.dumps(slow), encoding="utf-8")
     given = GivenSetup(None, {"hardware": "h100"}, speed=None if says_so else 0.5)
-    (found,) = predict_runs(read(tmp_path / "slow.json"), given, intervals=False)
+    (corrected,) = predict_runs(read(tmp_path / "slow.json"), given, intervals=False)
     (expected,) = predict_runs(read(file), GivenSetup(None, {"hardware": "h100"}), intervals=False)
-    assert found.run.measured == pytest.approx(expected.run.measured)
-    assert found.predicted == pytest.approx(expected.predicted, rel=1e-3)
-    assert any("0.5 simulated seconds per second" in note for note in found.run.notes)
+    assert corrected.run.measured == pytest.approx(expected.run.measured)
+    assert corrected.predicted == pytest.approx(expected.predicted, rel=1e-3)
+    assert any("0.5 simulated seconds per second" in note for note in corrected.run.notes)
     (misread,) = predict_runs(read(tmp_path / "slow.json"), GivenSetup(None, {"hardware": "h100"}, speed=1.0), None)
     assert bool(misread.reason) is says_so  # the file says otherwise
 
@@ -259,9 +259,9 @@ def test_what_no_file_says_is_called_assumed() -> None:
 def test_a_run_lasts_until_its_last_answer() -> None:
     """Sent at 0, 1 and 2 s, answered after 5, 1 and 1.5 s: 3 requests and 60 tokens in 5 s."""
     start, e2el = np.array([0.0, 1.0, 2.0]), np.array([5.0, 1.0, 1.5])
-    found = figures_of(RequestTimes(start, np.full(3, 10), np.full(3, 20), np.full(3, 0.05), e2el))
-    assert (found["request_throughput"], found["output_throughput"]) == (3 / 5, 60 / 5)
-    assert found["mean_tpot_ms"] == pytest.approx(1e3 * float((e2el - 0.05).mean()) / 19)
+    figures = figures_of(RequestTimes(start, np.full(3, 10), np.full(3, 20), np.full(3, 0.05), e2el))
+    assert (figures["request_throughput"], figures["output_throughput"]) == (3 / 5, 60 / 5)
+    assert figures["mean_tpot_ms"] == pytest.approx(1e3 * float((e2el - 0.05).mean()) / 19)
 
 
 @pytest.mark.parametrize(("burstiness", "cv"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])

@@ -195,6 +195,7 @@ def test_a_server_of_several_devices_is_named_by_their_number(run, as_file):
 
 
 def test_a_plan_assumes_nothing_that_it_searches(run, tmp_path):
-    said = run("plan", *FLAGS, "--ttft", "1s", "--store", tmp_path).stderr  # refused, once it has said what it assumes
-    assert "Assumed: traffic" in said
-    assert "tensor_parallel_size" not in said
+    # A folder is no store: the plan is refused after its assumptions are printed.
+    stderr = run("plan", *FLAGS, "--ttft", "1s", "--store", tmp_path).stderr
+    assert "Assumed: traffic" in stderr
+    assert "tensor_parallel_size" not in stderr

@@ -64,16 +64,16 @@ def test_repositories_of_models_that_generate_no_text_are_known_by_name(run, nam
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({"architectures": ["MistralModel"], "model_type": "mistral"}, "MistralModel returns a vector"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification returns a score"),
         ({"architectures": ["Qwen2ForRewardModel"], "model_type": "qwen2"}, "Qwen2ForRewardModel returns a score"),
     ],
 )
-def test_decoders_without_a_language_head_are_not_taken_for_text_models(memory_of, fields, said):
+def test_decoders_without_a_language_head_are_not_taken_for_text_models(memory_of, fields, sentence):
     status, text = memory_of(**fields)
-    assert (status, said in text) == (2, True), text
+    assert (status, sentence in text) == (2, True), text
     assert "only models that generate text are modelled" in text
 
 
@@ -93,10 +93,10 @@ def test_text_models_are_served_whatever_their_class_is_called(memory_of, archit
     ],
 )
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "note"),
     [("qwen2.5-vl-7b", "0.68 billion parameters beside it"), ("config", "images and audio are not modelled")],
 )
-def test_every_command_says_that_a_vl_model_is_its_text_decoder(run, tmp_path, command, more, model, said):
+def test_every_command_says_that_a_vl_model_is_its_text_decoder(run, tmp_path, command, more, model, note):
     if model == "config":
         model = tmp_path / "config.json"
         outer = {"architectures": ["XForConditionalGeneration"], "model_type": "x", "vision_config": {"depth": 2}}
@@ -105,7 +105,7 @@ def test_every_command_says_that_a_vl_model_is_its_text_decoder(run, tmp_path, c
     status, text = run(command, SCENARIO, "--set", f"model={model}", *limits, *more)
     assert status == 0, text
     assert "is modelled as its text decoder" in text
-    assert said in text
+    assert note in text
 
 
 def test_a_text_model_has_no_such_note(memory_of):
@@ -113,7 +113,7 @@ def test_a_text_model_has_no_such_note(memory_of):
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "reason"),
     [
         ("enable_lora=true", "vllm serve that affects time and is not modelled (adapters"),
         ("attention_backend=FLASHINFER", "vllm serve that affects time and is not modelled (which kernels run"),
@@ -122,9 +122,9 @@ def test_a_text_model_has_no_such_note(memory_of):
         ("max_num_seq=3", "Did you mean 'max_num_seqs'"),
     ],
 )
-def test_a_flag_of_an_engine_is_known_in_a_scenario_too(run, field, said):
+def test_a_flag_of_an_engine_is_known_in_a_scenario_too(run, field, reason):
     status, text = run("memory", SCENARIO, "--set", f"engine.{field}")
-    assert (status, said in text) == (2, True), text
+    assert (status, reason in text) == (2, True), text
 
 
 def test_an_adapter_is_said_to_be_one(run, tmp_path):
@@ -182,10 +182,10 @@ def test_a_device_of_an_unknown_architecture_has_the_formats_that_its_file_decla
         text = re.sub(pattern, new, text)
     file.write_text(text)
     for field in ("dtype=bfloat16", "quantization=fp8"):
-        status, said = run("memory", "--model", "llama-3.1-8b", "--hardware", file, "--set", f"engine.{field}")
-        assert status == 0, said
-    status, said = run("memory", "--model", "llama-3.1-8b", "--hardware", file)
-    assert "Served in FP16" not in said
+        status, answer = run("memory", "--model", "llama-3.1-8b", "--hardware", file, "--set", f"engine.{field}")
+        assert status == 0, answer
+    status, answer = run("memory", "--model", "llama-3.1-8b", "--hardware", file)
+    assert "Served in FP16" not in answer
     refused = run("memory", "--model", "llama-3.2-1b", "--hardware", "v100", "--set", "engine.dtype=bfloat16")
     assert refused[0] == 2
     assert "does not take weights in BF16" in refused[1]

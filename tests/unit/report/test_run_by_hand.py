@@ -57,8 +57,8 @@ def test_a_timeline_has_steps_requests_and_counters_in_microseconds(small) -> No
     counters = {
         name: [e["args"] for e in events if e["name"] == name and e["ph"] == "C"] for name in ("requests", "KV cache")
     }
-    assert [tuple(each.values()) for each in counters["requests"]] == [(1, 3), (2, 1), (1, 0)]
-    assert [list(each) for each in counters["requests"]] == [["running", "waiting"]] * 3
+    assert [tuple(counts.values()) for counts in counters["requests"]] == [(1, 3), (2, 1), (1, 0)]
+    assert [list(counts) for counts in counters["requests"]] == [["running", "waiting"]] * 3
     assert counters["KV cache"] == [{"% used": 12.5}, {"% used": 50.0}, {"% used": 25.0}]
 
 
@@ -164,9 +164,9 @@ def test_energy_is_told_by_shares_of_its_sum() -> None:
 def test_turns_are_shown_in_per_cent_milliseconds_and_seconds() -> None:
     turn = {"turn": "2", "requests": 1234, "mean_prompt_tokens": 5678.0, "cached_share": 0.625, "mean_ttft_ms": 1.5}
     turn |= {"p99_ttft_ms": 2.5, "mean_tpot_ms": None}
-    found = {"turns": [turn], "conversations": 12, "mean_turns": 3.5, "mean_duration_ms": 90_000.0}
-    found |= {"p99_duration_ms": 200_000.0, "mean_waiting_ms": 4_000.0, "p99_waiting_ms": 8_000.0}
-    (table,) = conversation_tables({"conversations": found})
+    conversations = {"turns": [turn], "conversations": 12, "mean_turns": 3.5, "mean_duration_ms": 90_000.0}
+    conversations |= {"p99_duration_ms": 200_000.0, "mean_waiting_ms": 4_000.0, "p99_waiting_ms": 8_000.0}
+    (table,) = conversation_tables({"conversations": conversations})
     assert isinstance(table, Table)
     assert list(table.rows[0]) == ["2", "1,234", "5,678", "62.5", "1.5", "2.5", "–"]
     assert "lasts 90.0 s (p99 200.0 s)" in table.note

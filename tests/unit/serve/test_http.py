@@ -75,13 +75,13 @@ def test_a_prompt_whose_logprobs_are_asked_for_is_computed_again(asked):
     body = {"prompt": "word " * 1000, "max_tokens": 1}
 
     async def sent(client, _):
-        found = []
+        answers = []
         for more in ({}, {}, asked):
             began = asyncio.get_running_loop().time()
             response = await client.post(COMPLETIONS, {**body, **more})
             cached = (response.json()["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-            found.append((cached, response.chunks[-1][0] - began))
-        return found
+            answers.append((cached, response.chunks[-1][0] - began))
+        return answers
 
     (_, first_s), (cached, again_s), (read, with_logprobs_s) = served(sent)
     assert cached > 1000

@@ -96,8 +96,10 @@ def test_the_mean_of_lengths_before_they_are_clipped() -> None:
         {"distribution": "lognormal", "mean": 12, "p99": 100},
         {"distribution": "empirical", "values": [6, 10, 20]},
     ]
-    found = [Traffic.model_validate(BASE | {"num_requests": 9, "input_tokens": each}).input_tokens for each in lengths]
-    assert [each.mean_tokens for each in found if each is not None] == [12] * 5
+    inputs = [
+        Traffic.model_validate(BASE | {"num_requests": 9, "input_tokens": entry}).input_tokens for entry in lengths
+    ]
+    assert [parsed.mean_tokens for parsed in inputs if parsed is not None] == [12] * 5
 
 
 @pytest.mark.parametrize(("p99", "is_possible"), [(12.5, True), (170.0, True), (12.0, False), (180.0, False)])

@@ -33,7 +33,7 @@ def screened(slo: str, attainment: float = 0.9) -> tuple[Screen, list[Screened]]
 def test_words_and_metrics() -> None:
     slo = load_scenario(NAME, ["slo={ttft_p99_ms: 1s, tpot_p95_ms: 40, e2e_p50_ms: 9000}"]).slo
     assert slo.limits_in_words == ("p99 TTFT <= 1000 ms", "p95 TPOT <= 40 ms", "p50 E2E latency <= 9000 ms")
-    assert [each.metric for each in slo.statistics] == ["p99_ttft_ms", "p95_tpot_ms", "median_e2el_ms"]
+    assert [limit.metric for limit in slo.statistics] == ["p99_ttft_ms", "p95_tpot_ms", "median_e2el_ms"]
     assert slo.is_given
     assert not slo.is_of_requests
     assert SLO(ttft_ms=5, ttft_p99_ms=9).is_of_requests
@@ -54,10 +54,10 @@ def test_a_mean_is_screened_as_the_mean_of_requests_not_as_a_share_of_them() -> 
     """One number for all: prompts of one length, whose mean is that of each, have the rates of any percentile; where
     lengths differ, the mean of a skewed latency lies between its median and its 99th percentile."""
     rates = {name: screened(f"{{e2e_{name}_ms: 6000}}")[1] for name in ("p50", "mean", "p99")}
-    found = {name: sum(each.rate for each in screen) for name, screen in rates.items()}
-    assert 0 < found["p99"] < found["mean"] < found["p50"]
+    totals = {name: sum(candidate.rate for candidate in screen) for name, screen in rates.items()}
+    assert 0 < totals["p99"] < totals["mean"] < totals["p50"]
     screen, by_mean = screened("{e2e_mean_ms: 6000}")
-    used = screen.tightness(by_mean, [max(each.rate, 1e-3) for each in by_mean])
+    used = screen.tightness(by_mean, [max(candidate.rate, 1e-3) for candidate in by_mean])
     assert max(used) <= 1 + 1e-9
 
 

@@ -45,14 +45,14 @@ def measured(monkeypatch):
 def test_the_badge_counts_rows_like_the_answer(measured):
     """By hand: |errors| of TPOT are 1, 4 and 30 %: the median is 4 %, the 90th percentile 4 + 0.8 x 26 = 24.8 %."""
     measured(row(0.01), row(-0.04), row(0.3), *(row(error, "ttft_mean") for error in (0.1, 0.1, -0.2)))
-    found = trust_of(SCENARIO)
-    assert found.level == "validated"
-    assert found.errors["tpot_mean"] == (3, pytest.approx(0.04), pytest.approx(0.248))
-    assert found.errors["ttft_mean"] == (3, pytest.approx(0.1), pytest.approx(0.18))
-    assert found.badge == "validated; rows like this: TPOT 4 % (p90 25), TTFT 10 % (p90 18), 3 rows"
-    data = found.to_json()
-    assert (data["badge"], data["rows"], data["left_out"]) == (found.badge, 3, None)
-    assert str(found) == f"{found.badge}. Measured: {SETUP.model} on {SETUP.device} under vllm."
+    trust = trust_of(SCENARIO)
+    assert trust.level == "validated"
+    assert trust.errors["tpot_mean"] == (3, pytest.approx(0.04), pytest.approx(0.248))
+    assert trust.errors["ttft_mean"] == (3, pytest.approx(0.1), pytest.approx(0.18))
+    assert trust.badge == "validated; rows like this: TPOT 4 % (p90 25), TTFT 10 % (p90 18), 3 rows"
+    data = trust.to_json()
+    assert (data["badge"], data["rows"], data["left_out"]) == (trust.badge, 3, None)
+    assert str(trust) == f"{trust.badge}. Measured: {SETUP.model} on {SETUP.device} under vllm."
 
 
 def test_without_rows_the_badge_names_the_sizes_that_differ(measured):
@@ -102,17 +102,17 @@ def test_counts_that_differ_stand_beside_their_metric(measured):
     ids=str,
 )
 def test_validated_stands_beside_small_errors_only(measured, errors, level):
-    measured(*(row(error, metric) for metric, found in errors.items() for error in found))
-    found = trust_of(SCENARIO)
-    assert found.level == level
-    assert found.figures.startswith("rows like this: ")  # which the errors of others never replace
+    measured(*(row(error, metric) for metric, values in errors.items() for error in values))
+    trust = trust_of(SCENARIO)
+    assert trust.level == level
+    assert trust.figures.startswith("rows like this: ")  # which the errors of others never replace
 
 
 def test_rows_of_the_model_itself_count_before_those_of_its_family(measured):
     measured(*(row(0.01, model="a sibling"),) * 9, *(row(0.9),) * 3)
-    found = trust_of(SCENARIO)
-    assert found.errors["tpot_mean"] == (3, pytest.approx(0.9), pytest.approx(0.9))
-    assert found.level == "calibrated"
+    trust = trust_of(SCENARIO)
+    assert trust.errors["tpot_mean"] == (3, pytest.approx(0.9), pytest.approx(0.9))
+    assert trust.level == "calibrated"
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_rows_of_the_model_itself_count_before_those_of_its_family(measured):
 )
 def test_rows_of_something_else_validate_nothing(measured, change):
     measured(row(0.01, **change))
-    found = trust_of(SCENARIO)
-    assert found.level == "calibrated"
-    assert found.figures.startswith("no rows like this: expect TPOT ")
-    assert all(figures.rows == 0 for figures in found.errors.values())
-    assert [cell.low for cell in found.nearest] == [SETUP._replace(**change)]
+    trust = trust_of(SCENARIO)
+    assert trust.level == "calibrated"
+    assert trust.figures.startswith("no rows like this: expect TPOT ")
+    assert all(figures.rows == 0 for figures in trust.errors.values())
+    assert [cell.low for cell in trust.nearest] == [SETUP._replace(**change)]
 
 
 @pytest.mark.parametrize("error", [0.02, 0.5])
@@ -154,13 +154,13 @@ def test_further_rows_never_promise_a_smaller_error(measured, change, error):
 @pytest.mark.parametrize("devices", ["gpu", "cpu", "apple", "apu"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llamacpp", "mlx", "datasheet"])
 def test_more_left_out_never_promises_a_smaller_error(engine, devices):
-    found = [left_out.left_out_errors(engine, devices, cut) for cut in left_out.CUTS]
-    for nearer, further in pairwise(found):
+    expected = [left_out.left_out_errors(engine, devices, cut) for cut in left_out.CUTS]
+    for nearer, further in pairwise(expected):
         assert nearer.keys() <= further.keys()
         for metric, (median, p90) in nearer.items():
             assert median <= further[metric][0]
             assert p90 <= further[metric][1]
-    assert all(found), "an answer without rows like it says what to expect, whatever was left out"
+    assert all(expected), "an answer without rows like it says what to expect, whatever was left out"
 
 
 def test_expected_errors_are_those_of_what_was_left_out(measured):
@@ -171,14 +171,14 @@ def test_expected_errors_are_those_of_what_was_left_out(measured):
     measured(row(0.01, input_tokens=9e4))
     assert trust_of(SCENARIO).left_out == "cell"
     measured()
-    found = trust_of(SCENARIO)
-    assert found.left_out == "device"
+    trust = trust_of(SCENARIO)
+    assert trust.left_out == "device"
     median, p90 = left_out.left_out_errors("vllm", "gpu", "device")["tpot_mean"]
-    assert found.errors["tpot_mean"] == (0, median, p90)
+    assert trust.errors["tpot_mean"] == (0, median, p90)
     assert trust_of(load_scenario("llama-3.1-8b-a100", ["hardware=xeon-max-9480"])).left_out == "architecture"
     unknown = left_out.left_out_errors("an engine", "gpu", "device")["tpot_mean"]
-    each = [left_out.left_out_errors(name, "gpu", "device")["tpot_mean"] for name in ("vllm", "sglang", "trtllm")]
-    assert unknown == tuple(max(errors) for errors in zip(*each, strict=True))
+    by_engine = [left_out.left_out_errors(name, "gpu", "device")["tpot_mean"] for name in ("vllm", "sglang", "trtllm")]
+    assert unknown == tuple(max(errors) for errors in zip(*by_engine, strict=True))
 
 
 def test_errors_left_out_are_those_of_the_reports():

@@ -136,7 +136,7 @@ def test_an_error_is_how_much_more_was_predicted_than_measured() -> None:
     pair: Any = SimpleNamespace(
         predicted={"x": 110.0}, run=SimpleNamespace(measured={"x": 100.0}), intervals={"x": (0.8, 1.2)}
     )
-    found = _figure(pair, "x")
-    assert found["error"] == pytest.approx(0.1)
-    assert found["interval"] == pytest.approx([88.0, 132.0])
-    assert found["is_within"]
+    figure = _figure(pair, "x")
+    assert figure["error"] == pytest.approx(0.1)
+    assert figure["interval"] == pytest.approx([88.0, 132.0])
+    assert figure["is_within"]

@@ -122,5 +122,5 @@ def test_a_device_has_the_memory_that_the_bar_has(site):
     (card,) = (figures for arguments, figures in page.cards if arguments[:2] == ["hardware", "show"])
     texts = {path.rpartition(".")[2]: text for path, _, _, text in card}
     assert (texts["visible_bytes"], texts["capacity_bytes"]) == ("85.0 GB", "80.0 GB")
-    (bar,) = (each for each in page.plots if each["layout"]["xaxis"].get("range"))
+    (bar,) = (plot for plot in page.plots if plot["layout"]["xaxis"].get("range"))
     assert bar["layout"]["xaxis"]["range"] == [0, 85.0]

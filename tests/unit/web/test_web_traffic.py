@@ -192,11 +192,11 @@ def test_traffic_of_a_duration_is_not_bounded_by_a_number_and_prompts_still_come
     for part in (CURVE, LIMIT, NOW):
         (question,) = part.ask(state)
         assert "traffic.duration_s=20" in question.sets
-        assert not any(each.startswith("traffic.num_requests") for each in question.sets)
+        assert not any(override.startswith("traffic.num_requests") for override in question.sets)
     (prompts,) = PROMPTS.ask(state)
-    assert not any(each.startswith("traffic.duration_s") for each in prompts.sets)
+    assert not any(override.startswith("traffic.duration_s") for override in prompts.sets)
     for question in WHATIF.parts[0].ask(state):
-        assert not any(each.startswith("traffic.num_requests") for each in question.sets)
+        assert not any(override.startswith("traffic.num_requests") for override in question.sets)
 
 
 def test_with_the_bands_the_part_is_drawn_anew(site):

@@ -82,23 +82,25 @@ RATES, COUNTS = st.floats(0.1, 50.0), st.integers(1, 8)
 
 
 @given(RATES, RATES, COUNTS, st.sampled_from([None, 10.0, 40.0]))
-def test_the_fewest_that_serve_are_chosen_and_all_that_are_allowed_for_latency(rate, each, devices, budget):
+def test_the_fewest_that_serve_are_chosen_and_all_that_are_allowed_for_latency(rate, replica_rate, devices, budget):
     """Devices and budget limit both; a replica's own rate does not depend on their number."""
-    one, wanted = screened(each, devices, usd=4.0), spec(max_gpus=32, budget_usd_per_hour=budget)
+    one, wanted = screened(replica_rate, devices, usd=4.0), spec(max_gpus=32, budget_usd_per_hour=budget)
     allowed = [n for n in range(1, 33) if n * devices <= 32 and (budget is None or n * 4.0 <= budget)]
-    able = [n for n in allowed if n * each >= rate * (1 - 1e-9)]
+    able = [n for n in allowed if n * replica_rate >= rate * (1 - 1e-9)]
     assert most_replicas(one, wanted) == max(allowed, default=0)
     assert pick_replicas(one, wanted, rate) == min(able, default=None)
     fastest = wanted.model_copy(update={"objective": "lowest_latency"})
     assert pick_replicas(one, fastest, rate) == max(able, default=None)
-    assert pick_replicas(one, wanted, rate, 2 * each) == min((n for n in allowed if 2 * n * each >= rate), default=None)
+    assert pick_replicas(one, wanted, rate, 2 * replica_rate) == min(
+        (n for n in allowed if 2 * n * replica_rate >= rate), default=None
+    )
     assert all(may_have(one, wanted, n) == (n in allowed) for n in (1, 2, 9, 33))
 
 
 def test_what_does_not_serve_is_counted_by_what_would_make_it():
-    found = [screened(0.0), screened(1.0, usd=1.0), screened(1.0, 8, usd=1.0), screened(10.0)]
+    candidates = [screened(0.0), screened(1.0, usd=1.0), screened(1.0, 8, usd=1.0), screened(10.0)]
     wanted = spec(max_gpus=16, budget_usd_per_hour=5.0)
-    assert shortfalls(found, wanted, 10.0) == {
+    assert shortfalls(candidates, wanted, 10.0) == {
         "misses the SLO at any rate": 1,
         "over budget at the rate": 1,
         "too slow for the rate with max_gpus": 1,
@@ -111,17 +113,17 @@ def test_what_does_not_serve_is_counted_by_what_would_make_it():
 )
 def test_an_objective_takes_its_own_best(objective, best):
     """Four of which each is best in one thing; what has no price is the dearest."""
-    each = {
+    deployments = {
         "cheap": Deployment(screened(5.0, 4, usd=1.0), 2, 0.9),
         "small": Deployment(screened(10.0, 1, usd=9.0), 1, 0.8),
         "quick": Deployment(screened(10.0, 4, usd=9.0), 3, 0.1),
         "fast": Deployment(screened(90.0, 4, usd=9.0), 1, 0.7),
         "unpriced": Deployment(screened(10.0, 4, usd=None), 1, 0.9),
     }
-    assert each["cheap"].num_devices == 8
-    assert (each["cheap"].usd_per_hour, each["cheap"].capacity) == (2.0, 10.0)
+    assert deployments["cheap"].num_devices == 8
+    assert (deployments["cheap"].usd_per_hour, deployments["cheap"].capacity) == (2.0, 10.0)
     wanted = spec(objective=objective)
-    assert min(each, key=lambda name: objective_key(each[name], wanted)) == best
+    assert min(deployments, key=lambda name: objective_key(deployments[name], wanted)) == best
 
 
 @pytest.mark.parametrize("objective", ["cheapest", "fewest_gpus", "lowest_latency"])
@@ -142,12 +144,12 @@ def test_of_a_layout_only_the_best_goes_on_and_the_best_first():
 
 def test_a_device_that_was_asked_for_is_among_the_finalists_with_its_best():
     """It takes the last place of a device that has several; never the first, nor a device's only one."""
-    mine = [Deployment(screened(10.0, usd=usd, device="a"), 1) for usd in (1.0, 1.1, 1.2)]
-    its = [Deployment(screened(10.0, usd=usd, device="b"), 1) for usd in (3.0, 2.0)]
+    ranked = [Deployment(screened(10.0, usd=usd, device="a"), 1) for usd in (1.0, 1.1, 1.2)]
+    others = [Deployment(screened(10.0, usd=usd, device="b"), 1) for usd in (3.0, 2.0)]
     wanted = spec(space={"hardware": ["a", "b"]})
-    assert with_every_device(mine, [*mine, *its], wanted) == [mine[0], mine[1], its[1]]
-    assert with_every_device(mine[:2], [*mine, *its], wanted) == [mine[0], its[1]]
-    assert with_every_device(mine[:1], [*mine, *its], wanted) == mine[:1]
+    assert with_every_device(ranked, [*ranked, *others], wanted) == [ranked[0], ranked[1], others[1]]
+    assert with_every_device(ranked[:2], [*ranked, *others], wanted) == [ranked[0], others[1]]
+    assert with_every_device(ranked[:1], [*ranked, *others], wanted) == ranked[:1]
 
 
 NEEDS = [1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 5.0, 9.0]
@@ -177,10 +179,10 @@ def test_of_sure_options_the_best_figure_is_taken_and_without_any_the_surest():
     assert pick([cheap, unsure], 0.95) == 1
     by_figure = [replace(dear, figure=1.0), replace(cheap, figure=2.0)]
     assert pick(by_figure, 0.5) == 0
-    found = certainty_of([dear, cheap], 0, 0.9)
-    assert found.plain == ("b", 2, 4.0, 0.3)
-    assert (found.extra_cost, found.is_reached) == (86.0, True)
-    assert certainty_of([dear, cheap], 0, found.share).is_reached
+    certainty = certainty_of([dear, cheap], 0, 0.9)
+    assert certainty.plain == ("b", 2, 4.0, 0.3)
+    assert (certainty.extra_cost, certainty.is_reached) == (86.0, True)
+    assert certainty_of([dear, cheap], 0, certainty.share).is_reached
     assert not certainty_of([cheap], 0, 0.61).is_reached
 
 
@@ -242,11 +244,11 @@ def test_a_draw_asks_for_as_many_replicas_as_its_rate_is_lower():
     """Three serve 12 where 10 are wanted: 2.5. At half of the rate five, at twice of it no fewer than 1.25, so two."""
     factors = np.where(np.arange(NUM_DRAWS) % 2, 0.5, 2.0)
     three = finalist(screened(4.0, usd=2.0), 3, (12.0,), factors)
-    found = plan("cheapest", three)
-    assert found.replicas_needed(three).tolist()[:2] == [2.0, 5.0]
-    assert found.sufficient(three) == 0.5
-    assert found.figure_draws(three).tolist()[:2] == [4.0, 10.0]
-    option = found.option(three)
+    result = plan("cheapest", three)
+    assert result.replicas_needed(three).tolist()[:2] == [2.0, 5.0]
+    assert result.sufficient(three) == 0.5
+    assert result.figure_draws(three).tolist()[:2] == [4.0, 10.0]
+    option = result.option(three)
     assert (option.price, option.fewest, option.replicas, option.figure) == (2.0, 3, 3, None)
     by_devices = plan("fewest_gpus", finalist(screened(4.0, 8, usd=2.0), 3, (12.0,)))
     assert by_devices.option(by_devices.ranked[0]).price == 8.0
@@ -256,10 +258,10 @@ def test_a_draw_asks_for_as_many_replicas_as_its_rate_is_lower():
 @pytest.mark.parametrize(("objective", "expected"), [("cheapest", 0.5), ("goodput_per_gpu", 1.0)])
 def test_the_margin_is_how_much_worse_the_other_is(objective, expected):
     one, other = finalist(screened(10.0, usd=2.0), 1, (20.0,)), finalist(screened(10.0, usd=3.0), 1, (10.0,))
-    found = plan(objective, one, other)
-    assert found.margin(other) == pytest.approx(expected)
-    assert found.better_share(one, other) + found.better_share(other, one) == pytest.approx(1.0)
-    assert found.better_share(one, one) == 0.5
+    result = plan(objective, one, other)
+    assert result.margin(other) == pytest.approx(expected)
+    assert result.better_share(one, other) + result.better_share(other, one) == pytest.approx(1.0)
+    assert result.better_share(one, one) == 0.5
 
 
 def test_the_front_has_every_number_of_replicas_from_the_fewest_on():
@@ -273,15 +275,16 @@ def test_the_front_has_every_number_of_replicas_from_the_fewest_on():
 
     two = Deployment(screened(6.0, usd=1.0), 2)
     screen: Any = Screen()
-    found = screened_front(screen, [two], spec(max_gpus=4), 12.0)
+    front = screened_front(screen, [two], spec(max_gpus=4), 12.0)
     assert asked == [6.0, 4.0, 3.0]
-    assert [(each.replicas, each.tightness) for each in found] == [(2, 0.6), (3, 0.4), (4, 0.3)]
+    assert [(point.replicas, point.tightness) for point in front] == [(2, 0.6), (3, 0.4), (4, 0.3)]
 
 
 def test_what_costs_as_much_and_takes_longer_is_not_on_the_front():
     slow, quick = (Deployment(screened(10.0, usd=2.0, device=name), 1, 0.5) for name in ("slow", "quick"))
     known = {
-        name: (each, (record(1.0, p90_ttft_ms=ms),)) for name, each, ms in (("s", slow, 900.0), ("q", quick, 300.0))
+        name: (deployment, (record(1.0, p90_ttft_ms=ms),))
+        for name, deployment, ms in (("s", slow, 900.0), ("q", quick, 300.0))
     }
     front, missed = simulated_front(known, [], spec(), LIMITS, "p90")
     assert [point.label for point in front] == ["q"]
@@ -318,10 +321,10 @@ def test_finalists_are_simulated_with_as_many_replicas_as_are_sure_to_suffice() 
     run: Any = SimpleNamespace(
         base=Base("llama-3.1-8b-a100"), scenario=SCENARIO, spec=spec(confidence=0.9), rate=10.0, at_rate=at_rate
     )
-    found = _sized(run, [three, one])
+    sized = _sized(run, [three, one])
     assert asked == [(three.deployment, 5)]
-    assert [(each.replicas, each.fewest) for each in found] == [(5, 3), (1, 1)]
-    assert [each.mean("p90_ttft_ms") for each in found] == [500.0, 400.0]
+    assert [(finalist.replicas, finalist.fewest) for finalist in sized] == [(5, 3), (1, 1)]
+    assert [finalist.mean("p90_ttft_ms") for finalist in sized] == [500.0, 400.0]
 
 
 def test_prefill_servers_hand_their_keys_on_and_decode_servers_take_them():
@@ -338,7 +341,7 @@ def job(
     seconds: float, replicas: int = 2, usd: float | None = 3.0, factors: Any = 1.0, times: Any = (), **own: Any
 ) -> Job:
     candidate = screened(1.0, usd=usd, **own).candidate
-    records = tuple(Record({"duration": each}) for each in times)
+    records = tuple(Record({"duration": duration}) for duration in times)
     return Job(candidate, replicas, seconds, records, np.ones(NUM_DRAWS) * factors)
 
 
@@ -360,7 +363,7 @@ def test_the_cheapest_job_has_the_smallest_bill_and_the_shortest_the_least_time(
     jobs = [job(100.0, 8), job(300.0, 2), job(900.0, 1)]
     wanted = spec(objective=objective)
     assert _figure(jobs[0], wanted)[0] == getattr(jobs[0], best)
-    assert _finalists(jobs, wanted)[0] == min(jobs, key=lambda each: getattr(each, best))
+    assert _finalists(jobs, wanted)[0] == min(jobs, key=lambda job: getattr(job, best))
     assert job_plan(objective=objective).figure(jobs[0]) == getattr(jobs[0], best)
 
 
@@ -382,18 +385,18 @@ def test_a_late_job_is_tried_with_one_more_and_one_in_time_with_one_fewer_that_n
     screen: Any = SimpleNamespace(allowed=lambda _: range(1, 9))
     wanted = spec(objective="cheapest_job", deadline_s=1000.0)
     late, early = job(1100.0, 4, times=(1100.0,)), job(500.0, 4, times=(500.0,))
-    for each, count in ((late, 5), (early, 3)):
-        found = _next({4: each}, screen, wanted)
-        assert found is not None
-        assert found.replicas == count
+    for tried, count in ((late, 5), (early, 3)):
+        next_job = _next({4: tried}, screen, wanted)
+        assert next_job is not None
+        assert next_job.replicas == count
     assert _next({4: job(990.0, 4, times=(990.0,))}, screen, wanted) is None  # three would take a third longer
     assert _next({4: late}, SimpleNamespace(allowed=lambda _: range(1, 5)), wanted) is None  # type: ignore[arg-type]
 
 
 def test_what_is_sure_comes_before_what_is_not_and_late_ones_are_not_ranked():
     sure, unsure = job(900.0, 4), job(900.0, 1, factors=np.where(np.arange(NUM_DRAWS) % 2, 1.5, 1.0))
-    late, found = job(1100.0, 1), job_plan(deadline_s=1000.0, confidence=0.9)
-    assert _ordered(found, [unsure, late, sure]) == [sure, unsure]
+    late, plan = job(1100.0, 1), job_plan(deadline_s=1000.0, confidence=0.9)
+    assert _ordered(plan, [unsure, late, sure]) == [sure, unsure]
     screen: Any = SimpleNamespace(allowed=lambda _: range(1, 9))
-    assert _enough(found, screen, unsure) == 2
-    assert _enough(found, screen, late) == 1
+    assert _enough(plan, screen, unsure) == 2
+    assert _enough(plan, screen, late) == 1

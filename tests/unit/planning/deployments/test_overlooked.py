@@ -32,8 +32,8 @@ def test_what_is_cut_by_less_than_the_spread_is_overlooked() -> None:
     """The best takes four at 1 USD. With a ratio of 1.3, 3.5 requests/s become 4.55, of which three serve 12; 3 become
     3.9, of which four are needed."""
     near, far = cut(3.5), cut(3.0)
-    found = overlooked([near, far], 4.0, Ratios((0.9, 1.3), (1.0, 1.0)), PlanSpec(), RATE)
-    assert [(each.screened, each.replicas) for each in found] == [(near.screened, 3)]
+    kept = overlooked([near, far], 4.0, Ratios((0.9, 1.3), (1.0, 1.0)), PlanSpec(), RATE)
+    assert [(candidate.screened, candidate.replicas) for candidate in kept] == [(near.screened, 3)]
 
 
 def test_an_exact_screen_overlooks_nothing() -> None:
@@ -45,8 +45,8 @@ def test_where_nothing_serves_all_that_might_do_are_simulated() -> None:
     """16 devices of 0.7 requests/s serve 11.2; with a ratio of 1.1, 12.3."""
     spec = PlanSpec(max_gpus=16)
     assert overlooked([cut(0.7)], None, Ratios((1.0, 1.0), (1.0, 1.0)), spec, RATE) == []
-    (found,) = overlooked([cut(0.7)], None, Ratios((1.0, 1.1), (1.0, 1.0)), spec, RATE)
-    assert found.replicas == 16
+    (kept,) = overlooked([cut(0.7)], None, Ratios((1.0, 1.1), (1.0, 1.0)), spec, RATE)
+    assert kept.replicas == 16
     assert overlooked([cut(0.0)], None, Ratios((1.0, 9.0), (1.0, 1.0)), spec, RATE) == []
 
 
@@ -63,16 +63,16 @@ def test_a_wider_spread_overlooks_no_less() -> None:
 def test_of_a_layout_the_most_promising_schedule_is_simulated() -> None:
     one, other = cut(4.5), cut(7.0)
     other = replace(other, screened=replace(other.screened, candidate=one.screened.candidate))
-    (found,) = overlooked([one, other], 4.0, Ratios((1.0, 1.0), (1.0, 1.0)), PlanSpec(), RATE)
-    assert found.screened is other.screened
+    (kept,) = overlooked([one, other], 4.0, Ratios((1.0, 1.0), (1.0, 1.0)), PlanSpec(), RATE)
+    assert kept.screened is other.screened
 
 
 def test_for_latency_the_lowest_ratio_counts() -> None:
     """Latencies at 0.6 of their limit by the screen may be at 0.42 where the simulator has found 0.7 times as much."""
     spec = PlanSpec(objective="lowest_latency")
     several = [cut(20.0, tightness=0.6), cut(20.0, tightness=0.8)]
-    found = overlooked(several, 0.5, Ratios((1.0, 1.0), (0.7, 1.1)), spec, RATE)
-    assert [each.screened for each in found] == [several[0].screened]
+    kept = overlooked(several, 0.5, Ratios((1.0, 1.0), (0.7, 1.1)), spec, RATE)
+    assert [candidate.screened for candidate in kept] == [several[0].screened]
 
 
 def test_ratios_are_of_simulated_figures_over_those_of_the_screen() -> None:
@@ -81,9 +81,9 @@ def test_ratios_are_of_simulated_figures_over_those_of_the_screen() -> None:
         Finalist(replace(cut(5.0), replicas=2, tightness=0.5), 2, (9.0,), (Record({"p90_ttft_ms": 40.0}),)),
         Finalist(replace(cut(5.0), replicas=2), 1, (6.0,), (Record({"p90_ttft_ms": 40.0}),)),
     ]
-    found = ratios_of(done, SLO(ttft_ms=100.0), "p90")
-    assert found.rate == pytest.approx((0.9, 1.2))
-    assert found.tightness == pytest.approx((0.8, 0.8))
+    ratios = ratios_of(done, SLO(ttft_ms=100.0), "p90")
+    assert ratios.rate == pytest.approx((0.9, 1.2))
+    assert ratios.tightness == pytest.approx((0.8, 0.8))
     assert ratios_of([], SLO(ttft_ms=100.0), "p90") == Ratios((1.0, 1.0), (1.0, 1.0))
 
 
@@ -91,19 +91,21 @@ def test_a_candidate_that_the_screen_wrongs_is_simulated(tmp_path: Path, monkeyp
     """The screen takes all to be half as fast as they are: of the one finalist the ratio is about 2. With it the other
     device, which the screen has cut, may be cheaper than what is known to serve, and is simulated."""
     screen = Screen.all
-    monkeypatch.setattr(Screen, "all", lambda self: [replace(each, rate=each.rate / 2) for each in screen(self)])
+    monkeypatch.setattr(
+        Screen, "all", lambda self: [replace(candidate, rate=candidate.rate / 2) for candidate in screen(self)]
+    )
     overrides = (
         *("traffic.input_tokens={distribution: fixed, value: 300}", "traffic.output_tokens.mean=40"),
         *("traffic.output_tokens.p99=90", "traffic.arrivals.rate=40"),
         "plan={finalists: 1, seeds: 1, num_requests: 200, max_gpus: 4, space: {hardware: [a100-sxm-80gb, l40s], "
         "tensor_parallel_size: [1], max_num_seqs: [64], max_num_batched_tokens: [2048]}}",
     )
-    found = make_plan("llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", workers=1)
-    assert isinstance(found, PlanResult)
-    devices = {each.deployment.screened.candidate.devices for each in (*found.ranked, *found.missed)}
-    assert found.ratios is not None
-    assert found.ratios.rate[1] > 1.5
+    plan = make_plan("llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", workers=1)
+    assert isinstance(plan, PlanResult)
+    devices = {finalist.deployment.screened.candidate.devices for finalist in (*plan.ranked, *plan.missed)}
+    assert plan.ratios is not None
+    assert plan.ratios.rate[1] > 1.5
     assert len(devices) == 2
-    text = render_text(plan_view(found))
+    text = render_text(plan_view(plan))
     assert "Maximum rate: closed form and simulation" in text
-    assert f"{found.ratios.rate[1]:.2f}" in text
+    assert f"{plan.ratios.rate[1]:.2f}" in text

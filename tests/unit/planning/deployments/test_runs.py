@@ -73,9 +73,9 @@ def test_one_fewer_that_misses_is_not_taken() -> None:
 
 def test_one_fewer_that_does_not_nearly_serve_is_not_tried() -> None:
     """Four serve 32: three would 24, and 27 were nearly 30."""
-    found, asked = settle(lambda count: 8.0 * count, 8.0)
-    assert found is not None
-    assert (found.replicas, asked) == (4, [4])
+    finalist, asked = settle(lambda count: 8.0 * count, 8.0)
+    assert finalist is not None
+    assert (finalist.replicas, asked) == (4, [4])
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def linear_job(num_requests: int) -> Record:
 
 
 def test_a_linear_job_is_extrapolated_exactly() -> None:
-    found = extrapolate(linear_job(1000), linear_job(2000), (1000, 2000), 10_000_000)
-    assert found.values == pytest.approx(linear_job(10_000_000).values)
+    job = extrapolate(linear_job(1000), linear_job(2000), (1000, 2000), 10_000_000)
+    assert job.values == pytest.approx(linear_job(10_000_000).values)
 
 
 def test_a_short_run_that_fails_is_the_answer() -> None:
@@ -63,13 +63,13 @@ def test_a_shorter_job_extrapolated_is_the_whole_job_simulated(engine: tuple[str
     def record(num_requests: int) -> Record:
         return evaluate(Point(SCENARIO, METRICS, (*engine, f"traffic.num_requests={num_requests}")))
 
-    found = extrapolate(record(1500), record(3000), (1500, 3000), 6000)
+    extrapolated = extrapolate(record(1500), record(3000), (1500, 3000), 6000)
     whole = record(6000)
     for name in METRICS:
         if name in ("preemptions", "tail_share", "kv_cache_usage_peak"):
             continue
-        assert found.values[name] == pytest.approx(whole.values[name], rel=bound), name
-    drains = [(each.values["tail_share"] or 0.0) * (each.values["duration"] or 0.0) for each in (found, whole)]
+        assert extrapolated.values[name] == pytest.approx(whole.values[name], rel=bound), name
+    drains = [(job.values["tail_share"] or 0.0) * (job.values["duration"] or 0.0) for job in (extrapolated, whole)]
     assert drains[0] == pytest.approx(drains[1], abs=0.02 * (whole.values["duration"] or 0.0))
 
 
@@ -94,9 +94,9 @@ def test_ten_million_documents_are_planned_from_short_runs(tmp_path: Path, monke
     small = ("plan.space.hardware=[h100-sxm-80gb]", "plan.space.max_num_seqs=[64]", "plan.finalists=1", "plan.seeds=1")
     asked = ("traffic.num_requests=10000000", "plan.deadline_s=null", "plan.objective=cheapest_job", "plan.max_gpus=1")
     space = "plan.space.max_num_batched_tokens=[2048]"
-    found = make_plan(SCENARIO, (*small, *asked, space), tmp_path / "points.sqlite", workers=1)
-    assert isinstance(found, JobPlan)
-    assert found.winner is not None
-    assert found.winner.seconds == pytest.approx(found.winner.screened_s, rel=0.25)
+    plan = make_plan(SCENARIO, (*small, *asked, space), tmp_path / "points.sqlite", workers=1)
+    assert isinstance(plan, JobPlan)
+    assert plan.winner is not None
+    assert plan.winner.seconds == pytest.approx(plan.winner.screened_s, rel=0.25)
     text = "The figures of 10,000,000 requests are extrapolated from simulations of 500 and 1,000"
-    assert any(note.startswith(text) for note in found.notes)
+    assert any(note.startswith(text) for note in plan.notes)

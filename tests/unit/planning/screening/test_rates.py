@@ -61,9 +61,9 @@ def test_a_decoding_sequence_is_met_as_often_as_it_has_tokens(tmp_path):
     lengths = [(100, 10), (1000, 90)] * 50
     rows = [{"arrival_s": i, "input_tokens": a, "output_tokens": b} for i, (a, b) in enumerate(lengths)]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    found = demand_of(scenario_of(path))
-    assert found.context == pytest.approx(0.1 * 105 + 0.9 * 1045)
-    assert (found.mean_prompt, found.mean_outputs) == (550, 50)
+    demand = demand_of(scenario_of(path))
+    assert demand.context == pytest.approx(0.1 * 105 + 0.9 * 1045)
+    assert (demand.mean_prompt, demand.mean_outputs) == (550, 50)
 
 
 def test_requests_that_come_at_once_have_no_rate(trace):

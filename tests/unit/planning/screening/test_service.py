@@ -157,7 +157,7 @@ def test_kv_that_the_prefill_engine_had_cached_is_handed_on_too() -> None:
     """Each of 1,000 tokens to compute and 500 cached ones takes 2 us."""
     service, demand = engine(64, 1e-4, apart=True, transfer=(0.0, 2e-6)), asks(1000, 100)
     cached = replace(demand, typical=(demand.typical[0], np.full(NUM_TYPICAL, 500.0), demand.typical[2]))
-    some, more = (float(at(service, each, 1e-6).ttft.mean()) for each in (demand, cached))
+    some, more = (float(at(service, prompts, 1e-6).ttft.mean()) for prompts in (demand, cached))
     assert more - some == pytest.approx(500 * 2e-6, rel=1e-3)
 
 
@@ -194,10 +194,10 @@ def test_the_longest_gap_is_with_the_largest_prompt_and_those_that_came_while_th
     def gap_s(rate: float, long: float = 0.0, budget: float = 8192.0) -> float:
         one = np.array([[1.0]])
         service, demand = engine(64, per_prompt_token_s=1e-4), asks(1000, 4000)
-        found = longest_gap(
+        gaps = longest_gap(
             service.surfaces, budget * one, demand, rate * one, 8 * one, STEP_S * one, long * np.ones((1, NUM_TYPICAL))
         )
-        return float(np.median(found))
+        return float(np.median(gaps))
 
     assert gap_s(2.0) == pytest.approx(0.12)
     assert gap_s(2.0, long=0.1) == pytest.approx(0.14)
@@ -210,10 +210,10 @@ def test_an_answer_meets_no_prompt_as_often_as_none_comes_in_its_life(met: float
     """101 tokens are 100 steps of 20 ms after the first: exp(-L) meet none of L on average."""
     one = np.array([[1.0]])
     service, demand = engine(64, per_prompt_token_s=1e-4), asks(1000, 101)
-    found = longest_gap(
+    gaps = longest_gap(
         service.surfaces, 8192 * one, demand, met / 2.0 * one, 8 * one, STEP_S * one, 0 * np.ones((1, NUM_TYPICAL))
     )
-    assert float((found < 1.1 * STEP_S).mean()) == pytest.approx(exp(-met), abs=0.03)
+    assert float((gaps < 1.1 * STEP_S).mean()) == pytest.approx(exp(-met), abs=0.03)
 
 
 @pytest.mark.parametrize("arrived", [0.1, 0.7, 3.0])
@@ -267,10 +267,10 @@ def test_a_candidate_has_the_engines_and_slots_that_it_says() -> None:
         for seqs, ratio, engines, _, _ in cases
     ]
     surfaces = engine(64).surfaces
-    found = _service(candidates, surfaces, surfaces, asks(1000, 100))
-    assert found.slots[:, 0].tolist() == [slots for *_, slots, _ in cases]
-    assert found.prefills[:, 0].tolist() == [prefills for *_, prefills in cases]
-    assert found.decodes[:, 0].tolist() == [6, 6, 2]
+    service = _service(candidates, surfaces, surfaces, asks(1000, 100))
+    assert service.slots[:, 0].tolist() == [slots for *_, slots, _ in cases]
+    assert service.prefills[:, 0].tolist() == [prefills for *_, prefills in cases]
+    assert service.decodes[:, 0].tolist() == [6, 6, 2]
 
 
 def test_what_binds_is_missed_most_beside_how_often_it_may_be() -> None:

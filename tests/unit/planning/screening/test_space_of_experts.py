@@ -38,15 +38,15 @@ def space_of(scenario: str, overrides: tuple[str, ...] = (), **space: Any) -> Sp
 )
 def test_where_an_operator_begins_is_searched(scenario: str, overrides: tuple[str, ...], drafts: str) -> None:
     """Experts over ranks, attention on ranks of its own, prefill and decode apart, drafts: each can serve."""
-    found = space_of(scenario, overrides)
-    engines = [candidate.layout.scenario.engine for candidate in found.candidates]
+    space = space_of(scenario, overrides)
+    engines = [candidate.layout.scenario.engine for candidate in space.candidates]
     assert any(engine.enable_expert_parallel for engine in engines)
     assert any(engine.data_parallel_size > 1 for engine in engines)
-    assert any(candidate.ratio is not None for candidate in found.candidates)
+    assert any(candidate.ratio is not None for candidate in space.candidates)
     assert {engine.speculative_config is None for engine in engines} == {True, False}
-    assert {"TP", "attention DP", "EP", "prefill:decode", "speculation"} <= set(found.searched)
-    assert drafts in found.searched["speculation"]
-    assert "of drafted tokens right" in found.searched["speculation"]
+    assert {"TP", "attention DP", "EP", "prefill:decode", "speculation"} <= set(space.searched)
+    assert drafts in space.searched["speculation"]
+    assert "of drafted tokens right" in space.searched["speculation"]
 
 
 def test_attention_ranks_come_with_shared_out_experts() -> None:
@@ -55,27 +55,27 @@ def test_attention_ranks_come_with_shared_out_experts() -> None:
         engine = candidate.layout.scenario.engine
         assert engine.data_parallel_size == 1 or engine.enable_expert_parallel
     asked = space_of("gpt-oss-120b-h100", data_parallel_size=(2,), enable_expert_parallel=(False,))
-    assert {each.layout.scenario.engine.data_parallel_size for each in asked.candidates} == {2}
+    assert {candidate.layout.scenario.engine.data_parallel_size for candidate in asked.candidates} == {2}
 
 
 def test_what_the_space_says_stays() -> None:
-    found = space_of("deepseek-v3-h200", enable_expert_parallel=(True,), disaggregation=("none",), speculation=(None,))
-    assert all(candidate.layout.scenario.engine.enable_expert_parallel for candidate in found.candidates)
-    assert all(candidate.ratio is None for candidate in found.candidates)
-    assert not {"EP", "prefill:decode", "speculation"} & set(found.searched)
+    space = space_of("deepseek-v3-h200", enable_expert_parallel=(True,), disaggregation=("none",), speculation=(None,))
+    assert all(candidate.layout.scenario.engine.enable_expert_parallel for candidate in space.candidates)
+    assert all(candidate.ratio is None for candidate in space.candidates)
+    assert not {"EP", "prefill:decode", "speculation"} & set(space.searched)
 
 
 def test_a_dense_model_has_none_of_it() -> None:
-    found = space_of("llama-3.1-70b-h100-tp4", ("engine.quantization=fp8",))
-    assert set(found.searched) == {"TP"}
-    assert found.searched["TP"] == "1, 2, 4, 8"
+    space = space_of("llama-3.1-70b-h100-tp4", ("engine.quantization=fp8",))
+    assert set(space.searched) == {"TP"}
+    assert space.searched["TP"] == "1, 2, 4, 8"
 
 
 def test_the_scenarios_own_drafter_is_tried_with_and_without() -> None:
     own = "engine.speculative_config={method: ngram, num_speculative_tokens: 5, acceptance: {rate: 0.6}}"
-    found = space_of("deepseek-v3-h200", (own,), tensor_parallel_size=(8,), disaggregation=("none",))
+    space = space_of("deepseek-v3-h200", (own,), tensor_parallel_size=(8,), disaggregation=("none",))
     depths = set()
-    for candidate in found.candidates:
+    for candidate in space.candidates:
         drafts = candidate.layout.scenario.engine.speculative_config
         depths.add(None if drafts is None else drafts.depth)
     assert depths == {None, 5}
@@ -92,16 +92,18 @@ def test_a_space_is_not_widened_beyond_its_limit() -> None:
             }
         }
     )
-    found = enumerate_space(Base("deepseek-v3-h200", ("engine.tensor_parallel_size=8",)), spec)
-    assert found.num_all <= MAX_CANDIDATES
-    assert "EP" in found.searched
-    assert "attention DP" not in found.searched
+    space = enumerate_space(Base("deepseek-v3-h200", ("engine.tensor_parallel_size=8",)), spec)
+    assert space.num_all <= MAX_CANDIDATES
+    assert "EP" in space.searched
+    assert "attention DP" not in space.searched
 
 
 def test_the_command_names_the_models_own_prediction_head() -> None:
     """vLLM's method `mtp`, with the tokens that each step drafts."""
-    found = space_of("deepseek-v3-h200", tensor_parallel_size=(8,), disaggregation=("none",))
-    drafting = [each for each in found.candidates if each.layout.scenario.engine.speculative_config is not None]
+    space = space_of("deepseek-v3-h200", tensor_parallel_size=(8,), disaggregation=("none",))
+    drafting = [
+        candidate for candidate in space.candidates if candidate.layout.scenario.engine.speculative_config is not None
+    ]
     scenario = load_scenario("deepseek-v3-h200", as_overrides(drafting[0].choices(1)))
     arguments = server_arguments(scenario, scenario.pools[0])
     config = arguments[arguments.index("--speculative-config") + 1]
@@ -115,11 +117,11 @@ def test_the_answer_says_which_acceptance_was_assumed(given: bool) -> None:
     """On the first screen, where the choice drafts and nobody gave an acceptance."""
     drafts = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": 0.8}}
     asked = {"speculation": (drafts,)} if given else {}
-    found = space_of("deepseek-v3-h200", tensor_parallel_size=(8,), disaggregation=("none",), **asked)
-    candidate = next(c for c in found.candidates if c.layout.scenario.engine.speculative_config is not None)
+    space = space_of("deepseek-v3-h200", tensor_parallel_size=(8,), disaggregation=("none",), **asked)
+    candidate = next(c for c in space.candidates if c.layout.scenario.engine.speculative_config is not None)
     winner = Finalist(Deployment(Screened(candidate, 1.0, "ttft", 1.0, None, ""), 1), 1)
     spec = PlanSpec.model_validate({"space": asked})
-    result: Any = SimpleNamespace(scenario=load_scenario("deepseek-v3-h200"), spec=spec, searched=found.searched)
+    result: Any = SimpleNamespace(scenario=load_scenario("deepseek-v3-h200"), spec=spec, searched=space.searched)
     blocks = _assumed(result, winner)
     if given:
         assert blocks == []

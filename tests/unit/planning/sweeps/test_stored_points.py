@@ -71,9 +71,9 @@ def test_a_store_that_cannot_be_used_is_one_sentence_before_the_search(
     file, folder, text = tmp_path / "points.sqlite", tmp_path / "folder", tmp_path / "text"
     folder.mkdir()
     text.write_text("no database" * 99, encoding="utf-8")
-    for each in (folder, text, text / "points.sqlite"):
-        with pytest.raises(PerfmodelError, match=rf"--store {each}: cannot be used \(.*\); name another file"):
-            search.make_plan("llama-3.1-8b-a100", ["plan={}"], each)
+    for path in (folder, text, text / "points.sqlite"):
+        with pytest.raises(PerfmodelError, match=rf"--store {path}: cannot be used \(.*\); name another file"):
+            search.make_plan("llama-3.1-8b-a100", ["plan={}"], path)
     with locked(file), pytest.raises(PerfmodelError, match=r"cannot be used .*locked"):
         search.make_plan("llama-3.1-8b-a100", ["plan={}"], file)
 
