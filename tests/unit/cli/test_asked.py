@@ -194,7 +194,7 @@ def test_a_server_of_several_devices_is_named_by_their_number(run, as_file):
     assert run("memory", "--model", "llama-3.1-8b", "--hardware", "0xh100").exit_code == 2
 
 
-def test_a_plan_assumes_nothing_that_it_searches(run, tmp_path):
+def test_a_plan_assumes_no_value_of_what_it_searches(run, tmp_path):
     # A folder is no store: the plan is refused after its assumptions are printed.
     stderr = run("plan", *FLAGS, "--ttft", "1s", "--store", tmp_path).stderr
     assert "Assumed: traffic" in stderr

@@ -437,8 +437,8 @@ def test_variables_that_double_end_in_a_sentence() -> None:
         read(script)
 
 
-def test_gpus_of_a_pod_are_its_limits_whatever_it_requests() -> None:
-    """Kubernetes wants both equal, and gives a container what its limits say."""
+def test_gpus_of_a_pod_are_its_limits_not_its_requests() -> None:
+    """Kubernetes requires both to be equal, and allocates the limits."""
     manifest = DEPLOYMENT % ("nodeName: a", 4)
     both = manifest.replace("resources: {", "resources: {requests: {nvidia.com/gpu: 2}, ")
     assert read(both) == read(manifest)
