@@ -104,16 +104,16 @@ def _report(rows: Sequence[Row], first: int, command: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for kind in [*kinds, "all"]:
-        mine = [row for row in rows if kind in (row["kind"], "all")]
-        wrong = [row for row in mine if "wrong" in row]
-        right = Counter(row["status"] for row in mine if "wrong" not in row)
-        longest = max((row["seconds"] for row in mine), default=0)
+        of_kind = [row for row in rows if kind in (row["kind"], "all")]
+        wrong = [row for row in of_kind if "wrong" in row]
+        right = Counter(row["status"] for row in of_kind if "wrong" not in row)
+        longest = max((row["seconds"] for row in of_kind), default=0)
         refused = sum(count for status, count in right.items() if status == 2 or status >= 400)
-        answered = len(mine) - len(wrong) - refused
-        lines.append(f"| {kind} | {len(mine):,} | {answered:,} | {refused:,} | {len(wrong):,} | {longest:.1f} |")
-    found = Counter(row["wrong"][:160] for row in rows if "wrong" in row)
-    lines += ["", "No case ended otherwise." if not found else "What was wrong, and how often:", ""]
-    lines += [f"- {count} x {what}" for what, count in found.most_common(_MOST_SHOWN)]
+        answered = len(of_kind) - len(wrong) - refused
+        lines.append(f"| {kind} | {len(of_kind):,} | {answered:,} | {refused:,} | {len(wrong):,} | {longest:.1f} |")
+    failures = Counter(row["wrong"][:160] for row in rows if "wrong" in row)
+    lines += ["", "No case ended otherwise." if not failures else "What was wrong, and how often:", ""]
+    lines += [f"- {count} x {what}" for what, count in failures.most_common(_MOST_SHOWN)]
     return "\n".join(lines).rstrip() + "\n"
 
 

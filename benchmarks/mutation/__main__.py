@@ -45,8 +45,8 @@ def try_bug(copy: Path, bug: Bug, tests: list[tuple[float, str]]) -> dict[str, A
     if status in NOT_RUN:
         raise SystemExit(f"pytest found no such test: {', '.join(asked)}")
     outcome = verdict(status) if asked else "not run"
-    found = {"room": bug.room, "name": bug.name, "verdict": outcome, "asked": len(asked), "covering": len(tests)}
-    return found | {"test": asked[0] if len(asked) == 1 and status else None}
+    row = {"room": bug.room, "name": bug.name, "verdict": outcome, "asked": len(asked), "covering": len(tests)}
+    return row | {"test": asked[0] if len(asked) == 1 and status else None}
 
 
 def covering_tests(state: Path, bugs: list[Bug], scratch: Path) -> dict[str, list[tuple[float, str]]]:
@@ -76,10 +76,10 @@ def run(state: Path) -> None:
         compile_copy(copy)
         for bug in bugs:
             if bug.name not in done:
-                found = try_bug(copy, bug, tests[bug.name])
-                print(f"{found['verdict']:<8} {found['asked']:>3} tests  {bug.name}", flush=True)
+                row = try_bug(copy, bug, tests[bug.name])
+                print(f"{row['verdict']:<8} {row['asked']:>3} tests  {bug.name}", flush=True)
                 with state.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
+                    file.write(json.dumps(row) + "\n")
 
 
 def tried(state: Path) -> list[dict[str, Any]]:
@@ -95,11 +95,20 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines += ["| room | bugs | noticed at once | by slower tests | by laws since | equivalent | survive | noticed |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for room in [*dict.fromkeys(row["room"] for row in rows), "all"]:
-        mine = [row for row in rows if room in (row["room"], "all")]
+        in_room = [row for row in rows if room in (row["room"], "all")]
         kinds = [why.get(row["name"], "survives").split(":")[0] for row in lost if room in (row["room"], "all")]
         slow, since, same = (kinds.count(kind) for kind in ("slower", "law", "equivalent"))
-        num, noticed = len(mine) - same, len(mine) - len(kinds) + slow + since
-        cells = [room, len(mine), len(mine) - len(kinds), slow, since, same, num - noticed, f"{noticed / num:.0%}"]
+        num, noticed = len(in_room) - same, len(in_room) - len(kinds) + slow + since
+        cells = [
+            room,
+            len(in_room),
+            len(in_room) - len(kinds),
+            slow,
+            since,
+            same,
+            num - noticed,
+            f"{noticed / num:.0%}",
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "## Not noticed at once", ""]
     for row in lost:

@@ -181,10 +181,10 @@ def test_figures_that_measure_nothing_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("file", "where"), [("vllm_detailed.json", ()), ("guidellm.json", ("benchmarks", 0))])
 @pytest.mark.parametrize("duration", [0, 0.0, math.nan, math.inf, None])
-def test_a_run_without_a_duration_took_as_long_as_its_requests(
+def test_a_run_without_a_duration_spans_its_requests(
     tmp_path: Path, file: str, where: tuple[str | int, ...], duration: float | None
 ) -> None:
-    """From the first start to the last end; the tools' own durations add what surrounds the requests."""
+    """From the first start to the last end; durations measured by the tools also include time around the requests."""
 
     def change(data: Any) -> None:
         for key in where:

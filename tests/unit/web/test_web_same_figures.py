@@ -138,9 +138,9 @@ ONE_RUN = (
 )
 
 
-def test_a_deployment_has_one_figure_of_each_kind_on_all_views(pages, answered):
-    """The run of `perfmodel simulate` gives all latencies, throughputs and costs; what shorter runs give are ratios,
-    and the largest rate, on a card that is marked as a preview."""
+def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
+    """All latencies, throughputs and costs come from the run of `perfmodel simulate`; shorter runs give ratios and the
+    maximum rate, on a card marked as a preview."""
     state = read_state(ONE_RUN)
     (run,) = {
         question

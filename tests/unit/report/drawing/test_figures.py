@@ -1,4 +1,4 @@
-"""Figures of plotly's drawn without its script: read back from the picture, as an eye would, they are their data."""
+"""Plotly figures drawn as static SVG: values read back from the picture equal the data."""
 
 import re
 from xml.etree import ElementTree
@@ -36,7 +36,7 @@ def drawn(figure, title=""):
 
 
 def heights_of(picture):
-    """From pixels to values of the y axis: a line through two ticks, whose labels stand left of the axis."""
+    """Maps pixels to values of the y axis: the line through two ticks, whose labels are left of the axis."""
     labels = [label for label in picture.iter("text") if label.get("text-anchor") == "end"]
     ticks = []
     for label in labels:
@@ -48,19 +48,19 @@ def heights_of(picture):
 
 
 def drawn_values(picture, kind="polyline"):
-    """The heights of each line, or area, as values."""
+    """The heights of every line or area, as values."""
     value = heights_of(picture)
     return [[value(float(pair.split(",")[1])) for pair in line.get("points").split()] for line in picture.iter(kind)]
 
 
-def test_the_report_of_the_demo_is_small_and_has_no_script(demo):
+def test_the_demo_report_is_small_and_has_no_script(demo):
     page = render_page(run_view(demo))
     assert len(page.encode()) < MOST_BYTES
     assert "<script" not in page
     assert page.count("<svg") == sum(isinstance(block, Plot) for block in run_view(demo).flat)
 
 
-def test_bands_of_requests_reach_the_fewest_and_the_most_of_the_run(demo, pictures):
+def test_bands_of_requests_reach_the_minimum_and_maximum_of_the_run(demo, pictures):
     running, waiting = drawn_values(pictures["Requests in the system"], "polygon")
     assert max(running) == pytest.approx(demo.steps.num_running.max(), abs=0.1)
     assert max(waiting) == pytest.approx(demo.steps.num_waiting.max(), abs=0.1)
@@ -73,7 +73,7 @@ def test_the_band_of_kv_blocks_reaches_the_peak_of_the_summary(demo, pictures):
     assert max(band) == pytest.approx(100 * demo.summary["kv_cache_usage_peak"], rel=0.01)
 
 
-def test_lines_have_all_their_points_the_highest_included(demo, pictures):
+def test_lines_have_all_points_including_the_maximum(demo, pictures):
     plots = {block.title: block for block in run_view(demo).flat if isinstance(block, Plot)}
     figure = plots["Tokens per second"].draw()
     decode, total = drawn_values(pictures["Tokens per second"])
@@ -106,7 +106,7 @@ def test_stacked_bars_lie_end_to_end_and_the_first_name_is_on_top_where_the_axis
     assert float(none.get("width")) == 0
 
 
-def test_a_rule_beyond_the_axis_is_not_drawn_at_its_end():
+def test_a_line_outside_the_axis_range_is_not_drawn():
     figure = styled(go.Figure([go.Scatter(x=[0, 1], y=[0, 1])]), 300)
     figure.update_yaxes(range=[0, 2])
     plain = len(list(drawn(figure).iter("path")))
@@ -115,7 +115,7 @@ def test_a_rule_beyond_the_axis_is_not_drawn_at_its_end():
 
 
 @pytest.mark.parametrize("below", [False, True])
-def test_a_long_legend_takes_several_lines_and_none_lies_on_the_plot(below):
+def test_a_long_legend_wraps_and_does_not_overlap_the_plot(below):
     names = [f"disaggregated decode {number}" for number in range(12)]
     figure = styled(go.Figure([go.Scatter(x=[0, 1], y=[0, 1], name=name) for name in names]), 300)
     if below:
@@ -134,8 +134,9 @@ def ys_of(line):
     return [float(pair.split(",")[1]) for pair in line.get("points").split()]
 
 
-def test_a_pointer_reaches_the_words_of_markers_and_of_lines():
-    """What is drawn last lies on top: strips of lines below markers, and nothing without words takes the pointer."""
+def test_markers_and_lines_have_hover_text():
+    """The last element drawn is on top: hover strips of lines lie below markers; elements without text ignore the
+    pointer."""
     line = go.Scatter(x=[0, 1, 2], y=[0, 1, 2], mode="lines", hovertemplate="line %{x}")
     labelled = go.Scatter(x=[1], y=[1], mode="markers", hovertemplate="an operator")
     silent_trace = go.Scatter(x=[2], y=[2], mode="markers", hoverinfo="skip")
@@ -148,7 +149,7 @@ def test_a_pointer_reaches_the_words_of_markers_and_of_lines():
     assert curve.get("pointer-events") == order[silent].get("pointer-events") == "none"
 
 
-def test_words_in_a_bar_stay_within_it_or_are_left_out():
+def test_text_in_a_bar_fits_or_is_omitted():
     bars = [
         go.Bar(x=[width], y=["a"], orientation="h", text=["communication 12%"], textposition="inside")
         for width in (50, 11, 1, 38)
@@ -163,7 +164,7 @@ def test_words_in_a_bar_stay_within_it_or_are_left_out():
         assert 0.6 * float(text.get("font-size", 13)) * len(text.text) <= width
 
 
-def test_what_a_name_says_is_text():
+def test_names_are_escaped():
     figure = styled(go.Figure([go.Scatter(x=[0], y=[0], name="<b>x"), go.Scatter(x=[0], y=[0], name="&")]), 300)
     assert {"<b>x", "&"} <= {element.text for element in drawn(figure).iter("text")}
 
@@ -176,5 +177,5 @@ def test_what_a_name_says_is_text():
         ("", ""),
     ],
 )
-def test_words_beside_a_pointer_are_the_template_filled_in(template, text):
+def test_hover_text_fills_in_the_template(template, text):
     assert hover_text({"x": [2.5], "y": [12345.6], "customdata": [["gemm"]], "hovertemplate": template}, 0) == text

@@ -234,10 +234,10 @@ AFFINITY = (
     [("nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}", "h100-sxm-80gb"), (AFFINITY, "h200-sxm")],
 )
 def test_where_a_manifest_runs_its_server_is_read(nodes: str, device: str) -> None:
-    found = read_line(DEPLOYMENT % (nodes, 2), Asking(), "pod.yaml")
-    assert found.data["cluster"] == {"replicas": 3}
-    assert found.data["hardware"] == device
-    assert not [note for note in found.notes if "GPUs" in note or "not read" in note]
+    scenario = read_line(DEPLOYMENT % (nodes, 2), Asking(), "pod.yaml")
+    assert scenario.data["cluster"] == {"replicas": 3}
+    assert scenario.data["hardware"] == device
+    assert not [note for note in scenario.notes if "GPUs" in note or "not read" in note]
 
 
 @pytest.mark.parametrize("replicas", ["1e9", "1000000000", "-1", "1.5", ".inf", "-.inf", ".nan", "[1]", "three"])
