@@ -7,13 +7,12 @@ A case is one request. Its args are the server (`page` or `emulator`), the metho
 __all__ = ["REQUESTS"]
 
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from fuzz_draws import JUNK, damaged, places_of
-from fuzz_scenarios import SCENARIOS, FuzzCase
+from fuzz_scenarios import SCENARIOS, CaseMakers, FuzzCase
 from hypothesis import strategies as st
 
 _JSON = "content-type: application/json"
@@ -242,7 +241,7 @@ def _emulator_request(draw: st.DrawFn) -> FuzzCase:
     return FuzzCase("emulator, headers", ("emulator", method, path + query, _JSON, *draw(_headers())), {"body": raw})
 
 
-REQUESTS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
+REQUESTS: CaseMakers = {
     "page, address": (_address, 6),
     "page, upload": (_upload, 3),
     "page, command line": (_page_line, 2),

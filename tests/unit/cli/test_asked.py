@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from perfmodel.cli import app
 from perfmodel.specs import load_scenario
 
 FLAGS = ("--model", "tiny-llama", "--hardware", "h100")
@@ -15,14 +13,6 @@ SPACE = (
     *("--set", "plan.seeds=1", "--set", "plan.num_requests=60"),
     *("--set", "plan.space.max_num_seqs=[16]", "--set", "plan.space.max_num_batched_tokens=[2048]"),
 )
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    runner = CliRunner()
-    return lambda *args: runner.invoke(app, [str(arg) for arg in args])
 
 
 @pytest.fixture

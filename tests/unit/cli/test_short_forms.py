@@ -3,9 +3,6 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
-
-from perfmodel.cli import app
 
 DENSE = ("--model", "tiny-llama", "--hardware", "h100")
 FEW = ("--set", "traffic.num_requests=20")
@@ -14,18 +11,6 @@ SMALL = (
     *("--set", "plan.seeds=1", "--set", "plan.num_requests=60"),
     *("--set", "plan.space.max_num_seqs=[16]", "--set", "plan.space.max_num_batched_tokens=[2048]"),
 )
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    runner = CliRunner()
-
-    def invoke(*args):
-        return runner.invoke(app, [str(arg) for arg in args])
-
-    return invoke
 
 
 def _without(text, keys):

@@ -1,27 +1,18 @@
 """Command lines of llama.cpp, Ollama, LMDeploy and vLLM's container."""
 
+from functools import partial
 from typing import Any
 
 import pytest
+from line_scenarios import read_engine, read_loadable
 
 from perfmodel.errors import SpecError
-from perfmodel.specs import load_scenario
-from perfmodel.specs.commands.line import Asking, LineScenario, read_line
-from perfmodel.specs.scenario_source import as_text
 
 LLAMA = "llama-server -m qwen3-8b-Q4_K_M.gguf"
 
 
-def read(text: str) -> LineScenario:
-    """The line, which is a scenario that loads."""
-    line = read_line(text, Asking(hardware="rtx-4090"))
-    line.data.setdefault("traffic", "chat")
-    assert load_scenario(as_text({"name": "x", **line.data}))
-    return line
-
-
-def engine(text: str) -> dict[str, Any]:
-    return dict(read(text).data["engine"])
+read = partial(read_loadable, hardware="rtx-4090")
+engine = partial(read_engine, hardware="rtx-4090")
 
 
 @pytest.mark.parametrize(
