@@ -4,11 +4,11 @@
                               [--log FILE.jsonl] [--report MD]
 
 Cases are drawn by hypothesis (tests/fuzz_cases.py), 250 to a seed, each seed in a process of its own with a gigabyte of
-memory and 20 s of CPU time for a case (tests/fuzz_runs.py). What is finished is in the log: a run that was stopped goes
-on where it was. Inputs are files of one scenario; questions are plans, what-ifs, studies and measurements; ways in are
-results of load tests, command lines, conversations and checkpoints; requests go to the page and to the emulator.
-20,000 of all take an hour and a half on one core. Cases that failed once are in tests/data/fuzz_finds.jsonl, which
-`make test` repeats.
+memory and 20 s of CPU time for a case (tests/fuzz_runs.py). Finished cases are in the log; an interrupted run resumes
+there. Inputs are files of one scenario; questions are plans, what-ifs, studies and measurements; ways in are results of
+load tests, command lines, conversations and checkpoints; requests go to the page and to the emulator. 20,000 of all
+take an hour and a half on one core. Cases that failed once are in tests/data/fuzz_finds.jsonl, which `make test`
+repeats.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What predictions err by where the setup was left out of the fit, from the reports of cross-validation.
+"""Prediction errors of setups left out of the fit, from the cross-validation reports.
 
 python benchmarks/left_out_index.py    # writes hardware_specs/validated/left_out/errors.csv (perfmodel.trust)
 """
@@ -23,7 +23,7 @@ _HEAD = "engine,left_out,devices,metric,median_error,p90_error,report"
 
 
 def left_out_table() -> str:
-    """The lines of the file."""
+    """The text of the file."""
     lines = [",".join((*map(str, line[:4]), f"{line.median:.4g}", f"{line.p90:.4g}", line.report)) for line in _lines()]
     return "\n".join([_HEAD, *lines, ""])
 

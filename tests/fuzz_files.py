@@ -1,4 +1,4 @@
-"""Random model, traffic and engine files: shipped ones with fields drawn from their schema, scaled or damaged."""
+"""Random model, traffic and engine files: shipped files with fields drawn from their schema, scaled or damaged."""
 
 __all__ = ["FILES"]
 

@@ -34,7 +34,7 @@ _VALUES = (
 
 @cache
 def _fields() -> tuple[tuple[str, str], ...]:
-    """(field, value) of the good scenarios, as an address has them."""
+    """(field, value) pairs of the valid scenarios, as in a query string."""
     fields = {}
     for data in SCENARIOS:
         for place in places_of(data):
@@ -72,7 +72,7 @@ def _query(draw: st.DrawFn, depth: int = 0) -> str:
 
 @cache
 def _targets() -> tuple[tuple[str, str], ...]:
-    """(method, path) of all that has the page's state in its address."""
+    """(method, path) of all routes with the page's state in their query."""
     from perfmodel.web.views import VIEWS
 
     parts = [f"{view.name}/{part.name}" for view in VIEWS for part in view.parts]
@@ -91,7 +91,7 @@ def _address(draw: st.DrawFn) -> FuzzCase:
 
 @st.composite
 def _upload(draw: st.DrawFn) -> FuzzCase:
-    """A file of another kind of case; its name and size may be wrong."""
+    """A file from another kind of case, sometimes with a wrong name or size."""
     from fuzz_cases import KINDS
 
     kind = draw(st.sampled_from(["config.json", "GGUF header", "safetensors header", "hardware file", "model file",
@@ -172,7 +172,7 @@ _SCHEMAS = st.sampled_from([
 
 @cache
 def _names() -> tuple[str, ...]:
-    """Every field of a request that the server describes, and some that it does not."""
+    """All fields of the server's OpenAPI schema, and two others."""
     from perfmodel.serve.http.openapi import document
     from perfmodel.serve.http.routes import PATHS
 
@@ -198,7 +198,7 @@ def _json_values() -> st.SearchStrategy[Any]:
 
 @st.composite
 def _shaped(draw: st.DrawFn) -> dict[str, Any]:
-    """Fields that ask for JSON of a schema, tools or log-probabilities."""
+    """Fields that request structured output, tools or log-probabilities."""
     schema = draw(_SCHEMAS)
     tool = {"type": "function", "function": {"name": draw(st.text(max_size=5)), "parameters": schema}}
     options = (

@@ -139,7 +139,7 @@ _PUT_IN = (
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> str:
-    """A server's command line with up to three slips, perhaps after variables that double."""
+    """A server's command line with up to three mistakes, sometimes with variables that grow exponentially."""
     words = draw(st.sampled_from(_lines())).split(" ")
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(words) - 1))

@@ -43,7 +43,7 @@ def try_bug(copy: Path, bug: Bug, tests: list[tuple[float, str]]) -> dict[str, A
     changed = bug.applied(path.read_bytes())
     status = planted(path, changed, lambda: in_child(copy, ["-x", *asked], None, LIMIT_S)) if asked else 0
     if status in NOT_RUN:
-        raise SystemExit(f"pytest found no such test: {', '.join(asked)}")
+        raise SystemExit(f"pytest collected no test: {', '.join(asked)}")
     outcome = verdict(status) if asked else "not run"
     row = {"room": bug.room, "name": bug.name, "verdict": outcome, "asked": len(asked), "covering": len(tests)}
     return row | {"test": asked[0] if len(asked) == 1 and status else None}
@@ -87,7 +87,7 @@ def tried(state: Path) -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """Markdown: what was noticed by room, each survivor with what `explained.yaml` says of it."""
+    """Markdown: noticed bugs by room, and survivors with their explanation from `explained.yaml`."""
     explained = yaml.safe_load((FOLDER / "explained.yaml").read_text("utf-8"))
     why: dict[str, str] = explained["survivors"]
     lost = [row for row in rows if row["verdict"] in ("survived", "not run")]
