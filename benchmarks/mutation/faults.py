@@ -46,7 +46,7 @@ ABOUT = """\
 `python benchmarks/mutation/faults.py` plants the faults of `benchmarks/mutation/faults/` and runs the tests of their
 modules. Lived at first: before a test was written against it. The `blind` lists were written at randomly drawn lines
 without looking at their tests, so their first results measure how many unforeseen faults the tests notice. The other
-lists were written together with the tests. `blind_third`, the last, was tried after the tests for all others existed."""
+lists were written together with the tests. `blind_third`, the last, was tried after all other tests existed."""
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,8 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
     happened: list[tuple[Any, ...]] = []
     preliminaries: list[Preliminary] = []
 
-    def tell(found: Preliminary) -> None:
-        preliminaries.append(found)
+    def tell(preliminary: Preliminary) -> None:
+        preliminaries.append(preliminary)
         happened.append(("preliminary",))
 
     @contextmanager

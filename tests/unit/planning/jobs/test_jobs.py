@@ -114,8 +114,8 @@ def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> 
     happened: list[tuple[Any, ...]] = []
     preliminaries: list[Any] = []
 
-    def tell(found: Any) -> None:
-        preliminaries.append(found)
+    def tell(preliminary: Any) -> None:
+        preliminaries.append(preliminary)
         happened.append(("preliminary",))
 
     @contextmanager
