@@ -92,9 +92,9 @@ def start(command: str, folder: Path) -> int:
 
 def finish(command: str, folder: Path) -> tuple[dict[str, bytes], float]:
     """Run the command to completion: its outputs and its duration in seconds."""
-    begun = time.monotonic()
+    started = time.monotonic()
     _, status = os.waitpid(start(command, folder), 0)
-    return contents(folder) | {"status": str(os.waitstatus_to_exitcode(status)).encode()}, time.monotonic() - begun
+    return contents(folder) | {"status": str(os.waitstatus_to_exitcode(status)).encode()}, time.monotonic() - started
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -136,30 +136,32 @@ def run(num_kills: int, seed: int, commands: tuple[str, ...] = tuple(COMMANDS)) 
     draw, tallies = random.Random(seed), {command: Tally() for command in commands}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        _warm(root, commands)
-        whole, lasts = {}, {}
+        _warm_up(root, commands)
+        reference, durations_s = {}, {}
         for command in commands:
-            whole[command], lasts[command] = finish(command, _folder(root, f"{command}-whole"))
+            reference[command], durations_s[command] = finish(command, _folder(root, f"{command}-whole"))
         for number, command in zip(range(num_kills), cycle(commands), strict=False):
             tally = tallies[command]
             for attempt in range(_MAX_TRIES):
                 folder = _folder(root, f"{command}-{number}-{attempt}")
-                moment = draw.uniform(0, lasts[command])
+                moment = draw.uniform(0, durations_s[command])
                 if kill(command, folder, moment):
                     break
                 tally.too_late += 1
-                lasts[command] *= 0.8  # runs have become faster
+                durations_s[command] *= 0.8  # runs have become faster
             else:
                 raise SystemExit(f"{command}: ended before all {_MAX_TRIES} kills")
             tally.kills += 1
             tally.resumed_points += (folder / "points.sqlite").exists()
             resumed, _ = finish(command, folder)
             differing = sorted(
-                key for key in resumed.keys() | whole[command].keys() if resumed.get(key) != whole[command].get(key)
+                key
+                for key in resumed.keys() | reference[command].keys()
+                if resumed.get(key) != reference[command].get(key)
             )
             if differing:
                 tally.wrong.append(f"killed after {moment:.2f} s: {', '.join(differing)} differ")
-            outcome = f"{moment:.2f} of {lasts[command]:.2f} s: {differing or 'equal'}"
+            outcome = f"{moment:.2f} of {durations_s[command]:.2f} s: {differing or 'equal'}"
             print(f"{number + 1} of {num_kills}: {command}, {outcome}", file=sys.stderr, flush=True)
     return tallies
 
@@ -172,7 +174,7 @@ def _folder(root: Path, name: str) -> Path:
     return folder
 
 
-def _warm(root: Path, commands: tuple[str, ...]) -> None:
+def _warm_up(root: Path, commands: tuple[str, ...]) -> None:
     """Run the commands once, so that forked processes inherit their imports and caches."""
     from typer.testing import CliRunner
 

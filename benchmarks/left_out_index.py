@@ -38,15 +38,17 @@ def _lines() -> Iterator[LeftOutError]:
         for what, errors in local[held_out][cut].items():
             test, devices = what.split(", ")
             if devices != "all":
-                yield _of("llamacpp", cut, devices, _TESTS[test], errors, "local_202611.json")
+                yield _left_out_error("llamacpp", cut, devices, _TESTS[test], errors, "local_202611.json")
     served = _report("served_202611.json")["served"]["metrics"]
     for metric in ("tpot_mean", "ttft_mean"):
-        yield _of("", "architecture", "", metric, served[metric], "served_202611.json")
+        yield _left_out_error("", "architecture", "", metric, served[metric], "served_202611.json")
     systems = _report("published_figures_202611.json")["metrics"]["systems"]
-    yield _of("", "datasheet", "", "tpot_mean", systems, "published_figures_202611.json")
+    yield _left_out_error("", "datasheet", "", "tpot_mean", systems, "published_figures_202611.json")
 
 
-def _of(engine: str, cut: Any, devices: str, metric: str, errors: dict[str, Any], report: str) -> LeftOutError:
+def _left_out_error(
+    engine: str, cut: Any, devices: str, metric: str, errors: dict[str, Any], report: str
+) -> LeftOutError:
     return LeftOutError(engine, cut, devices, metric, errors["median_ape"], errors["p90_ape"], report)
 
 

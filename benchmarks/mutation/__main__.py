@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 from bugs import ROOT, Bug, sample
-from planting import NOT_RUN, compile_copy, copied, import_slow, in_child, planted, verdict
+from planting import NOT_RUN, compile_copy, copy_tree, import_slow, run_in_child, run_planted, verdict
 from probes import Mapper, probe
 
 SUBSET = ("tests/unit", "tests/property", "tests/analytic")
@@ -41,7 +41,7 @@ def try_bug(copy: Path, bug: Bug, tests: list[tuple[float, str]]) -> dict[str, A
         asked.append(test)
         spent += seconds
     changed = bug.applied(path.read_bytes())
-    status = planted(path, changed, lambda: in_child(copy, ["-x", *asked], None, LIMIT_S)) if asked else 0
+    status = run_planted(path, changed, lambda: run_in_child(copy, ["-x", *asked], None, LIMIT_S)) if asked else 0
     if status in NOT_RUN:
         raise SystemExit(f"pytest collected no test: {', '.join(asked)}")
     outcome = verdict(status) if asked else "not run"
@@ -53,10 +53,12 @@ def covering_tests(state: Path, bugs: list[Bug], scratch: Path) -> dict[str, lis
     """(seconds, test) of those that run the line of each bug, from beside `state` if they are known."""
     known, names = state.with_suffix(".map.json"), [bug.name for bug in bugs]
     if not known.exists() or json.loads(known.read_text("utf-8"))["bugs"] != names:
-        copy = copied(scratch / "probed" / "tree")
+        copy = copy_tree(scratch / "probed" / "tree")
         probe(copy, bugs)
         mapper = Mapper()
-        in_child(copy, list(SUBSET), mapper, None, lambda: json.dumps({"bugs": names, "tests": mapper.found}), known)
+        run_in_child(
+            copy, list(SUBSET), mapper, None, lambda: json.dumps({"bugs": names, "tests": mapper.found}), known
+        )
     found: dict[str, list[tuple[float, str]]] = {name: [] for name in names}
     for test, (seconds, hits) in json.loads(known.read_text("utf-8"))["tests"].items():
         for number in hits:
@@ -72,7 +74,7 @@ def run(state: Path) -> None:
     done = {row["name"] for row in tried(state)}
     with tempfile.TemporaryDirectory() as scratch:
         tests = covering_tests(state, bugs, Path(scratch))
-        copy = copied(Path(scratch) / "bugged" / "tree")
+        copy = copy_tree(Path(scratch) / "bugged" / "tree")
         compile_copy(copy)
         for bug in bugs:
             if bug.name not in done:

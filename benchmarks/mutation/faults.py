@@ -32,11 +32,11 @@ from planting import (
     NOT_RUN,
     body_changes,
     compile_copy,
-    copied,
+    copy_tree,
     import_package,
     import_slow,
-    in_child,
-    planted,
+    run_in_child,
+    run_planted,
     verdict,
 )
 
@@ -133,7 +133,9 @@ def _run_tests(
     """The exit status of pytest, or minus a signal, and the failed tests."""
     planter, out = _Planter(changes), copy.parent / f"failed-{os.getpid()}"
     out.unlink(missing_ok=True)
-    status = in_child(copy, ["-m", "not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out)
+    status = run_in_child(
+        copy, ["-m", "not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out
+    )
     if status in NOT_RUN:
         raise RuntimeError(f"pytest collected no test: {', '.join(tests)}")
     return status, json.loads(out.read_text("utf-8")) if out.exists() else []
@@ -155,14 +157,14 @@ def _try_in_file(fault: Fault) -> Trial:
     """Try on a package imported again from this worker's copy: for constants, defaults and subprocesses."""
     copy = Path(tempfile.gettempdir()) / f"worker-{os.getpid()}" / "tree"
     if not copy.exists():
-        compile_copy(copied(copy))
+        compile_copy(copy_tree(copy))
     trials: list[Trial] = []
 
     def run() -> int:
         trials.append(_try(copy, fault, []))
         return 0
 
-    planted(copy / fault.module, fault.changed(copy), run)
+    run_planted(copy / fault.module, fault.changed(copy), run)
     return trials[0]
 
 
@@ -178,7 +180,7 @@ def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as scratch, state.open("a", encoding="utf-8") as file:
         tempfile.tempdir = scratch
-        tree = copied(Path(scratch) / "tree")
+        tree = copy_tree(Path(scratch) / "tree")
         compile_copy(tree)
         import_slow()
 
@@ -208,12 +210,12 @@ def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial
     return [Trial(fault, fault.key not in noticed) for fault in faults]
 
 
-def table(kind: str, trials: list[Trial], of: Callable[[Fault], str]) -> list[str]:
-    """Counts grouped by `of`: faults, survivors of the first trial, survivors now."""
+def table(kind: str, trials: list[Trial], key: Callable[[Fault], str]) -> list[str]:
+    """Counts grouped by `key`: faults, survivors of the first trial, survivors now."""
     lines = [f"| {kind} | faults | lived at first | live now | noticed at first | noticed now |"]
     lines += ["|---|---|---|---|---|---|"]
-    for name in [*sorted({of(trial.fault) for trial in trials}), "all"]:
-        rows = [trial for trial in trials if name in (of(trial.fault), "all")]
+    for name in [*sorted({key(trial.fault) for trial in trials}), "all"]:
+        rows = [trial for trial in trials if name in (key(trial.fault), "all")]
         first, now = sum(trial.fault.lived_first for trial in rows), sum(trial.lived for trial in rows)
         rates = [f"{1 - lived / len(rows):.0%}" for lived in (first, now)]
         lines.append("| " + " | ".join(map(str, (name, len(rows), first, now, *rates))) + " |")

@@ -81,7 +81,7 @@ def _on_import(code: CodeType) -> tuple[object, ...]:
     return code.co_code, code.co_names, code.co_varnames, consts
 
 
-def copied(folder: Path) -> Path:
+def copy_tree(folder: Path) -> Path:
     """The working tree without ignored files."""
     names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     for name in names.stdout.decode().splitlines():
@@ -96,7 +96,7 @@ def compile_copy(copy: Path) -> None:
     subprocess.run([sys.executable, "-m", "compileall", "-q", "perfmodel", "tests"], cwd=copy, check=False)
 
 
-def in_child(
+def run_in_child(
     copy: Path,
     arguments: list[str],
     plugin: Any,
@@ -127,7 +127,7 @@ def in_child(
     os._exit(status)
 
 
-def planted(path: Path, changed: bytes, run: Callable[[], int]) -> int:
+def run_planted(path: Path, changed: bytes, run: Callable[[], int]) -> int:
     """The result of `run` while the file holds `changed`."""
     good = path.read_bytes()
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 FINDS = Path(__file__).parents[1] / "data/fuzz_finds.jsonl"
 
 
-def few(count: int) -> settings:
+def max_examples(count: int) -> settings:
     return settings(
         max_examples=count,
         deadline=None,
@@ -28,25 +28,25 @@ def check(case: FuzzCase) -> None:
     assert not outcome.wrong, (outcome, case)
 
 
-@few(200)
+@max_examples(200)
 @given(fuzz_cases("inputs"))
 def test_files_of_a_scenario(case: FuzzCase) -> None:
     check(case)
 
 
-@few(35)
+@max_examples(35)
 @given(fuzz_cases("questions"))
 def test_questions_about_many_scenarios_or_measurements(case: FuzzCase) -> None:
     check(case)
 
 
-@few(80)
+@max_examples(80)
 @given(fuzz_cases("ways-in"))
 def test_results_of_load_tests_command_lines_conversations_and_checkpoints(case: FuzzCase) -> None:
     check(case)
 
 
-@few(120)
+@max_examples(120)
 @given(fuzz_cases("requests"))
 def test_requests_to_the_page_and_the_emulator(case: FuzzCase) -> None:
     check(case)
@@ -60,7 +60,7 @@ def test_past_failures(line: str) -> None:
     check(FuzzCase(row["kind"], tuple(row["args"]), files))
 
 
-@few(12)
+@max_examples(12)
 @given(fuzz_cases("inputs") | fuzz_cases("questions") | fuzz_cases("ways-in"))
 def test_cases_in_a_separate_process(tmp_path_factory: pytest.TempPathFactory, case: FuzzCase) -> None:
     folder = tmp_path_factory.mktemp("case")

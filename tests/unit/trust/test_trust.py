@@ -284,11 +284,11 @@ def test_errors_of_shipped_cells_are_those_of_their_rows():
         (cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))): cell for cell in measured_cells()
     }
     recounted = index.cells_of(measured_rows())
-    whole = 0
+    num_complete = 0
     for cell in recounted:
         shipped = by_cell[cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))]
         assert cell.rows <= shipped.rows
         if cell.rows == shipped.rows:
-            whole += 1
+            num_complete += 1
             assert cell.errors == pytest.approx(shipped.errors, rel=6e-3, abs=1e-4)
-    assert whole > 0.3 * len(recounted)
+    assert num_complete > 0.3 * len(recounted)
