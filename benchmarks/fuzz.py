@@ -4,11 +4,11 @@
                               [--log FILE.jsonl] [--report MD]
 
 Cases are drawn by hypothesis (tests/fuzz_cases.py), 250 to a seed, each seed in a process of its own with a gigabyte of
-memory and 20 s of CPU time for a case (tests/fuzz_runs.py). What is finished is in the log: a run that was stopped goes
-on where it was. Inputs are files of one scenario; questions are plans, what-ifs, studies and measurements; ways in are
-results of load tests, command lines, conversations and checkpoints; requests go to the page and to the emulator.
-20,000 of all take an hour and a half on one core. Cases that failed once are in tests/data/fuzz_finds.jsonl, which
-`make test` repeats.
+memory and 20 s of CPU time for a case (tests/fuzz_runs.py). Finished cases are in the log; an interrupted run resumes
+there. Inputs are files of one scenario; questions are plans, what-ifs, studies and measurements; ways in are results of
+load tests, command lines, conversations and checkpoints; requests go to the page and to the emulator. 20,000 of all
+take an hour and a half on one core. Cases that failed once are in tests/data/fuzz_finds.jsonl, which `make test`
+repeats.
 """
 
 import argparse
@@ -104,16 +104,16 @@ def _report(rows: Sequence[Row], first: int, command: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for kind in [*kinds, "all"]:
-        mine = [row for row in rows if kind in (row["kind"], "all")]
-        wrong = [row for row in mine if "wrong" in row]
-        right = Counter(row["status"] for row in mine if "wrong" not in row)
-        longest = max((row["seconds"] for row in mine), default=0)
+        of_kind = [row for row in rows if kind in (row["kind"], "all")]
+        wrong = [row for row in of_kind if "wrong" in row]
+        right = Counter(row["status"] for row in of_kind if "wrong" not in row)
+        longest = max((row["seconds"] for row in of_kind), default=0)
         refused = sum(count for status, count in right.items() if status == 2 or status >= 400)
-        answered = len(mine) - len(wrong) - refused
-        lines.append(f"| {kind} | {len(mine):,} | {answered:,} | {refused:,} | {len(wrong):,} | {longest:.1f} |")
-    found = Counter(row["wrong"][:160] for row in rows if "wrong" in row)
-    lines += ["", "No case ended otherwise." if not found else "What was wrong, and how often:", ""]
-    lines += [f"- {count} x {what}" for what, count in found.most_common(_MOST_SHOWN)]
+        answered = len(of_kind) - len(wrong) - refused
+        lines.append(f"| {kind} | {len(of_kind):,} | {answered:,} | {refused:,} | {len(wrong):,} | {longest:.1f} |")
+    failures = Counter(row["wrong"][:160] for row in rows if "wrong" in row)
+    lines += ["", "No case ended otherwise." if not failures else "What was wrong, and how often:", ""]
+    lines += [f"- {count} x {what}" for what, count in failures.most_common(_MOST_SHOWN)]
     return "\n".join(lines).rstrip() + "\n"
 
 

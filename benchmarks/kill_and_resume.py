@@ -1,13 +1,13 @@
-"""Whether a command that is killed at a random moment and started again gives the answer of one that was not killed.
+"""Whether a command killed at a random moment and restarted gives the result of an uninterrupted run.
 
     python benchmarks/kill_and_resume.py [--kills 50] [--seed 0] [--report MD]
 
-`plan` resumes from its store, `study` and `execute` begin again; all write over what a killed run has left. A process
-group gets SIGKILL at a moment drawn uniformly from the time that an uninterrupted run takes; a run that was over before
-does not count. Then the same command runs to its end in the same folder. Compared byte for byte: exit status, stdout
-and every file, except the store, and except measured times of `execute` (all requests come at once, so that the plans
-of its steps do not depend on them). Processes are forked from one that has run the commands: a kill falls into their
-work, not into imports. POSIX; ten minutes.
+`plan` resumes from its store, `study` and `execute` start over; all overwrite the files of a killed run. A process
+group gets SIGKILL at a moment drawn uniformly from the duration of an uninterrupted run; runs that end earlier do not
+count. Then the same command runs to completion in the same folder. Compared byte for byte: exit status, stdout
+and every file, except the store, and except measured times of `execute` (all requests arrive at once, so that its
+step plans do not depend on times). Processes are forked from one that has run the commands, so that kills hit
+their work, not their imports. POSIX; ten minutes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "executors")]
-_MAX_TRIES = 5  # for a moment before the end, since runs differ in length
+_MAX_TRIES = 5  # to hit a running process, since durations vary
 _SHORT = "{arrivals: {rate: 20}, num_requests: 60, input_tokens: {distribution: fixed, value: 300}, output_tokens: {distribution: fixed, value: 60}}"  # noqa: E501
 _BASE = f"{{model: llama-3.1-8b, hardware: h100-sxm-80gb, traffic: {_SHORT}}}"
 _FILES = {
@@ -55,12 +55,12 @@ COMMANDS = {
         *("--set", "traffic.output_tokens={distribution: fixed, value: 8}"),
     ),
 }
-_RECORDS = ("run/requests.csv", "run/steps.csv")  # whose columns of times end with _s
+_RECORDS = ("run/requests.csv", "run/steps.csv")  # columns of times end with _s
 
 
 @dataclass
 class Tally:
-    """What became of the kills of one command."""
+    """The kills of one command and their outcomes."""
 
     kills: int = 0
     too_late: int = 0
@@ -69,7 +69,7 @@ class Tally:
 
 
 def start(command: str, folder: Path) -> int:
-    """The process that runs the command in the folder, the first of its group."""
+    """Start the command in the folder as the leader of a new process group; its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -91,25 +91,25 @@ def start(command: str, folder: Path) -> int:
 
 
 def finish(command: str, folder: Path) -> tuple[dict[str, bytes], float]:
-    """What a run to the end leaves, and the seconds it takes."""
-    begun = time.monotonic()
+    """Run the command to completion: its outputs and its duration in seconds."""
+    started = time.monotonic()
     _, status = os.waitpid(start(command, folder), 0)
-    return contents(folder) | {"status": str(os.waitstatus_to_exitcode(status)).encode()}, time.monotonic() - begun
+    return contents(folder) | {"status": str(os.waitstatus_to_exitcode(status)).encode()}, time.monotonic() - started
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Everything that a command printed and wrote, by name, without measured times."""
-    found = {}
+    """All outputs of a command by name, without measured times."""
+    files = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith("points.sqlite"):
-            found[str(file.relative_to(folder))] = file.read_bytes()
-    found["stdout"] = folder.with_name(f"{folder.name}.stdout").read_bytes()
-    if "run/requests.csv" in found:
-        timeless = {name: _without_times(found[name]) for name in _RECORDS}
-        printed = json.loads(found["stdout"])
+            files[str(file.relative_to(folder))] = file.read_bytes()
+    files["stdout"] = folder.with_name(f"{folder.name}.stdout").read_bytes()
+    if "run/requests.csv" in files:
+        timeless = {name: _without_times(files[name]) for name in _RECORDS}
+        printed = json.loads(files["stdout"])
         counts = {name: value for name, value in printed.items() if name.startswith("num_")}
-        found = dict.fromkeys(found, b"") | timeless | {"stdout": json.dumps(counts).encode()}
-    return found
+        files = dict.fromkeys(files, b"") | timeless | {"stdout": json.dumps(counts).encode()}
+    return files
 
 
 def _without_times(raw: bytes) -> bytes:
@@ -118,7 +118,7 @@ def _without_times(raw: bytes) -> bytes:
 
 
 def kill(command: str, folder: Path, after_s: float) -> bool:
-    """Start the command and end its group after so long. False where it was over before."""
+    """Start the command and kill its group after `after_s`. False if it ended earlier."""
     pid, end = start(command, folder), time.monotonic() + after_s
     while time.monotonic() < end:
         if os.waitpid(pid, os.WNOHANG)[0]:
@@ -126,40 +126,42 @@ def kill(command: str, folder: Path, after_s: float) -> bool:
         time.sleep(min(0.002, max(end - time.monotonic(), 0)))
     try:
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it is no group yet
+    except ProcessLookupError:  # the group does not exist yet
         os.kill(pid, signal.SIGKILL)
     return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
 
 def run(num_kills: int, seed: int, commands: tuple[str, ...] = tuple(COMMANDS)) -> dict[str, Tally]:
-    """`num_kills` kills, shared out over the commands in turn."""
+    """`num_kills` kills, over the commands in turn."""
     draw, tallies = random.Random(seed), {command: Tally() for command in commands}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        _warm(root, commands)
-        whole, lasts = {}, {}
+        _warm_up(root, commands)
+        reference, durations_s = {}, {}
         for command in commands:
-            whole[command], lasts[command] = finish(command, _folder(root, f"{command}-whole"))
+            reference[command], durations_s[command] = finish(command, _folder(root, f"{command}-whole"))
         for number, command in zip(range(num_kills), cycle(commands), strict=False):
             tally = tallies[command]
             for attempt in range(_MAX_TRIES):
                 folder = _folder(root, f"{command}-{number}-{attempt}")
-                moment = draw.uniform(0, lasts[command])
+                moment = draw.uniform(0, durations_s[command])
                 if kill(command, folder, moment):
                     break
                 tally.too_late += 1
-                lasts[command] *= 0.8  # this machine has become faster
+                durations_s[command] *= 0.8  # runs have become faster
             else:
-                raise SystemExit(f"{command}: over before each of {_MAX_TRIES} kills")
+                raise SystemExit(f"{command}: ended before all {_MAX_TRIES} kills")
             tally.kills += 1
             tally.resumed_points += (folder / "points.sqlite").exists()
             resumed, _ = finish(command, folder)
             differing = sorted(
-                key for key in resumed.keys() | whole[command].keys() if resumed.get(key) != whole[command].get(key)
+                key
+                for key in resumed.keys() | reference[command].keys()
+                if resumed.get(key) != reference[command].get(key)
             )
             if differing:
                 tally.wrong.append(f"killed after {moment:.2f} s: {', '.join(differing)} differ")
-            outcome = f"{moment:.2f} of {lasts[command]:.2f} s: {differing or 'equal'}"
+            outcome = f"{moment:.2f} of {durations_s[command]:.2f} s: {differing or 'equal'}"
             print(f"{number + 1} of {num_kills}: {command}, {outcome}", file=sys.stderr, flush=True)
     return tallies
 
@@ -172,8 +174,8 @@ def _folder(root: Path, name: str) -> Path:
     return folder
 
 
-def _warm(root: Path, commands: tuple[str, ...]) -> None:
-    """Run the commands once here, so that forked processes have what they import and read."""
+def _warm_up(root: Path, commands: tuple[str, ...]) -> None:
+    """Run the commands once, so that forked processes inherit their imports and caches."""
     from typer.testing import CliRunner
 
     from perfmodel.cli import app

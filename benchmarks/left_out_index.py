@@ -1,4 +1,4 @@
-"""What predictions err by where the setup was left out of the fit, from the reports of cross-validation.
+"""Prediction errors of setups left out of the fit, from the cross-validation reports.
 
 python benchmarks/left_out_index.py    # writes hardware_specs/validated/left_out/errors.csv (perfmodel.trust)
 """
@@ -23,7 +23,7 @@ _HEAD = "engine,left_out,devices,metric,median_error,p90_error,report"
 
 
 def left_out_table() -> str:
-    """The lines of the file."""
+    """The text of the file."""
     lines = [",".join((*map(str, line[:4]), f"{line.median:.4g}", f"{line.p90:.4g}", line.report)) for line in _lines()]
     return "\n".join([_HEAD, *lines, ""])
 
@@ -35,24 +35,26 @@ def _lines() -> Iterator[LeftOutError]:
                 yield LeftOutError(engine, cut, "", metric, float(median) / 100, float(p90) / 100, name)
     local, held_out = _report("local_202611.json"), "held_out"
     for cut in ("model", "device"):
-        for what, found in local[held_out][cut].items():
+        for what, errors in local[held_out][cut].items():
             test, devices = what.split(", ")
             if devices != "all":
-                yield _of("llamacpp", cut, devices, _TESTS[test], found, "local_202611.json")
+                yield _left_out_error("llamacpp", cut, devices, _TESTS[test], errors, "local_202611.json")
     served = _report("served_202611.json")["served"]["metrics"]
     for metric in ("tpot_mean", "ttft_mean"):
-        yield _of("", "architecture", "", metric, served[metric], "served_202611.json")
+        yield _left_out_error("", "architecture", "", metric, served[metric], "served_202611.json")
     systems = _report("published_figures_202611.json")["metrics"]["systems"]
-    yield _of("", "datasheet", "", "tpot_mean", systems, "published_figures_202611.json")
+    yield _left_out_error("", "datasheet", "", "tpot_mean", systems, "published_figures_202611.json")
 
 
-def _of(engine: str, cut: Any, devices: str, metric: str, found: dict[str, Any], report: str) -> LeftOutError:
-    return LeftOutError(engine, cut, devices, metric, found["median_ape"], found["p90_ape"], report)
+def _left_out_error(
+    engine: str, cut: Any, devices: str, metric: str, errors: dict[str, Any], report: str
+) -> LeftOutError:
+    return LeftOutError(engine, cut, devices, metric, errors["median_ape"], errors["p90_ape"], report)
 
 
 def _report(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "reports" / name).read_text(encoding="utf-8"))
-    return found
+    data: dict[str, Any] = json.loads((ROOT / "reports" / name).read_text(encoding="utf-8"))
+    return data
 
 
 if __name__ == "__main__":

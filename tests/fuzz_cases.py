@@ -10,7 +10,6 @@ __all__ = ["KINDS", "FuzzCase", "fuzz_cases"]
 import copy
 import json
 import struct
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fuzz_draws import JUNK, damaged, draw_into, places_of, scale, spoil
 from fuzz_files import FILES
 from fuzz_questions import QUESTIONS
 from fuzz_requests import REQUESTS
-from fuzz_scenarios import DENSE, SCENARIOS, FuzzCase, as_yaml, cut_short
+from fuzz_scenarios import DENSE, SCENARIOS, CaseMakers, FuzzCase, as_yaml, cut_short
 from fuzz_ways_in import WAYS_IN
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -151,7 +150,7 @@ def _gguf(draw: st.DrawFn) -> FuzzCase:
     for key, value in meta.items():
         depth = draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2, 5, 5000]))  # of lists with one entry
         kinds = (9, *[9] * (depth - 1), 4) if depth else (4,)
-        raw += text(key) + struct.pack("<I", kinds[0]) + b"".join(struct.pack("<IQ", each, 1) for each in kinds[1:])
+        raw += text(key) + struct.pack("<I", kinds[0]) + b"".join(struct.pack("<IQ", kind, 1) for kind in kinds[1:])
         raw += struct.pack("<I", value)
     for name, shape in shapes.items():
         raw += text(name) + struct.pack(
@@ -218,7 +217,7 @@ def _result(draw: st.DrawFn) -> FuzzCase:
     return FuzzCase("result file", ("compare", "a.json", "b.json", *flags), files)
 
 
-KINDS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
+KINDS: CaseMakers = {
     "scenario, extreme": (_valid_scenario, 6),
     "scenario, one slip": (_spoilt_scenario, 5),
     "scenario, damaged text": (_spoilt_text, 1),

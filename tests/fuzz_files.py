@@ -1,13 +1,12 @@
-"""Random model, traffic and engine files: shipped ones with fields drawn from their schema, scaled or damaged."""
+"""Random model, traffic and engine files: shipped files with fields drawn from their schema, scaled or damaged."""
 
 __all__ = ["FILES"]
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from fuzz_draws import damaged, draw_into, scale, spoil
-from fuzz_scenarios import DENSE, FuzzCase, as_yaml
+from fuzz_scenarios import DENSE, CaseMakers, FuzzCase, as_yaml
 from hypothesis import strategies as st
 
 from perfmodel.files.yaml_loader import load_yaml
@@ -61,7 +60,7 @@ def _engine(draw: st.DrawFn) -> FuzzCase:
     return FuzzCase("engine file", draw(st.sampled_from(commands)), files)
 
 
-FILES: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
+FILES: CaseMakers = {
     "model file": (_model, 3),
     "traffic file": (_traffic, 2),
     "engine file": (_engine, 1),

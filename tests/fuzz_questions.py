@@ -10,7 +10,6 @@ import copy
 import io
 import json
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 from fuzz_draws import JUNK, damaged, draw_into, places_of, scale, spoil
-from fuzz_scenarios import SCENARIOS, FuzzCase, as_yaml, cut_short
+from fuzz_scenarios import SCENARIOS, CaseMakers, FuzzCase, as_yaml, cut_short
 from hypothesis import strategies as st
 
 from perfmodel.files.yaml_loader import load_yaml
@@ -226,7 +225,7 @@ def _spoilt_question(draw: st.DrawFn) -> FuzzCase:
     return FuzzCase("question, damaged text", args, {"q.yaml": damaged(draw, text.encode())})
 
 
-QUESTIONS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
+QUESTIONS: CaseMakers = {
     "plan": (_plan, 4),
     "whatif": (_whatif, 4),
     "study": (_study, 3),

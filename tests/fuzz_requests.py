@@ -7,13 +7,12 @@ A case is one request. Its args are the server (`page` or `emulator`), the metho
 __all__ = ["REQUESTS"]
 
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from fuzz_draws import JUNK, damaged, places_of
-from fuzz_scenarios import SCENARIOS, FuzzCase
+from fuzz_scenarios import SCENARIOS, CaseMakers, FuzzCase
 from hypothesis import strategies as st
 
 _JSON = "content-type: application/json"
@@ -35,15 +34,15 @@ _VALUES = (
 
 @cache
 def _fields() -> tuple[tuple[str, str], ...]:
-    """(field, value) of the good scenarios, as an address has them."""
-    found = {}
+    """(field, value) pairs of the valid scenarios, as in a query string."""
+    fields = {}
     for data in SCENARIOS:
         for place in places_of(data):
             value: Any = data
             for key in place:
                 value = value[key]
-            found[".".join(map(str, place))] = value if isinstance(value, str) else json.dumps(value)
-    return tuple(sorted(found.items()))
+            fields[".".join(map(str, place))] = value if isinstance(value, str) else json.dumps(value)
+    return tuple(sorted(fields.items()))
 
 
 @st.composite
@@ -73,14 +72,14 @@ def _query(draw: st.DrawFn, depth: int = 0) -> str:
 
 @cache
 def _targets() -> tuple[tuple[str, str], ...]:
-    """(method, path) of all that has the page's state in its address."""
+    """(method, path) of all routes with the page's state in their query."""
     from perfmodel.web.views import VIEWS
 
     parts = [f"{view.name}/{part.name}" for view in VIEWS for part in view.parts]
-    found = [("GET", f"/{view.name}") for view in VIEWS] + [("GET", "/"), ("GET", "/serve-line")]
-    found += [("GET", f"/{kind}/{part}") for kind in ("part", "rest", "later", "data") for part in parts]
-    found += [("GET", f"/file/{part}/report.html") for part in parts]
-    return (*found, *(("POST", f"/{kind}/{part}") for kind in ("ask", "later", "stop") for part in parts))
+    targets = [("GET", f"/{view.name}") for view in VIEWS] + [("GET", "/"), ("GET", "/serve-line")]
+    targets += [("GET", f"/{kind}/{part}") for kind in ("part", "rest", "later", "data") for part in parts]
+    targets += [("GET", f"/file/{part}/report.html") for part in parts]
+    return (*targets, *(("POST", f"/{kind}/{part}") for kind in ("ask", "later", "stop") for part in parts))
 
 
 @st.composite
@@ -92,7 +91,7 @@ def _address(draw: st.DrawFn) -> FuzzCase:
 
 @st.composite
 def _upload(draw: st.DrawFn) -> FuzzCase:
-    """A file of another kind of case; its name and size may be wrong."""
+    """A file from another kind of case, sometimes with a wrong name or size."""
     from fuzz_cases import KINDS
 
     kind = draw(st.sampled_from(["config.json", "GGUF header", "safetensors header", "hardware file", "model file",
@@ -173,7 +172,7 @@ _SCHEMAS = st.sampled_from([
 
 @cache
 def _names() -> tuple[str, ...]:
-    """Every field of a request that the server describes, and some that it does not."""
+    """All fields of the server's OpenAPI schema, and two others."""
     from perfmodel.serve.http.openapi import document
     from perfmodel.serve.http.routes import PATHS
 
@@ -199,7 +198,7 @@ def _json_values() -> st.SearchStrategy[Any]:
 
 @st.composite
 def _shaped(draw: st.DrawFn) -> dict[str, Any]:
-    """Fields that ask for JSON of a schema, tools or log-probabilities."""
+    """Fields that request structured output, tools or log-probabilities."""
     schema = draw(_SCHEMAS)
     tool = {"type": "function", "function": {"name": draw(st.text(max_size=5)), "parameters": schema}}
     options = (
@@ -242,7 +241,7 @@ def _emulator_request(draw: st.DrawFn) -> FuzzCase:
     return FuzzCase("emulator, headers", ("emulator", method, path + query, _JSON, *draw(_headers())), {"body": raw})
 
 
-REQUESTS: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
+REQUESTS: CaseMakers = {
     "page, address": (_address, 6),
     "page, upload": (_upload, 3),
     "page, command line": (_page_line, 2),

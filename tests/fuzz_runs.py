@@ -1,9 +1,9 @@
 """One case of the fuzzer, run in this process under limits: what it printed, and what is wrong with that.
 
-Right is: an end within 20 seconds of CPU time and a gigabyte; exit status 0, or 1 where `plan` finds nothing; or
-status 2 with a sentence (or one line per mistake of a file) and nothing on stdout. Of a request: what `fuzz_servers`
-says. An alarm breaks into Python code; a
-loop inside a library's C code outlives it, and then whoever has started this process must end it.
+Right is: an end within 20 seconds of CPU time and a gigabyte; exit status 0, or 1 where `plan` finds nothing; or status
+2 with a sentence (or one line per mistake of a file) and nothing on stdout. For a request: see `fuzz_servers`. An alarm
+breaks into Python code; a loop inside a library's C code outlives it, and then whoever has started this process must
+end it.
 """
 
 __all__ = ["MOST_BYTES", "MOST_SECONDS", "Outcome", "TooSlowError", "limit_memory", "run_case"]
@@ -32,7 +32,7 @@ class TooSlowError(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: of the exit, or of HTTP; wrong: what should not be, empty where all is well; seconds: of CPU time"""
+    """status: exit or HTTP status; wrong: the fault, empty if there is none; seconds: CPU time"""
 
     status: int
     wrong: str

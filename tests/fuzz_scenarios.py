@@ -1,12 +1,14 @@
 """What a case of the fuzzer is, and the good scenarios that cases are made of."""
 
-__all__ = ["DENSE", "SCENARIOS", "FuzzCase", "as_yaml", "cut_short"]
+__all__ = ["DENSE", "SCENARIOS", "CaseMakers", "FuzzCase", "as_yaml", "cut_short"]
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from hypothesis import strategies as st
 
 from perfmodel.files.yaml_loader import dump_yaml
 
@@ -47,6 +49,10 @@ class FuzzCase:
     kind: str
     args: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
+
+
+# kind -> (strategy of its cases, weight)
+CaseMakers = dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]]
 
 
 def cut_short(data: dict[str, Any]) -> dict[str, Any]:

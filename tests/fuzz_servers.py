@@ -1,7 +1,7 @@
-"""The page and the emulator in this process, and what is wrong with their answer to a request of the fuzzer.
+"""Fuzzed requests to the page and the emulator in this process, and what is wrong with the responses.
 
-Right is a complete answer with a status below 500, no traceback and no folder of this machine in its text. The page
-answers in this thread what its workers would answer, so that limits on time reach it.
+A response is right if it is complete, has a status below 500 and contains no traceback and no local path. The page
+runs the work of its workers in this thread, so that time limits apply to it.
 """
 
 __all__ = ["run_request", "traced"]
@@ -20,7 +20,7 @@ from asgi_client import Client, Response
 from fuzz_scenarios import FuzzCase
 from virtual_time import VirtualLoop
 
-_SMALL = (  # answers of the emulator are short
+_SMALL = (  # for short responses of the emulator
     "engine.max_model_len=256",
     "traffic.input_tokens={distribution: fixed, value: 100}",
     "traffic.output_tokens={distribution: fixed, value: 20}",
@@ -30,14 +30,14 @@ _USES = ("/part/memory/plan", "/part/deployment/glance", "/part/step/decode")  #
 
 
 def run_request(case: FuzzCase) -> tuple[int, str]:
-    """The status of the answer, and what is wrong with it."""
+    """The status of the response, and what is wrong with it."""
     server, method, target, *lines = case.args
     headers = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
     return {"page": _on_page, "emulator": _on_emulator}[server](method, target, case.files["body"], headers)
 
 
 def traced(error: BaseException) -> str:
-    """An error and the line of the package that it came from."""
+    """An error and the line of the package that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = ([frame for frame in frames if "/perfmodel/" in frame.filename] or frames)[-1]
     return f"{type(error).__name__} at {'/'.join(Path(place.filename).parts[-3:])}:{place.lineno}: {error}"
@@ -48,9 +48,9 @@ def _wrong(response: Response, folders: tuple[str, ...] = ()) -> str:
     if response.status is None or response.status >= 500:
         return f"status {response.status}: {text[:160]}"
     if not response.is_complete:
-        return "an answer that does not end"
-    found = [word for word in ("Traceback", 'File "', *folders) if word in text]
-    return f"{found[0]} in an answer" if found else ""
+        return "an incomplete response"
+    leaks = [word for word in ("Traceback", 'File "', *folders) if word in text]
+    return f"{leaks[0]} in a response" if leaks else ""
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
@@ -62,15 +62,15 @@ def _site() -> Any:
 
     from perfmodel.web.desk import Desk
 
-    class AtOnce(Desk):
-        """Answers here what would go to a worker."""
+    class InlineDesk(Desk):
+        """Runs the work of a worker here."""
 
         def begin(self, questions: Any, lane: str, reader: str = "") -> list[Any]:
             for question in questions:
                 self.answer(question)
             return []
 
-    return Site(AtOnce())
+    return Site(InlineDesk())
 
 
 async def _inline(function: Callable[..., Any], *args: Any) -> Any:
@@ -78,7 +78,7 @@ async def _inline(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _on_page(method: str, target: str, body: bytes, headers: list[tuple[str, str]]) -> tuple[int, str]:
-    """A file that was taken is looked at, as the page does."""
+    """An accepted upload is used in three queries, as on the page."""
     from web_site import HERE
 
     site, faults = _site(), []
@@ -92,9 +92,9 @@ def _on_page(method: str, target: str, body: bytes, headers: list[tuple[str, str
         response = asyncio.run(site.send(method, target, body, *given))
         wrong = _wrong(response, HERE[:3])
         if target.startswith("/drop") and response.status == 200:
-            found = response.json()
+            upload = response.json()
             for path in _USES:
-                wrong = wrong or _wrong(site.get(f"{path}?{urlencode({found['field']: found['mark']})}"), HERE[:3])
+                wrong = wrong or _wrong(site.get(f"{path}?{urlencode({upload['field']: upload['mark']})}"), HERE[:3])
     return response.status or -1, " ".join([wrong, *faults[:1]]).strip()
 
 
@@ -120,7 +120,7 @@ def _emulator() -> tuple[asyncio.Runner, Client, Any]:
 
 
 def _on_emulator(method: str, target: str, body: bytes, headers: list[tuple[str, str]]) -> tuple[int, str]:
-    """Errors say their status and have words; nothing is under way afterwards."""
+    """Errors state their status and a message; no request remains in flight."""
     runner, client, emulator = _emulator()
     try:
         response = runner.run(client.call(method, target, body, headers=headers))
@@ -129,14 +129,14 @@ def _on_emulator(method: str, target: str, body: bytes, headers: list[tuple[str,
         raise
     wrong = _wrong(response)
     if not wrong and response.status >= 400 and method != "HEAD":
-        said = response.json()
-        error = said.get("error", {})
-        has_words = bool((said.get("detail") or error.get("message", "")).strip())
+        answer = response.json()
+        error = answer.get("error", {})
+        has_message = bool((answer.get("detail") or error.get("message", "")).strip())
         wrong = (
             ""
-            if has_words and error.get("code", response.status) == response.status
-            else f"an error without words: {said}"
+            if has_message and error.get("code", response.status) == response.status
+            else f"an error without a message: {answer}"
         )
     if emulator.num_under_way:
-        wrong = wrong or f"{emulator.num_under_way} requests under way after the answer"
+        wrong = wrong or f"{emulator.num_under_way} requests in flight after the response"
     return response.status or -1, wrong

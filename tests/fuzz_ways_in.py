@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 from fuzz_draws import JUNK, damaged, scale, spoil
-from fuzz_scenarios import DENSE, FuzzCase, as_yaml
+from fuzz_scenarios import DENSE, CaseMakers, FuzzCase, as_yaml
 from hypothesis import strategies as st
 
 from perfmodel.files.yaml_loader import load_yaml
@@ -139,7 +139,7 @@ _PUT_IN = (
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> str:
-    """A server's command line with up to three slips, perhaps after variables that double."""
+    """A server's command line with up to three mistakes, sometimes with variables that grow exponentially."""
     words = draw(st.sampled_from(_lines())).split(" ")
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(words) - 1))
@@ -287,7 +287,7 @@ def _checkpoint(draw: st.DrawFn) -> FuzzCase:
     return FuzzCase("checkpoint", command, files)
 
 
-WAYS_IN: dict[str, tuple[Callable[[], st.SearchStrategy[FuzzCase]], int]] = {
+WAYS_IN: CaseMakers = {
     "load test": (_load_test, 6),
     "load test of one's own": (_own_server, 1),
     "command line": (_command_line, 5),

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 from bugs import ROOT, Bug, sample
-from planting import NOT_RUN, compile_copy, copied, import_slow, in_child, planted, verdict
+from planting import NOT_RUN, compile_copy, copy_tree, import_slow, run_in_child, run_planted, verdict
 from probes import Mapper, probe
 
 SUBSET = ("tests/unit", "tests/property", "tests/analytic")
@@ -41,22 +41,24 @@ def try_bug(copy: Path, bug: Bug, tests: list[tuple[float, str]]) -> dict[str, A
         asked.append(test)
         spent += seconds
     changed = bug.applied(path.read_bytes())
-    status = planted(path, changed, lambda: in_child(copy, ["-x", *asked], None, LIMIT_S)) if asked else 0
+    status = run_planted(path, changed, lambda: run_in_child(copy, ["-x", *asked], None, LIMIT_S)) if asked else 0
     if status in NOT_RUN:
-        raise SystemExit(f"pytest found no such test: {', '.join(asked)}")
+        raise SystemExit(f"pytest collected no test: {', '.join(asked)}")
     outcome = verdict(status) if asked else "not run"
-    found = {"room": bug.room, "name": bug.name, "verdict": outcome, "asked": len(asked), "covering": len(tests)}
-    return found | {"test": asked[0] if len(asked) == 1 and status else None}
+    row = {"room": bug.room, "name": bug.name, "verdict": outcome, "asked": len(asked), "covering": len(tests)}
+    return row | {"test": asked[0] if len(asked) == 1 and status else None}
 
 
 def covering_tests(state: Path, bugs: list[Bug], scratch: Path) -> dict[str, list[tuple[float, str]]]:
     """(seconds, test) of those that run the line of each bug, from beside `state` if they are known."""
     known, names = state.with_suffix(".map.json"), [bug.name for bug in bugs]
     if not known.exists() or json.loads(known.read_text("utf-8"))["bugs"] != names:
-        copy = copied(scratch / "probed" / "tree")
+        copy = copy_tree(scratch / "probed" / "tree")
         probe(copy, bugs)
         mapper = Mapper()
-        in_child(copy, list(SUBSET), mapper, None, lambda: json.dumps({"bugs": names, "tests": mapper.found}), known)
+        run_in_child(
+            copy, list(SUBSET), mapper, None, lambda: json.dumps({"bugs": names, "tests": mapper.found}), known
+        )
     found: dict[str, list[tuple[float, str]]] = {name: [] for name in names}
     for test, (seconds, hits) in json.loads(known.read_text("utf-8"))["tests"].items():
         for number in hits:
@@ -72,14 +74,14 @@ def run(state: Path) -> None:
     done = {row["name"] for row in tried(state)}
     with tempfile.TemporaryDirectory() as scratch:
         tests = covering_tests(state, bugs, Path(scratch))
-        copy = copied(Path(scratch) / "bugged" / "tree")
+        copy = copy_tree(Path(scratch) / "bugged" / "tree")
         compile_copy(copy)
         for bug in bugs:
             if bug.name not in done:
-                found = try_bug(copy, bug, tests[bug.name])
-                print(f"{found['verdict']:<8} {found['asked']:>3} tests  {bug.name}", flush=True)
+                row = try_bug(copy, bug, tests[bug.name])
+                print(f"{row['verdict']:<8} {row['asked']:>3} tests  {bug.name}", flush=True)
                 with state.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
+                    file.write(json.dumps(row) + "\n")
 
 
 def tried(state: Path) -> list[dict[str, Any]]:
@@ -87,7 +89,7 @@ def tried(state: Path) -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """Markdown: what was noticed by room, each survivor with what `explained.yaml` says of it."""
+    """Markdown: noticed bugs by room, and survivors with their explanation from `explained.yaml`."""
     explained = yaml.safe_load((FOLDER / "explained.yaml").read_text("utf-8"))
     why: dict[str, str] = explained["survivors"]
     lost = [row for row in rows if row["verdict"] in ("survived", "not run")]
@@ -95,11 +97,20 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines += ["| room | bugs | noticed at once | by slower tests | by laws since | equivalent | survive | noticed |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for room in [*dict.fromkeys(row["room"] for row in rows), "all"]:
-        mine = [row for row in rows if room in (row["room"], "all")]
+        in_room = [row for row in rows if room in (row["room"], "all")]
         kinds = [why.get(row["name"], "survives").split(":")[0] for row in lost if room in (row["room"], "all")]
         slow, since, same = (kinds.count(kind) for kind in ("slower", "law", "equivalent"))
-        num, noticed = len(mine) - same, len(mine) - len(kinds) + slow + since
-        cells = [room, len(mine), len(mine) - len(kinds), slow, since, same, num - noticed, f"{noticed / num:.0%}"]
+        num, noticed = len(in_room) - same, len(in_room) - len(kinds) + slow + since
+        cells = [
+            room,
+            len(in_room),
+            len(in_room) - len(kinds),
+            slow,
+            since,
+            same,
+            num - noticed,
+            f"{noticed / num:.0%}",
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "## Not noticed at once", ""]
     for row in lost:

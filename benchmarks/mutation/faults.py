@@ -1,16 +1,16 @@
-"""Do the tests know what each number means? Faults of meaning, written by hand, planted one at a time.
+"""Whether the tests notice faults of meaning, written by hand and planted one at a time.
 
     python benchmarks/mutation/faults.py                                # all lists of `faults/`
     python benchmarks/mutation/faults.py --list benchmarks/mutation/faults/engine_sim.yaml --only autoscaler
     python benchmarks/mutation/faults.py --report reports/planted_faults_202611.md
 
-A fault is a change that a reader overlooks: a sign, an off-by-one, a forgotten term, a swapped field, a wrong unit.
-Each entry of a list has `module`, `law` (which law must notice), `before` (text that stands once in the module),
-`after`, `test` (files or folders of tests of the module) and, if the fault lived when first tried, `first: lived`.
-The tests of an entry run until one fails, for at most `LIMIT_S` CPU seconds, in forks of a process that has the
-package imported and in which functions get their changed bodies. What lives there, or is no body of a function, is
-planted in the file of a copy of the tree and imported anew: the judgement "lived" is always that of a file. Tests that
-noticed must pass without a fault. What was noticed is kept in `--state`, and is not tried again while it is there.
+A fault is a change that a reviewer overlooks: a sign, an off-by-one, a missing term, a swapped field, a wrong unit.
+An entry of a list has `module`, `law` (which law must notice), `before` (text that occurs once in the module),
+`after`, `test` (files or folders of tests of the module) and, if the fault survived its first trial, `first: lived`.
+The tests of an entry run until one fails, for at most `LIMIT_S` CPU seconds, in forks of a process that has the package
+imported and in which functions get their changed bodies. Faults that survive there, or are outside function bodies, are
+planted in a file of a copy of the tree and imported again: "lived" is always the verdict of a file. Tests that noticed
+must pass without the fault. Noticed faults are kept in `--state` and not retried.
 """
 
 import argparse
@@ -32,21 +32,21 @@ from planting import (
     NOT_RUN,
     body_changes,
     compile_copy,
-    copied,
+    copy_tree,
     import_package,
     import_slow,
-    in_child,
-    planted,
+    run_in_child,
+    run_planted,
     verdict,
 )
 
 LISTS = Path(__file__).parent / "faults"
 LIMIT_S = 120
 ABOUT = """\
-`python benchmarks/mutation/faults.py` plants each fault of `benchmarks/mutation/faults/` and runs the tests of its
-module. Lived at first: before a law was written against it. Lists called `blind` were written at lines drawn at random,
-before their tests were looked at: what they show at first is what the tests notice of a fault that nobody had in mind.
-The others were written beside the laws. `blind_third`, the last, was tried when the laws of all others were there."""
+`python benchmarks/mutation/faults.py` plants the faults of `benchmarks/mutation/faults/` and runs the tests of their
+modules. Lived at first: before a test was written against it. The `blind` lists were written at randomly drawn lines
+without looking at their tests, so their first results measure how many unforeseen faults the tests notice. The other
+lists were written together with the tests. `blind_third`, the last, was tried after all other tests existed."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Fault:
 class Trial:
     fault: Fault
     lived: bool
-    test: str = ""  # that noticed
+    test: str = ""  # the test that noticed
 
 
 def read_faults(path: Path) -> list[Fault]:
-    """The faults of a list; SystemExit names the entries that no longer fit the tree."""
+    """The faults of a list; SystemExit names the entries that no longer match the tree."""
     faults, stale = [], []
     for row in yaml.safe_load(path.read_text("utf-8")):
         tests = [row["test"]] if isinstance(row["test"], str) else row["test"]
@@ -108,7 +108,7 @@ def _mismatch(fault: Fault) -> str | None:
 
 
 class _Planter:
-    """In the child: gives functions their changed bodies, and keeps which tests failed."""
+    """Pytest plugin in the child: replaces function bodies and records failed tests."""
 
     def __init__(self, changes: list[tuple[FunctionType, CodeType]]) -> None:
         self._changes = changes
@@ -130,12 +130,14 @@ class _Planter:
 def _run_tests(
     copy: Path, tests: list[str], changes: list[tuple[FunctionType, CodeType]], limit_s: int | None
 ) -> tuple[int, list[str]]:
-    """pytest's status, or minus a signal, and the tests that failed."""
+    """The exit status of pytest, or minus a signal, and the failed tests."""
     planter, out = _Planter(changes), copy.parent / f"failed-{os.getpid()}"
     out.unlink(missing_ok=True)
-    status = in_child(copy, ["-m", "not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out)
+    status = run_in_child(
+        copy, ["-m", "not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out
+    )
     if status in NOT_RUN:
-        raise RuntimeError(f"pytest found no such test: {', '.join(tests)}")
+        raise RuntimeError(f"pytest collected no test: {', '.join(tests)}")
     return status, json.loads(out.read_text("utf-8")) if out.exists() else []
 
 
@@ -145,25 +147,25 @@ def _try(copy: Path, fault: Fault, changes: list[tuple[FunctionType, CodeType]])
 
 
 def _try_in_memory(fault: Fault) -> Trial:
-    """On the package as this worker imported it; lives if the fault is no change of a function's body."""
+    """Try on the package imported in this worker; a fault outside function bodies counts as survived."""
     copy = Path(tempfile.gettempdir()) / "tree"
     changes = body_changes(copy / fault.module, fault.changed(copy)) if fault.module.endswith(".py") else None
     return _try(copy, fault, changes) if changes else Trial(fault, True)
 
 
 def _try_in_file(fault: Fault) -> Trial:
-    """On a package imported anew from the copy of this worker: constants, defaults, what subprocesses run."""
+    """Try on a package imported again from this worker's copy: for constants, defaults and subprocesses."""
     copy = Path(tempfile.gettempdir()) / f"worker-{os.getpid()}" / "tree"
     if not copy.exists():
-        compile_copy(copied(copy))
-    found: list[Trial] = []
+        compile_copy(copy_tree(copy))
+    trials: list[Trial] = []
 
     def run() -> int:
-        found.append(_try(copy, fault, []))
+        trials.append(_try(copy, fault, []))
         return 0
 
-    planted(copy / fault.module, fault.changed(copy), run)
-    return found[0]
+    run_planted(copy / fault.module, fault.changed(copy), run)
+    return trials[0]
 
 
 def _fail_without_fault(tests: list[str]) -> list[str]:
@@ -171,14 +173,14 @@ def _fail_without_fault(tests: list[str]) -> list[str]:
 
 
 def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial]:
-    """All of `faults`, one at a time; those that `state` knows as noticed are taken from there."""
+    """Try `faults` one at a time; those noticed according to `state` are not retried."""
     rows = [json.loads(line) for line in state.read_text("utf-8").splitlines()] if state.exists() else []
     noticed = {(module, before, after): test for module, before, after, test in rows}
     state.parent.mkdir(parents=True, exist_ok=True)
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as scratch, state.open("a", encoding="utf-8") as file:
         tempfile.tempdir = scratch
-        tree = copied(Path(scratch) / "tree")
+        tree = copy_tree(Path(scratch) / "tree")
         compile_copy(tree)
         import_slow()
 
@@ -193,25 +195,27 @@ def try_faults(faults: list[Fault], state: Path, num_workers: int) -> list[Trial
                 )
 
         with fork.Pool(num_workers, import_package, (tree,)) as pool:
-            for trial in pool.imap_unordered(_try_in_memory, [each for each in faults if each.key not in noticed]):
+            for trial in pool.imap_unordered(_try_in_memory, [fault for fault in faults if fault.key not in noticed]):
                 keep(trial)
-            tests = sorted({noticed[each.key] for each in faults if noticed.get(each.key)})
+            tests = sorted({noticed[fault.key] for fault in faults if noticed.get(fault.key)})
             if tests and (failing := pool.apply(_fail_without_fault, (tests,))):
-                raise SystemExit(f"{state} says that these noticed, and they fail without a fault: {' '.join(failing)}")
+                raise SystemExit(
+                    f"{state} lists these tests as noticing a fault, but they fail without one: {' '.join(failing)}"
+                )
         with fork.Pool(num_workers) as pool:
-            for trial in pool.imap_unordered(_try_in_file, [each for each in faults if each.key not in noticed]):
+            for trial in pool.imap_unordered(_try_in_file, [fault for fault in faults if fault.key not in noticed]):
                 keep(trial)
                 if trial.lived:
                     print(f"LIVED    {trial.fault.module}: {trial.fault.change}", flush=True)
     return [Trial(fault, fault.key not in noticed) for fault in faults]
 
 
-def table(kind: str, trials: list[Trial], of: Callable[[Fault], str]) -> list[str]:
-    """By what `of` gives: faults, those that lived when first tried, those that live now."""
+def table(kind: str, trials: list[Trial], key: Callable[[Fault], str]) -> list[str]:
+    """Counts grouped by `key`: faults, survivors of the first trial, survivors now."""
     lines = [f"| {kind} | faults | lived at first | live now | noticed at first | noticed now |"]
     lines += ["|---|---|---|---|---|---|"]
-    for name in [*sorted({of(trial.fault) for trial in trials}), "all"]:
-        rows = [trial for trial in trials if name in (of(trial.fault), "all")]
+    for name in [*sorted({key(trial.fault) for trial in trials}), "all"]:
+        rows = [trial for trial in trials if name in (key(trial.fault), "all")]
         first, now = sum(trial.fault.lived_first for trial in rows), sum(trial.lived for trial in rows)
         rates = [f"{1 - lived / len(rows):.0%}" for lived in (first, now)]
         lines.append("| " + " | ".join(map(str, (name, len(rows), first, now, *rates))) + " |")
@@ -219,7 +223,7 @@ def table(kind: str, trials: list[Trial], of: Callable[[Fault], str]) -> list[st
 
 
 def report(trials: list[Trial]) -> str:
-    """Markdown: tables by list, by package and by module, and the faults that lived, with what must notice each."""
+    """Markdown: tables by list, package and module, and the survivors with the law that must notice them."""
     lines = ["# Planted faults of meaning", "", ABOUT, ""]
     lines += table("list", trials, lambda fault: fault.source)
     lines += ["", *table("package", trials, lambda fault: "/".join(fault.module.split("/")[:2]))]
@@ -235,8 +239,8 @@ def report(trials: list[Trial]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", type=Path, help="a list of faults (default: all of `faults/`)")
-    parser.add_argument("--only", help="faults whose module, law or change has this text")
-    parser.add_argument("--state", type=Path, default=ROOT / "out" / "faults.jsonl", help="what has been noticed")
+    parser.add_argument("--only", help="faults with this text in their module, law or change")
+    parser.add_argument("--state", type=Path, default=ROOT / "out" / "faults.jsonl", help="file of noticed faults")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     given = parser.parse_args()

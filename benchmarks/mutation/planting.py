@@ -1,4 +1,4 @@
-"""A copy of the tree to plant bugs in, and pytest in a child of this process, which has what takes long to import."""
+"""A copy of the tree to plant bugs in, and pytest in a child process that inherits slow imports."""
 
 import gc
 import importlib
@@ -24,7 +24,7 @@ NOT_RUN = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def import_slow() -> None:
-    """Also says that hypothesis need not look for the smallest example of a test that fails."""
+    """Also turns off shrinking in hypothesis, since any failing example is enough."""
     for name in SLOW_IMPORTS:
         __import__(name)
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
@@ -36,31 +36,31 @@ _FUNCTIONS: dict[tuple[str, CodeType], list[FunctionType]] = {}
 
 
 def import_package(tree: Path) -> None:
-    """All modules of the package of `tree`; `body_changes` knows their functions from now on."""
+    """Import all modules of the package of `tree` and index their functions for `body_changes`."""
     sys.path.insert(0, str(tree))
     package = importlib.import_module("perfmodel")
     for module in pkgutil.walk_packages(package.__path__, "perfmodel."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for each in gc.get_objects():
-        if isinstance(each, FunctionType):
-            _FUNCTIONS.setdefault((each.__code__.co_filename, each.__code__), []).append(each)
+    for obj in gc.get_objects():
+        if isinstance(obj, FunctionType):
+            _FUNCTIONS.setdefault((obj.__code__.co_filename, obj.__code__), []).append(obj)
     gc.freeze()
 
 
 def body_changes(path: Path, changed: bytes) -> list[tuple[FunctionType, CodeType]] | None:
-    """Functions of an imported module with the bodies that `changed` gives them; None if it changes more than those."""
+    """Functions of an imported module and their new bodies in `changed`; None if anything else changes."""
     pairs = _differing(*(compile(text, path, "exec", dont_inherit=True) for text in (path.read_bytes(), changed)))
-    found = [(_FUNCTIONS.get((str(path), old), []), new) for old, new in pairs or ()]
-    if not found or any(not functions for functions, _ in found):
+    changes = [(_FUNCTIONS.get((str(path), old), []), new) for old, new in pairs or ()]
+    if not changes or any(not functions for functions, _ in changes):
         return None
     if any(old.co_freevars != new.co_freevars for old, new in pairs or ()):
         return None
-    return [(function, new) for functions, new in found for function in functions]
+    return [(function, new) for functions, new in changes for function in functions]
 
 
 def _differing(good: CodeType, bad: CodeType) -> list[tuple[CodeType, CodeType]] | None:
-    """Bodies of functions that differ; None if what runs on import differs, too."""
+    """Pairs of differing function bodies; None if code executed on import differs as well."""
     if _on_import(good) != _on_import(bad):
         return None
     pairs: list[tuple[CodeType, CodeType]] = []
@@ -76,13 +76,13 @@ def _differing(good: CodeType, bad: CodeType) -> list[tuple[CodeType, CodeType]]
 
 
 def _on_import(code: CodeType) -> tuple[object, ...]:
-    """Its instructions and constants, without the lines that they stand in and the bodies of functions."""
+    """Instructions and constants, without line numbers and function bodies."""
     consts = [const.co_name if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, consts
 
 
-def copied(folder: Path) -> Path:
-    """The tree as it is, what git ignores left out."""
+def copy_tree(folder: Path) -> Path:
+    """The working tree without ignored files."""
     names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     for name in names.stdout.decode().splitlines():
         if (ROOT / name).is_file():
@@ -96,7 +96,7 @@ def compile_copy(copy: Path) -> None:
     subprocess.run([sys.executable, "-m", "compileall", "-q", "perfmodel", "tests"], cwd=copy, check=False)
 
 
-def in_child(
+def run_in_child(
     copy: Path,
     arguments: list[str],
     plugin: Any,
@@ -104,7 +104,7 @@ def in_child(
     result: Callable[[], str] | None = None,
     out: Path | None = None,
 ) -> int:
-    """pytest in a child of this process; its status, or minus a signal."""
+    """Run pytest in a child process: its exit status, or minus a signal."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -113,7 +113,7 @@ def in_child(
     if limit_s is not None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 5))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10 * limit_s)  # of those that sleep, or wait for a child of their own
+        signal.alarm(10 * limit_s)  # for tests that sleep or wait for a child process
     folders = [str(copy), str(copy / "executors")]
     os.environ |= {"PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.path[:0] = folders
@@ -127,8 +127,8 @@ def in_child(
     os._exit(status)
 
 
-def planted(path: Path, changed: bytes, run: Callable[[], int]) -> int:
-    """What `run` gives while `changed` is in the file."""
+def run_planted(path: Path, changed: bytes, run: Callable[[], int]) -> int:
+    """The result of `run` while the file holds `changed`."""
     good = path.read_bytes()
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         compiled.unlink()

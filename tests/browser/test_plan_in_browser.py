@@ -32,7 +32,7 @@ def test_from_start_to_export(tab, tmp_path):
     tab.settle()
     assert not tab.figures()  # nothing is begun by an address
     tab.page.click("text=Find the deployment")
-    tab.page.wait_for_selector(".card", timeout=240_000)  # seconds, unless others compute
+    tab.page.wait_for_selector(".card", timeout=240_000)  # takes seconds on an idle machine
     tab.settle()
     shown = {path: value for path, value, _ in tab.figures()}
     assert float(shown["winner.max_rate"]) >= 4
@@ -65,19 +65,19 @@ def _exports_are_of(files, shown, folder: Path):
 LONG = {"plan.seeds": "8", "plan.num_requests": "3000", "plan.finalists": "8", "rate": "40"}
 
 
-def test_a_plan_outlives_its_page_loaded_again_but_not_its_tab_closed(tab):
+def test_a_plan_survives_a_reload_but_not_a_closed_tab(tab):
     path = address(**LIMITS, **LONG, hardware="h200-sxm")
     tab.open(path)
     tab.page.click("text=Find the deployment")
     tab.page.wait_for_selector(".progress")
     tab.page.reload()
     tab.page.wait_for_selector(".progress")
-    tab.page.wait_for_timeout(12_000)  # longer than a page has to come back
+    tab.page.wait_for_timeout(12_000)  # longer than the grace period of a reload
     assert tab.page.query_selector(".progress")
     tab.page.close()
     other = Tab(tab.page.context, tab.server)
     until = time.monotonic() + 60
-    while True:  # each look is one request without a script, which waits for nothing
+    while True:  # a plain request, since a page with scripts would wait for the plan
         html = other.page.request.get(tab.server.address + path).text()
         if "Find the deployment" in html and 'class="progress"' not in html:
             break

@@ -199,7 +199,7 @@ def test_labels_select_the_pods():
     assert yaml_of("kubernetes/service.yaml")["spec"]["selector"] == labels
 
 
-def test_a_monitor_of_the_operator_scrapes_the_service():
+def test_the_service_monitor_selects_and_scrapes_the_service():
     monitor = yaml_of("kubernetes/servicemonitor.yaml")["spec"]
     service = yaml_of("kubernetes/service.yaml")
     assert monitor["selector"]["matchLabels"] == service["metadata"]["labels"]
@@ -208,16 +208,16 @@ def test_a_monitor_of_the_operator_scrapes_the_service():
     assert endpoint["path"] == POD["metadata"]["annotations"]["prometheus.io/path"]
 
 
-def test_a_pod_serves_until_proxies_know_that_it_ends():
-    """Then answers under way end: no longer than Kubernetes waits for both."""
+def test_a_pod_serves_until_proxies_have_removed_it():
+    """The preStop delay and the drain of running requests fit into the termination grace period."""
     command, seconds = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
     drain_s = inspect.signature(serve_apps).parameters["drain_s"].default
     assert command == "sleep"
     assert 5 <= int(seconds) <= POD["spec"]["terminationGracePeriodSeconds"] - drain_s
 
 
-def test_the_image_is_named_as_one_that_no_registry_has():
-    """`example` is reserved (RFC 2606): nobody can put another image where this one is looked for."""
+def test_the_image_is_named_under_a_reserved_domain():
+    """`example` is reserved (RFC 2606): nobody can publish an image under this name."""
     (image,) = yaml_of("kubernetes/kustomization.yaml")["images"]
     assert image["name"] == CONTAINER["image"] == "perfmodel-emulator"
     assert image["newName"].partition("/")[0].endswith(".example")

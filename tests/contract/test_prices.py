@@ -1,4 +1,4 @@
-"""The list of prices: what each is, its source and its date; old, unconfirmed and missing ones are named."""
+"""The price list: kind, source and date of every price; outdated, unconfirmed and missing prices are reported."""
 
 import datetime
 
@@ -71,27 +71,27 @@ def test_the_price_in_use_is_told_with_its_source():
     assert price_notes(own) == []
 
 
-def test_prices_stand_in_one_file():
+def test_all_prices_are_in_one_file():
     for folder in ("hardware", "families"):
         for path in data_dir(folder).glob("*.yaml"):
             assert "\nprice" not in path.read_text(encoding="utf-8"), path
 
 
-def test_an_unconfirmed_price_says_so():
-    """What stands behind MI300X's price is a memory, as its entry says."""
+def test_an_unconfirmed_price_is_marked():
+    """The entry of the MI300X has no list or quote as its source."""
     scenario = load_scenario(SCENARIO, ["hardware=mi300x"])
     assert "unconfirmed" in price_lines(scenario)[0]
     assert "is unconfirmed: no list or quote" in price_notes(scenario)[0]
     assert price_notes(load_scenario(SCENARIO, ["hardware=mi300x", "hardware.price=3"])) == []
 
 
-def test_where_no_price_is_known_the_answer_says_so():
+def test_a_missing_price_is_noted():
     scenario = load_scenario(SCENARIO, ["hardware=gb200", "traffic.num_requests=3"])
     assert price_lines(scenario) == []
     assert [note for note in simulate(scenario).notes if note.startswith("No price of gb200 is known")]
 
 
-def test_a_device_without_a_price_takes_the_user_s_and_a_listed_one_is_then_no_longer_the_list_s():
+def test_a_price_of_the_user_overrides_a_missing_or_listed_one():
     for name in ("gb200", "h100"):
         price = load_hardware(name, ["hardware.price=3"]).price
         assert (price.usd_per_hour, price.source) == (3, "given in the scenario")
@@ -100,7 +100,7 @@ def test_a_device_without_a_price_takes_the_user_s_and_a_listed_one_is_then_no_l
     )
 
 
-def test_each_device_has_its_own_of_several_prices():
+def test_several_prices_apply_to_their_devices():
     changes = ["price.usd_per_gpu_hour={h100: 2, gb200: 5}"]
     for device, usd in (("h100", 2), ("gb200", 5), ("h200", LISTED["h200-sxm"]["usd_per_hour"])):
         scenario = load_scenario(SCENARIO, [*changes, f"hardware={device}"])

@@ -259,11 +259,11 @@ def test_no_choice_is_without_a_technique():
     assert not unclaimed, f"{sorted(unclaimed)}: enter them in workloads/techniques"
 
 
-def test_each_is_explained_in_one_sentence_of_its_own():
-    """A name alone explains nothing to who does not know it."""
+def test_every_family_and_technique_has_its_own_sentence():
+    """Readers who do not know a name find its meaning."""
     families = load_techniques()
     entries = [entry for family in families for entry in family.techniques]
-    sentences = [each.what for each in (*families, *entries)]
+    sentences = [entry.what for entry in (*families, *entries)]
     for sentence in sentences:
         assert sentence[0].isupper() or sentence[0].isdigit(), sentence
         assert sentence.endswith("."), sentence

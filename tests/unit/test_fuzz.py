@@ -1,4 +1,4 @@
-"""A few hundred random inputs: each ends in an answer or in a sentence (`benchmarks/fuzz.py`: 20,000)."""
+"""A few hundred random inputs end in a result or a one-sentence error (`benchmarks/fuzz.py` runs 20,000)."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 FINDS = Path(__file__).parents[1] / "data/fuzz_finds.jsonl"
 
 
-def few(count: int) -> settings:
+def max_examples(count: int) -> settings:
     return settings(
         max_examples=count,
         deadline=None,
@@ -28,41 +28,41 @@ def check(case: FuzzCase) -> None:
     assert not outcome.wrong, (outcome, case)
 
 
-@few(200)
+@max_examples(200)
 @given(fuzz_cases("inputs"))
 def test_files_of_a_scenario(case: FuzzCase) -> None:
     check(case)
 
 
-@few(35)
+@max_examples(35)
 @given(fuzz_cases("questions"))
-def test_questions_asked_of_many_scenarios_or_of_measurements(case: FuzzCase) -> None:
+def test_questions_about_many_scenarios_or_measurements(case: FuzzCase) -> None:
     check(case)
 
 
-@few(80)
+@max_examples(80)
 @given(fuzz_cases("ways-in"))
 def test_results_of_load_tests_command_lines_conversations_and_checkpoints(case: FuzzCase) -> None:
     check(case)
 
 
-@few(120)
+@max_examples(120)
 @given(fuzz_cases("requests"))
 def test_requests_to_the_page_and_the_emulator(case: FuzzCase) -> None:
     check(case)
 
 
 @pytest.mark.parametrize("line", FINDS.read_text(encoding="utf-8").splitlines())
-def test_what_failed_once(line: str) -> None:
-    """Cases that `benchmarks/fuzz.py` found, as its log has them: kind, args, files as Latin-1."""
-    found = json.loads(line)
-    files = {name: text.encode("latin-1") for name, text in found["files"].items()}
-    check(FuzzCase(found["kind"], tuple(found["args"]), files))
+def test_past_failures(line: str) -> None:
+    """Failures recorded by `benchmarks/fuzz.py`: kind, args, files as Latin-1."""
+    row = json.loads(line)
+    files = {name: text.encode("latin-1") for name, text in row["files"].items()}
+    check(FuzzCase(row["kind"], tuple(row["args"]), files))
 
 
-@few(12)
+@max_examples(12)
 @given(fuzz_cases("inputs") | fuzz_cases("questions") | fuzz_cases("ways-in"))
-def test_a_process_of_its_own(tmp_path_factory: pytest.TempPathFactory, case: FuzzCase) -> None:
+def test_cases_in_a_separate_process(tmp_path_factory: pytest.TempPathFactory, case: FuzzCase) -> None:
     folder = tmp_path_factory.mktemp("case")
     for name, content in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

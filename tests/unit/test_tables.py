@@ -1,4 +1,4 @@
-"""Tables of results in Python: every kind has columns of equal length, and pandas gets them where it is installed."""
+"""Results as tables: every kind has columns of equal length, which pandas gets if it is installed."""
 
 import builtins
 import sys
@@ -18,7 +18,7 @@ FEW = {"traffic.num_requests": 20}
 
 
 class DataFrame:
-    """What pandas does with a mapping of arrays: refuse those that are not equally long, or have two dimensions."""
+    """Stand-in for pandas: refuses arrays of unequal length or with two dimensions."""
 
     def __init__(self, data):
         self.data = dict(data)
@@ -36,10 +36,10 @@ def run():
     return pm.simulate("llama-3.1-8b-a100", FEW)
 
 
-def test_every_kind_of_result_that_prints_itself_has_columns():
+def test_every_printable_result_has_columns():
     for view in printed._VIEWS.values():
         import_module(f"perfmodel.report.views.{view.partition(':')[0]}")
-    kinds = {each.__name__: each for each in Printable.__subclasses__() if each.__module__.startswith("perfmodel")}
+    kinds = {kind.__name__: kind for kind in Printable.__subclasses__() if kind.__module__.startswith("perfmodel")}
     assert set(kinds) == set(printed._VIEWS)
     for kind in kinds.values():
         assert "columns" in vars(kind), kind
@@ -53,7 +53,7 @@ def test_requests_and_steps_are_the_records(run, pandas):
 
 
 def test_operators_of_a_step_add_up_to_it(run, pandas):
-    """Their times and FLOPs are those of the whole, host time aside."""
+    """Times and FLOPs add up to those of the step, without host time."""
     report = estimate_mean_step(run)
     for table in (report.to_pandas().data, report.estimate.to_pandas().data):
         assert table["duration_s"].sum() == pytest.approx(report.estimate.device_s)
@@ -69,7 +69,7 @@ def test_parts_of_memory_add_up_to_what_is_used(pandas):
     assert table["bytes"][table["part"] == "KV blocks"].sum() == plan.kv_bytes
 
 
-def test_errors_of_a_validation_have_a_row_for_each_group(pandas):
+def test_a_validation_has_a_row_per_group_and_metric(pandas):
     stats = ErrorStats(4, 0.1, 0.2, 0.3, -0.1, None)
     table = ValidationReport("served", 4, 4, {"ttft": stats}, {"h100": {"ttft": stats, "tpot": stats}}).to_pandas().data
     assert table["group"].tolist() == ["all", "h100", "h100"]
@@ -77,11 +77,11 @@ def test_errors_of_a_validation_have_a_row_for_each_group(pandas):
     assert np.isnan(table["interval_coverage"]).all()
 
 
-def test_sweeps_and_what_ifs_have_a_row_for_each_combination(pandas):
+def test_sweeps_and_what_ifs_have_a_row_per_point(pandas):
     axes = {"traffic.arrivals.rate": [1, 4], "engine.max_num_seqs": [8, 64]}
     assert len(pm.sweep("llama-3.1-8b-a100", axes, FEW, "mean_tpot_ms").to_pandas().data["mean_tpot_ms"]) == 4
-    found = pm.whatif("llama-3.1-8b-a100", {"hardware.hbm.bandwidth": "0.5x..2x:3"}, FEW, "mean_tpot_ms", workers=1)
-    assert found.to_pandas().data["elasticity"][0] < 0
+    result = pm.whatif("llama-3.1-8b-a100", {"hardware.hbm.bandwidth": "0.5x..2x:3"}, FEW, "mean_tpot_ms", workers=1)
+    assert result.to_pandas().data["elasticity"][0] < 0
 
 
 def test_columns_of_rows_keep_numbers_as_numbers_and_gaps_as_nan():
@@ -94,7 +94,7 @@ def test_columns_of_rows_keep_numbers_as_numbers_and_gaps_as_nan():
     assert columns_of([]) == {}
 
 
-def test_without_pandas_one_sentence_says_what_to_do(run, monkeypatch):
+def test_without_pandas_the_error_names_the_remedy(run, monkeypatch):
     real = builtins.__import__
 
     def without(name, *args):

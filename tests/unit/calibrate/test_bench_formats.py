@@ -195,13 +195,13 @@ def test_every_file_is_predicted_with_what_it_lacks_given() -> None:
 
 
 def at_speed(data: Any, speed: float) -> Any:
-    """What the same tool would have written of an emulator whose clock goes at `speed`: each second is 1 / speed."""
+    """The result of the same tool against an emulator at `speed` simulated seconds per second."""
     times = {"ttfts", "itls", "start_times", "latencies", "duration"}
     rates = {"request_throughput", "output_throughput", "total_token_throughput"}
 
     def changed(key: str, value: Any) -> Any:
         if isinstance(value, list):
-            return [changed(key, each) for each in value] if key in times else value
+            return [changed(key, item) for item in value] if key in times else value
         if not isinstance(value, int | float) or isinstance(value, bool):
             return value
         return value / speed if key.endswith("_ms") or key in times else value * speed if key in rates else value
@@ -210,38 +210,36 @@ def at_speed(data: Any, speed: float) -> Any:
 
 
 @pytest.mark.parametrize("file", ["vllm.json", "vllm_detailed.json"])
-@pytest.mark.parametrize("says_so", [False, True])
-def test_what_an_emulator_at_another_speed_gave_is_that_of_one_at_its_own(
-    file: str, says_so: bool, tmp_path: Path
-) -> None:
-    slow = {**at_speed(load(file), 0.5), **({"perfmodel_speed": "0.5"} if says_so else {})}
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_results_of_an_emulator_are_rescaled_to_real_speed(file: str, is_stated: bool, tmp_path: Path) -> None:
+    slow = {**at_speed(load(file), 0.5), **({"perfmodel_speed": "0.5"} if is_stated else {})}
     (tmp_path / "slow.json").write_text(json.dumps(slow), encoding="utf-8")
-    given = GivenSetup(None, {"hardware": "h100"}, speed=None if says_so else 0.5)
-    (found,) = predict_runs(read(tmp_path / "slow.json"), given, intervals=False)
+    given = GivenSetup(None, {"hardware": "h100"}, speed=None if is_stated else 0.5)
+    (corrected,) = predict_runs(read(tmp_path / "slow.json"), given, intervals=False)
     (expected,) = predict_runs(read(file), GivenSetup(None, {"hardware": "h100"}), intervals=False)
-    assert found.run.measured == pytest.approx(expected.run.measured)
-    assert found.predicted == pytest.approx(expected.predicted, rel=1e-3)
-    assert any("0.5 simulated seconds per second" in note for note in found.run.notes)
+    assert corrected.run.measured == pytest.approx(expected.run.measured)
+    assert corrected.predicted == pytest.approx(expected.predicted, rel=1e-3)
+    assert any("0.5 simulated seconds per second" in note for note in corrected.run.notes)
     (misread,) = predict_runs(read(tmp_path / "slow.json"), GivenSetup(None, {"hardware": "h100"}, speed=1.0), None)
-    assert bool(misread.reason) is says_so  # the file says otherwise
+    assert bool(misread.reason) is is_stated  # the file states another speed
 
 
 @pytest.mark.parametrize("speed", [0, "0", -1, "fast", None, float("inf")])
-def test_a_speed_that_no_clock_has_is_refused(speed: object, tmp_path: Path) -> None:
-    """0 and infinity were taken for 1."""
+def test_an_invalid_speed_is_refused(speed: object, tmp_path: Path) -> None:
+    """0 and infinity were read as 1."""
     (tmp_path / "a.json").write_text(json.dumps({**load("vllm.json"), "perfmodel_speed": speed}), encoding="utf-8")
     with pytest.raises(SpecError, match="perfmodel_speed"):
         read(tmp_path / "a.json")
 
 
-def test_a_rate_of_requests_is_that_of_the_emulator_s_clock(tmp_path: Path) -> None:
-    """Two requests in a second of the wall are four in a second of a clock that goes half as fast."""
+def test_the_request_rate_is_rescaled_to_the_emulators_clock(tmp_path: Path) -> None:
+    """Two requests per wall-clock second are four per second of a clock at half speed."""
     (tmp_path / "a.json").write_text(json.dumps({**load("vllm.json"), "request_rate": 2.0}), encoding="utf-8")
     (run,) = read(tmp_path / "a.json")
     assert run.at_real_speed(0.5).load.rate == 4.0
 
 
-def test_a_test_of_llama_bench_has_no_speed() -> None:
+def test_speed_does_not_apply_to_llama_bench() -> None:
     (pair, *_) = predict_runs(read("llama_bench.json"), GivenSetup(speed=0.5))
     assert "leave --speed out" in pair.reason
 
@@ -256,17 +254,17 @@ def test_what_no_file_says_is_called_assumed() -> None:
     assert (said["model"], said["max_num_seqs"], said["version of the engine"]) == ("the scenario", "--set", "assumed")
 
 
-def test_a_run_lasts_until_its_last_answer() -> None:
+def test_a_run_lasts_until_its_last_request_ends() -> None:
     """Sent at 0, 1 and 2 s, answered after 5, 1 and 1.5 s: 3 requests and 60 tokens in 5 s."""
     start, e2el = np.array([0.0, 1.0, 2.0]), np.array([5.0, 1.0, 1.5])
-    found = figures_of(RequestTimes(start, np.full(3, 10), np.full(3, 20), np.full(3, 0.05), e2el))
-    assert (found["request_throughput"], found["output_throughput"]) == (3 / 5, 60 / 5)
-    assert found["mean_tpot_ms"] == pytest.approx(1e3 * float((e2el - 0.05).mean()) / 19)
+    figures = figures_of(RequestTimes(start, np.full(3, 10), np.full(3, 20), np.full(3, 0.05), e2el))
+    assert (figures["request_throughput"], figures["output_throughput"]) == (3 / 5, 60 / 5)
+    assert figures["mean_tpot_ms"] == pytest.approx(1e3 * float((e2el - 0.05).mean()) / 19)
 
 
 @pytest.mark.parametrize(("burstiness", "cv"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])
 def test_burstiness_is_the_shape_of_gamma_distributed_gaps(tmp_path: Path, burstiness: float, cv: float) -> None:
-    """Whose standard deviation over their mean is 1 / sqrt(shape)."""
+    """The coefficient of variation of a gamma distribution is 1 / sqrt(shape)."""
     (path := tmp_path / "vllm.json").write_text(json.dumps(load("vllm_detailed.json") | {"burstiness": burstiness}))
     (run,), _ = read_bench_files([path])
     assert run.load.cv == cv
@@ -275,10 +273,10 @@ def test_burstiness_is_the_shape_of_gamma_distributed_gaps(tmp_path: Path, burst
 @pytest.mark.parametrize(
     ("in_flight", "process", "concurrency"), [(30.0, "burst", None), (46.0, "burst", None), (8.0, "closed", 8)]
 )
-def test_a_burst_has_half_of_its_requests_in_flight_on_average(
+def test_a_burst_is_recognised_by_half_of_its_requests_in_flight(
     tmp_path: Path, in_flight: float, process: str, concurrency: int | None
 ) -> None:
-    """64 requests at once, all of which find a place: 32 on average while they end one after another."""
+    """64 requests at once that all fit the batch: 32 in flight on average while they finish one after another."""
     data = load("trtllm_bench.json")
     data["request_info"] |= {"num_requests": 64, "avg_num_concurrent_requests": in_flight}
     data["world_info"]["max_batch_size"] = 256

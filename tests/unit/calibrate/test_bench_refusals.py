@@ -181,20 +181,20 @@ def test_figures_that_measure_nothing_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("file", "where"), [("vllm_detailed.json", ()), ("guidellm.json", ("benchmarks", 0))])
 @pytest.mark.parametrize("duration", [0, 0.0, math.nan, math.inf, None])
-def test_a_run_without_a_duration_took_as_long_as_its_requests(
+def test_a_run_without_a_duration_spans_its_requests(
     tmp_path: Path, file: str, where: tuple[str | int, ...], duration: float | None
 ) -> None:
-    """From the first start to the last end; the tools' own durations add what surrounds the requests."""
+    """From the first start to the last end; durations measured by the tools also include time around the requests."""
 
     def change(data: Any) -> None:
         for key in where:
             data = data[key]
         data["duration"] = duration
 
-    (found, *_), _ = read_bench_files([changed(tmp_path, change, file)])
+    (run, *_), _ = read_bench_files([changed(tmp_path, change, file)])
     (stated, *_), _ = read_bench_files([DATA / file])
-    assert found.times is not None
-    assert found.times.start_s is not None
-    span_s = (found.times.start_s + found.times.e2el_s).max() - found.times.start_s.min()
-    assert found.measured["request_throughput"] == pytest.approx(len(found.times) / span_s)
-    assert found.measured["request_throughput"] == pytest.approx(stated.measured["request_throughput"], rel=0.1)
+    assert run.times is not None
+    assert run.times.start_s is not None
+    span_s = (run.times.start_s + run.times.e2el_s).max() - run.times.start_s.min()
+    assert run.measured["request_throughput"] == pytest.approx(len(run.times) / span_s)
+    assert run.measured["request_throughput"] == pytest.approx(stated.measured["request_throughput"], rel=0.1)

@@ -256,14 +256,14 @@ def test_what_cannot_be_fitted_is_one_sentence(
         (["--engine", "llamacpp"], "backend@llamacpp"),
     ],
 )
-def test_shipped_calibrations_are_never_written_over(flags: list[str], file: str) -> None:
-    """Before anything is read: the measurements here are none."""
+def test_shipped_calibrations_are_never_overwritten(flags: list[str], file: str) -> None:
+    """Checked before the measurements are read; the file given here has none."""
     shipped = data_dir("calibrations") / f"{file}.yaml"
     before = shipped.read_bytes()
-    found = CliRunner().invoke(app, ["calibrate", "--from", str(Path(__file__)), *flags])
-    assert (found.exit_code, shipped.read_bytes()) == (2, before), found.output
+    result = CliRunner().invoke(app, ["calibrate", "--from", str(Path(__file__)), *flags])
+    assert (result.exit_code, shipped.read_bytes()) == (2, before), result.output
     assert f"{file}.yaml: already exists; name another folder with --out, or overwrite" in " ".join(
-        found.stderr.split()
+        result.stderr.split()
     )
 
 

@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from perfmodel.cli import app
 from perfmodel.specs import load_scenario
 
 FLAGS = ("--model", "tiny-llama", "--hardware", "h100")
@@ -15,14 +13,6 @@ SPACE = (
     *("--set", "plan.seeds=1", "--set", "plan.num_requests=60"),
     *("--set", "plan.space.max_num_seqs=[16]", "--set", "plan.space.max_num_batched_tokens=[2048]"),
 )
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    runner = CliRunner()
-    return lambda *args: runner.invoke(app, [str(arg) for arg in args])
 
 
 @pytest.fixture
@@ -194,7 +184,8 @@ def test_a_server_of_several_devices_is_named_by_their_number(run, as_file):
     assert run("memory", "--model", "llama-3.1-8b", "--hardware", "0xh100").exit_code == 2
 
 
-def test_a_plan_assumes_nothing_that_it_searches(run, tmp_path):
-    said = run("plan", *FLAGS, "--ttft", "1s", "--store", tmp_path).stderr  # refused, once it has said what it assumes
-    assert "Assumed: traffic" in said
-    assert "tensor_parallel_size" not in said
+def test_a_plan_assumes_no_value_of_what_it_searches(run, tmp_path):
+    # A folder is no store: the plan is refused after its assumptions are printed.
+    stderr = run("plan", *FLAGS, "--ttft", "1s", "--store", tmp_path).stderr
+    assert "Assumed: traffic" in stderr
+    assert "tensor_parallel_size" not in stderr

@@ -1,4 +1,5 @@
-"""One meaning of a limit in all commands: `--ttft` is kept by 90 % of requests, `--ttft-p99` by that percentile."""
+"""A latency limit means the same in all commands: `--ttft` is met by 90 % of requests, `--ttft-p99` by that
+percentile."""
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def asked(**limits):
 
 @pytest.fixture(scope="module")
 def between():
-    """A limit on TTFT that the 90th percentile of the requests meets, and their 99th misses."""
+    """A TTFT limit that the p90 of the requests meets and their p99 misses."""
     requests = simulate(asked().load(FEW)).requests
     p90, p99 = np.quantile(requests.ttft_s, (0.9, 0.99)) * 1e3
     assert p90 * 1.1 < p99
@@ -47,7 +48,7 @@ def run():
         ("ttft-p99", False, "with p99 TTFT <= "),
     ],
 )
-def test_every_command_judges_the_same_statistic_and_names_it(between, tmp_path, flag, is_met, words):
+def test_every_command_evaluates_and_names_the_same_statistic(between, tmp_path, flag, is_met, words):
     limit = asked(**{flag: between})
     ran = answer_run(limit, FEW)
     assert ran.data["slo"]["is_met"] == is_met
@@ -63,8 +64,8 @@ def test_every_command_judges_the_same_statistic_and_names_it(between, tmp_path,
 
 @pytest.mark.parametrize(("flag", "metric"), [("ttft-mean", "mean_ttft_ms"), ("itl-p99", "p99_itl_ms")])
 @pytest.mark.parametrize("factor", [0.8, 1.25])
-def test_means_and_gaps_between_tokens_are_limited_alike(flag, metric, factor, tmp_path):
-    """Below what a run has, run and plan miss the limit; above it, both meet it."""
+def test_limits_on_means_and_itl_are_evaluated(flag, metric, factor, tmp_path):
+    """A limit below the value of a run is missed by run and plan, one above it is met by both."""
     value = simulate(asked().load(FEW)).summary[metric]
     limit = asked(**{flag: f"{value * factor}ms"})
     assert answer_run(limit, FEW).data["slo"]["is_met"] == (factor > 1)
@@ -72,8 +73,8 @@ def test_means_and_gaps_between_tokens_are_limited_alike(flag, metric, factor, t
     assert (planned.result.winner is not None) == (factor > 1)
 
 
-def test_requests_that_were_given_up_count_as_missed():
-    """Half of the requests get no answer in time: those that do meet the limit, and the run misses it."""
+def test_timed_out_requests_count_as_missed():
+    """Half of the requests time out: the others meet the limit, and the run misses it."""
     times = simulate(asked().load(FEW)).requests.e2el_s
     impatient = (*FEW, f"cluster.gateway.timeout_s={float(np.median(times))}")
     ran = answer_run(asked(ttft="10s"), impatient).data
@@ -81,8 +82,8 @@ def test_requests_that_were_given_up_count_as_missed():
     assert not ran["slo"]["is_met"]
 
 
-def test_a_plan_s_attainment_counts_in_every_command(between):
-    """The share that is wanted is one number of the scenario, wherever a run is judged."""
+def test_the_wanted_attainment_applies_in_every_command(between):
+    """`plan.attainment` is one number of the scenario, for all commands."""
     strict = (*FEW, "plan.attainment=0.99")
     ran = answer_run(asked(ttft=between), strict)
     assert not ran.data["slo"]["is_met"]
@@ -100,14 +101,14 @@ def test_every_latency_has_a_flag_for_every_statistic(run, latency, statistic):
     assert f"{latency}_{statistic}_ms: 2s" in made.stdout
 
 
-def test_small_numbers_are_asked_about_and_rising_limits_wanted(run):
+def test_limits_without_units_and_falling_limits_are_refused(run):
     assert "--ttft-p99 0.5: got a number without a unit" in run("simulate", *FLAGS, "--ttft-p99", "0.5").stderr
-    fallen = run("simulate", *FLAGS, "--ttft-p99", "400ms", "--ttft-p90", "500ms")
-    assert fallen.exit_code == 2
-    assert "found ttft_p99_ms 400 below ttft_p90_ms 500" in fallen.stderr
+    falling = run("simulate", *FLAGS, "--ttft-p99", "400ms", "--ttft-p90", "500ms")
+    assert falling.exit_code == 2
+    assert "found ttft_p99_ms 400 below ttft_p90_ms 500" in falling.stderr
 
 
-def test_new_writes_a_limit_on_a_statistic(run):
+def test_new_writes_a_percentile_limit(run):
     made = run("new", "vllm serve meta-llama/Llama-3.1-8B", "--hardware", "h100", "--ttft-p95", "1s")
     assert made.exit_code == 0, made.stderr
     assert "ttft_p95_ms: 1s" in made.stdout

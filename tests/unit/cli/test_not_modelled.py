@@ -1,5 +1,5 @@
-"""What is not modelled is refused, or answered with a note, about the thing itself: models that do not generate text,
-encoders, adapters, slices of GPUs, devices of an architecture that no file of ours has, switches without effect."""
+"""What is not modelled is refused or noted by name: models that do not generate text, encoders, adapters, MIG slices,
+devices of an unknown architecture, options without effect."""
 
 import json
 import re
@@ -23,7 +23,7 @@ PLAN = (
 
 @pytest.fixture
 def run():
-    """Exit status and all text of a command, on one line."""
+    """Exit status and output of a command, on one line."""
 
     def invoke(*args):
         ran = CliRunner().invoke(app, [str(arg) for arg in args])
@@ -34,14 +34,14 @@ def run():
 
 @pytest.fixture
 def memory_of(run, tmp_path):
-    """The answer of `memory` for a config.json."""
+    """The output of `memory` for a config.json."""
 
-    def asked(**fields):
+    def memory(**fields):
         file = tmp_path / "config.json"
         file.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **DECODER, **fields}))
         return run("memory", "--model", file, "--hardware", "h100")
 
-    return asked
+    return memory
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def memory_of(run, tmp_path):
         ("BAAI/bge-reranker-v2-m3", "returns a score"),
     ],
 )
-def test_repositories_of_models_that_generate_no_text_are_known_by_name(run, name, kind):
+def test_repositories_of_models_that_generate_no_text_are_recognised_by_name(run, name, kind):
     """Whether or not the Hub can be reached."""
     status, text = run("memory", "--model", name, "--hardware", "h100")
     assert status == 2
@@ -64,21 +64,21 @@ def test_repositories_of_models_that_generate_no_text_are_known_by_name(run, nam
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({"architectures": ["MistralModel"], "model_type": "mistral"}, "MistralModel returns a vector"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification returns a score"),
         ({"architectures": ["Qwen2ForRewardModel"], "model_type": "qwen2"}, "Qwen2ForRewardModel returns a score"),
     ],
 )
-def test_decoders_without_a_language_head_are_not_taken_for_text_models(memory_of, fields, said):
+def test_decoders_without_a_language_head_are_refused(memory_of, fields, sentence):
     status, text = memory_of(**fields)
-    assert (status, said in text) == (2, True), text
+    assert (status, sentence in text) == (2, True), text
     assert "only models that generate text are modelled" in text
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "ChatGLMModel", "InternVLChatModel"])
-def test_text_models_are_served_whatever_their_class_is_called(memory_of, architecture):
+def test_text_models_are_accepted_under_any_class_name(memory_of, architecture):
     assert memory_of(architectures=[architecture])[0] == 0
 
 
@@ -93,10 +93,10 @@ def test_text_models_are_served_whatever_their_class_is_called(memory_of, archit
     ],
 )
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "note"),
     [("qwen2.5-vl-7b", "0.68 billion parameters beside it"), ("config", "images and audio are not modelled")],
 )
-def test_every_command_says_that_a_vl_model_is_its_text_decoder(run, tmp_path, command, more, model, said):
+def test_every_command_notes_that_a_vl_model_is_modelled_as_its_text_decoder(run, tmp_path, command, more, model, note):
     if model == "config":
         model = tmp_path / "config.json"
         outer = {"architectures": ["XForConditionalGeneration"], "model_type": "x", "vision_config": {"depth": 2}}
@@ -105,7 +105,7 @@ def test_every_command_says_that_a_vl_model_is_its_text_decoder(run, tmp_path, c
     status, text = run(command, SCENARIO, "--set", f"model={model}", *limits, *more)
     assert status == 0, text
     assert "is modelled as its text decoder" in text
-    assert said in text
+    assert note in text
 
 
 def test_a_text_model_has_no_such_note(memory_of):
@@ -113,7 +113,7 @@ def test_a_text_model_has_no_such_note(memory_of):
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "reason"),
     [
         ("enable_lora=true", "vllm serve that affects time and is not modelled (adapters"),
         ("attention_backend=FLASHINFER", "vllm serve that affects time and is not modelled (which kernels run"),
@@ -122,12 +122,12 @@ def test_a_text_model_has_no_such_note(memory_of):
         ("max_num_seq=3", "Did you mean 'max_num_seqs'"),
     ],
 )
-def test_a_flag_of_an_engine_is_known_in_a_scenario_too(run, field, said):
+def test_an_unmodelled_engine_flag_is_recognised_as_a_scenario_field(run, field, reason):
     status, text = run("memory", SCENARIO, "--set", f"engine.{field}")
-    assert (status, said in text) == (2, True), text
+    assert (status, reason in text) == (2, True), text
 
 
-def test_an_adapter_is_said_to_be_one(run, tmp_path):
+def test_an_adapter_is_refused_as_an_adapter(run, tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "meta-llama/Llama-3.1-8B"}')
     status, text = run("memory", "--model", tmp_path, "--hardware", "h100")
     assert status == 2
@@ -136,7 +136,7 @@ def test_an_adapter_is_said_to_be_one(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["h100-mig-3g.40gb", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "1g.10gb"])
-def test_a_slice_of_a_gpu_is_said_to_be_one(run, name):
+def test_a_mig_slice_is_refused_as_a_slice(run, name):
     status, text = run("memory", "--model", "tiny-llama", "--hardware", name)
     assert status == 2
     assert "slices of a GPU (MIG) are not modelled" in text
@@ -164,7 +164,7 @@ spec:
         ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "nvidia.com/gpu"),
     ],
 )
-def test_a_manifest_that_asks_for_a_slice_is_not_answered_with_a_whole_gpu(run, tmp_path, product, resource):
+def test_a_manifest_that_requests_a_slice_is_not_modelled_as_a_whole_gpu(run, tmp_path, product, resource):
     file = tmp_path / "deployment.yaml"
     file.write_text(MANIFEST.replace("PRODUCT", product).replace("RESOURCE", resource))
     status, text = run("new", file)
@@ -175,30 +175,30 @@ def test_a_manifest_that_asks_for_a_slice_is_not_answered_with_a_whole_gpu(run, 
     assert "MIG" in text
 
 
-def test_a_device_of_an_unknown_architecture_has_the_formats_that_its_file_declares(run, tmp_path):
-    """The engine's description lists what runs on known architectures, and says nothing of others."""
-    file, text = tmp_path / "mine.yaml", (data_dir("hardware") / "h100-sxm-80gb.yaml").read_text()
-    for pattern, new in [("name: h100-sxm-80gb", "name: mine"), ("hopper", "my-own"), (r"aliases:.*\n", "")]:
+def test_a_device_of_an_unknown_architecture_supports_the_formats_it_declares(run, tmp_path):
+    """The engine's description lists the formats of known architectures only."""
+    file, text = tmp_path / "custom.yaml", (data_dir("hardware") / "h100-sxm-80gb.yaml").read_text()
+    for pattern, new in [("name: h100-sxm-80gb", "name: custom"), ("hopper", "custom-arch"), (r"aliases:.*\n", "")]:
         text = re.sub(pattern, new, text)
     file.write_text(text)
     for field in ("dtype=bfloat16", "quantization=fp8"):
-        status, said = run("memory", "--model", "llama-3.1-8b", "--hardware", file, "--set", f"engine.{field}")
-        assert status == 0, said
-    status, said = run("memory", "--model", "llama-3.1-8b", "--hardware", file)
-    assert "Served in FP16" not in said
+        status, answer = run("memory", "--model", "llama-3.1-8b", "--hardware", file, "--set", f"engine.{field}")
+        assert status == 0, answer
+    status, answer = run("memory", "--model", "llama-3.1-8b", "--hardware", file)
+    assert "Served in FP16" not in answer
     refused = run("memory", "--model", "llama-3.2-1b", "--hardware", "v100", "--set", "engine.dtype=bfloat16")
     assert refused[0] == 2
     assert "does not take weights in BF16" in refused[1]
 
 
 @pytest.mark.parametrize(
-    ("routing", "is_said"), [("{distribution: uniform}", True), ("{distribution: power_law, alpha: 1.2}", False)]
+    ("routing", "is_noted"), [("{distribution: uniform}", True), ("{distribution: power_law, alpha: 1.2}", False)]
 )
-def test_balancing_experts_that_are_alike_is_said_to_change_nothing(run, routing, is_said):
+def test_eplb_without_imbalance_is_noted_to_change_nothing(run, routing, is_noted):
     ask = ("explain", "deepseek-v3-h200", "--batch", 32, "--context", 1000, "--set", f"routing={routing}", "--set")
     (_, without), (_, balanced) = (run(*ask, f"engine.enable_eplb={value}") for value in ("false", "true"))
     note = "enable_eplb changes nothing"
     assert note not in without
-    assert (note in balanced) == is_said
+    assert (note in balanced) == is_noted
     step = re.compile(r"[\d.]+ ms a step")
-    assert (step.findall(without) == step.findall(balanced)) == is_said
+    assert (step.findall(without) == step.findall(balanced)) == is_noted

@@ -78,8 +78,8 @@ WIDE = {
 
 
 @pytest.mark.parametrize("arguments", [*COMMANDS.values(), *WIDE.values()], ids=[*COMMANDS, *WIDE])
-def test_its_tables_fit_in_a_pipe_as_well(arguments):
-    """Lines of a pipe have no end, so sentences are not broken; what is piped is read on the same screens."""
+def test_tables_fit_the_width_in_a_pipe_too(arguments):
+    """Sentences in a pipe are not wrapped; tables keep the width of a screen."""
     result = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1"})
     assert result.exit_code == 0, result.output
     rules = [line.rstrip() for line in result.stdout.splitlines() if line.strip(" ─") == "" and "─" in line]
@@ -108,14 +108,14 @@ def test_details_have_all_of_it(arguments, screen):
         ("what if", ["HBM bandwidth", "Trust:", "Next:"]),
     ],
 )
-def test_an_answer_comes_first_then_why_how_sure_and_what_next(command, order, screen):
+def test_the_result_comes_first_then_reasons_trust_and_next_steps(command, order, screen):
     text = "\n".join(screen(COMMANDS[command]))
     places = [text.index(part) for part in order]
     assert places == sorted(places)
 
 
-def test_every_answer_has_the_same_badge(screen):
-    """How far predictions of such a setup were from measurements, in per cent: what `trust_of` counts."""
+def test_every_command_prints_the_same_badge(screen):
+    """The errors of predictions of comparable setups in per cent, from `trust_of`."""
     badge = trust_of(load_scenario("llama-3.1-8b-a100")).badge
     assert re.search(r"rows like this: .*TPOT \d+ % \(p90 \d+\)", badge)
     for command in ("simulate", "explain", "memory", "whatif"):
@@ -123,8 +123,8 @@ def test_every_answer_has_the_same_badge(screen):
         assert badge in " ".join(" ".join(screen(arguments)).split()), command
 
 
-def test_memory_names_no_slots_that_nobody_asked_for(screen):
-    """llama-server starts with four, which share one pool of KV: one sequence may fill it."""
+def test_memory_reports_no_slots_unless_requested(screen):
+    """llama-server starts with four slots that share one KV pool: one sequence may fill it."""
     arguments = ["memory", "--model", "qwen3-32b", "--hardware", "rtx-4090", "--set", "engine.profile=llamacpp"]
     text = "\n".join(screen([*arguments, "--set", "engine.quantization=q4_k_m"]))
     assert re.search(r"It fits: 1 slot of 16,\d{3} tokens\.", text)
@@ -137,8 +137,8 @@ def test_memory_names_no_slots_that_nobody_asked_for(screen):
     )
 
 
-def test_a_model_beyond_the_device_says_which_layers_and_which_type_fit():
-    """The file type asked for keeps its layers, the largest that fits as a whole is named."""
+def test_a_model_too_large_for_the_device_names_the_layers_and_type_that_fit():
+    """For the requested file type the number of layers that fit, and the largest type that fits entirely."""
     arguments = ["memory", "--model", "llama-3.1-70b", "--hardware", "rtx-4090", "--set", "engine.profile=llamacpp"]
     result = CliRunner().invoke(app, [*arguments, "--set", "engine.quantization=q4_k_m"])
     assert result.exit_code == 2

@@ -1,11 +1,8 @@
-"""`--tp 4`, `--input 2k`: each means one `--set`, and none is lost beside another."""
+"""`--tp 4`, `--input 2k`: a short form equals one `--set`, and a conflict with another flag is refused."""
 
 import json
 
 import pytest
-from typer.testing import CliRunner
-
-from perfmodel.cli import app
 
 DENSE = ("--model", "tiny-llama", "--hardware", "h100")
 FEW = ("--set", "traffic.num_requests=20")
@@ -14,18 +11,6 @@ SMALL = (
     *("--set", "plan.seeds=1", "--set", "plan.num_requests=60"),
     *("--set", "plan.space.max_num_seqs=[16]", "--set", "plan.space.max_num_batched_tokens=[2048]"),
 )
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    runner = CliRunner()
-
-    def answer(*args):
-        return runner.invoke(app, [str(arg) for arg in args])
-
-    return answer
 
 
 def _without(text, keys):
@@ -58,7 +43,7 @@ def _without(text, keys):
         ),
     ],
 )
-def test_a_short_form_is_its_long_one(run, command, short, long):
+def test_a_short_form_equals_its_long_form(run, command, short, long):
     by_flag = run(*command, *short, "--json")
     by_set = run(*command, *(part for text in long for part in ("--set", text)), "--json")
     assert by_flag.exit_code == by_set.exit_code == 0, by_flag.stderr + by_set.stderr
@@ -66,54 +51,54 @@ def test_a_short_form_is_its_long_one(run, command, short, long):
     assert by_flag.stdout != run(*command, "--json").stdout
 
 
-def test_every_prompt_and_answer_has_the_length_that_was_given(run):
-    found = json.loads(run("simulate", *DENSE, *FEW, "--input", "2k", "--output", "256", "--json").stdout)
-    assert found["total_input_tokens"] == 20 * 2000
-    assert found["total_output_tokens"] == 20 * 256
-    assert "traffic azure" not in found["notes"][0]  # no length of it is left
+def test_all_prompts_and_outputs_have_the_given_length(run):
+    summary = json.loads(run("simulate", *DENSE, *FEW, "--input", "2k", "--output", "256", "--json").stdout)
+    assert summary["total_input_tokens"] == 20 * 2000
+    assert summary["total_output_tokens"] == 20 * 256
+    assert "traffic azure" not in summary["notes"][0]  # no default length remains
 
 
-def test_a_server_with_other_sizes_is_split_over_what_is_left(run):
+def test_tensor_parallelism_takes_the_devices_left_by_the_other_sizes(run):
     """8 devices = TP x PP x DP: two stages leave TP 4."""
     for sizes, tp in ((("--pp", "2"), 4), (("--tp", "4", "--pp", "2"), 4), ((), 8)):
-        found = run("memory", "--model", "llama-3.1-70b", "--hardware", "8xh100", *sizes, "--json")
+        by_size = run("memory", "--model", "llama-3.1-70b", "--hardware", "8xh100", *sizes, "--json")
         by_set = run(
             *("memory", "--model", "llama-3.1-70b", "--hardware", "h100", "--set", f"engine.tensor_parallel_size={tp}"),
             *("--set", f"engine.pipeline_parallel_size={8 // tp}", "--json"),
         )
-        assert found.exit_code == 0, found.stderr
-        told = ("notes", "provenance")
-        assert _without(found.stdout, told) == _without(by_set.stdout, told)
+        assert by_size.exit_code == 0, by_size.stderr
+        explanations = ("notes", "provenance")
+        assert _without(by_size.stdout, explanations) == _without(by_set.stdout, explanations)
 
 
-def test_a_plan_of_a_server_has_its_devices_and_the_size_given(run):
-    found = run("plan", "--model", "tiny-llama", "--hardware", "4xh100", "--ttft", "1s", "--tp", "2", *SMALL, "--json")
-    assert found.exit_code == 0, found.stderr
-    found = json.loads(found.stdout)
-    assert {each["choices"]["engine.tensor_parallel_size"] for each in found["ranked"]} == {2}
-    assert found["winner"]["gpus"] <= 4
+def test_a_plan_of_a_server_uses_its_devices_and_the_given_size(run):
+    result = run("plan", "--model", "tiny-llama", "--hardware", "4xh100", "--ttft", "1s", "--tp", "2", *SMALL, "--json")
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert {option["choices"]["engine.tensor_parallel_size"] for option in plan["ranked"]} == {2}
+    assert plan["winner"]["gpus"] <= 4
 
 
-def test_a_plan_of_several_devices_takes_a_price_for_each(run):
+def test_a_plan_of_several_devices_takes_one_price_per_device(run):
     flags = ("--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL, "--json")
     devices = ("--model", "tiny-llama", "--hardware", "h100,gb200,mi300x")
-    found = json.loads(run("plan", *devices, *flags, "--price", "h100=5,gb200=4").stdout)
-    by_device = {each["device"]: each for each in found["devices"]}
+    plan = json.loads(run("plan", *devices, *flags, "--price", "h100=5,gb200=4").stdout)
+    by_device = {device["device"]: device for device in plan["devices"]}
     assert by_device["h100-sxm-80gb"]["usd_per_hour"] == 5 * by_device["h100-sxm-80gb"]["num_devices"]
     assert by_device["gb200"]["usd_per_hour"] == 4 * by_device["gb200"]["num_devices"]
-    assert by_device["mi300x"]["usd_per_hour"] == 3  # of the list
-    unconfirmed = {row["label"].split(" x ")[1].split()[0]: row["has_unconfirmed_price"] for row in found["ranked"]}
+    assert by_device["mi300x"]["usd_per_hour"] == 3  # the listed price
+    unconfirmed = {row["label"].split(" x ")[1].split()[0]: row["has_unconfirmed_price"] for row in plan["ranked"]}
     assert unconfirmed == {"h100-sxm-80gb": False, "gb200": False, "mi300x": True}
 
 
 def test_a_plan_marks_unconfirmed_prices_and_names_devices_without_one(run):
     devices = ("--model", "tiny-llama", "--hardware", "mi300x,h100,gb200")
-    told = run("plan", *devices, "--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL).stdout
-    assert "3.00 USD/h (unconfirmed)" in told
-    assert "3.00*" in told
-    assert "4.76*" not in told
-    assert "* an unconfirmed price" in told
-    assert "no price of it is known: gb200" in told
+    text = run("plan", *devices, "--rate", "2", "--ttft", "1s", "--tp", "1", *SMALL).stdout
+    assert "3.00 USD/h (unconfirmed)" in text
+    assert "3.00*" in text
+    assert "4.76*" not in text
+    assert "* an unconfirmed price" in text
+    assert "no price of it is known: gb200" in text
     alone = run("plan", "--model", "tiny-llama", "--hardware", "gb200", "--rate", "2", "--ttft", "1s", *SMALL)
     assert "no price known" in alone.stdout
     assert "--price gb200=USD" in alone.stdout
@@ -151,7 +136,7 @@ def test_a_plan_marks_unconfirmed_prices_and_names_devices_without_one(run):
         (("simulate", *DENSE, "--traffic", "traced.yaml", "--input", "2k"), "found input_tokens beside a trace of csv"),
     ],
 )
-def test_a_flag_that_would_be_lost_is_refused(run, tmp_path, args, wanted):
+def test_a_conflicting_flag_is_refused(run, tmp_path, args, wanted):
     (tmp_path / "trace.csv").write_text("arrival,input,output\n0,10,5\n1,20,5\n")
     (tmp_path / "traced.yaml").write_text("trace: {path: trace.csv, format: csv}\n")
     result = run(*args)
@@ -160,7 +145,7 @@ def test_a_flag_that_would_be_lost_is_refused(run, tmp_path, args, wanted):
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_flag_counts_beside_its_block_without_the_field(run):
-    found = run("memory", *DENSE, "--tp", "2", "--set", "engine={gpu_memory_utilization: 0.5}", "--json")
+def test_a_flag_applies_with_a_block_that_lacks_its_field(run):
+    by_flag = run("memory", *DENSE, "--tp", "2", "--set", "engine={gpu_memory_utilization: 0.5}", "--json")
     by_set = run("memory", *DENSE, "--tp", "2", "--set", "engine.gpu_memory_utilization=0.5", "--json")
-    assert _without(found.stdout, {"provenance", "notes"}) == _without(by_set.stdout, {"provenance", "notes"})
+    assert _without(by_flag.stdout, {"provenance", "notes"}) == _without(by_set.stdout, {"provenance", "notes"})

@@ -40,15 +40,15 @@ def test_input_errors_are_one_line(capsys):
     assert capsys.readouterr().err == "error: a.yaml:3: engine: found 1, allowed 2\n"
 
 
-def test_the_time_left_is_in_proportion_to_what_is_done():
-    """A quarter in 10 s leaves 30 s; nothing is said of a time left before anything is done."""
+def test_the_time_left_is_proportional_to_the_progress():
+    """A quarter in 10 s leaves 30 s; before any progress no remaining time is shown."""
     assert progress_line("simulating", 25, 100, 10.0) == "simulating: 25 of 100, about 30 s left"
     assert progress_line("simulating", 1000, 1000, 10.0) == "simulating: 1,000 of 1,000, about 0 s left"
     assert progress_line("screening", 0, None, 20.0) == "screening: 20 s so far"
 
 
-def test_long_work_says_how_far_it_is_also_in_a_pipe(capsys):
-    """A line each time that so many seconds are over, and none after the end."""
+def test_long_work_reports_its_progress_in_a_pipe(capsys):
+    """One line per interval, and none after the end."""
     with progress_lines("simulating", every_s=0.02) as update:
         update(1, 2)
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""A run of two requests and three steps, small enough to count: its timeline, its curves, its tiles and tables."""
+"""A run of two requests and three steps, counted by hand: timeline, curves, tiles and tables."""
 
 from dataclasses import replace
 
@@ -57,8 +57,8 @@ def test_a_timeline_has_steps_requests_and_counters_in_microseconds(small) -> No
     counters = {
         name: [e["args"] for e in events if e["name"] == name and e["ph"] == "C"] for name in ("requests", "KV cache")
     }
-    assert [tuple(each.values()) for each in counters["requests"]] == [(1, 3), (2, 1), (1, 0)]
-    assert [list(each) for each in counters["requests"]] == [["running", "waiting"]] * 3
+    assert [tuple(counts.values()) for counts in counters["requests"]] == [(1, 3), (2, 1), (1, 0)]
+    assert [list(counts) for counts in counters["requests"]] == [["running", "waiting"]] * 3
     assert counters["KV cache"] == [{"% used": 12.5}, {"% used": 50.0}, {"% used": 25.0}]
 
 
@@ -76,13 +76,13 @@ def test_a_request_queues_then_prefills_then_decodes(small) -> None:
 
 
 def test_curves_are_means_over_time(small) -> None:
-    """Two bins of 5 s: the third step is in the first bin for 1 s of its 6."""
+    """Two bins of 5 s: 1 of the 6 s of the third step are in the first bin."""
     bins, steps = TimeBins(np.array([0.0, 5.0, 10.0])), small.steps
     assert summed(steps, steps.num_running.astype(float), bins) == pytest.approx([(2 + 4 + 1) / 5, 1.0])
     assert rate(steps, steps.num_tokens, bins) == pytest.approx([(100 + 201 + 3 / 6) / 5, 3 / 6])
 
 
-def test_figures_show_what_they_name(small) -> None:
+def test_figures_show_the_named_series(small) -> None:
     def area(figure, name):
         (trace,) = [trace for trace in figure.data if trace.name == name]
         return sum(trace.y) * 1.0  # ten bins of a second
@@ -93,7 +93,7 @@ def test_figures_show_what_they_name(small) -> None:
     load = load_figure(small.steps)
     assert area(load, "running") == pytest.approx(2 * 1 + 2 * 2 + 6 * 1)
     assert area(load, "waiting") == pytest.approx(2 * 3 + 2 * 1)
-    (kv,) = (trace for trace in kv_figure(small.steps, 80).data if trace.name)  # the other one is its band
+    (kv,) = (trace for trace in kv_figure(small.steps, 80).data if trace.name)  # the other trace is its band
     assert sum(kv.y) == pytest.approx(2 * 12.5 + 2 * 50 + 6 * 25)
     latencies = latency_figure(small.requests, SLO(ttft_ms=1500, e2el_ms=5000))
     met = [text.text.rpartition("<br>")[2] for text in latencies.layout.annotations if "met by" in text.text]
@@ -124,7 +124,7 @@ def test_tiles_hold_means_with_their_p99_and_the_share_within_the_slo(result) ->
     assert shown["output"].value == "844"
 
 
-def test_each_column_of_the_latency_table_is_its_statistic(result) -> None:
+def test_columns_of_the_latency_table_are_their_statistics(result) -> None:
     names = ("mean", "median", "p90", "p95", "p99", "std")
     own = {f"{name}_ttft_ms": 100.0 + number for number, name in enumerate(names)}
     table = latency_table(replace(result, summary=result.summary | own))
@@ -135,7 +135,7 @@ def test_each_column_of_the_latency_table_is_its_statistic(result) -> None:
     assert {"mean", "p99"} < set(row)
 
 
-def test_limits_on_percentiles_stand_with_their_latency(result) -> None:
+def test_percentile_limits_are_in_the_row_of_their_latency(result) -> None:
     slo = SLO.model_validate({"ttft_p99_ms": 400, "tpot_p90_ms": 30, "ttft_p90_ms": 300})
     scenario = result.scenario.model_copy(update={"slo": slo})
     met = {"slo_percentiles_met": {"ttft_p99_ms": True, "tpot_p90_ms": True, "ttft_p90_ms": False}}
@@ -146,7 +146,7 @@ def test_limits_on_percentiles_stand_with_their_latency(result) -> None:
     assert cells["E2E latency"] == Span("")
 
 
-def test_an_overload_says_what_was_offered_and_what_is_sustained() -> None:
+def test_an_overload_names_the_offered_and_the_sustained_rate() -> None:
     rates = {"offered_req_s": 12.0, "sustained_req_s": 7.0}
     (line,) = overload({"overload": rates})
     assert plain(line.line).startswith("Overloaded: offered 12 req/s, sustains about 7;")
@@ -155,18 +155,18 @@ def test_an_overload_says_what_was_offered_and_what_is_sustained() -> None:
     assert not list(overload({}))
 
 
-def test_energy_is_told_by_shares_of_its_sum() -> None:
+def test_energy_is_shown_as_shares_of_the_total() -> None:
     (line,) = (block for block in shares({"energy_split_j": {"memory": 30.0, "compute": 50.0, "idle": 20.0}}))
     assert isinstance(line, Paragraph)
     assert plain(line.line) == "Energy taken by: compute 50%  memory 30%  idle 20%"
 
 
-def test_turns_are_shown_in_per_cent_milliseconds_and_seconds() -> None:
+def test_units_of_the_conversation_table() -> None:
     turn = {"turn": "2", "requests": 1234, "mean_prompt_tokens": 5678.0, "cached_share": 0.625, "mean_ttft_ms": 1.5}
     turn |= {"p99_ttft_ms": 2.5, "mean_tpot_ms": None}
-    found = {"turns": [turn], "conversations": 12, "mean_turns": 3.5, "mean_duration_ms": 90_000.0}
-    found |= {"p99_duration_ms": 200_000.0, "mean_waiting_ms": 4_000.0, "p99_waiting_ms": 8_000.0}
-    (table,) = conversation_tables({"conversations": found})
+    conversations = {"turns": [turn], "conversations": 12, "mean_turns": 3.5, "mean_duration_ms": 90_000.0}
+    conversations |= {"p99_duration_ms": 200_000.0, "mean_waiting_ms": 4_000.0, "p99_waiting_ms": 8_000.0}
+    (table,) = conversation_tables({"conversations": conversations})
     assert isinstance(table, Table)
     assert list(table.rows[0]) == ["2", "1,234", "5,678", "62.5", "1.5", "2.5", "–"]
     assert "lasts 90.0 s (p99 200.0 s)" in table.note

@@ -57,9 +57,9 @@ def test_it_answers_the_openai_client_and_ends_when_told_to():
         assert 'vllm:generation_tokens_total{engine="0"' in page
         assert 'vllm:generation_tokens_total{engine="1"' in page
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=30)[1]
+        stderr = process.communicate(timeout=30)[1]
     assert process.returncode == 0
-    assert "Requests: 2 sent, 2 finished, 0 failed, 0 timed out, 0 aborted; 5 simulated seconds per second" in said
+    assert "Requests: 2 sent, 2 finished, 0 failed, 0 timed out, 0 aborted; 5 simulated seconds per second" in stderr
 
 
 def test_replicas_have_ports_of_their_own_and_are_down_when_they_failed():

@@ -129,8 +129,8 @@ def test_a_tool_is_called_with_arguments_that_it_takes():
         ({"regex": ""}, {""}),
     ],
 )
-def test_every_answer_of_a_shape_that_is_accepted_is_given(asked, allowed):
-    """Whatever an answer's number chooses: what is not filled, or no text, which takes the ending token alone."""
+def test_every_accepted_guide_yields_an_allowed_answer(asked, allowed):
+    """Whichever alternative is drawn: unsupported ones are skipped, and an empty text takes the end token alone."""
 
     async def several(client, _):
         body = {**HELLO, "max_tokens": 9, "structured_outputs": asked}
@@ -178,8 +178,8 @@ def with_others(inner):
 
 
 @given(st.recursive(st.fixed_dictionaries({}, optional=KEYWORDS), with_others, max_leaves=5), st.integers(0, 5))
-def test_a_schema_is_filled_as_it_says_or_refused(schema, number):
-    """Never a text that it does not allow; jsonschema judges."""
+def test_a_generated_document_validates_or_the_schema_is_refused(schema, number):
+    """jsonschema validates the document."""
     try:
         text = Guide("json", schema).text(number, "words")
     except (ValueError, TypeError, ArithmeticError):
@@ -214,7 +214,7 @@ def test_a_regular_expression_matches_the_whole_text(pattern):
     "pattern",
     ["(", "a{5000}", "((a{100}){100}){100}", "(?!a)b", r"\bx", "a^b", "$x", "a" * 5000, "(" * 2000 + ")" * 2000],
 )
-def test_an_expression_that_is_none_or_is_not_filled_is_refused_in_words(pattern):
+def test_invalid_or_unsupported_expressions_are_refused_with_a_message(pattern):
     response = served(lambda client, _: client.post(CHAT, {**HELLO, "structured_outputs": {"regex": pattern}}))
     assert response.status == 400
     assert response.json()["error"]["message"]
@@ -231,8 +231,8 @@ def test_an_expression_that_is_none_or_is_not_filled_is_refused_in_words(pattern
     ],
     ids=str,
 )
-def test_an_answer_takes_the_steps_of_its_own_tokens(asked, pattern):
-    """What is asked for is as long as it is: each token is a step, so a short text of a shape comes sooner."""
+def test_a_guided_answer_takes_a_step_per_token(asked, pattern):
+    """A token is a step, so a short guided text ends earlier."""
 
     async def both(client, _):
         shaped = await client.post(COMPLETIONS, {"prompt": "one", "max_tokens": 40, "stream": True, **asked})
@@ -249,7 +249,7 @@ def test_an_answer_takes_the_steps_of_its_own_tokens(asked, pattern):
     assert gaps[0][-1] - gaps[0][0] == pytest.approx(step_s * (len(gaps[0]) - 1), rel=0.1, abs=1e-4)
 
 
-def test_a_stop_ends_an_answer_of_a_shape_too():
+def test_a_stop_string_ends_a_guided_answer():
     body = {"prompt": "one", "max_tokens": 40, "guided_regex": "abcdefgh[0-9]{8}", "stop": "efg"}
     choice = served(lambda client, _: client.post(COMPLETIONS, body)).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("abcd", "stop", "efg")

@@ -30,8 +30,8 @@ def test_a_streamed_answer_has_a_chunk_for_each_token_at_the_time_of_its_step():
 
 
 @pytest.mark.parametrize("speed", [0.25, 1.0, 4.0])
-def test_each_answer_says_how_fast_the_clock_goes_and_a_client_s_seconds_times_it_are_the_deployment_s(speed):
-    """A clock is slowed without a word else, and what a load tool measures is taken for the deployment's."""
+def test_responses_state_the_speed_and_latencies_scale_by_it(speed):
+    """Otherwise latencies measured by a load tool would be read as those of the deployment."""
 
     async def timed(client, emulator):
         began = asyncio.get_running_loop().time()
@@ -70,18 +70,18 @@ def test_whole_and_streamed_answers_say_the_same_at_the_same_time(path):
 
 
 @pytest.mark.parametrize("asked", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
-def test_a_prompt_whose_logprobs_are_asked_for_is_computed_again(asked):
-    """vLLM reads none of it from the prefix cache, so its first token comes as late as the first time."""
+def test_prompt_logprobs_bypass_the_prefix_cache(asked):
+    """As in vLLM: the prompt is computed in full, so TTFT is that of an uncached prompt."""
     body = {"prompt": "word " * 1000, "max_tokens": 1}
 
     async def sent(client, _):
-        found = []
+        answers = []
         for more in ({}, {}, asked):
             began = asyncio.get_running_loop().time()
             response = await client.post(COMPLETIONS, {**body, **more})
             cached = (response.json()["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-            found.append((cached, response.chunks[-1][0] - began))
-        return found
+            answers.append((cached, response.chunks[-1][0] - began))
+        return answers
 
     (_, first_s), (cached, again_s), (read, with_logprobs_s) = served(sent)
     assert cached > 1000

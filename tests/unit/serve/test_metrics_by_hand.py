@@ -15,7 +15,7 @@ values = st.lists(st.tuples(st.sampled_from([0.0, 0.4, 0.5, 0.6, 1.0, 3.0, 5.0, 
 
 
 @given(values, values)
-def test_a_bucket_has_all_values_up_to_its_bound_and_the_sum_is_that_of_all(some, others) -> None:
+def test_buckets_are_cumulative_and_sums_add_up(some, others) -> None:
     histograms = []
     for entries in (some, others):
         histogram = Histogram(BOUNDS)
@@ -66,7 +66,7 @@ def test_prompts_are_cached_or_transferred() -> None:
 
 
 def step(counts: EngineCounts, number: int, plan: StepPlan, num_prompt: int = 0, **fields: int) -> None:
-    """A step of 2 s that begins every 3 s."""
+    """Steps of 2 s, one every 3 s."""
     row = dict.fromkeys(StepRecord._fields, 0) | {"num_decodes": len(plan.decodes)} | fields
     times = {"start": 3 * number * TICKS_PER_S, "end": (3 * number + 2) * TICKS_PER_S}
     counts.add_step(StepRecord(**(row | times)), plan, [(7 * TICKS_PER_S, 2)] if number == 0 else [], num_prompt)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def plan_of(decodes: int, samples: int = 0) -> StepPlan:
     return plan
 
 
-def test_steps_add_up_and_a_window_of_40_steps_has_a_rate() -> None:
+def test_counters_add_up_and_throughput_is_over_40_steps() -> None:
     """Steps of 4 decodes; the first also samples 2 prompts of 50 tokens. Idle seconds between steps count."""
     counts = EngineCounts({})
     for number in range(41):
@@ -97,8 +97,8 @@ def test_steps_add_up_and_a_window_of_40_steps_has_a_rate() -> None:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_tokens_that_come_together_end_one_gap_or_share_it(splits: bool) -> None:
-    """Three requests draft three tokens each, of which 0, 1 and 3 are right, in a step of 2 s."""
+def test_tokens_of_one_step_count_as_one_gap_or_split_it(splits: bool) -> None:
+    """Three requests with drafts of three tokens, of which 0, 1 and 3 are accepted, in a step of 2 s."""
     counts, plan = EngineCounts({}, splits_gaps=splits), plan_of(3)
     plan.draft_depths, plan.num_accepted = [3, 3, 3], [0, 1, 3]
     step(counts, 1, plan, num_gaps=3, num_drafts=3, num_draft_tokens=9, num_accepted_tokens=4)

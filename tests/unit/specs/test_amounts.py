@@ -84,11 +84,11 @@ def test_the_limits_leave_room_for_what_is_large() -> None:
         ({"arrivals": {"rate": 3}, "num_requests": 90}, 90),
     ],
 )
-def test_requests_are_rate_times_time_or_as_many_as_are_asked_for(traffic: dict[str, Any], count: float) -> None:
+def test_expected_requests_are_rate_times_duration_up_to_num_requests(traffic: dict[str, Any], count: float) -> None:
     assert Traffic.model_validate(BASE | traffic).expected_requests == count
 
 
-def test_the_mean_of_lengths_before_they_are_clipped() -> None:
+def test_the_mean_of_length_distributions_before_clipping() -> None:
     lengths = [
         {"distribution": "fixed", "value": 12},
         {"distribution": "uniform", "low": 4, "high": 20},
@@ -96,8 +96,10 @@ def test_the_mean_of_lengths_before_they_are_clipped() -> None:
         {"distribution": "lognormal", "mean": 12, "p99": 100},
         {"distribution": "empirical", "values": [6, 10, 20]},
     ]
-    found = [Traffic.model_validate(BASE | {"num_requests": 9, "input_tokens": each}).input_tokens for each in lengths]
-    assert [each.mean_tokens for each in found if each is not None] == [12] * 5
+    inputs = [
+        Traffic.model_validate(BASE | {"num_requests": 9, "input_tokens": entry}).input_tokens for entry in lengths
+    ]
+    assert [parsed.mean_tokens for parsed in inputs if parsed is not None] == [12] * 5
 
 
 @pytest.mark.parametrize(("p99", "is_possible"), [(12.5, True), (170.0, True), (12.0, False), (180.0, False)])

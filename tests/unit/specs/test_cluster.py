@@ -93,17 +93,17 @@ def test_the_schema_knows_pools() -> None:
 
 
 def test_a_new_replica_loads_its_weights_and_then_starts() -> None:
-    """16 GB at 2 GB/s and 4 s; unless the scenario says how long it takes."""
+    """16 GB at 2 GB/s and 4 s, unless the scenario gives a cold start."""
     given = {"target": 4.0, "max_replicas": 3, "load_bandwidth_bytes_per_s": 2e9, "engine_start_s": 4.0}
     assert AutoscalingSpec.model_validate(given).start_s(16e9) == 12.0
     assert AutoscalingSpec.model_validate(given | {"cold_start_s": 7.0}).start_s(16e9) == 7.0
 
 
-@pytest.mark.parametrize(("replica", "is_there"), [(0, True), (2, True), (3, False)])
-def test_failures_are_of_replicas_that_there_may_be(scenario_file: Write, replica: int, is_there: bool) -> None:
-    """Three of them, counted from 0."""
+@pytest.mark.parametrize(("replica", "exists"), [(0, True), (2, True), (3, False)])
+def test_failures_name_existing_replicas(scenario_file: Write, replica: int, exists: bool) -> None:
+    """Three replicas, counted from 0."""
     failure = f"cluster={{replicas: 3, failures: {{events: [{{at_s: 10, replica: {replica}}}]}}}}"
-    if is_there:
+    if exists:
         assert load(scenario_file, failure).cluster.failures is not None
     else:
         with pytest.raises(SpecError, match="count from 0"):

@@ -152,8 +152,8 @@ def test_a_size_stands_at_the_end_of_a_name():
     "name",
     ["ryzen-ai-max+395", "Ryzen AI Max+ 395", "AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", "ryzen-ai-max-plus-395"],
 )
-def test_a_chip_named_as_it_is_sold_is_its_gpu(name):
-    """People who buy it run models on its GPU; the CPU keeps the name without the plus."""
+def test_the_product_name_of_an_apu_is_its_gpu(name):
+    """Models run on its GPU; the name without the plus is the CPU."""
     assert load_hardware(name).name == "strix-halo-395"
     assert load_hardware("ryzen-ai-max-395").kind == "cpu"
 
@@ -185,7 +185,7 @@ def test_a_row_serves_in_a_scenario():
     assert find_device(row).row == row
 
 
-def test_known_architectures_are_those_that_devices_declare():
+def test_known_architectures_are_those_declared_by_devices():
     """Read from the lines of files and tables, without parsing them."""
     declared = {load_hardware(name).declared.architecture for name in list_hardware()}
     assert device_tables.known_architectures() == declared - {None}

@@ -98,21 +98,22 @@ def test_a_recorded_run_of_an_undescribed_version_has_the_nearest_and_wider_inte
     assert scenario_fits(older)[0].spread == scenario_fits(newer)[0].spread > spread
 
 
-def test_a_batch_that_just_fills_the_budget_is_no_contradiction() -> None:
+def test_max_num_seqs_may_equal_the_token_budget() -> None:
     assert EngineSpec(max_num_batched_tokens=64, max_num_seqs=64).max_num_seqs == 64
     with pytest.raises(ValueError, match="is below max_num_seqs"):
         EngineSpec(max_num_batched_tokens=63, max_num_seqs=64)
 
 
-def test_graphs_of_decodes_are_as_many_as_sizes_that_decodes_may_have() -> None:
-    """Four sequences of a token each and three drafts: up to 16 of 1, 2, 4, 8, 16, 24, 32, all of them with prompts."""
+def test_cuda_graphs_count_the_decode_and_mixed_batch_sizes() -> None:
+    """Four sequences with one token and three drafts: decode graphs up to 16 of 1, 2, 4, 8, 16, 24, 32, mixed ones for
+    all."""
     drafts = SpeculativeConfig.model_validate({"method": "ngram", "num_speculative_tokens": 3})
     plain, drafting = EngineSpec(max_num_seqs=4), EngineSpec(max_num_seqs=4, speculative_config=drafts)
     assert (plain.captured_tokens, plain.num_graphs) == (8, 3 + 4)
     assert (drafting.captured_tokens, drafting.num_graphs) == (32, 5 + 7)
 
 
-def test_devices_of_a_replica_are_the_product_of_all_degrees() -> None:
+def test_devices_of_a_replica_are_the_product_of_its_parallel_sizes() -> None:
     degrees = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "data_parallel_size": 4}
     assert EngineSpec(**degrees).num_devices == 24
     assert EngineSpec(profile="llamacpp", layer_split=2).num_devices == 2

@@ -235,8 +235,9 @@ def test_a_device_that_idles_above_its_tdp_is_refused() -> None:
         load_hardware("a100-sxm-80gb", ["hardware.idle=1000"])
 
 
-def test_check_bits_beside_the_data_take_a_seventeenth_of_what_is_read() -> None:
-    """L4: 300 GB/s of GDDR6 with inline ECC, 16 bytes of data for each of check bits; HBM has its own for them."""
+def test_inline_ecc_takes_a_seventeenth_of_the_bandwidth() -> None:
+    """L4: 300 GB/s of GDDR6 with inline ECC, one byte of check bits per 16 bytes of data; HBM stores them
+    separately."""
     assert load_hardware("l4").data_bandwidth == pytest.approx(300e9 * 16 / 17)
     for name in ("h100-sxm-80gb", "rtx-4090"):
         assert load_hardware(name).data_bandwidth == load_hardware(name).memory_bandwidth

@@ -1,4 +1,4 @@
-"""SLOs in means and percentiles: each is judged by itself, by runs, screens and plans alike."""
+"""SLOs on means and percentiles, evaluated separately and alike by runs, screens and plans."""
 
 from pathlib import Path
 
@@ -33,14 +33,14 @@ def screened(slo: str, attainment: float = 0.9) -> tuple[Screen, list[Screened]]
 def test_words_and_metrics() -> None:
     slo = load_scenario(NAME, ["slo={ttft_p99_ms: 1s, tpot_p95_ms: 40, e2e_p50_ms: 9000}"]).slo
     assert slo.limits_in_words == ("p99 TTFT <= 1000 ms", "p95 TPOT <= 40 ms", "p50 E2E latency <= 9000 ms")
-    assert [each.metric for each in slo.statistics] == ["p99_ttft_ms", "p95_tpot_ms", "median_e2el_ms"]
+    assert [limit.metric for limit in slo.statistics] == ["p99_ttft_ms", "p95_tpot_ms", "median_e2el_ms"]
     assert slo.is_given
     assert not slo.is_of_requests
     assert SLO(ttft_ms=5, ttft_p99_ms=9).is_of_requests
 
 
-def test_a_mean_is_lost_with_any_request_that_has_no_latency() -> None:
-    """A percentile leaves out the requests above it; a mean leaves out none. It may lie above the median."""
+def test_a_mean_is_missed_with_any_failed_request() -> None:
+    """A percentile ignores the requests above it, a mean ignores none. A mean may lie above the median."""
     mean, median = SLO(ttft_p50_ms=300, ttft_mean_ms=400).statistics
     assert (mean.metric, median.metric) == ("mean_ttft_ms", "median_ttft_ms")
     assert [mean.is_met(400, lost) for lost in (0, 0.001)] == [True, False]
@@ -50,19 +50,18 @@ def test_a_mean_is_lost_with_any_request_that_has_no_latency() -> None:
     assert SLO(ttft_p50_ms=300, ttft_mean_ms=200).is_given
 
 
-def test_a_mean_is_screened_as_the_mean_of_requests_not_as_a_share_of_them() -> None:
-    """One number for all: prompts of one length, whose mean is that of each, have the rates of any percentile; where
-    lengths differ, the mean of a skewed latency lies between its median and its 99th percentile."""
+def test_a_mean_limit_is_screened_as_the_mean_over_requests() -> None:
+    """The mean of a skewed latency lies between its median and its 99th percentile, and so do the rates."""
     rates = {name: screened(f"{{e2e_{name}_ms: 6000}}")[1] for name in ("p50", "mean", "p99")}
-    found = {name: sum(each.rate for each in screen) for name, screen in rates.items()}
-    assert 0 < found["p99"] < found["mean"] < found["p50"]
+    totals = {name: sum(candidate.rate for candidate in screen) for name, screen in rates.items()}
+    assert 0 < totals["p99"] < totals["mean"] < totals["p50"]
     screen, by_mean = screened("{e2e_mean_ms: 6000}")
-    used = screen.tightness(by_mean, [max(each.rate, 1e-3) for each in by_mean])
+    used = screen.tightness(by_mean, [max(candidate.rate, 1e-3) for candidate in by_mean])
     assert max(used) <= 1 + 1e-9
 
 
-def test_a_speed_is_a_time_between_tokens_and_a_prompts_length_may_add_to_its_limit() -> None:
-    """25 tokens a second are 40 ms each; 240 words a minute of 3/4 of a word a token, 5.33 tokens a second."""
+def test_speeds_become_tpot_limits_and_ttft_limits_grow_with_the_prompt() -> None:
+    """25 tokens/s are 40 ms per token; 240 words/min at 3/4 words per token are 5.33 tokens/s."""
     assert (SLO(tpot_ms=30).tpot_limit_ms, SLO(min_tokens_per_s=25).tpot_limit_ms) == (30, 40)
     assert SLO(ttft_ms=9).tpot_limit_ms is None
     reader = SLO(reading_words_per_minute=240)
@@ -72,8 +71,8 @@ def test_a_speed_is_a_time_between_tokens_and_a_prompts_length_may_add_to_its_li
     assert SLO(ttft_ms_per_input_token=0.5).ttft_limit_ms(1000) == 500
 
 
-def test_a_percentile_is_met_at_its_limit_and_with_as_many_lost_as_it_leaves_out() -> None:
-    """Of the slowest in a hundred those that were lost are the slowest."""
+def test_a_percentile_tolerates_as_many_failures_as_it_ignores() -> None:
+    """Failed requests count as the slowest."""
     limit = SLO(ttft_p99_ms=500).statistics[0]
     assert limit.is_met(500.0, 0.01)
     assert not limit.is_met(500.1)
@@ -81,7 +80,7 @@ def test_a_percentile_is_met_at_its_limit_and_with_as_many_lost_as_it_leaves_out
     assert not limit.is_met(None)
 
 
-def test_a_reader_stands_for_a_limit_between_tokens_and_the_tighter_of_both_is_planned_for() -> None:
+def test_plans_use_the_tighter_of_reading_speed_and_tpot_limit() -> None:
     for tpot_ms, planned in ((None, 50.0), (30, 30), (80, 50.0)):
         assert SLO(reading_tokens_per_s=20, tpot_ms=tpot_ms).planned_ms("tpot") == planned
     assert SLO(reading_tokens_per_s=20).limit_ms("tpot") is None
@@ -143,7 +142,7 @@ def test_one_percentile_is_one_limit_at_that_attainment() -> None:
     assert all(one.rate <= other.rate for one, other in zip(together, apart, strict=True))
 
 
-def test_limits_on_requests_and_on_the_run_are_shown_side_by_side() -> None:
+def test_limits_on_requests_and_on_statistics_are_shown_together() -> None:
     run = simulate(load_scenario(NAME, ["traffic.num_requests=200", "slo={ttft_ms: 1s, ttft_p99_ms: 1ms}"]))
     cells = [str(row[-1]) for row in latency_table(run).rows if "TTFT" in str(row[0])]
     assert "1000: " in cells[0]

@@ -156,9 +156,10 @@ def test_a_draft_model_has_the_vocabulary_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
-def test_a_pipelined_step_has_a_draft_where_all_was_right_before(rate: float) -> None:
-    """Counted in a chain of steps. With a draft of 3 a step brings 1 and as many as are right in a row, and the next
-    has a draft if these and the guess of the model's own token are right; else 1, and a draft next if a guess is."""
+def test_a_pipelined_step_has_a_draft_if_everything_before_was_accepted(rate: float) -> None:
+    """Counted in a chain of steps. A step with a draft of 3 produces one token and the accepted prefix; the next step
+    has a draft if all three and the guess of the bonus token are right. A step without a draft produces one token, and
+    the next has a draft if the guess is right."""
     fields = {"method": "draft_model", "model": SMALL, "num_speculative_tokens": 3, "pipelined": True}
     config = SpeculativeConfig.model_validate(fields | {"acceptance": {"rate": rate}})
     rng, has_draft, tokens, steps = random.Random(5), False, 0, 40_000
@@ -174,9 +175,7 @@ def test_a_pipelined_step_has_a_draft_where_all_was_right_before(rate: float) ->
 @pytest.mark.parametrize(
     ("offered", "is_possible"), [(None, True), (60, True), (80, True), (100, True), (59, False), (101, False)]
 )
-def test_drafts_that_were_offered_are_no_fewer_than_accepted_and_no_more_than_examined(
-    offered: int | None, is_possible: bool
-) -> None:
+def test_offered_drafts_lie_between_accepted_and_examined(offered: int | None, is_possible: bool) -> None:
     given = {"examined": (100, 60), "accepted": (60, 30), "offered": offered}
     if is_possible:
         assert MeasuredAcceptance.model_validate(given).offered == offered

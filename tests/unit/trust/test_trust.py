@@ -45,18 +45,18 @@ def measured(monkeypatch):
 def test_the_badge_counts_rows_like_the_answer(measured):
     """By hand: |errors| of TPOT are 1, 4 and 30 %: the median is 4 %, the 90th percentile 4 + 0.8 x 26 = 24.8 %."""
     measured(row(0.01), row(-0.04), row(0.3), *(row(error, "ttft_mean") for error in (0.1, 0.1, -0.2)))
-    found = trust_of(SCENARIO)
-    assert found.level == "validated"
-    assert found.errors["tpot_mean"] == (3, pytest.approx(0.04), pytest.approx(0.248))
-    assert found.errors["ttft_mean"] == (3, pytest.approx(0.1), pytest.approx(0.18))
-    assert found.badge == "validated; rows like this: TPOT 4 % (p90 25), TTFT 10 % (p90 18), 3 rows"
-    data = found.to_json()
-    assert (data["badge"], data["rows"], data["left_out"]) == (found.badge, 3, None)
-    assert str(found) == f"{found.badge}. Measured: {SETUP.model} on {SETUP.device} under vllm."
+    trust = trust_of(SCENARIO)
+    assert trust.level == "validated"
+    assert trust.errors["tpot_mean"] == (3, pytest.approx(0.04), pytest.approx(0.248))
+    assert trust.errors["ttft_mean"] == (3, pytest.approx(0.1), pytest.approx(0.18))
+    assert trust.badge == "validated; rows like this: TPOT 4 % (p90 25), TTFT 10 % (p90 18), 3 rows"
+    data = trust.to_json()
+    assert (data["badge"], data["rows"], data["left_out"]) == (trust.badge, 3, None)
+    assert str(trust) == f"{trust.badge}. Measured: {SETUP.model} on {SETUP.device} under vllm."
 
 
-def test_without_rows_the_badge_names_the_sizes_that_differ(measured):
-    """A dense model's active parameters differ wherever its parameters do: once is enough."""
+def test_without_comparable_rows_the_differing_sizes_are_named(measured):
+    """The active parameters of a dense model equal its parameters, so they are not listed again."""
     measured(row(input_tokens=100.0, total_b=1.0, active_b=0.9))
     here = f"{SETUP.input_tokens:,.4g}"
     assert str(trust_of(SCENARIO)).endswith(
@@ -65,12 +65,12 @@ def test_without_rows_the_badge_names_the_sizes_that_differ(measured):
     )
 
 
-def test_a_family_that_nobody_measured_is_named(measured):
+def test_an_unmeasured_family_is_named(measured):
     measured(row(family="dense, state space"))
     assert f"No model of its family ({SETUP.family}) was measured." in str(trust_of(SCENARIO))
 
 
-def test_rows_of_a_whole_model_on_the_device_say_nothing_of_one_that_shares_it_with_a_cpu(measured):
+def test_rows_without_cpu_offload_do_not_validate_a_setup_with_it(measured):
     whole = load_scenario("qwen3-30b-a3b-rtx-4090")
     shared = load_scenario("qwen3-30b-a3b-rtx-4090", ["engine.n_gpu_layers=20", "engine.cpu=ryzen-9-7950x"])
     rows = [MeasuredRow("made up", setup_of(whole), "decode_tokens_per_s", 10.0, 10.0, "")] * 3
@@ -84,7 +84,7 @@ def test_quantiles_are_numpys(values, share):
     assert index.quantile(values, share) == pytest.approx(float(np.quantile(values, share)))
 
 
-def test_counts_that_differ_stand_beside_their_metric(measured):
+def test_differing_counts_follow_their_metric(measured):
     measured(*(row(0.01),) * 4, *(row(0.2, "ttft_mean"),) * 3)
     assert trust_of(SCENARIO).figures == "rows like this: TPOT 1 % (p90 1) in 4 rows, TTFT 20 % (p90 20) in 3 rows"
 
@@ -95,24 +95,24 @@ def test_counts_that_differ_stand_beside_their_metric(measured):
         ({"tpot_mean": [0.24] * 3}, "validated"),
         ({"tpot_mean": [0.5] * 3}, "calibrated"),
         ({"tpot_mean": [-0.5] * 3}, "calibrated"),
-        ({"tpot_mean": [0.01] * 3, "ttft_mean": [0.5] * 3}, "calibrated"),  # each figure that is printed
+        ({"tpot_mean": [0.01] * 3, "ttft_mean": [0.5] * 3}, "calibrated"),  # every printed figure counts
         ({"e2el_mean": [0.5] * 3}, "calibrated"),
-        ({"tpot_mean": [0.01] * 2}, "calibrated"),  # two rows agree by chance
+        ({"tpot_mean": [0.01] * 2}, "calibrated"),  # too few rows
     ],
     ids=str,
 )
-def test_validated_stands_beside_small_errors_only(measured, errors, level):
-    measured(*(row(error, metric) for metric, found in errors.items() for error in found))
-    found = trust_of(SCENARIO)
-    assert found.level == level
-    assert found.figures.startswith("rows like this: ")  # which the errors of others never replace
+def test_validated_requires_small_errors_in_enough_rows(measured, errors, level):
+    measured(*(row(error, metric) for metric, values in errors.items() for error in values))
+    trust = trust_of(SCENARIO)
+    assert trust.level == level
+    assert trust.figures.startswith("rows like this: ")  # measured errors are never replaced by expected ones
 
 
-def test_rows_of_the_model_itself_count_before_those_of_its_family(measured):
+def test_rows_of_the_model_take_precedence_over_its_family(measured):
     measured(*(row(0.01, model="a sibling"),) * 9, *(row(0.9),) * 3)
-    found = trust_of(SCENARIO)
-    assert found.errors["tpot_mean"] == (3, pytest.approx(0.9), pytest.approx(0.9))
-    assert found.level == "calibrated"
+    trust = trust_of(SCENARIO)
+    assert trust.errors["tpot_mean"] == (3, pytest.approx(0.9), pytest.approx(0.9))
+    assert trust.level == "calibrated"
 
 
 @pytest.mark.parametrize(
@@ -130,19 +130,19 @@ def test_rows_of_the_model_itself_count_before_those_of_its_family(measured):
 )
 def test_rows_of_something_else_validate_nothing(measured, change):
     measured(row(0.01, **change))
-    found = trust_of(SCENARIO)
-    assert found.level == "calibrated"
-    assert found.figures.startswith("no rows like this: expect TPOT ")
-    assert all(figures.rows == 0 for figures in found.errors.values())
-    assert [cell.low for cell in found.nearest] == [SETUP._replace(**change)]
+    trust = trust_of(SCENARIO)
+    assert trust.level == "calibrated"
+    assert trust.figures.startswith("no rows like this: expect TPOT ")
+    assert all(figures.rows == 0 for figures in trust.errors.values())
+    assert [cell.low for cell in trust.nearest] == [SETUP._replace(**change)]
 
 
 @pytest.mark.parametrize("error", [0.02, 0.5])
 @pytest.mark.parametrize(
     "change", [{"input_tokens": 9e4}, {"weights": "fp8"}, {"model": "x", "family": "x"}, {"engine": "sglang"}], ids=str
 )
-def test_further_rows_never_promise_a_smaller_error(measured, change, error):
-    """What the nearest rows were missed by is the least that a setup further away may expect."""
+def test_expected_errors_do_not_shrink_with_distance(measured, change, error):
+    """The errors of the nearest rows are a lower bound for a setup further away."""
     measured(*(row(error, **change),) * 3)
     far = trust_of(SCENARIO)
     measured(*(row(error),) * 3)
@@ -153,35 +153,35 @@ def test_further_rows_never_promise_a_smaller_error(measured, change, error):
 
 @pytest.mark.parametrize("devices", ["gpu", "cpu", "apple", "apu"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llamacpp", "mlx", "datasheet"])
-def test_more_left_out_never_promises_a_smaller_error(engine, devices):
-    found = [left_out.left_out_errors(engine, devices, cut) for cut in left_out.CUTS]
-    for nearer, further in pairwise(found):
+def test_expected_errors_do_not_shrink_with_more_left_out(engine, devices):
+    expected = [left_out.left_out_errors(engine, devices, cut) for cut in left_out.CUTS]
+    for nearer, further in pairwise(expected):
         assert nearer.keys() <= further.keys()
         for metric, (median, p90) in nearer.items():
             assert median <= further[metric][0]
             assert p90 <= further[metric][1]
-    assert all(found), "an answer without rows like it says what to expect, whatever was left out"
+    assert all(expected), "an answer without rows like it says what to expect, whatever was left out"
 
 
-def test_expected_errors_are_those_of_what_was_left_out(measured):
-    """A device with rows of another model: its model was left out; without rows: the device; without kernels of its
-    architecture: that. An engine that no cross-validation has takes the largest errors of all."""
+def test_expected_errors_come_from_the_matching_cross_validation(measured):
+    """With rows of another model on the device, the model is unseen; without rows, the device; without kernels of its
+    architecture, the architecture. An engine without a cross-validation takes the largest errors of all engines."""
     measured(row(0.01, model="another", input_tokens=9e4))
     assert trust_of(SCENARIO).left_out == "model"
     measured(row(0.01, input_tokens=9e4))
     assert trust_of(SCENARIO).left_out == "cell"
     measured()
-    found = trust_of(SCENARIO)
-    assert found.left_out == "device"
+    trust = trust_of(SCENARIO)
+    assert trust.left_out == "device"
     median, p90 = left_out.left_out_errors("vllm", "gpu", "device")["tpot_mean"]
-    assert found.errors["tpot_mean"] == (0, median, p90)
+    assert trust.errors["tpot_mean"] == (0, median, p90)
     assert trust_of(load_scenario("llama-3.1-8b-a100", ["hardware=xeon-max-9480"])).left_out == "architecture"
     unknown = left_out.left_out_errors("an engine", "gpu", "device")["tpot_mean"]
-    each = [left_out.left_out_errors(name, "gpu", "device")["tpot_mean"] for name in ("vllm", "sglang", "trtllm")]
-    assert unknown == tuple(max(errors) for errors in zip(*each, strict=True))
+    by_engine = [left_out.left_out_errors(name, "gpu", "device")["tpot_mean"] for name in ("vllm", "sglang", "trtllm")]
+    assert unknown == tuple(max(errors) for errors in zip(*by_engine, strict=True))
 
 
-def test_errors_left_out_are_those_of_the_reports():
+def test_left_out_errors_equal_those_of_the_reports():
     file = data_dir("validated") / "left_out" / "errors.csv"
     assert file.read_text(encoding="utf-8") == left_out_index.left_out_table()
     lines = left_out.measured_left_out()
@@ -279,16 +279,16 @@ def test_the_shipped_index_is_of_known_devices_and_has_its_rows():
 
 
 def test_errors_of_shipped_cells_are_those_of_their_rows():
-    """Recounted from predicted and measured of each row. Rows that repeat a setup are listed once, by their median."""
+    """Recomputed from predicted and measured values; repeated setups are listed once, by their median."""
     by_cell = {
         (cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))): cell for cell in measured_cells()
     }
     recounted = index.cells_of(measured_rows())
-    whole = 0
+    num_complete = 0
     for cell in recounted:
         shipped = by_cell[cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))]
         assert cell.rows <= shipped.rows
         if cell.rows == shipped.rows:
-            whole += 1
+            num_complete += 1
             assert cell.errors == pytest.approx(shipped.errors, rel=6e-3, abs=1e-4)
-    assert whole > 0.3 * len(recounted)
+    assert num_complete > 0.3 * len(recounted)

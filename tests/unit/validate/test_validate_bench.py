@@ -131,12 +131,12 @@ def test_what_cannot_be_answered_is_one_sentence(arguments: list[str], said: str
     assert "Traceback" not in found.output
 
 
-def test_an_error_is_how_much_more_was_predicted_than_measured() -> None:
-    """110 for 100, of which four in five lie between 0.8 and 1.2 times."""
+def test_an_error_is_predicted_over_measured_minus_one() -> None:
+    """110 predicted for 100 measured, with an 80 % interval of 0.8 to 1.2 times the prediction."""
     pair: Any = SimpleNamespace(
         predicted={"x": 110.0}, run=SimpleNamespace(measured={"x": 100.0}), intervals={"x": (0.8, 1.2)}
     )
-    found = _figure(pair, "x")
-    assert found["error"] == pytest.approx(0.1)
-    assert found["interval"] == pytest.approx([88.0, 132.0])
-    assert found["is_within"]
+    figure = _figure(pair, "x")
+    assert figure["error"] == pytest.approx(0.1)
+    assert figure["interval"] == pytest.approx([88.0, 132.0])
+    assert figure["is_within"]

@@ -47,9 +47,8 @@ async def running(errand, limit_s=30):
         await asyncio.sleep(0.01)
 
 
-def test_work_stops_when_no_page_that_waits_for_it_is_open(monkeypatch):
-    """A page that closes leaves no work behind; one that is loaded again, another that waits, and a hidden tab do not
-    lose theirs."""
+def test_work_stops_once_no_open_page_waits_for_it(monkeypatch):
+    """Closing the last page stops its work; reloading, a second waiting page and a hidden tab keep it."""
     monkeypatch.setattr(errands_module, "_GRACE_S", 0.6)
     monkeypatch.setattr(errands_module, "_SWEEP_S", 0.05)
 
@@ -58,7 +57,7 @@ def test_work_stops_when_no_page_that_waits_for_it_is_open(monkeypatch):
             plan = errands.begin(named("steps:90000"), "long", "first/plan/choice")
             await running(plan)
             errands.depart("first")
-            errands.join(plan, "reloaded/plan/choice")  # the page is there again, under another name
+            errands.join(plan, "reloaded/plan/choice")  # reloaded, under another id
             await asyncio.sleep(1.0)
             assert (plan.readers, plan.state) == ({"reloaded/plan/choice"}, "running")
             errands.join(plan, "other/plan/choice")
@@ -69,7 +68,7 @@ def test_work_stops_when_no_page_that_waits_for_it_is_open(monkeypatch):
             errands.see("other")  # it did not close after all
             await asyncio.sleep(1.0)
             assert plan.state == "running"
-            monkeypatch.setattr(errands_module, "_LEASE_S", 0.2)  # as after a browser that was killed: no word at all
+            monkeypatch.setattr(errands_module, "_LEASE_S", 0.2)  # as after a killed browser, which sends nothing
             errands.see("other")
             assert (await ended(plan, 10)).state == "stopped"
             assert errands.last(plan.question) is None

@@ -85,8 +85,8 @@ def test_what_was_answered_and_is_forgotten_is_asked_anew(site):
     site.desk._errands._errands.clear()
 
 
-def test_the_badge_of_a_card_has_the_errors(site):
-    """As the command that stands below it prints them."""
+def test_the_badge_of_a_card_states_the_errors(site):
+    """They equal the output of the command shown below it."""
     from perfmodel.web.questions import Question, ask
 
     shown = ask(Question("memory", flags=(("model", "llama-3.1-8b"), ("hardware", "h100"))))

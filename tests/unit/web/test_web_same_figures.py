@@ -138,15 +138,21 @@ ONE_RUN = (
 )
 
 
-def test_a_deployment_has_one_figure_of_each_kind_on_all_views(pages, answered):
-    """The run of `perfmodel simulate` gives all latencies, throughputs and costs; what shorter runs give are ratios,
-    and the largest rate, on a card that is marked as a preview."""
+def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
+    """All latencies, throughputs and costs come from the run of `perfmodel simulate`; shorter runs give ratios and the
+    maximum rate, on a card marked as a preview."""
     state = read_state(ONE_RUN)
-    (run,) = {each for view in VIEWS for part in view.parts for each in part.ask(state) if each.command == "simulate"}
+    (run,) = {
+        question
+        for view in VIEWS
+        for part in view.parts
+        for question in part.ask(state)
+        if question.command == "simulate"
+    }
     assert run == Question.of("simulate", state)
     whole, limits = answered(run.arguments), set()
     for view in VIEWS:
-        for part in (each for each in view.parts if each.lane == "quick" and each.name != "prompts"):
+        for part in (part for part in view.parts if part.lane == "quick" and part.name != "prompts"):
             questions = part.ask(state)
             for question in questions:
                 pages[1].answer(question)
@@ -158,7 +164,9 @@ def test_a_deployment_has_one_figure_of_each_kind_on_all_views(pages, answered):
                         limits.add(value)
                     elif key in whole and form != "factor" and not path.startswith("load."):
                         assert (tuple(arguments), value) == (tuple(run.arguments), repr(whole[key])), (view.name, path)
-            is_short = any(each.startswith("traffic.num_requests=") for each in sum((q.sets for q in questions), ()))
+            is_short = any(
+                override.startswith("traffic.num_requests=") for override in sum((q.sets for q in questions), ())
+            )
             assert is_short == ("preview" in html), (view.name, part.name)
     assert len(limits) == 1
 

@@ -116,11 +116,11 @@ def test_the_bar_of_memory_adds_up_to_what_a_process_sees():
         assert f"of the {data['visible_bytes'] / 1e9:.1f} that" in drawn["layout"]["xaxis"]["title"]["text"]
 
 
-def test_a_device_has_the_memory_that_the_bar_has(site):
-    """80 GB by the datasheet are 85.0 for a process, and both are said beside each other."""
+def test_the_device_card_and_the_memory_bar_agree(site):
+    """80 GB in the datasheet are 85.0 GB visible to a process; both are shown."""
     page = Page(site.get("/deployment?hardware=h100-sxm-80gb").body.decode())
     (card,) = (figures for arguments, figures in page.cards if arguments[:2] == ["hardware", "show"])
     texts = {path.rpartition(".")[2]: text for path, _, _, text in card}
     assert (texts["visible_bytes"], texts["capacity_bytes"]) == ("85.0 GB", "80.0 GB")
-    (bar,) = (each for each in page.plots if each["layout"]["xaxis"].get("range"))
+    (bar,) = (plot for plot in page.plots if plot["layout"]["xaxis"].get("range"))
     assert bar["layout"]["xaxis"]["range"] == [0, 85.0]

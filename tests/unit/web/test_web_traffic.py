@@ -29,7 +29,7 @@ def varied(query):
     return asked(CURVE, query).option("vary")
 
 
-def told(limits=None, kept=None, knee=4.0, intervals=True):
+def whatif_data(limits=None, kept=None, knee=4.0, intervals=True):
     """What `whatif --vary traffic.arrivals.rate` prints, as far as pictures read it."""
     names = [f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99")]
     points = []
@@ -108,7 +108,7 @@ def test_prompts_come_alone_and_have_one_length():
 
 @pytest.mark.parametrize("name", ["ttft", "tpot", "e2el"])
 def test_latencies_are_those_of_the_json_with_units(name):
-    data = told()
+    data = whatif_data()
     lines = named(latency_curve(data, name))
     label = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}[name]
     assert lines["mean"]["y"] == [point["values"][f"mean_{name}_ms"] for point in data["points"]]
@@ -121,18 +121,18 @@ def test_latencies_are_those_of_the_json_with_units(name):
 
 
 def test_the_fan_has_the_ends_of_the_intervals_and_is_left_out_without_them():
-    data = told()
+    data = whatif_data()
     band = named(latency_curve(data, "ttft"))["80 % band"]
     ends = {(x, y) for x, y in zip(band["x"], band["y"], strict=True)}
     for rate, point in zip(RATES, data["points"], strict=True):
         low, high = point["interval"]["mean_ttft_ms"]
         assert {(rate, low), (rate, high)} <= ends
-    assert "80 % band" not in named(latency_curve(told(intervals=False), "ttft"))
+    assert "80 % band" not in named(latency_curve(whatif_data(intervals=False), "ttft"))
 
 
 def test_bands_that_come_later_are_of_the_rates_that_they_are_known_at():
-    bands = {"load": {"rates": [1.0, 4.0]}, "points": told()["points"][::2]}
-    picture = named(latency_curve(told(intervals=False), "ttft", bands=bands))
+    bands = {"load": {"rates": [1.0, 4.0]}, "points": whatif_data()["points"][::2]}
+    picture = named(latency_curve(whatif_data(intervals=False), "ttft", bands=bands))
     assert set(picture["80 % band"]["x"]) == {1.0, 4.0}
     assert picture["mean"]["x"] == RATES
 
@@ -192,11 +192,11 @@ def test_traffic_of_a_duration_is_not_bounded_by_a_number_and_prompts_still_come
     for part in (CURVE, LIMIT, NOW):
         (question,) = part.ask(state)
         assert "traffic.duration_s=20" in question.sets
-        assert not any(each.startswith("traffic.num_requests") for each in question.sets)
+        assert not any(override.startswith("traffic.num_requests") for override in question.sets)
     (prompts,) = PROMPTS.ask(state)
-    assert not any(each.startswith("traffic.duration_s") for each in prompts.sets)
+    assert not any(override.startswith("traffic.duration_s") for override in prompts.sets)
     for question in WHATIF.parts[0].ask(state):
-        assert not any(each.startswith("traffic.num_requests") for each in question.sets)
+        assert not any(override.startswith("traffic.num_requests") for override in question.sets)
 
 
 def test_with_the_bands_the_part_is_drawn_anew(site):
@@ -211,44 +211,44 @@ def test_with_the_bands_the_part_is_drawn_anew(site):
 
 
 def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
-    picture = latency_curve(told({"ttft": 60.0}, {"max_rate": 5.0}), "ttft", now=3.0)
+    picture = latency_curve(whatif_data({"ttft": 60.0}, {"max_rate": 5.0}), "ttft", now=3.0)
     upright = {shape["x0"] for shape in picture["layout"]["shapes"] if shape.get("yref") == "paper"}
     assert upright == {3.0, 4.0, 5.0}
     across = [shape["y0"] for shape in picture["layout"]["shapes"] if shape.get("xref") == "paper"]
     assert across == [60.0]
     words = " ".join(note["text"] for note in picture["layout"]["annotations"])
     assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO limit"))
-    all_kept = latency_curve(told({"ttft": 60.0}, {"max_rate": 8.0, "is_all": True}), "ttft", now=3.0)
-    assert "SLO limit" not in str(all_kept["layout"])  # the largest rate that is shown is no limit
-    bare = latency_curve(told(knee=None), "ttft")
+    all_met = latency_curve(whatif_data({"ttft": 60.0}, {"max_rate": 8.0, "is_all": True}), "ttft", now=3.0)
+    assert "SLO limit" not in str(all_met["layout"])  # the largest rate shown is not a limit
+    bare = latency_curve(whatif_data(knee=None), "ttft")
     assert [shape["x0"] for shape in bare["layout"]["shapes"]] == [2.0]  # the traffic's own rate
 
 
 def test_every_value_lies_on_the_axes_and_they_stay_while_values_move_a_little():
-    picture = latency_curve(told({"ttft": 1000.0}), "ttft", now=0.7)
+    picture = latency_curve(whatif_data({"ttft": 1000.0}), "ttft", now=0.7)
     for axis, key in (("xaxis", "x"), ("yaxis", "y")):
         low, high = picture["layout"][axis]["range"]
         values = [math.log10(value) for trace in picture["data"] for value in trace[key]]
         assert low <= min(values) <= max(values) <= high
         assert len(picture["layout"][axis]["tickvals"]) == len(picture["layout"][axis]["ticktext"]) >= 2
     assert picture["layout"]["xaxis"]["range"][0] <= math.log10(0.7)
-    moved = told({"ttft": 1000.0})
+    moved = whatif_data({"ttft": 1000.0})
     for point in moved["points"]:
         point["values"] = {name: value and value * 1.02 for name, value in point["values"].items()}
     assert latency_curve(moved, "ttft", now=0.7)["layout"]["yaxis"] == picture["layout"]["yaxis"]
 
 
 def test_points_without_an_answer_leave_a_gap():
-    data = told()
+    data = whatif_data()
     data["points"][1] = {"set": "traffic.arrivals.rate=2", "values": {}, "problem": "does not fit"}
     assert named(latency_curve(data, "ttft"))["mean"]["y"][1] is None
     assert named(goodput_curve(data))["completed"]["y"][1] is None
 
 
 def test_goodput_is_shown_where_there_is_an_slo():
-    assert named(goodput_curve(told({"ttft": 60.0})))["within the SLO"]["y"] == [rate / 2 for rate in RATES]
-    assert "within the SLO" not in named(goodput_curve(told()))
-    assert "requests/s" in goodput_curve(told())["layout"]["yaxis"]["title"]["text"]
+    assert named(goodput_curve(whatif_data({"ttft": 60.0})))["within the SLO"]["y"] == [rate / 2 for rate in RATES]
+    assert "within the SLO" not in named(goodput_curve(whatif_data()))
+    assert "requests/s" in goodput_curve(whatif_data())["layout"]["yaxis"]["title"]["text"]
 
 
 def test_prompts_are_told_by_their_tokens():

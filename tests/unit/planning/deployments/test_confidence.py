@@ -39,8 +39,8 @@ OPTIONS = st.lists(
 CONFIDENCES = [0.0, 0.3, 0.5, 0.8, 0.9, 0.99]
 
 
-def test_of_options_that_cost_the_same_and_are_as_sure_the_one_with_more_headroom_is_chosen() -> None:
-    """0.31 and 0.30 of one replica each; 0.35 of two is less of what is there."""
+def test_ties_in_cost_and_confidence_go_to_the_option_with_more_headroom() -> None:
+    """Loads of 0.31 and 0.30 of one replica, and of 0.35 replicas out of two, the smallest share."""
     tight, loose = (replace(option([1.0] * 10), load=load) for load in (0.31, 0.30))
     assert [pick(order, 0.9) for order in ([tight, loose], [loose, tight])] == [1, 0]
     two = replace(option([1.0] * 10, price=0.5, replicas=2), load=0.35)

@@ -81,8 +81,8 @@ def test_what_no_deployment_starts_is_said(override: str, why: str) -> None:
     assert "a secret" not in text
 
 
-def test_where_a_deployment_starts_it_is_said_what_its_pods_need() -> None:
-    """A secret for gated models; between prefill and decode, but not before one role, a proxy."""
+def test_the_manifest_names_the_secret_and_proxy_that_its_pods_need() -> None:
+    """A secret for gated models; a proxy between prefill and decode, but not in front of a single role."""
     text = kubernetes_manifest(scenario())
     assert "# A gated model needs a secret" in text
     assert "proxy" not in text
@@ -95,8 +95,10 @@ def test_where_a_deployment_starts_it_is_said_what_its_pods_need() -> None:
 
 def containers(text: str) -> dict[str, dict]:  # type: ignore[type-arg]
     """Deployment -> its container."""
-    found = [each for each in objects(text) if each["kind"] == "Deployment"]
-    return {each["metadata"]["name"]: each["spec"]["template"]["spec"]["containers"][0] for each in found}
+    deployments = [manifest for manifest in objects(text) if manifest["kind"] == "Deployment"]
+    return {
+        manifest["metadata"]["name"]: manifest["spec"]["template"]["spec"]["containers"][0] for manifest in deployments
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,53 +110,57 @@ def containers(text: str) -> dict[str, dict]:  # type: ignore[type-arg]
         ("tensor_parallel_size=2,data_parallel_size=4", 8),
     ],
 )
-def test_a_pod_has_the_devices_of_all_stages_and_ranks(sizes: str, num_devices: int) -> None:
+def test_a_pod_requests_the_devices_of_all_stages_and_ranks(sizes: str, num_devices: int) -> None:
     (container,) = containers(kubernetes_manifest(scenario(*(f"engine.{size}" for size in sizes.split(","))))).values()
     assert container["resources"]["limits"] == {"nvidia.com/gpu": num_devices}
 
 
-def test_each_pool_asks_for_its_own_hardware_by_its_makers_name() -> None:
+def test_each_pool_requests_its_vendors_device_resource() -> None:
     """AMD's device plugin advertises amd.com/gpu, NVIDIA's nvidia.com/gpu."""
     decode = "{role: decode, replicas: 3, engine: {tensor_parallel_size: 2}}"
     pools = f"cluster.pools=[{{role: prefill, hardware: mi300x}}, {decode}]"
     text = kubernetes_manifest(scenario(pools))
-    found = {name.rpartition("-")[2]: container for name, container in containers(text).items()}
-    assert found["prefill"]["resources"]["limits"] == {"amd.com/gpu": 1}
-    assert found["decode"]["resources"]["limits"] == {"nvidia.com/gpu": 2}
-    assert "rocm" in found["prefill"]["image"]
-    assert "rocm" not in found["decode"]["image"]
+    pods = {name.rpartition("-")[2]: container for name, container in containers(text).items()}
+    assert pods["prefill"]["resources"]["limits"] == {"amd.com/gpu": 1}
+    assert pods["decode"]["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert "rocm" in pods["prefill"]["image"]
+    assert "rocm" not in pods["decode"]["image"]
     replicas = {
-        each["metadata"]["name"]: each["spec"]["replicas"] for each in objects(text) if each["kind"] == "Deployment"
+        manifest["metadata"]["name"]: manifest["spec"]["replicas"]
+        for manifest in objects(text)
+        if manifest["kind"] == "Deployment"
     }
     assert {name.rpartition("-")[2]: count for name, count in replicas.items()} == {"prefill": 1, "decode": 3}
     selected = {
-        each["metadata"]["name"]: each["spec"]["selector"] for each in objects(text) if each["kind"] == "Service"
+        manifest["metadata"]["name"]: manifest["spec"]["selector"]
+        for manifest in objects(text)
+        if manifest["kind"] == "Service"
     }
     assert selected == {name: {"app.kubernetes.io/name": name} for name in replicas}
 
 
-def test_a_server_has_an_hour_to_load_and_is_asked_at_its_port() -> None:
+def test_probes_allow_an_hour_to_load_and_use_the_api_port() -> None:
     """vLLM serves /health on the port of its API; ranks share tensors through /dev/shm, which is memory."""
     text = kubernetes_manifest(scenario("engine.tensor_parallel_size=2"))
     (container,) = containers(text).values()
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert str(ports["http"]) == container["args"][container["args"].index("--port") + 1]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
     assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] == 3600
     assert container["livenessProbe"]["timeoutSeconds"] < container["livenessProbe"]["periodSeconds"]
     deployment, service = objects(text)
-    volumes = {each["name"]: each["emptyDir"] for each in deployment["spec"]["template"]["spec"]["volumes"]}
-    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    volumes = {volume["name"]: volume["emptyDir"] for volume in deployment["spec"]["template"]["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert volumes[mounts["/dev/shm"]] == {"medium": "Memory"}
     assert volumes[mounts["/root/.cache/huggingface"]] == {}
     assert service["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "http"}]
 
 
-def test_names_are_labels_whatever_a_model_is_called() -> None:
+def test_object_names_are_valid_labels_for_any_model_name() -> None:
     """RFC 1123: lower case letters, digits and dashes, at most 63, a letter first for a Service."""
     for name in ("4-Bit/Some_Model!", "UPPER.case", "x" * 200, "ends-with-" + "-" * 60):
         given = scenario()
         given = given.model_copy(update={"model": replace(given.model, name=name)})
-        for each in objects(kubernetes_manifest(given)):
-            assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"])
+        for manifest in objects(kubernetes_manifest(given)):
+            assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])

@@ -130,11 +130,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None:
     """Then one bar counts all that is simulated, and has its total before the first run is done."""
     happened: list[tuple[Any, ...]] = []
-    told: list[Preliminary] = []
+    preliminaries: list[Preliminary] = []
 
-    def tell(found: Preliminary) -> None:
-        told.append(found)
-        happened.append(("told",))
+    def tell(preliminary: Preliminary) -> None:
+        preliminaries.append(preliminary)
+        happened.append(("preliminary",))
 
     @contextmanager
     def shown(stage: str) -> Iterator[Any]:
@@ -143,13 +143,13 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
 
     overrides = (*SHORT, "traffic.arrivals.rate=60", "plan.finalists=2", "plan.seeds=1", SPACE)
     found = make_plan("llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
-    assert happened[:3] == [("screening",), ("told",), ("simulating the finalists' requests",)]
+    assert happened[:3] == [("screening",), ("preliminary",), ("simulating the finalists' requests",)]
     counts = [each[1:] for each in happened if len(each) == 3]
     assert counts[0][0] == 0
     assert [done for done, _ in counts] == sorted(done for done, _ in counts)
     assert counts[-1][0] == counts[-1][1] >= 4 * 200  # two finalists: the highest rate of each, and a run at the rate
     assert all(total >= done for done, total in counts)
-    (first,) = told
+    (first,) = preliminaries
     assert isinstance(found, PlanResult)
     labels = [each.screened.candidate.label for each in first.finalists]
     assert found.winner is not None
@@ -309,8 +309,8 @@ def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, 
     assert "<svg" in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
-def test_a_plan_in_a_pipe_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every 10 s on stderr; here every 10 ms. Before that one short sentence about what is simulated."""
+def test_a_plan_in_a_pipe_reports_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line on stderr every 10 s (10 ms here), after one short sentence that names what is simulated."""
     monkeypatch.setattr("perfmodel.cli.plan.progress_lines", partial(progress_lines, every_s=0.01))
     one = "plan.space.hardware=[h100-sxm-80gb]", "plan.space.tensor_parallel_size=[1]", "plan.seeds=1"
     flags = [f"--set={text}" for text in (*SHORT, SPACE, *one)]

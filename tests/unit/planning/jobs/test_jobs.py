@@ -112,11 +112,11 @@ def test_a_nearer_deadline_costs_more_devices_and_more_money(tmp_path: Path) -> 
 def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> None:
     """Then one bar counts all that is simulated, with its total before the first run is done."""
     happened: list[tuple[Any, ...]] = []
-    told: list[Any] = []
+    preliminaries: list[Any] = []
 
-    def tell(found: Any) -> None:
-        told.append(found)
-        happened.append(("told",))
+    def tell(preliminary: Any) -> None:
+        preliminaries.append(preliminary)
+        happened.append(("preliminary",))
 
     @contextmanager
     def shown(stage: str) -> Iterator[Any]:
@@ -125,14 +125,14 @@ def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> 
 
     overrides = (*SMALL, "plan.objective=cheapest_job", "plan.deadline_s=8")
     make_plan("summaries-8b-offline", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
-    assert happened[:3] == [("screening",), ("told",), ("simulating the job's requests",)]
+    assert happened[:3] == [("screening",), ("preliminary",), ("simulating the job's requests",)]
     counts = [each[1:] for each in happened if len(each) == 3]
     assert counts[0][0] == 0
     assert counts[0][1] >= 600  # requests of a run
     assert [done for done, _ in counts] == sorted(done for done, _ in counts)  # it never starts again
     assert counts[-1][0] == counts[-1][1] >= 2 * 2 * 600  # finalists under two seeds
     assert all(total >= done for done, total in counts)
-    (first,) = told
+    (first,) = preliminaries
     sentence = preliminary_job_sentence(first)
     assert sentence.startswith(f"Simulating {len(first.finalists)} of {first.num_candidates} candidates")
     assert first.finalists[0].candidate.layout.label in sentence

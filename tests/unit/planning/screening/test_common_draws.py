@@ -107,8 +107,8 @@ def test_the_simulator_agrees_about_what_a_draw_does_to_latencies(
         assert float(drawn.latencies[name][0]) == pytest.approx(float(ratio), rel=0.15)
 
 
-def test_steps_are_longer_above_the_middle_and_shorter_below() -> None:
-    """At one standard deviation of a score, up or down, the simulator's own times; of several what each does."""
+def test_step_times_rise_with_scores_and_multiply() -> None:
+    """At plus or minus one standard deviation of one score; the factors of two scores multiply."""
     ends = np.concatenate([np.zeros((1, NUM_SCORES)), np.eye(NUM_SCORES), -np.eye(NUM_SCORES)])
     both = ends[1:2] + ends[2:3]
     surfaces, _ = drawn_surfaces(BASE.load(), (1000.0, 500.0, 64, 2048, 0), np.concatenate([ends, both]), False)

@@ -55,15 +55,16 @@ def test_stages_are_planned_for_at_their_highest_rate():
     assert wanted_rate(scenario, PlanSpec()) == 7
 
 
-def test_a_decoding_sequence_is_met_as_often_as_it_has_tokens(tmp_path):
-    """Answers of 10 tokens after 100, and of 90 after 1,000: 105 in a tenth of all steps, 1,045 in the others."""
+def test_the_mean_decode_context_weighs_requests_by_output_tokens(tmp_path):
+    """Outputs of 10 tokens after prompts of 100, and of 90 after 1,000: contexts of 105 in a tenth of the steps, and of
+    1,045 in the others."""
     path = tmp_path / "trace.jsonl"
     lengths = [(100, 10), (1000, 90)] * 50
     rows = [{"arrival_s": i, "input_tokens": a, "output_tokens": b} for i, (a, b) in enumerate(lengths)]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    found = demand_of(scenario_of(path))
-    assert found.context == pytest.approx(0.1 * 105 + 0.9 * 1045)
-    assert (found.mean_prompt, found.mean_outputs) == (550, 50)
+    demand = demand_of(scenario_of(path))
+    assert demand.context == pytest.approx(0.1 * 105 + 0.9 * 1045)
+    assert (demand.mean_prompt, demand.mean_outputs) == (550, 50)
 
 
 def test_requests_that_come_at_once_have_no_rate(trace):

@@ -32,8 +32,8 @@ def engine(
     brought: float = 1.0,
 ) -> Service:
     """Decode steps of 20 ms, and `per_sequence_s` for each of the batch; prompts cost in proportion to their tokens,
-    and so does KV that another engine has computed, and each with what is in the cache before it (`per_pair_s`); a step
-    brings so many tokens (`brought`)."""
+    and so does KV transferred from another engine; prompts also cost per pair of token and cached token (`per_pair_s`).
+    A step produces `brought` tokens per sequence."""
     beside = np.full((5, len(CHUNKS)), STEP_S) + per_prompt_token_s * CHUNKS
     if apart:
         beside = np.tile(per_prompt_token_s * CHUNKS, (5, 1))
@@ -153,11 +153,11 @@ def test_a_prompt_in_parts_attends_to_the_parts_before_and_to_what_is_cached(bud
     assert float((attends.ttft - plain.ttft).mean()) == pytest.approx(2e-9 * pairs, rel=0.02)
 
 
-def test_kv_that_the_prefill_engine_had_cached_is_handed_on_too() -> None:
-    """Each of 1,000 tokens to compute and 500 cached ones takes 2 us."""
+def test_kv_cached_on_the_prefill_engine_is_transferred_too() -> None:
+    """1,000 computed and 500 cached tokens take 2 us per token."""
     service, demand = engine(64, 1e-4, apart=True, transfer=(0.0, 2e-6)), asks(1000, 100)
     cached = replace(demand, typical=(demand.typical[0], np.full(NUM_TYPICAL, 500.0), demand.typical[2]))
-    some, more = (float(at(service, each, 1e-6).ttft.mean()) for each in (demand, cached))
+    some, more = (float(at(service, prompts, 1e-6).ttft.mean()) for prompts in (demand, cached))
     assert more - some == pytest.approx(500 * 2e-6, rel=1e-3)
 
 
@@ -166,17 +166,17 @@ def test_decode_engines_share_the_requests_of_their_group() -> None:
     assert float(one.batch[0, 0]) == pytest.approx(4 * float(four.batch[0, 0]))
 
 
-def test_drafts_that_are_accepted_bring_their_tokens_sooner() -> None:
-    """Two and a half of them in a step of 20 ms; answers that take less of the time leave a smaller batch."""
+def test_accepted_drafts_shorten_tpot_and_shrink_the_batch() -> None:
+    """2.5 tokens in a step of 20 ms; shorter answers mean a smaller batch."""
     served = at(engine(2000, brought=2.5), asks(1, 200), 5.0)
     assert np.allclose(served.tpot, STEP_S / 2.5)
     assert served.batch[0, 0] == pytest.approx(5.0 * 200 * STEP_S / 2.5)
 
 
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
-def test_who_finds_prompts_in_front_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
-    """Prompts of 0.1 s one after another: half of one, over what the queue has left of the time. Of 0.05 and 0.15 s
-    the mean square over twice the mean is 0.0625 s."""
+def test_the_wait_behind_other_prompts_is_pollaczek_khinchine(load: float) -> None:
+    """Service times of 0.1 s: a residual of 0.05 s over 1 - load. Of 0.05 and 0.15 s: the mean square over twice the
+    mean is 0.0625 s."""
     service, demand = engine(64, per_prompt_token_s=1e-4, apart=True), asks(1000, 100)
     equal = _prompt_work(service, demand, np.array([[10 * load]]), np.array([[0.0]]))
     assert equal.wait[0, 0] == pytest.approx(0.05 / (1 - load))
@@ -187,17 +187,17 @@ def test_who_finds_prompts_in_front_waits_as_pollaczek_and_khinchine_say(load: f
     )
 
 
-def test_the_longest_gap_is_with_the_largest_prompt_and_those_that_came_while_the_own_was_computed() -> None:
-    """Prompts of 1,000 tokens of 0.1 ms beside 20 ms; 0.1 s of a first step bring 200 tokens more at 2 a second.
-    Without prompts a step is as short as ever, and no step is longer than its budget."""
+def test_the_longest_gap_holds_the_largest_prompt_and_those_queued_behind_the_own() -> None:
+    """A prompt of 1,000 tokens of 0.1 ms in a decode step of 20 ms; during a first step of 0.1 s, 0.2 prompts (200
+    tokens) arrive at 2 requests/s. Without prompts the gap is a decode step; the token budget bounds a step."""
 
     def gap_s(rate: float, long: float = 0.0, budget: float = 8192.0) -> float:
         one = np.array([[1.0]])
         service, demand = engine(64, per_prompt_token_s=1e-4), asks(1000, 4000)
-        found = longest_gap(
+        gaps = longest_gap(
             service.surfaces, budget * one, demand, rate * one, 8 * one, STEP_S * one, long * np.ones((1, NUM_TYPICAL))
         )
-        return float(np.median(found))
+        return float(np.median(gaps))
 
     assert gap_s(2.0) == pytest.approx(0.12)
     assert gap_s(2.0, long=0.1) == pytest.approx(0.14)
@@ -206,19 +206,20 @@ def test_the_longest_gap_is_with_the_largest_prompt_and_those_that_came_while_th
 
 
 @pytest.mark.parametrize("met", [0.2, 1.0, 3.0])
-def test_an_answer_meets_no_prompt_as_often_as_none_comes_in_its_life(met: float) -> None:
-    """101 tokens are 100 steps of 20 ms after the first: exp(-L) meet none of L on average."""
+def test_the_share_of_answers_without_a_held_step_is_poisson(met: float) -> None:
+    """101 tokens are 100 steps of 20 ms after the first; with L prompts on average, exp(-L) of the answers meet
+    none."""
     one = np.array([[1.0]])
     service, demand = engine(64, per_prompt_token_s=1e-4), asks(1000, 101)
-    found = longest_gap(
+    gaps = longest_gap(
         service.surfaces, 8192 * one, demand, met / 2.0 * one, 8 * one, STEP_S * one, 0 * np.ones((1, NUM_TYPICAL))
     )
-    assert float((found < 1.1 * STEP_S).mean()) == pytest.approx(exp(-met), abs=0.03)
+    assert float((gaps < 1.1 * STEP_S).mean()) == pytest.approx(exp(-met), abs=0.03)
 
 
 @pytest.mark.parametrize("arrived", [0.1, 0.7, 3.0])
-def test_steps_that_prompts_hold_up_add_up(arrived: float) -> None:
-    """As drawn: Poisson numbers of prompts of 0.1 and 0.3 s in a step."""
+def test_moments_of_steps_delayed_by_prompts(arrived: float) -> None:
+    """Against draws: a Poisson number of prompts of 0.1 or 0.3 s in a step."""
     rng = np.random.default_rng(3)
     number = rng.poisson(arrived, 400_000)
     added = 0.1 * number + 0.2 * rng.binomial(number, 0.5)
@@ -228,8 +229,8 @@ def test_steps_that_prompts_hold_up_add_up(arrived: float) -> None:
     assert square == pytest.approx((added[number > 0] ** 2).mean(), rel=0.01)
 
 
-def test_a_reader_waits_the_longer_the_faster_he_reads() -> None:
-    """Against a walk: each token puts by 1 / speed - 20 ms, and one step in 20 takes 0.2 s more."""
+def test_a_faster_reader_waits_longer() -> None:
+    """Against a random walk: a token gains 1 / speed - 20 ms of lead, and one step in 20 takes 0.2 s longer."""
     held = np.array([[0.05]]), np.array([[0.2]]), np.array([[0.05]])
     tokens = SingleTokens(np.array([[1.0]]), np.array([[0.02]]), held, np.array([[0.0]]))
     mean = {speed: float(tokens.reader_wait(speed).mean()) for speed in (2.0, 10.0, 20.0, 25.0)}
@@ -240,8 +241,8 @@ def test_a_reader_waits_the_longer_the_faster_he_reads() -> None:
     assert mean[20.0] == pytest.approx(np.maximum(late, 0.0).mean(), rel=0.35)
 
 
-def test_a_surface_is_read_between_its_knots_by_where_they_lie() -> None:
-    """Linear in both directions, and at a knot what it holds."""
+def test_a_surface_is_interpolated_linearly() -> None:
+    """Between the knots in both directions, and exact at a knot."""
     table = np.add.outer(np.arange(5.0), 10 * np.arange(len(CHUNKS)))
     ones = np.ones(len(BATCHES))
     surface = StepSurface(BATCHES * 1e-3, ones, table, np.zeros(len(CHUNKS)), 0.0, 0.0, 0, "datasheet")
@@ -252,8 +253,8 @@ def test_a_surface_is_read_between_its_knots_by_where_they_lie() -> None:
     assert read.decode(np.array([[3.0]]))[0, 0] == pytest.approx(3e-3)
 
 
-def test_a_candidate_has_the_engines_and_slots_that_it_says() -> None:
-    """Two prefill replicas of two ranks each beside three decode ones; slots as many as the cache holds."""
+def test_slots_and_engine_counts_of_candidates() -> None:
+    """Two prefill and three decode replicas of two ranks; slots are limited by the KV cache."""
     scenario = load_scenario("llama-3.1-8b-a100")
     layout = SimpleNamespace(
         scenario=scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"data_parallel_size": 2})}),
@@ -267,14 +268,15 @@ def test_a_candidate_has_the_engines_and_slots_that_it_says() -> None:
         for seqs, ratio, engines, _, _ in cases
     ]
     surfaces = engine(64).surfaces
-    found = _service(candidates, surfaces, surfaces, asks(1000, 100))
-    assert found.slots[:, 0].tolist() == [slots for *_, slots, _ in cases]
-    assert found.prefills[:, 0].tolist() == [prefills for *_, prefills in cases]
-    assert found.decodes[:, 0].tolist() == [6, 6, 2]
+    service = _service(candidates, surfaces, surfaces, asks(1000, 100))
+    assert service.slots[:, 0].tolist() == [slots for *_, slots, _ in cases]
+    assert service.prefills[:, 0].tolist() == [prefills for *_, prefills in cases]
+    assert service.decodes[:, 0].tolist() == [6, 6, 2]
 
 
-def test_what_binds_is_missed_most_beside_how_often_it_may_be() -> None:
-    """A 99th percentile that 3 in 100 miss is missed three times as often, a limit of 9 in 10 that 2 miss twice."""
+def test_the_binding_limit_is_missed_most_relative_to_its_allowance() -> None:
+    """A p99 limit that 3 in 100 requests miss is missed three times as often as allowed, a p90 limit that 20 in 100
+    miss twice as often."""
     places = np.arange(NUM_TYPICAL) / NUM_TYPICAL
     ttft, tpot = (np.where(places < share, 2.0, 0.5)[None, :] for share in (0.03, 0.2))
     zero = np.zeros((1, 1))
@@ -288,14 +290,14 @@ def test_what_binds_is_missed_most_beside_how_often_it_may_be() -> None:
 
 
 @pytest.mark.parametrize("budget", [272.0, 300.0, 1000.0])
-def test_a_step_computes_no_more_of_prompts_than_its_decodes_leave_of_the_budget(budget: float) -> None:
-    """Prompts without end at 1 ms a token: all steps are full, those with b decodes take 20 ms + (budget - b) ms."""
+def test_prompts_get_the_token_budget_that_decodes_leave(budget: float) -> None:
+    """Saturated with prompts of 1 ms a token: a step with b decodes takes 20 ms + (budget - b) ms."""
     steps = _mean_steps(engine(2000, 1e-3, budget=budget), asks(1000, 100), np.array([[1e4]]))
     assert steps[0] == pytest.approx(STEP_S + 1e-3 * np.maximum(budget - BATCHES, 1.0), rel=1e-6)
 
 
-def test_held_up_decodes_widen_the_batch_and_the_wait_for_a_slot_alike() -> None:
-    """A wait grows as the variance of what waits (Kingman 1961). Nobody held up: the chain as it is."""
+def test_delayed_decodes_widen_the_batch_and_the_wait_for_a_slot_alike() -> None:
+    """A wait grows with the variance of the queue (Kingman 1961). Without delays it is the chain's."""
     service, demand, rate = engine(16, 1e-4), asks(1000, 200), np.array([[3.0]])
     chain = _chain(service, demand, rate, np.full((1, len(BATCHES)), STEP_S))
     work = _prompt_work(service, demand, rate, chain.mean)
@@ -308,8 +310,8 @@ def test_held_up_decodes_widen_the_batch_and_the_wait_for_a_slot_alike() -> None
     assert waits == sorted(set(waits))
 
 
-def test_a_limit_that_grows_with_the_prompt_counts_what_is_cached_of_it() -> None:
-    """100 ms and 0.5 ms a token: of 300 computed and 500 cached tokens 500 ms, as for a run's requests."""
+def test_a_ttft_limit_per_input_token_counts_cached_tokens() -> None:
+    """100 ms and 0.5 ms a token: 500 ms for 300 computed and 500 cached tokens, as for the requests of a run."""
     same = tuple(np.full(NUM_TYPICAL, float(tokens)) for tokens in (300, 500, 20))
     slo = SLO(ttft_ms=100, ttft_ms_per_input_token=0.5)
     wanted = _wanted(slo, Demand(same[0], same[2], same, 310.0), 0.9)

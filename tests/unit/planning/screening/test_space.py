@@ -202,13 +202,13 @@ def test_sizes_that_are_tried_by_default_are_powers_of_two() -> None:
 
 
 @pytest.mark.parametrize(("most", "count"), [(3, 0), (4, 1), (5, 1)])
-def test_a_candidate_may_have_all_the_devices_that_are_allowed(most: int, count: int) -> None:
+def test_a_candidate_may_use_all_allowed_devices(most: int, count: int) -> None:
     wanted = spec(tensor_parallel_size=(4,)).model_copy(update={"max_gpus": most})
     assert len(enumerate_space(BASE, wanted).candidates) == count
 
 
-def test_a_group_costs_its_devices_by_the_hour() -> None:
-    """One prefill and two decode replicas of four devices, 2.50 USD each."""
+def test_a_group_costs_the_hourly_price_of_its_devices() -> None:
+    """One prefill and two decode replicas of four devices at 2.50 USD/h."""
     base = Base(BASE.path, ("price.usd_per_gpu_hour=2.5",))
     (alone,) = enumerate_space(base, spec()).candidates
     (group,) = enumerate_space(base, spec(disaggregation=("1:2",))).candidates
@@ -217,6 +217,6 @@ def test_a_group_costs_its_devices_by_the_hour() -> None:
 
 
 @pytest.mark.parametrize("drafts", [{}, {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.5}])
-def test_drafts_that_no_scenario_can_have_are_a_mistake(drafts: dict[str, object]) -> None:
+def test_invalid_drafts_in_the_space_are_refused(drafts: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=r"engine\.speculative_config"):
         enumerate_space(BASE, spec(speculation=(None, drafts)))

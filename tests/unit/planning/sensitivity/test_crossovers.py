@@ -61,8 +61,8 @@ def test_what_cannot_be_evaluated_ends_the_search() -> None:
 @pytest.mark.parametrize(
     ("metric", "base", "other", "gain"),
     [
-        ("p90_ttft_ms", 400.0, 200.0, log(2)),  # a latency that is halved
-        ("request_goodput", 4.0, 8.0, log(2)),  # a rate that is doubled
+        ("p90_ttft_ms", 400.0, 200.0, log(2)),  # a halved latency
+        ("request_goodput", 4.0, 8.0, log(2)),  # a doubled rate
         ("p90_ttft_ms", 200.0, 400.0, -log(2)),
         ("request_goodput", 0.0, 8.0, 1.0),  # nothing to divide
     ],
@@ -78,10 +78,10 @@ def test_a_gain_is_positive_where_the_alternative_is_better(
 
 
 def test_a_payoff_is_at_the_median_of_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three one is nearer to the high end, and two become better above their place."""
+    """Of three draws the median is at 5.5, and in two the alternative is better above the crossover."""
     places = [(7.0, True), (5.0, True), (5.5, False)]
     monkeypatch.setattr(crossovers, "_between", lambda *_: [("p90_ttft_ms", AXIS, 4.0, 8.0)])
     monkeypatch.setattr(crossovers, "spread", lambda *_: places)
     answers: Any = SimpleNamespace(question=None, scenario=SimpleNamespace(seed=0))
-    (found,) = crossovers.payoffs(answers, ["p90_ttft_ms"], workers=1, seeds=3)
-    assert (found.at, found.low, found.high, found.begins, found.num_seeds) == (5.5, 5.0, 7.0, True, 3)
+    (payoff,) = crossovers.payoffs(answers, ["p90_ttft_ms"], workers=1, seeds=3)
+    assert (payoff.at, payoff.low, payoff.high, payoff.begins, payoff.num_seeds) == (5.5, 5.0, 7.0, True, 3)

@@ -44,7 +44,7 @@ def test_rules_name_layers_and_blocks():
     assert all((rule.quantization, rule.group_size) == ("w4a16", 64) for rule in rules)
 
 
-def test_a_block_that_saves_more_may_lose_more():
-    """0.4 for 1,600 bits goes before 0.2 for 400."""
+def test_blocks_are_chosen_by_loss_per_saved_bit():
+    """A loss of 0.4 for 1,600 bits is preferred to 0.2 for 400."""
     small, large = BlockLoss((0, None), 0.2, 400.0), BlockLoss((1, None), 0.4, 1600.0)
     assert choose_blocks([small, large], 8.0, 500.0, 4.8) == ((1, None),)

@@ -1,4 +1,4 @@
-"""The forecast of a search: requests done over requests expected, whatever the search turns out to need."""
+"""The progress of a search: requests done over requests expected, updated as the search proceeds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +15,9 @@ SHORT = (
 SPACE = "tensor_parallel_size: [1, 2], max_num_seqs: [64], max_num_batched_tokens: [2048]"
 
 
-def test_a_forecast_counts_requests_done_and_still_expected() -> None:
-    """By hand: three runs of 10 expected and four made; the fourth was not expected until the third was no end."""
+def test_a_forecast_counts_done_and_expected_requests() -> None:
+    """By hand: three runs of 10 requests expected, four made; the fourth is expected only after the third was not the
+    last."""
     shown: list[tuple[int, int | None]] = []
     forecast = Forecast(lambda done, total: shown.append((done, total)))
     forecast.expect("search", 30)
@@ -25,7 +26,7 @@ def test_a_forecast_counts_requests_done_and_still_expected() -> None:
     assert shown == [(0, 30), (10, 30), (20, 30), (30, 40), (40, 40)]
 
 
-def test_a_task_that_ends_early_is_expected_no_longer() -> None:
+def test_a_task_that_ends_early_lowers_the_total() -> None:
     shown: list[tuple[int, int | None]] = []
     forecast = Forecast(lambda done, total: shown.append((done, total)))
     forecast.expect("one", 60)
@@ -35,8 +36,8 @@ def test_a_task_that_ends_early_is_expected_no_longer() -> None:
     assert shown[-1] == (20, 60)
 
 
-def test_a_search_takes_what_was_forecast_within_a_factor_of_two(tmp_path: Path) -> None:
-    """From a tenth of the way on. Time goes in proportion to requests, so a ratio of requests is one of durations."""
+def test_a_search_takes_its_forecast_within_a_factor_of_two(tmp_path: Path) -> None:
+    """From a tenth of the search on. Time is proportional to requests, so their ratio is the ratio of durations."""
     counts: list[tuple[int, int]] = []
 
     @contextmanager

@@ -33,7 +33,7 @@ def test_accepted_drafts_are_tokens_that_the_same_step_brings() -> None:
     assert (drafted["tokens_per_s"] - plain["tokens_per_s"]) * plain["step_ms"] / 1e3 == pytest.approx(8 * 1.5)
 
 
-def test_the_batch_of_a_step_is_its_decodes_and_all_of_its_prompts() -> None:
+def test_the_batch_of_a_step_holds_its_decodes_and_all_prompts() -> None:
     step = StepSpec(batch=4, context=1000, prefill=300, cached=50, prompts=3)
     shape = batch_shape(step, load_scenario("llama-3.1-8b-a100"))
     assert (shape.num_tokens, shape.num_samples, shape.num_decodes) == (4 + 3 * 300, 4 + 3, 4)
@@ -42,7 +42,7 @@ def test_the_batch_of_a_step_is_its_decodes_and_all_of_its_prompts() -> None:
 
 
 @pytest.mark.parametrize(("rows", "bound_s"), [(1, 4096 * 4096 * 2 / 2.039e12), (65536, 2 * 65536 * 4096**2 / 312e12)])
-def test_a_roofline_is_the_longer_of_multiplying_and_moving(rows: int, bound_s: float) -> None:
-    """Of 4,096 x 4,096 weights on an A100: one row reads them, 65,536 multiply with them."""
+def test_a_roofline_is_the_longer_of_compute_and_memory_time(rows: int, bound_s: float) -> None:
+    """4,096 x 4,096 weights on an A100: one row is bound by memory, 65,536 rows by compute."""
     work = gemm("x", rows, 4096, 4096, LinearFormat("bf16", 2.0, 2.0, 2.0))
     assert roofline_s(work, load_hardware("a100-sxm-80gb")) == pytest.approx(bound_s, rel=1e-3)

@@ -56,14 +56,14 @@ def test_what_a_lost_worker_leaves_is_not_kept(tmp_path: Path) -> None:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Another process that writes, and does not end."""
+    """The database locked by another connection."""
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("CREATE TABLE IF NOT EXISTS others (number INTEGER)")
         other.execute("BEGIN EXCLUSIVE")
         yield
 
 
-def test_a_store_that_cannot_be_used_is_one_sentence_before_the_search(
+def test_an_unusable_store_is_refused_in_one_sentence_before_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_PATIENCE_S", 0.1)
@@ -71,14 +71,14 @@ def test_a_store_that_cannot_be_used_is_one_sentence_before_the_search(
     file, folder, text = tmp_path / "points.sqlite", tmp_path / "folder", tmp_path / "text"
     folder.mkdir()
     text.write_text("no database" * 99, encoding="utf-8")
-    for each in (folder, text, text / "points.sqlite"):
-        with pytest.raises(PerfmodelError, match=rf"--store {each}: cannot be used \(.*\); name another file"):
-            search.make_plan("llama-3.1-8b-a100", ["plan={}"], each)
+    for path in (folder, text, text / "points.sqlite"):
+        with pytest.raises(PerfmodelError, match=rf"--store {path}: cannot be used \(.*\); name another file"):
+            search.make_plan("llama-3.1-8b-a100", ["plan={}"], path)
     with locked(file), pytest.raises(PerfmodelError, match=r"cannot be used .*locked"):
         search.make_plan("llama-3.1-8b-a100", ["plan={}"], file)
 
 
-def test_a_store_that_is_locked_or_damaged_later_is_one_sentence(
+def test_a_store_locked_or_damaged_during_the_search_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_PATIENCE_S", 0.1)

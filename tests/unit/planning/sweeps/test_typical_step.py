@@ -37,21 +37,21 @@ def test_the_batch_is_that_of_the_closed_form(rate, prompt, output):
     assert batch_of(rate, prompt, output) == pytest.approx(rate * output * tpot_s, abs=1)
 
 
-def test_replicas_and_ranks_share_the_rate_and_a_closed_loop():
-    """Each of two as at half of the rate; 41 in flight are 20 or 21 of each."""
+def test_replicas_share_an_open_rate_and_a_closed_loop():
+    """Two replicas have the batch of half the rate; a concurrency of 40 is divided among them."""
     for cluster in ("cluster.replicas=2", "cluster={pools: [{replicas: 1}, {replicas: 1}]}"):
         assert batch_of(10.0, 1000, 400, cluster) == batch_of(5.0, 1000, 400)
     loop = "traffic.arrivals={process: closed_loop, concurrency: 40}"
     assert [batch_of(1.0, 1000, 400, f"cluster.replicas={n}", loop) for n in (1, 2, 4)] == [40, 20, 10]
 
 
-def test_stages_count_by_how_long_they_last():
-    """Ten minutes of 2 and one of 13 requests a second are 3 on average."""
+def test_stages_of_a_rate_are_averaged_over_time():
+    """Ten minutes of 2 requests/s and one of 13 are 3 requests/s on average."""
     stages = "traffic.arrivals={stages: [{rate: 2, duration_s: 600}, {rate: 13, duration_s: 60}]}"
     assert batch_of(1.0, 1000, 400, stages) == batch_of(3.0, 1000, 400)
 
 
-def test_a_sequence_has_half_of_its_answer_behind_it_on_average():
+def test_the_mean_context_is_the_prompt_and_half_of_the_output():
     scenario = load_scenario("llama-3.1-8b-a100", ["traffic.input_tokens={distribution: fixed, value: 1000}",
                              "traffic.output_tokens={distribution: uniform, low: 300, high: 500}"])  # fmt: skip
     shape = typical_step(scenario, lambda _: DECODE_S).shape
@@ -63,8 +63,8 @@ def test_prompts_that_take_all_of_the_time_fill_the_engine():
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-a100", "mixtral-8x7b-a100-tp2", "qwen3-30b-a3b-h100"])
-def test_one_mean_batch_in_every_command(name):
-    """The sequences that decode together, over the time in which any decodes: recounted from the steps of a run.
+def test_the_mean_batch_is_equal_in_every_command(name):
+    """The time average of decoding sequences while any decodes, recounted from the steps of a run.
 
     `simulate` prints it, `whatif` varies it, the mean step of a report has it. `explain` estimates it in closed form,
     within a fifth: without the prompts' share it was 35 to 45 % too small; bursts make a run's larger.

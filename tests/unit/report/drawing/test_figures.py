@@ -1,4 +1,4 @@
-"""Figures of plotly's drawn without its script: read back from the picture, as an eye would, they are their data."""
+"""Plotly figures drawn as static SVG: values read back from the picture equal the data."""
 
 import re
 from xml.etree import ElementTree
@@ -36,31 +36,31 @@ def drawn(figure, title=""):
 
 
 def heights_of(picture):
-    """From pixels to values of the y axis: a line through two ticks, whose labels stand left of the axis."""
-    labels = [each for each in picture.iter("text") if each.get("text-anchor") == "end"]
+    """Maps pixels to values of the y axis: the line through two ticks, whose labels are left of the axis."""
+    labels = [label for label in picture.iter("text") if label.get("text-anchor") == "end"]
     ticks = []
-    for each in labels:
-        found = re.fullmatch(r"([\d.,]+)([kM]?)", each.text)
-        if found:
-            ticks.append((float(each.get("y")) - 4, float(found[1].replace(",", "")) * FACTORS[found[2]]))
+    for label in labels:
+        number = re.fullmatch(r"([\d.,]+)([kM]?)", label.text)
+        if number:
+            ticks.append((float(label.get("y")) - 4, float(number[1].replace(",", "")) * FACTORS[number[2]]))
     (y0, v0), (y1, v1) = ticks[0], ticks[-1]
     return lambda pixel: v0 + (pixel - y0) * (v1 - v0) / (y1 - y0)
 
 
 def drawn_values(picture, kind="polyline"):
-    """The heights of each line, or area, as values."""
+    """The heights of every line or area, as values."""
     value = heights_of(picture)
     return [[value(float(pair.split(",")[1])) for pair in line.get("points").split()] for line in picture.iter(kind)]
 
 
-def test_the_report_of_the_demo_is_small_and_has_no_script(demo):
+def test_the_demo_report_is_small_and_has_no_script(demo):
     page = render_page(run_view(demo))
     assert len(page.encode()) < MOST_BYTES
     assert "<script" not in page
     assert page.count("<svg") == sum(isinstance(block, Plot) for block in run_view(demo).flat)
 
 
-def test_bands_of_requests_reach_the_fewest_and_the_most_of_the_run(demo, pictures):
+def test_bands_of_requests_reach_the_minimum_and_maximum_of_the_run(demo, pictures):
     running, waiting = drawn_values(pictures["Requests in the system"], "polygon")
     assert max(running) == pytest.approx(demo.steps.num_running.max(), abs=0.1)
     assert max(waiting) == pytest.approx(demo.steps.num_waiting.max(), abs=0.1)
@@ -73,7 +73,7 @@ def test_the_band_of_kv_blocks_reaches_the_peak_of_the_summary(demo, pictures):
     assert max(band) == pytest.approx(100 * demo.summary["kv_cache_usage_peak"], rel=0.01)
 
 
-def test_lines_have_all_their_points_the_highest_included(demo, pictures):
+def test_lines_have_all_points_including_the_maximum(demo, pictures):
     plots = {block.title: block for block in run_view(demo).flat if isinstance(block, Plot)}
     figure = plots["Tokens per second"].draw()
     decode, total = drawn_values(pictures["Tokens per second"])
@@ -83,9 +83,9 @@ def test_lines_have_all_their_points_the_highest_included(demo, pictures):
 
 
 def test_distributions_end_at_the_slowest_request(demo, pictures):
-    told = " ".join(each.text or "" for each in pictures["Latency distributions"].iter("title"))
-    assert f"100.0 % of requests have TTFT ≤ {1e3 * demo.requests.ttft_s.max():.4g} ms" in told
-    assert f"100.0 % of requests have E2E ≤ {1e3 * demo.requests.e2el_s.max():.4g} ms" in told
+    titles = " ".join(element.text or "" for element in pictures["Latency distributions"].iter("title"))
+    assert f"100.0 % of requests have TTFT ≤ {1e3 * demo.requests.ttft_s.max():.4g} ms" in titles
+    assert f"100.0 % of requests have E2E ≤ {1e3 * demo.requests.e2el_s.max():.4g} ms" in titles
 
 
 def test_a_logarithmic_axis_has_equal_steps_for_equal_factors():
@@ -106,7 +106,7 @@ def test_stacked_bars_lie_end_to_end_and_the_first_name_is_on_top_where_the_axis
     assert float(none.get("width")) == 0
 
 
-def test_a_rule_beyond_the_axis_is_not_drawn_at_its_end():
+def test_a_line_outside_the_axis_range_is_not_drawn():
     figure = styled(go.Figure([go.Scatter(x=[0, 1], y=[0, 1])]), 300)
     figure.update_yaxes(range=[0, 2])
     plain = len(list(drawn(figure).iter("path")))
@@ -115,14 +115,14 @@ def test_a_rule_beyond_the_axis_is_not_drawn_at_its_end():
 
 
 @pytest.mark.parametrize("below", [False, True])
-def test_a_long_legend_takes_several_lines_and_none_lies_on_the_plot(below):
+def test_a_long_legend_wraps_and_does_not_overlap_the_plot(below):
     names = [f"disaggregated decode {number}" for number in range(12)]
     figure = styled(go.Figure([go.Scatter(x=[0, 1], y=[0, 1], name=name) for name in names]), 300)
     if below:
         figure.update_layout(legend={"y": -0.2})
     picture = drawn(figure)
     _, _, width, height = map(float, picture.get("viewBox").split())
-    places = {each.text: (float(each.get("x")), float(each.get("y"))) for each in picture.iter("text")}
+    places = {text.text: (float(text.get("x")), float(text.get("y"))) for text in picture.iter("text")}
     assert len({places[name] for name in names}) == len(names)
     assert max(x + 0.6 * 12 * len(name) for name, (x, _) in places.items() if name in names) <= width
     top, bottom = (pick(y for line in picture.iter("polyline") for y in ys_of(line)) for pick in (min, max))
@@ -134,21 +134,22 @@ def ys_of(line):
     return [float(pair.split(",")[1]) for pair in line.get("points").split()]
 
 
-def test_a_pointer_reaches_the_words_of_markers_and_of_lines():
-    """What is drawn last lies on top: strips of lines below markers, and nothing without words takes the pointer."""
+def test_markers_and_lines_have_hover_text():
+    """The last element drawn is on top: hover strips of lines lie below markers; elements without text ignore the
+    pointer."""
     line = go.Scatter(x=[0, 1, 2], y=[0, 1, 2], mode="lines", hovertemplate="line %{x}")
-    told = go.Scatter(x=[1], y=[1], mode="markers", hovertemplate="an operator")
-    mute = go.Scatter(x=[2], y=[2], mode="markers", hoverinfo="skip")
-    order = list(drawn(styled(go.Figure([line, told, mute]), 300)).iter())
-    strips = [place for place, each in enumerate(order) if each.get("class") == "hover"]
-    (curve,) = [each for each in order if each.tag == "polyline"]
-    marker, silent = [place for place, each in enumerate(order) if each.tag == "circle"]
+    labelled = go.Scatter(x=[1], y=[1], mode="markers", hovertemplate="an operator")
+    silent_trace = go.Scatter(x=[2], y=[2], mode="markers", hoverinfo="skip")
+    order = list(drawn(styled(go.Figure([line, labelled, silent_trace]), 300)).iter())
+    strips = [place for place, element in enumerate(order) if element.get("class") == "hover"]
+    (curve,) = [element for element in order if element.tag == "polyline"]
+    marker, silent = [place for place, element in enumerate(order) if element.tag == "circle"]
     assert max(strips) < marker
     assert order[marker].find("title").text == "an operator"
     assert curve.get("pointer-events") == order[silent].get("pointer-events") == "none"
 
 
-def test_words_in_a_bar_stay_within_it_or_are_left_out():
+def test_text_in_a_bar_fits_or_is_omitted():
     bars = [
         go.Bar(x=[width], y=["a"], orientation="h", text=["communication 12%"], textposition="inside")
         for width in (50, 11, 1, 38)
@@ -156,16 +157,16 @@ def test_words_in_a_bar_stay_within_it_or_are_left_out():
     figure = styled(go.Figure(bars, {"barmode": "stack"}), 200)
     figure.update_xaxes(range=[0, 100])
     picture = drawn(figure)
-    texts = [each for each in picture.iter("text") if each.text == "communication 12%"]
-    widths = [float(each.get("width")) for each in picture.iter("rect")]
+    texts = [element for element in picture.iter("text") if element.text == "communication 12%"]
+    widths = [float(element.get("width")) for element in picture.iter("rect")]
     assert len(texts) == 3
     for text, width in zip(texts, (widths[0], widths[1], widths[3]), strict=True):
         assert 0.6 * float(text.get("font-size", 13)) * len(text.text) <= width
 
 
-def test_what_a_name_says_is_text():
+def test_names_are_escaped():
     figure = styled(go.Figure([go.Scatter(x=[0], y=[0], name="<b>x"), go.Scatter(x=[0], y=[0], name="&")]), 300)
-    assert {"<b>x", "&"} <= {each.text for each in drawn(figure).iter("text")}
+    assert {"<b>x", "&"} <= {element.text for element in drawn(figure).iter("text")}
 
 
 @pytest.mark.parametrize(
@@ -176,5 +177,5 @@ def test_what_a_name_says_is_text():
         ("", ""),
     ],
 )
-def test_words_beside_a_pointer_are_the_template_filled_in(template, text):
+def test_hover_text_fills_in_the_template(template, text):
     assert hover_text({"x": [2.5], "y": [12345.6], "customdata": [["gemm"]], "hovertemplate": template}, 0) == text

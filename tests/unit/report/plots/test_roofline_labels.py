@@ -28,8 +28,8 @@ def test_operators_of_like_intensity_have_their_names_on_different_sides() -> No
 
 
 @pytest.mark.parametrize(("name", "batch"), [("llama-3.1-8b-h100-fleet", 6), ("mixtral-8x7b-a100-tp2", 27)])
-def test_no_name_lies_over_a_marker(name: str, batch: int) -> None:
-    """On the picture, where attention's marker lay over the name of the products."""
+def test_no_label_overlaps_a_marker(name: str, batch: int) -> None:
+    """Read from the drawn SVG."""
     scenario = load_scenario(name)
     rows = estimate_choice(scenario, batch=batch, context=1203).estimate.rows
     picture = ElementTree.fromstring(figure_svg(roofline_figure(scenario.hardware, rows).to_plotly_json(), name))

@@ -32,7 +32,7 @@ def test_binned_mean_weighs_by_time_and_counts_idle_time_as_zero(result):
     assert ones == pytest.approx(np.ones(len(ones)))
 
 
-def test_an_envelope_has_the_extremes_that_means_hide():
+def test_an_envelope_has_the_extremes_of_its_bins():
     """Two replicas by hand: 3 from 0 to 4 s, 5 from 1 to 1.1 s, nothing after 4 s."""
     steps = SimpleNamespace(start_s=np.array([0.0, 1.0]), end_s=np.array([4.0, 1.1]), replica=np.array([0, 1]))
     low, high = envelope(steps, np.array([3.0, 5.0]), TimeBins(np.array([0.0, 2.0, 4.0, 6.0])))

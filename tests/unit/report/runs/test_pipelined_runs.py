@@ -52,6 +52,6 @@ def test_explain_says_what_the_stages_take_and_what_is_lost() -> None:
     assert pipeline["num_plans"] == 2
     assert pipeline["latency_s"] == document["duration_s"]
     assert 0.4 < pipeline["bubble_share"] < 0.6
-    said = " ".join(CliRunner().invoke(app, arguments).stdout.split())
-    assert f"bubbles {pipeline['bubble_share']:.1%}" in said
-    assert "Fewer sequences than stages leave 2 of them idle" in said
+    text = " ".join(CliRunner().invoke(app, arguments).stdout.split())
+    assert f"bubbles {pipeline['bubble_share']:.1%}" in text
+    assert "Fewer sequences than stages leave 2 of them idle" in text

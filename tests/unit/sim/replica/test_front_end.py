@@ -26,12 +26,20 @@ def test_a_lone_request_pays_the_way_in_and_the_way_out_once() -> None:
 
 
 def test_prompts_are_tokenised_one_after_another() -> None:
-    """50 prompts of 1,000 tokens at once at 10 us a token: the last one is with the engine after 500 ms."""
-    settings = ("traffic.arrivals={process: burst}", "traffic.input_tokens={distribution: fixed, value: 1000}")
-    requests = run(ServerFit(in_per_prompt_token_s=1e-5), *settings).requests
+    """50 prompts of 1,000 tokens at once at 10 us a token: one reaches the engine every 10 ms, the last after 500 ms.
+
+    A step has room for all prompts, so that only tokenisation delays them.
+    """
+    prompts = ("traffic.arrivals={process: burst}", "traffic.input_tokens={distribution: fixed, value: 1000}")
+    room = ("engine.max_num_batched_tokens=65536", "engine.max_num_seqs=64")
+    requests = run(ServerFit(in_per_prompt_token_s=1e-5), *prompts, *room).requests
     assert requests is not None
-    assert requests.first_scheduled_s.max() >= 0.5
-    assert requests.first_scheduled_s.min() == pytest.approx(0.01)
+    scheduled_s = np.sort(requests.first_scheduled_s)
+    assert scheduled_s[0] == pytest.approx(0.01)
+    assert (scheduled_s >= 0.01 * np.arange(1, 51) - 1e-9).all()
+    at_once = run(ServerFit(), *prompts, *room).requests
+    assert at_once is not None
+    assert at_once.first_scheduled_s.max() == 0
 
 
 def test_a_closed_loop_waits_for_the_answer_to_arrive() -> None:

@@ -234,10 +234,10 @@ AFFINITY = (
     [("nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}", "h100-sxm-80gb"), (AFFINITY, "h200-sxm")],
 )
 def test_where_a_manifest_runs_its_server_is_read(nodes: str, device: str) -> None:
-    found = read_line(DEPLOYMENT % (nodes, 2), Asking(), "pod.yaml")
-    assert found.data["cluster"] == {"replicas": 3}
-    assert found.data["hardware"] == device
-    assert not [note for note in found.notes if "GPUs" in note or "not read" in note]
+    scenario = read_line(DEPLOYMENT % (nodes, 2), Asking(), "pod.yaml")
+    assert scenario.data["cluster"] == {"replicas": 3}
+    assert scenario.data["hardware"] == device
+    assert not [note for note in scenario.notes if "GPUs" in note or "not read" in note]
 
 
 @pytest.mark.parametrize("replicas", ["1e9", "1000000000", "-1", "1.5", ".inf", "-.inf", ".nan", "[1]", "three"])
@@ -437,8 +437,8 @@ def test_variables_that_double_end_in_a_sentence() -> None:
         read(script)
 
 
-def test_gpus_of_a_pod_are_its_limits_whatever_it_requests() -> None:
-    """Kubernetes wants both equal, and gives a container what its limits say."""
+def test_gpus_of_a_pod_are_its_limits_not_its_requests() -> None:
+    """Kubernetes requires both to be equal, and allocates the limits."""
     manifest = DEPLOYMENT % ("nodeName: a", 4)
     both = manifest.replace("resources: {", "resources: {requests: {nvidia.com/gpu: 2}, ")
     assert read(both) == read(manifest)

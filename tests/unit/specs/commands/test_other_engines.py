@@ -1,30 +1,22 @@
 """Lines of SGLang and TensorRT-LLM, and of the load tests that people run against any server."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from line_scenarios import read_engine, read_loadable
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.specs import load_scenario
-from perfmodel.specs.commands.line import Asking, LineScenario, read_line
-from perfmodel.specs.scenario_source import as_text
 
 SGLANG = "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B"
 TRTLLM = "trtllm-serve Qwen/Qwen3-30B-A3B"
 
 
-def read(text: str, folder: Path | None = None) -> LineScenario:
-    found = read_line(text, Asking(hardware="h200-sxm", folder=folder or Path()))
-    found.data.setdefault("traffic", "chat-sharegpt")
-    assert load_scenario(as_text({"name": "x", **found.data}))
-    return found
-
-
-def engine(text: str) -> dict[str, Any]:
-    return dict(read(text).data["engine"])
+read = partial(read_loadable, hardware="h200-sxm")
+engine = partial(read_engine, hardware="h200-sxm")
 
 
 @pytest.mark.parametrize(

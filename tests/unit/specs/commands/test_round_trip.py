@@ -87,7 +87,7 @@ def test_a_drafter_goes_by_its_name_on_the_hub(draft: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "method"), [("deepseek-v3", "mtp"), ("llama-3.1-8b", "eagle")])
-def test_a_head_of_the_models_own_is_vllms_mtp(model: str, method: str) -> None:
+def test_the_models_own_prediction_head_is_vllms_mtp(model: str, method: str) -> None:
     drafts = {"method": "eagle", "num_speculative_tokens": 1, "acceptance": {"rate": 0.8}}
     arguments = engine_arguments(EngineSpec(speculative_config=drafts), load_model(model))
     assert json.loads(arguments[arguments.index("--speculative-config") + 1])["method"] == method
