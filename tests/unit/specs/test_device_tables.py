@@ -9,7 +9,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files import catalog, device_tables
 from perfmodel.files.catalog import normal_name
 from perfmodel.files.device_spelling import plain_name, split_size
-from perfmodel.specs import data_dir, list_hardware, load_hardware, load_scenario
+from perfmodel.specs import data_dir, list_hardware, load_hardware, load_scenario, prices
 from perfmodel.specs.devices.files import find_device
 
 TABLE = """
@@ -41,13 +41,21 @@ def table(tmp_path, monkeypatch):
     (folder / "families").mkdir(parents=True)
     file = folder / "families" / "cards.yaml"
     file.write_text(TABLE)
+    (folder / "prices").mkdir()
+    (folder / "prices/prices.yaml").write_text("prices: {}\n")
     monkeypatch.setattr(catalog, "_PACKAGE", tmp_path / "perfmodel")
-    caches = (catalog.aliases_of, device_tables.table_rows, device_tables._known, device_tables.known_architectures)
-    for each in caches:
-        each.cache_clear()
+    caches = (
+        catalog.aliases_of,
+        device_tables.table_rows,
+        device_tables._known,
+        device_tables.known_architectures,
+        prices._listed,
+    )
+    for cached in caches:
+        cached.cache_clear()
     yield file
-    for each in caches:
-        each.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
 
 
 def test_a_row_is_a_device(table):
