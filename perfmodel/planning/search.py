@@ -128,7 +128,7 @@ def _plan_rate(
 
 @dataclass(frozen=True)
 class _Simulated:
-    """What the simulator has found.
+    """The results of the simulator.
 
     finalists: at the wanted rate
     at_rate:   all that was simulated there, those of the front included, by label

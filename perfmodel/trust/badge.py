@@ -27,7 +27,7 @@ from perfmodel.trust.setups import SIZES, MeasuredSetup, setup_of
 Level = Literal["validated", "calibrated", "transferred", "datasheet"]
 LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")
 _SIMILAR = 2.0  # sizes within so many times the measured ones
-# The largest median error of any figure on the badge that "validated" may stand beside. Deployments that one chooses
+# The largest median error of any figure on the badge at which it still says "validated". Deployments that one chooses
 # between are mostly a factor of two apart: their order survives an error of a quarter either way (2 x 0.75 > 1.25), and
 # does not survive one of a third.
 VALIDATED_BELOW = 0.25
@@ -278,7 +278,7 @@ def _left_out(setup: MeasuredSetup, cells: Iterable[MeasuredCell], cut: Cut) -> 
 
 
 def _kind_of(scenario: Scenario) -> str:
-    """The kind of device that errors of single machines are told apart by."""
+    """The kind of device by which errors of single machines are grouped."""
     hardware = scenario.hardware
     if hardware.kind == "cpu":
         return "cpu"

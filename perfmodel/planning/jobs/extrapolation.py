@@ -38,7 +38,7 @@ _DRAIN = "tail_share"
 def run_lengths(job: Job, scenario: Scenario) -> tuple[int, ...]:
     """Requests of the runs that a job takes: all of them, or of a long job n/2 and n.
 
-    scenario: whose traffic it is; a trace and conversations are simulated as a whole, since they have no steady middle
+    scenario: of this traffic; a trace and conversations are simulated as a whole, since they have no steady middle
     """
     traffic, whole = scenario.traffic, scenario.traffic.num_requests or 0
     slots = job.candidate.max_num_seqs * job.candidate.num_engines * job.replicas

@@ -74,7 +74,7 @@ class _Wanted:
     statistics: tuple[tuple[str, Floats, float | None], ...]
 
     @property
-    def each(self) -> list[tuple[str, Floats, float | None]]:
+    def all_limits(self) -> list[tuple[str, Floats, float | None]]:
         """(metric, limit, share of the requests that is to meet it, as of `statistics`)"""
         return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.statistics]
 
@@ -337,12 +337,12 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
 def _binding(
     candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, wanted: _Wanted
 ) -> list[str]:
-    """What is missed most often, beside how often it may be, a little above the highest rate; of a mean, how far it is
-    beyond its limit."""
-    names = [name for name, _, _ in wanted.each]
-    limits = [limit for _, limit, _ in wanted.each]
+    """What is missed most often, relative to how often it may be, a little above the highest rate; of a mean, how far
+    it is beyond its limit."""
+    names = [name for name, _, _ in wanted.all_limits]
+    limits = [limit for _, limit, _ in wanted.all_limits]
     missed = []
-    for name, limit, share in wanted.each:
+    for name, limit, share in wanted.all_limits:
         seconds = _seconds(beyond, demand, name)
         if share is None:
             missed.append((seconds / limit).mean(axis=1))

@@ -120,8 +120,8 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
 
     def is_kept(rate: float) -> bool:
         values = record_at[rate].values if rate in record_at and not scenario.slo.statistics else {}
-        found = values if values.get("slo_attainment") is not None else summary(rate)
-        return found is not None and meets_slo(scenario, found)
+        figures = values if values.get("slo_attainment") is not None else summary(rate)
+        return figures is not None and meets_slo(scenario, figures)
 
     low, high = _between(ordered, is_kept)
     if low is None:
