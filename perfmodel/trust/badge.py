@@ -39,10 +39,10 @@ _OTHER_DEVICE, _OTHER_ENGINE, _OTHER_FAMILY, _OTHER_FORMAT = 4.0, 2.0, 4.0, 1.0
 _NAMES = {
     "total_b": "billion parameters",
     "active_b": "billion active parameters",
-    "devices": "devices",
-    "input_tokens": "input tokens",
-    "output_tokens": "output tokens",
-    "concurrency": "requests in flight",
+    "devices": "device(s)",
+    "input_tokens": "input token(s)",
+    "output_tokens": "output token(s)",
+    "concurrency": "request(s) in flight",
 }
 # What the badge prints: the first of each that was measured, under the name it has there.
 _OF_STEPS = {
@@ -182,16 +182,23 @@ def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
     nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
     sizes = _other_sizes(setup, nearest)
     ranges = [
-        f"{_range(getattr(nearest.low, size), getattr(nearest.high, size))} {_NAMES[size]} "
-        f"(here {getattr(setup, size):,.4g})"
+        f"{_range(size, getattr(nearest.low, size), getattr(nearest.high, size))} "
+        f"(here {_number(getattr(setup, size))})"
         for size in sizes
         if size != "active_b" or "total_b" not in sizes
     ]
     return f"The nearest rows ({nearest.low.model}) have {', '.join(ranges)}."
 
 
-def _range(low: float, high: float) -> str:
-    return f"{low:,.4g}" if low == high else f"{low:,.4g} to {high:,.4g}"
+def _range(size: str, low: float, high: float) -> str:
+    """`1 device`, `2 to 4 devices`"""
+    count = _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+    return f"{count} {_NAMES[size].replace('(s)', '' if count == '1' else 's')}"
+
+
+def _number(value: float) -> str:
+    """Four digits at least, and no exponent: 8.03, 574.2, 500,000"""
+    return f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
 
 
 def _outside(value: float, low: float, high: float) -> float:
