@@ -162,7 +162,8 @@ def test_what_is_done_first_takes_all_that_is_allowed(tmp_path: Path) -> None:
     assert found.winner is not None
     assert found.winner.num_devices == 4
     question = job_view(found).subtitle
-    assert question.startswith("Which deployment completes ") and question.endswith(" first, on at most 4 GPUs?")
+    assert question.startswith("Which deployment completes ")
+    assert question.endswith(" first, on at most 4 GPUs?")
     assert found.winner.seconds == min(job.seconds for job in found.ranked)
     too_soon = plan(tmp_path, "plan.objective=cheapest_job", "plan.max_gpus=1", "plan.deadline_s=1")
     assert too_soon.winner is None
