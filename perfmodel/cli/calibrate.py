@@ -191,10 +191,9 @@ def calibrate(
     """
     kinds: dict[str, object] = {"--routing": routing, "--whole-runs": whole_runs, "--exchange": exchange}
     kinds |= {"--overheads": overheads, "--kernel-errors": kernel_errors, "--softmax": softmax}
-    kinds |= {"--generation": generation}
+    kinds["--generation"] = generation
     target_flag = next((flag for flag, value in kinds.items() if value), "--engine")
-    given: dict[str, object] = {"FILE...": more, "--device": device, "--model": model, "--from": measurements}
-    given |= {"--engine": engine}
+    given = {"FILE...": more, "--device": device, "--model": model, "--from": measurements, "--engine": engine}
     given |= {"--name": name, "--scenario": scenario, "--hardware": hardware, "--set": overrides, "--to": folder}
     given |= {"--force": force, "--out": out, **kinds}
     mode = "--on" if on is not None else "--name" if name is not None else "--from" if measurements is not None else ""

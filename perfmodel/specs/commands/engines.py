@@ -207,17 +207,13 @@ def _drafts(reading: Reading) -> None:
     if method is None:
         return
     if method == "draft_model" and "draft_model" in reading.line:
-        reading.put(f"{_CONFIG}.model", reading.line.pop("draft_model"), reading.sources["line.draft_model"])
-        if "draft_quantization" in reading.line:
-            quantization = reading.line.pop("draft_quantization")
-            reading.put(f"{_CONFIG}.quantization", quantization, reading.sources["line.draft_quantization"])
+        reading.move("draft_model", f"{_CONFIG}.model")
+        reading.move("draft_quantization", f"{_CONFIG}.quantization")
     elif method in _OWN_HEADS and reading.line.pop("draft_model", None) is not None:
         reading.notes.append(f"{reading.sources['line.draft_model']}: priced by its method, {method}, not by its files")
     if reading.get(f"{_CONFIG}.acceptance") is None:
-        is_mtp = "mtp" in reading.sources.get(f"{_CONFIG}.method", "") or "NEXTN" in reading.sources.get(
-            f"{_CONFIG}.method", ""
-        )
-        rate = RIGHT_OF_MTP if is_mtp else _RIGHT.get(method, 0.7)
+        source = reading.sources.get(f"{_CONFIG}.method", "")
+        rate = RIGHT_OF_MTP if "mtp" in source or "NEXTN" in source else _RIGHT.get(method, 0.7)
         reading.put(f"{_CONFIG}.acceptance.rate", rate)
         reading.assumed.append(f"{rate:.0%} of the tokens that {method} drafts are right ({_CONFIG}.acceptance)")
 

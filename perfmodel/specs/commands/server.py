@@ -43,6 +43,11 @@ class Reading:
         if source:
             self.sources[path] = source
 
+    def move(self, name: str, path: str) -> None:
+        """Make the argument `name` of `line`, if it was given, the field at `path`."""
+        if name in self.line:
+            self.put(path, self.line.pop(name), self.sources[f"line.{name}"])
+
     def get(self, path: str) -> Any:
         """The value of a field, or None."""
         value: Any = self.data
