@@ -249,7 +249,7 @@ def _page_of(request: Request) -> str:
 
 
 def _reader_of(request: Request, view: View, part: ViewPart, suffix: str = "") -> str:
-    """Who waits for a part, as of a `Job`."""
+    """Who waits for a part, as of a `BackgroundJob`."""
     page = _page_of(request)
     return f"{page}/{view.name}/{part.name}{suffix}" if page else ""
 

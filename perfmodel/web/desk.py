@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.web.drops import Drops, hidden, with_files
-from perfmodel.web.jobs import Job, JobQueue, Lane
+from perfmodel.web.jobs import BackgroundJob, JobQueue, Lane
 from perfmodel.web.known import Known
 from perfmodel.web.questions import Progress, Question, Shown, ask
 
@@ -27,7 +27,7 @@ class Finding:
     question: Question
     shown: Shown | None = None
     refusal: str = ""
-    job: Job | None = None
+    job: BackgroundJob | None = None
 
 
 class Desk:
@@ -76,7 +76,7 @@ class Desk:
         """Ask again what was refused, as when a page is loaded again: there may be what was missing."""
         self._known.forget_refusals()
 
-    def begin(self, questions: Sequence[Question], lane: Lane, reader: str = "") -> list[Job]:
+    def begin(self, questions: Sequence[Question], lane: Lane, reader: str = "") -> list[BackgroundJob]:
         """Let a worker answer what is not known of some questions. Raises SpecError where too many wait.
 
         reader: the part of a page that asks; what it asked before is stopped, unless somebody else waits for it

@@ -7,7 +7,7 @@ A page that begins work sends requests while it is open, and one when it closes.
 its pages is open.
 """
 
-__all__ = ["Job", "JobQueue", "Lane", "Work"]
+__all__ = ["BackgroundJob", "JobQueue", "Lane", "Work"]
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ class _StoppedError(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class BackgroundJob:
     """One question under way.
 
     state:   waiting, running, done, stopped, refused (`said` has the sentence), failed
@@ -87,8 +87,8 @@ class JobQueue:
     def __init__(self, known: Known, work: Work) -> None:
         self._known, self._work_out = known, work
         self._numbers = count(1)
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
-        self._queues: dict[Lane, asyncio.Queue[Job]] = {}
+        self._jobs: OrderedDict[int, BackgroundJob] = OrderedDict()
+        self._queues: dict[Lane, asyncio.Queue[BackgroundJob]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: dict[Lane, _Worker] = {}
         self._open_until: dict[str, float] = {}  # page -> when it counts as closed, unless it sends another request
@@ -109,21 +109,21 @@ class JobQueue:
         for worker in self._workers.values():
             worker.end()
 
-    def last(self, question: Question) -> Job | None:
+    def last(self, question: Question) -> BackgroundJob | None:
         """What was done last about a question, if it was of late."""
         latest_first = reversed(self._jobs.values())
         return next((job for job in latest_first if job.question == question and not job.is_left), None)
 
-    def begin(self, question: Question, lane: Lane, reader: str = "") -> Job:
+    def begin(self, question: Question, lane: Lane, reader: str = "") -> BackgroundJob:
         """The job of a question: the one that is under way, or a new one. Raises SpecError where too many wait.
 
-        reader: that waits for it, as of a `Job`; "": nobody is named
+        reader: that waits for it, as of a `BackgroundJob`; "": nobody is named
         """
         job = self.last(question)
         if job is None or job.is_over or job.is_stopping:
             if sum(other.state == "waiting" and other.lane == lane for other in self._jobs.values()) >= _MOST_WAITING:
                 raise SpecError(f"{_MOST_WAITING} questions wait already; stop some, or wait for them.")
-            job = Job(next(self._numbers), question, lane)
+            job = BackgroundJob(next(self._numbers), question, lane)
             self._jobs[job.number] = job
             self._forget()
             self._queues[lane].put_nowait(job)
@@ -131,7 +131,7 @@ class JobQueue:
             self.join(job, reader)
         return job
 
-    def join(self, job: Job, reader: str) -> None:
+    def join(self, job: BackgroundJob, reader: str) -> None:
         """`reader` waits for this job, too: its page is open."""
         job.readers.add(reader)
         self.see(reader.partition("/")[0])
@@ -151,7 +151,7 @@ class JobQueue:
             if job.question not in questions:
                 self._take_out(job, {reader} & job.readers)
 
-    def _take_out(self, job: Job, readers: set[str]) -> None:
+    def _take_out(self, job: BackgroundJob, readers: set[str]) -> None:
         """These of its readers wait no more; without any other it is stopped."""
         if readers and not job.is_over:
             job.readers -= readers
@@ -175,7 +175,7 @@ class JobQueue:
         for number in over[: max(len(self._jobs) - _MOST_KEPT, 0)]:
             del self._jobs[number]
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: BackgroundJob) -> None:
         """Stop a job; it ends soon."""
         job.is_stopping = True
         if job.state == "waiting":
@@ -195,7 +195,7 @@ class JobQueue:
                 if not job.is_over:
                     job.end("stopped")
 
-    async def _work(self, lane: Lane, job: Job) -> None:
+    async def _work(self, lane: Lane, job: BackgroundJob) -> None:
         worker = self._workers[lane]
         if not worker.is_alive:
             worker = self._workers[lane] = _Worker(self._work_out)
@@ -216,7 +216,7 @@ class JobQueue:
                     await asyncio.to_thread(worker.end)
                     job.end("stopped")
 
-    def _receive(self, job: Job, kind: str, content: Any) -> None:
+    def _receive(self, job: BackgroundJob, kind: str, content: Any) -> None:
         match kind:
             case "progress":
                 job.what, job.done, job.total = content

@@ -72,11 +72,11 @@ def test_all_of_an_answer_comes_when_it_is_opened(view, part, line, site, nobody
 
 
 def test_what_was_answered_and_is_forgotten_is_asked_anew(site):
-    from perfmodel.web.jobs import Job
+    from perfmodel.web.jobs import BackgroundJob
 
     question = find_part(find_view("step"), "curve").ask(read_state(MODEL + "&batch=5"))[0]
     for state, said in (("done", ""), ("refused", "no room."), ("stopped", "")):
-        job = Job(1, question, "quick")
+        job = BackgroundJob(1, question, "quick")
         job.end(state, said)
         site.desk._jobs._jobs[1] = job
         html = site.get(f"/part/step/curve?{MODEL}&batch=5").body.decode()

@@ -28,19 +28,17 @@ _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis
 
 def plan_view(result: PlanResult, command: str = "") -> Document:
     """The answer, pictures, tables, commands, what was searched, notes."""
-    blocks: list[Block] = [Sentences(plan_sentences(result)), *_plan_pictures(result), *_plan_tables(result)]
-    blocks += trust_blocks(result.trust)
+    blocks: list[Block] = [Sentences(plan_sentences(result)), *_plan_pictures(result)]
+    tables = [_devices(result), _service(result), _costs(result), _screened(result), _front(result)]
+    blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     searched = [f"{choice}: {values}" for choice, values in result.searched.items()]
     searched += [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate in closed form"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
-    blocks += [Sentences(searched, "What was searched"), Notes([*unpriced(result), *_left_out(result), *result.notes])]
+    left_out = [f"Not carried into the plan: {setting}." for setting in result.left_out]
+    blocks += [Sentences(searched, "What was searched"), Notes([*unpriced(result), *left_out, *result.notes])]
     return Document(f"Plan: {result.scenario.name}", blocks, plan_question(result), "plan", command)
-
-
-def _left_out(result: PlanResult) -> list[str]:
-    return [f"Not carried into the plan: {each}." for each in result.left_out]
 
 
 def plan_json(result: PlanResult) -> dict[str, Any]:
@@ -55,12 +53,6 @@ def plan_question(result: PlanResult) -> str:
         f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {wanted}, best by "
         f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
     )
-
-
-def _plan_tables(result: PlanResult) -> list[Table]:
-    """The tables that have rows."""
-    tables = [_devices(result), _service(result), _costs(result), _screened(result), _front(result)]
-    return [table for table in tables if table.rows]
 
 
 def _devices(result: PlanResult) -> Table:
