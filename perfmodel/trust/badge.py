@@ -126,7 +126,7 @@ def trust_of(scenario: Scenario) -> Trust:
     """How near the scenario's setup is to what was measured."""
     setup = setup_of(scenario)
     cells = measured_cells()
-    alike = [cell for cell in cells if _is_alike(setup, cell)]
+    alike = [cell for cell in cells if _is_kin(setup, cell) and not _other_sizes(setup, cell)]
     alike = [cell for cell in alike if cell.low.model == setup.model] or alike
     errors = _pooled(alike)
     origins = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
@@ -154,12 +154,8 @@ def nearest_rows(trust: Trust) -> list[MeasuredRow]:
     return [row for _, row in sorted(near, key=lambda each: each[0])[:_NUM_ROWS]]
 
 
-def _is_alike(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
-    """Whether a cell is of the device, engine, format and family asked about, at similar sizes."""
-    return _is_kin(setup, cell) and not _other_sizes(setup, cell)
-
-
 def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
+    """Whether a cell is of the setup's device, engine, format and family, at any sizes."""
     low = cell.low
     same = low.device == setup.device and low.engine == setup.engine and low.weights == setup.weights
     return same and low.family == setup.family and low.separate == setup.separate

@@ -50,12 +50,9 @@ class FieldGroup:
 
 
 def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> Field:
-    meaning = _sentence(meanings_of(EngineSpec).get(name, ""))  # of a Python without docstrings nothing
+    meaning = meanings_of(EngineSpec).get(name, "")  # of a Python without docstrings nothing
+    meaning = f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
     return Field(f"engine.{name}", name, kind, meaning, choices, resolved=f"engine.{name}", **more)
-
-
-def _sentence(meaning: str) -> str:
-    return f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
 
 
 _POWERS = ("1", "2", "4", "8", "16", "32", "64")

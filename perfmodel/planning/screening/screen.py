@@ -248,7 +248,9 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
         prompts,
         column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
         column([_budget(c) for c in candidates]),
-        column([c.ratio[0] * _ranks(c.prefill_layout) if c.ratio else 0 for c in candidates]),
+        column(
+            [c.ratio[0] * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0 for c in candidates]
+        ),
         column([c.num_engines for c in candidates]),
         (column([start for start, _ in moved]), column([per_token for _, per_token in moved])),
         (
@@ -270,10 +272,6 @@ def _budget(candidate: Candidate) -> int:
     """Tokens of a step of the engines that compute prompts: of a plan for each stage."""
     layout, tokens = _engines(candidate)[1]
     return layout.scenario.engine.pipeline_parallel_size * tokens
-
-
-def _ranks(layout: Layout) -> int:
-    return layout.scenario.engine.data_parallel_size
 
 
 def _transfer(candidate: Candidate) -> tuple[float, float]:
