@@ -12,6 +12,8 @@ slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a reque
 
 __all__ = ["extrapolate", "run_lengths"]
 
+from math import prod
+
 from perfmodel.planning.jobs.result import Job
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs.scenario import Scenario
@@ -68,10 +70,6 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
 
 
 def _product(record: Record, names: tuple[str, ...]) -> float | None:
-    product = 1.0
-    for name in names:
-        value = record.values.get(name)
-        if value is None:
-            return None
-        product *= value
-    return product
+    """None where the record lacks one of `names`."""
+    values = [value for name in names if (value := record.values.get(name)) is not None]
+    return prod(values) if len(values) == len(names) else None

@@ -2,7 +2,7 @@
 
 __all__ = ["plan_json", "plan_question", "plan_view"]
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -28,7 +28,11 @@ _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis
 
 def plan_view(result: PlanResult, command: str = "") -> Document:
     """The answer, pictures, tables, commands, what was searched, notes."""
-    blocks: list[Block] = [Sentences(plan_sentences(result)), *_plan_pictures(result)]
+    blocks: list[Block] = [Sentences(plan_sentences(result))]
+    if result.ranked or result.missed:
+        blocks.append(Picture("finalists", partial(_finalists_drawn, result)))
+    if len(result.front) > 1:
+        blocks.append(Picture("front", partial(_front_drawn, result)))
     tables = [_devices(result), _service(result), _costs(result), _screened(result), _front(result)]
     blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
     if result.winner is not None:
@@ -204,14 +208,6 @@ def _format_interval(interval: Interval | None, form: str) -> str:
         return ""
     low, high = (format(end, form) if isfinite(end) else "no end" for end in interval)
     return f"[{low}..{high}]"
-
-
-def _plan_pictures(result: PlanResult) -> Iterator[Picture]:
-    """Where there is something to draw."""
-    if result.ranked or result.missed:
-        yield Picture("finalists", partial(_finalists_drawn, result))
-    if len(result.front) > 1:
-        yield Picture("front", partial(_front_drawn, result))
 
 
 def _finalists_drawn(result: PlanResult) -> str:
