@@ -80,7 +80,10 @@ def whatif(
     intervals: also the 80 % intervals of means, for which each point is simulated several times
     """
     if isinstance(vary, Mapping):
-        vary = [f"{path}={_range(values)}" for path, values in vary.items()]
+        vary = [
+            f"{path}={values if isinstance(values, str) else ','.join(map(str, values))}"
+            for path, values in vary.items()
+        ]
     return ask_whatif(
         str(scenario),
         [vary] if isinstance(vary, str) else vary,
@@ -151,8 +154,3 @@ def _texts(overrides: Overrides) -> tuple[str, ...]:
     for text in overrides:
         parse_override(text)
     return tuple(overrides)
-
-
-def _range(values: Any) -> str:
-    """A range's text as it is; else the values, separated."""
-    return values if isinstance(values, str) else ",".join(map(str, values))

@@ -20,7 +20,7 @@ _LEAST_BARE_MS = 5  # below, whoever leaves the unit out may well mean seconds
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 # Limits on single requests, `--ttft`, and on a statistic of all of them, `--ttft-p99`, with the fields of an SLO.
 LIMITS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2el_ms"}
-LIMITS |= {f"{name}-{each}": f"{name}_{each}_ms" for name in (*LIMITS, "itl") for each in _STATISTICS}
+LIMITS |= {f"{name}-{statistic}": f"{name}_{statistic}_ms" for name in (*LIMITS, "itl") for statistic in _STATISTICS}
 # Each flag, and the field of a scenario that it says.
 FLAG_FIELDS: Mapping[str, str] = {
     **{"model": "model", "hardware": "hardware", "rate": "traffic.arrivals.rate", "traffic": "traffic"},

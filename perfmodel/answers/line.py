@@ -45,7 +45,7 @@ def answer_line(
             f"--strict: {what}: affects time and is not modelled ({why}); take it out of the line, or leave out "
             f"--strict."
         )
-    load_scenario(as_text(found.data, found.said))
+    load_scenario(as_text(found.data, found.sources))
     warnings = tuple(f"{what}: affects time and is not modelled ({why})" for what, why in found.unmodelled)
     return LineAnswer(scenario_text(found), warnings, found.data)
 

@@ -44,7 +44,7 @@ SHORT_FORMS: Mapping[str, ShortForm] = {
 }
 PARALLELISM = ("tp", "pp", "dp", "ep")
 STEP_FORMS = (*PARALLELISM, "input", "output")  # of commands without costs
-_SIZES = ("tp", "pp", "dp")  # whose product is the number of devices
+_SIZES = ("tp", "pp", "dp")  # their product is the number of devices
 
 
 def short_overrides(
@@ -53,9 +53,9 @@ def short_overrides(
     """`overrides`, and those that the flags given stand for.
 
     given:   flag -> its value, as the command line has it
-    asked:   the scenario's flags beside them; is_plan: what is given is the only value that the plan tries
+    asked:   the scenario's other flags; is_plan: what is given is the only value that the plan tries
 
-    Raises SpecError for a field that a flag and `--set` both give, for sizes whose product is not the number of
+    Raises SpecError for a field that a flag and `--set` both give, for sizes with another product than the number of
     devices in `--hardware 8xh100`, and for prices of devices that `--hardware` does not name.
     """
     texts = list(overrides or ())
@@ -107,8 +107,8 @@ def _prices(text: str, asked: Asked | None) -> str:
 def _own_name(device: str) -> str:
     from perfmodel.files.device_tables import named
 
-    found = named(device)
-    return device.strip() if found is None else found.name
+    entry = named(device)
+    return device.strip() if entry is None else entry.name
 
 
 def _rest_of_server(given: Mapping[str, Any], asked: Asked) -> dict[str, int]:

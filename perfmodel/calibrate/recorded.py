@@ -16,6 +16,7 @@ __all__ = [
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from perfmodel.calibrate.kernels.attention.mixed import fit_softmax, read_cards
 from perfmodel.calibrate.kernels.common_errors import fit_kernel_errors
@@ -54,11 +55,13 @@ from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits
 from perfmodel.cost.forms.overheads import OverheadFits, load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
+from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import save_fitted
 from perfmodel.specs.engine.description import describe_engine
 
 Progress = Callable[[int, int | None], None]
+F = TypeVar("F", bound=Spec)
 
 
 def fit_recorded(
@@ -75,7 +78,8 @@ def fit_recorded(
     """
     if describe_engine(engine).facts.backends:
         file = _target(out, f"backend@{engine}.yaml", is_forced)
-        backends = _backends(path, engine)
+        command = f"perfmodel calibrate --from <local figures> --engine {engine}"
+        backends = fit_backends(read_local_rows(path)[0], path.parent, engine, command)
         return [(backends, save_fitted(backends, file))]
     if path.is_dir():
         is_ours = (path / "suite.json").is_file()
@@ -108,15 +112,9 @@ def fit_recorded_generation(
     out: folder to write to, by default among the calibrations; is_forced: overwrite an existing file
     """
     file = _target(out, f"generation@{architecture}.yaml", is_forced)
-    rows, _ = read_steady_states(path)
-    fit = fit_generation(architecture, rows, progress=progress).model_copy(
-        update={
-            "source": STEADY_STATES.source("steady states of servers"),
-            "date": today(),
-            "command": f"{STEADY_STATES.command('any')} --generation {architecture}",
-        }
-    )
-    return fit, save_fitted(fit, file)
+    fit = fit_generation(architecture, read_steady_states(path)[0], progress=progress)
+    source = STEADY_STATES.source("steady states of servers")
+    return _written(fit, file, source=source, command=f"{STEADY_STATES.command('any')} --generation {architecture}")
 
 
 def fit_recorded_routing(
@@ -124,15 +122,9 @@ def fit_recorded_routing(
 ) -> tuple[RoutingFit, Path]:
     """Fit what the steady states in `path` say about how unequally popular experts are, and write it likewise."""
     file = _target(out, "routing.yaml", is_forced)
-    rows, _ = read_steady_states(path)
-    fit = fit_popularity(rows, progress=progress).model_copy(
-        update={
-            "source": STEADY_STATES.source("steady states of servers"),
-            "date": today(),
-            "command": f"{STEADY_STATES.command('any')} --routing",
-        }
-    )
-    return fit, save_fitted(fit, file)
+    fit = fit_popularity(read_steady_states(path)[0], progress=progress)
+    source = STEADY_STATES.source("steady states of servers")
+    return _written(fit, file, source=source, command=f"{STEADY_STATES.command('any')} --routing")
 
 
 def fit_recorded_whole_runs(
@@ -154,21 +146,14 @@ def fit_recorded_whole_runs(
                 continue
     fits = fit_whole_runs(rows, devices_folder(path), progress)
     settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
-    fits = fits.model_copy(
-        update={
-            "source": PUBLISHED_RESULTS.source(f"{settings} settings of serving results"),
-            "date": today(),
-            "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs",
-        }
-    )
-    return fits, save_fitted(fits, file)
+    source = PUBLISHED_RESULTS.source(f"{settings} settings of serving results")
+    return _written(fits, file, source=source, command=f"{PUBLISHED_RESULTS.command('any')} --whole-runs")
 
 
 def fit_recorded_exchanges(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[ExchangeFits, Path]:
     """Fit the exchanges of expert parallelism in `path`, and write them likewise. What they came from stays said."""
     file = _target(out, "exchange.yaml", is_forced)
-    fits = fit_exchanges(read_exchanges(path), load_exchange_fits()).model_copy(update={"date": today()})
-    return fits, save_fitted(fits, file)
+    return _written(fit_exchanges(read_exchanges(path), load_exchange_fits()), file)
 
 
 def fit_recorded_overheads(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
@@ -176,14 +161,9 @@ def fit_recorded_overheads(path: Path, out: Path | None = None, is_forced: bool 
     file = _target(out, "overheads.yaml", is_forced)
     rows, before = read_overhead_rows(path), load_overheads()
     ours = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher in part]
-    fits = fit_overheads(rows, before.softmax_ops).model_copy(
-        update={
-            "source": "; ".join([*dict.fromkeys(row.source for row in rows), *ours]),
-            "date": today(),
-            "command": "perfmodel calibrate --from <single figures> --overheads",
-        }
-    )
-    return fits, save_fitted(fits, file)
+    source = "; ".join([*dict.fromkeys(row.source for row in rows), *ours])
+    command = "perfmodel calibrate --from <single figures> --overheads"
+    return _written(fit_overheads(rows, before.softmax_ops), file, source=source, command=command)
 
 
 def fit_recorded_softmax(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
@@ -192,10 +172,8 @@ def fit_recorded_softmax(path: Path, out: Path | None = None, is_forced: bool = 
     before = load_overheads()
     others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
     cards = read_cards(path)
-    source = LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")
-    update = {"softmax_ops": fit_softmax(cards), "source": "; ".join([*others, source]), "date": today()}
-    fits = before.model_copy(update=update)
-    return fits, save_fitted(fits, file)
+    source = "; ".join([*others, LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")])
+    return _written(before, file, softmax_ops=fit_softmax(cards), source=source)
 
 
 def fit_recorded_kernel_errors(
@@ -203,19 +181,14 @@ def fit_recorded_kernel_errors(
 ) -> tuple[KernelErrors, Path]:
     """Fit what calls of a kernel err alike by to the kernel tables in the folder `path`, and write it likewise."""
     file = _target(out, "kernel_errors.yaml", is_forced)
-    fits = fit_kernel_errors(path).model_copy(
-        update={
-            "source": KERNEL_TABLES.source("residuals of kernel tables"),
-            "date": today(),
-            "command": "perfmodel calibrate --from <kernel tables> --kernel-errors",
-        }
-    )
+    source, command = KERNEL_TABLES.source("residuals of kernel tables"), "--from <kernel tables> --kernel-errors"
+    return _written(fit_kernel_errors(path), file, source=source, command=f"perfmodel calibrate {command}")
+
+
+def _written(fits: F, file: Path, **update: Any) -> tuple[F, Path]:
+    """`fits` with today's date and these fields, written to `file`."""
+    fits = fits.model_copy(update={"date": today(), **update})
     return fits, save_fitted(fits, file)
-
-
-def _backends(path: Path, engine: str) -> BackendFits:
-    rows, _ = read_local_rows(path)
-    return fit_backends(rows, path.parent, engine, f"perfmodel calibrate --from <local figures> --engine {engine}")
 
 
 def _executor(path: Path, engine: str) -> Calibration:
@@ -234,9 +207,9 @@ def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -
 
 def _steady_states(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
     rows, _ = read_steady_states(path)
-    if not fitting_rows(rows, begin.engine):
-        raise SpecError(f"{path}: has no rows of engine {begin.engine!r} to fit")
     num_rows = len(fitting_rows(rows, begin.engine))
+    if not num_rows:
+        raise SpecError(f"{path}: has no rows of engine {begin.engine!r} to fit")
     source = _joined(begin, STEADY_STATES, f"{num_rows:,} steady states of servers")
     update = {"source": source, "command": STEADY_STATES.command(begin.engine)}
     return fit_steady_profile(begin, rows, progress=progress).model_copy(update=update)

@@ -191,12 +191,11 @@ def calibrate(
     """
     kinds: dict[str, object] = {"--routing": routing, "--whole-runs": whole_runs, "--exchange": exchange}
     kinds |= {"--overheads": overheads, "--kernel-errors": kernel_errors, "--softmax": softmax}
-    kinds |= {"--generation": generation}
+    kinds["--generation"] = generation
     target_flag = next((flag for flag, value in kinds.items() if value), "--engine")
     given: dict[str, object] = {"FILE...": more, "--device": device, "--model": model, "--from": measurements}
-    given |= {"--engine": engine}
-    given |= {"--name": name, "--scenario": scenario, "--hardware": hardware, "--set": overrides, "--to": folder}
-    given |= {"--force": force, "--out": out, **kinds}
+    given |= {"--engine": engine, "--name": name, "--scenario": scenario, "--hardware": hardware}
+    given |= {"--set": overrides, "--to": folder, "--force": force, "--out": out, **kinds}
     mode = "--on" if on is not None else "--name" if name is not None else "--from" if measurements is not None else ""
     _refuse_unread(mode, target_flag, [flag for flag, value in given.items() if value])
     if on is not None:

@@ -21,17 +21,10 @@ from perfmodel.cli.options import ScenarioOrFlags, count
 _PANEL = "Without a scenario file"
 
 
-def _flag(
-    name: str, metavar: str, help_text: str, complete: Callable[..., Any] | None = None, is_hidden: bool = False
-) -> Any:
+def _flag(name: str, metavar: str, help_text: str, panel: str | None = _PANEL, **more: Any) -> Any:
+    """A flag with a text. more: as `typer.Option` takes it"""
     option = typer.Option(
-        f"--{name}",
-        metavar=metavar,
-        help=help_text,
-        autocompletion=complete,
-        show_default=False,
-        rich_help_panel=_PANEL,
-        hidden=is_hidden,
+        f"--{name}", metavar=metavar, help=help_text, show_default=False, rich_help_panel=panel, **more
     )
     return Annotated[str | None, option]
 
@@ -48,13 +41,16 @@ def _limit(name: str, help_text: str, also: str = "") -> Any:
 
 FLAGS: dict[str, Any] = {
     "model": _flag(
-        "model", "MODEL", "A model's name (`perfmodel models list`), or a path to a config.json.", completion.models
+        "model",
+        "MODEL",
+        "A model's name (`perfmodel models list`), or a path to a config.json.",
+        autocompletion=completion.models,
     ),
     "hardware": _flag(
         "hardware",
         "DEVICE",
         "A device (`perfmodel hardware list`); plans choose between several: h100,h200.",
-        completion.devices,
+        autocompletion=completion.devices,
     ),
     "rate": _flag("rate", "RATE", "Requests per second, or as in 300/min; else the traffic's own."),
     "ttft": _limit("ttft", "Limit until a request's first token, as in 1s or 500ms (a number is ms)"),
@@ -65,7 +61,7 @@ FLAGS: dict[str, Any] = {
     ),
     "e2e": _limit("e2e", "Limit until its last token, as in 20s"),
     **{
-        name: _flag(name, "TIME", "Limit on this statistic of all requests.", is_hidden=True)
+        name: _flag(name, "TIME", "Limit on this statistic of all requests.", hidden=True)
         for name in LIMITS
         if "-" in name
     },
@@ -73,7 +69,7 @@ FLAGS: dict[str, Any] = {
         "traffic",
         "NAME",
         "chat (by default), code, summaries, long-chat ..., or a traffic file.",
-        completion.traffic,
+        autocompletion=completion.traffic,
     ),
 }
 
@@ -93,15 +89,7 @@ _SHORT_OPTIONS: dict[str, Any] = {
     ],
     "input": _count("input", "Prompts of this many tokens, all alike; 2k is 2,000, 2K is 2,048."),
     "output": _count("output", "Answers of this many tokens, all alike; 2k is 2,000, 2K is 2,048."),
-    "price": Annotated[
-        str | None,
-        typer.Option(
-            "--price",
-            metavar="USD",
-            help="Of a device hour: 2.10, or of each device: h100=2.10,h200=3.",
-            show_default=False,
-        ),
-    ],
+    "price": _flag("price", "USD", "Of a device hour: 2.10, or of each device: h100=2.10,h200=3.", panel=None),
 }
 
 

@@ -18,7 +18,6 @@ from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
     from perfmodel.serve.emulator_server import EmulatorServer, Ended, MetricNames
-    from perfmodel.serve.settings import ServerSettings
 
 _KEY = "PERFMODEL_API_KEY"
 
@@ -165,8 +164,9 @@ def _run(server: "EmulatorServer", notes: Sequence[str], after_addresses: Sequen
         say(note)
 
     def on_ready(ports: list[int]) -> None:
+        host = server.settings.host
         for port in ports:
-            say(f"listening on http://{_shown(server.settings)}:{port}")
+            say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
         for note in after_addresses:
             say(note)
 
@@ -181,10 +181,6 @@ def _speed_notes(speed: float) -> list[str]:
         f"Clients measure {1 / speed:.4g} times the deployment's latencies. To compare what a load tool has written: "
         f"perfmodel validate bench FILE --speed {speed:g}"
     ]
-
-
-def _shown(settings: "ServerSettings") -> str:
-    return f"[{settings.host}]" if ":" in settings.host else settings.host
 
 
 def _closing(ended: "Ended", speed: float) -> str:

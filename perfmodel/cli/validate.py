@@ -297,11 +297,6 @@ def _check_exists(kind: Kind, path: str) -> None:
 
 
 def _recorded(kind: Kind, path: str, progress: Progress | None) -> "ValidationReport":
-    if kind not in _READERS:
-        raise SpecError(
-            f"validate {kind.value}: comparing with these measurements comes with the calibrations fitted to them, "
-            f"which this version does not have yet; `validate executor SCENARIO` measures here and now."
-        )
     _check_exists(kind, path)
     from importlib import import_module
 

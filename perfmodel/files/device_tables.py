@@ -66,21 +66,20 @@ def known_architectures() -> frozenset[str]:
 
 def lines_of(file: Path, row: str) -> Iterator[str]:
     """The lines of a table, those about single devices other than `row` left empty."""
-    block = ""
-    for line in read_bounded_text(file, _MOST_BYTES).split("\n"):
-        block = line.partition(":")[0] if line[:1].isalpha() else block
-        match = _ROW.match(line) if block in _BY_DEVICE else None
-        yield line if match is None or match["name"] == row else ""
+    return (line if match is None or match["name"] == row else "" for line, _, match in _matched_lines(file))
 
 
 def _entries(file: Path) -> Iterator[tuple[str, str, str]]:
     """Block, device and what is in the brackets, of each line about one device."""
+    return ((block, match["name"], match["cells"]) for _, block, match in _matched_lines(file) if match is not None)
+
+
+def _matched_lines(file: Path) -> Iterator[tuple[str, str, re.Match[str] | None]]:
+    """Each line with its block, and its match if it is about one device."""
     block = ""
     for line in read_bounded_text(file, _MOST_BYTES).split("\n"):
         block = line.partition(":")[0] if line[:1].isalpha() else block
-        match = _ROW.match(line) if block in _BY_DEVICE else None
-        if match is not None:
-            yield block, match["name"], match["cells"]
+        yield line, block, _ROW.match(line) if block in _BY_DEVICE else None
 
 
 @cache

@@ -80,7 +80,7 @@ class ModelSpec:
     dtype:        format of weights and activations that are not quantized
     sampling:     the card's generation_config: "greedy", "top_p", ... (what a server applies by default)
     extra_params: parameters outside the text decoder that are loaded with it (a vision tower), if known
-    other_inputs: what its configuration has encoders for beside text: images, audio
+    other_inputs: inputs other than text that its configuration has encoders for: images, audio
     norm_bias:    norms are LayerNorms with a bias (GPT-2, OPT, Falcon) instead of RMSNorms
     pre_norms, post_norms: a norm before each block, and one on what it adds: both (Gemma 2 and 3, GLM-4), or the
                   second alone (OLMo 2)
@@ -146,7 +146,7 @@ class ModelSpec:
 
     @property
     def encoder_notes(self) -> tuple[str, ...]:
-        """A sentence on what is modelled of a model with encoders beside its text decoder; none for others."""
+        """A sentence on what is modelled of a model with encoders besides its text decoder; none for others."""
         if not self.extra_params and not self.other_inputs:
             return ()
         inputs = " and ".join(self.other_inputs) or "images"

@@ -107,9 +107,11 @@ def _plan_rate(
     if tell is not None:
         tell(Preliminary(rate, spec, len(space.candidates), tuple(chosen)))
     store, workers, engine = where
+    known = {id(deployment.screened) for deployment in serving}
+    too_slow = [Deployment(candidate, 0) for candidate in screened if id(candidate) not in known]
     with shown("simulating the finalists' requests") as progress:
         run = Runs(base, scenario, spec, rate, str(store), workers, engine, Forecast(progress))
-        stage_two = _simulated(run, screen, chosen, front, [*serving, *_too_slow(screened, serving)])
+        stage_two = _simulated(run, screen, chosen, front, [*serving, *too_slow])
     simulated = stage_two.at_rate
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
     reasons = dict(space.ruled_out) | shortfalls(screened, spec, rate)
@@ -128,7 +130,7 @@ def _plan_rate(
 
 @dataclass(frozen=True)
 class _Simulated:
-    """What the simulator has found.
+    """The results of the simulator.
 
     finalists: at the wanted rate
     at_rate:   all that was simulated there, those of the front included, by label
@@ -304,12 +306,6 @@ def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, r
     )
     found = [replace(each, tightness=value) for each, value in zip(found, near, strict=True)]
     return sorted(found, key=lambda deployment: objective_key(deployment, spec))
-
-
-def _too_slow(screened: Sequence[Screened], serving: Sequence[Deployment]) -> list[Deployment]:
-    """Candidates that do not serve the rate by the screen; of these no replicas serve."""
-    known = {id(deployment.screened) for deployment in serving}
-    return [Deployment(candidate, 0) for candidate in screened if id(candidate) not in known]
 
 
 def _nearest(screened: Sequence[Screened], rate: float) -> str:

@@ -27,7 +27,7 @@ from perfmodel.trust.setups import SIZES, MeasuredSetup, setup_of
 Level = Literal["validated", "calibrated", "transferred", "datasheet"]
 LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")
 _SIMILAR = 2.0  # sizes within so many times the measured ones
-# The largest median error of any figure on the badge that "validated" may stand beside. Deployments that one chooses
+# The largest median error of any figure on the badge at which it still says "validated". Deployments that one chooses
 # between are mostly a factor of two apart: their order survives an error of a quarter either way (2 x 0.75 > 1.25), and
 # does not survive one of a third.
 VALIDATED_BELOW = 0.25
@@ -39,10 +39,10 @@ _OTHER_DEVICE, _OTHER_ENGINE, _OTHER_FAMILY, _OTHER_FORMAT = 4.0, 2.0, 4.0, 1.0
 _NAMES = {
     "total_b": "billion parameters",
     "active_b": "billion active parameters",
-    "devices": "devices",
-    "input_tokens": "input tokens",
-    "output_tokens": "output tokens",
-    "concurrency": "requests in flight",
+    "devices": "device(s)",
+    "input_tokens": "input token(s)",
+    "output_tokens": "output token(s)",
+    "concurrency": "request(s) in flight",
 }
 # What the badge prints: the first of each that was measured, under the name it has there.
 _OF_STEPS = {
@@ -126,7 +126,7 @@ def trust_of(scenario: Scenario) -> Trust:
     """How near the scenario's setup is to what was measured."""
     setup = setup_of(scenario)
     cells = measured_cells()
-    alike = [cell for cell in cells if _is_alike(setup, cell)]
+    alike = [cell for cell in cells if _is_kin(setup, cell) and not _other_sizes(setup, cell)]
     alike = [cell for cell in alike if cell.low.model == setup.model] or alike
     errors = _pooled(alike)
     origins = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
@@ -154,12 +154,8 @@ def nearest_rows(trust: Trust) -> list[MeasuredRow]:
     return [row for _, row in sorted(near, key=lambda each: each[0])[:_NUM_ROWS]]
 
 
-def _is_alike(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
-    """Whether a cell is of the device, engine, format and family asked about, at similar sizes."""
-    return _is_kin(setup, cell) and not _other_sizes(setup, cell)
-
-
 def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
+    """Whether a cell is of the setup's device, engine, format and family, at any sizes."""
     low = cell.low
     same = low.device == setup.device and low.engine == setup.engine and low.weights == setup.weights
     return same and low.family == setup.family and low.separate == setup.separate
@@ -182,16 +178,23 @@ def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
     nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
     sizes = _other_sizes(setup, nearest)
     ranges = [
-        f"{_range(getattr(nearest.low, size), getattr(nearest.high, size))} {_NAMES[size]} "
-        f"(here {getattr(setup, size):,.4g})"
+        f"{_range(size, getattr(nearest.low, size), getattr(nearest.high, size))} "
+        f"(here {_number(getattr(setup, size))})"
         for size in sizes
         if size != "active_b" or "total_b" not in sizes
     ]
     return f"The nearest rows ({nearest.low.model}) have {', '.join(ranges)}."
 
 
-def _range(low: float, high: float) -> str:
-    return f"{low:,.4g}" if low == high else f"{low:,.4g} to {high:,.4g}"
+def _range(size: str, low: float, high: float) -> str:
+    """`1 device`, `2 to 4 devices`"""
+    count = _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+    return f"{count} {_NAMES[size].replace('(s)', '' if count == '1' else 's')}"
+
+
+def _number(value: float) -> str:
+    """Four digits at least, and no exponent: 8.03, 574.2, 500,000"""
+    return f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
 
 
 def _outside(value: float, low: float, high: float) -> float:
@@ -278,7 +281,7 @@ def _left_out(setup: MeasuredSetup, cells: Iterable[MeasuredCell], cut: Cut) -> 
 
 
 def _kind_of(scenario: Scenario) -> str:
-    """The kind of device that errors of single machines are told apart by."""
+    """The kind of device by which errors of single machines are grouped."""
     hardware = scenario.hardware
     if hardware.kind == "cpu":
         return "cpu"

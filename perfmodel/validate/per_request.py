@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.serving.runs import RequestLog, read_request_log
-from perfmodel.cost import EngineProfile, ServerFit, load_engine_profile
+from perfmodel.cost import ServerFit, load_engine_profile
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.planning.sweeps.step_report import mean_step
 from perfmodel.planning.sweeps.typical_step import StepChoice
@@ -38,7 +38,8 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
     """Simulate the run and compare single requests, and their means."""
     with TemporaryDirectory() as traces:
         log = read_request_log(folder, traces)
-        profile = _without_server(log)
+        # without HTTP: the log was written inside the engine's process
+        profile = load_engine_profile(log.scenario.engine.profile).model_copy(update={"server": ServerFit()})
         result = simulate(log.scenario, profile=profile, progress=progress, keep_steps=True, intervals=True)
     requests = result.requests
     assert requests is not None
@@ -87,11 +88,6 @@ def _breakdown(
     typical = TypicalSteps.of(log.scenario, steps, int(log.num_prompt_tokens[request]), ServerFit())
     predicted_ms, measured_ms = 1e3 * float(rows.predicted[number]), 1e3 * float(rows.measured[number])
     return latency_breakdown(comparison.metric, predicted_ms, measured_ms, 1e3 * float(ttft_s[request]), typical)
-
-
-def _without_server(log: RequestLog) -> EngineProfile:
-    """The engine's host time, without HTTP: the log was written inside the engine's process."""
-    return load_engine_profile(log.scenario.engine.profile).model_copy(update={"server": ServerFit()})
 
 
 def _in_order(requests: RequestColumns) -> dict[str, Floats]:

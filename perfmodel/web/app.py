@@ -33,7 +33,7 @@ from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views import View, ViewPart, find_part, find_view
 
 _log = logging.getLogger("perfmodel.web")
-_PATIENCE_S = 1.5  # with a worker, before the page is told to wait
+_PATIENCE_S = 1.5  # with a worker, before the page is asked to wait
 _MOST_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
@@ -140,8 +140,8 @@ class _Site:
     async def _ask(self, request: Request) -> Response:
         view, part, state = _part_of(request)
         if part.lane is not None:
-            errands = self._desk.begin(part.ask(state), part.lane, _reader_of(request, view, part))
-            waits = [asyncio.create_task(errand.ended.wait()) for errand in errands]
+            jobs = self._desk.begin(part.ask(state), part.lane, _reader_of(request, view, part))
+            waits = [asyncio.create_task(job.ended.wait()) for job in jobs]
             if waits:
                 _, late = await asyncio.wait(waits, timeout=_PATIENCE_S)
                 for wait in late:
@@ -249,7 +249,7 @@ def _page_of(request: Request) -> str:
 
 
 def _reader_of(request: Request, view: View, part: ViewPart, suffix: str = "") -> str:
-    """Who waits for a part, as of an `Errand`."""
+    """Who waits for a part, as of a `BackgroundJob`."""
     page = _page_of(request)
     return f"{page}/{view.name}/{part.name}{suffix}" if page else ""
 
@@ -263,9 +263,9 @@ async def _body(request: Request, most: int) -> bytes:
     """What was sent. Raises SpecError for more than `most` bytes, before they are all there."""
     from perfmodel.errors import SpecError
 
-    told, content = _num_bytes(request.headers.get("content-length", "")), bytearray()
-    if told is not None and told > most:
-        raise SpecError(f"{told:,} bytes are sent, allowed {most:,}.")
+    length, content = _num_bytes(request.headers.get("content-length", "")), bytearray()
+    if length is not None and length > most:
+        raise SpecError(f"{length:,} bytes are sent, allowed {most:,}.")
     async for chunk in request.stream():
         content += chunk
         if len(content) > most:

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.web.drops import Drops, hidden, with_files
-from perfmodel.web.errands import Errand, Errands, Lane
+from perfmodel.web.jobs import BackgroundJob, JobQueue, Lane
 from perfmodel.web.known import Known
 from perfmodel.web.questions import Progress, Question, Shown, ask
 
@@ -27,7 +27,7 @@ class Finding:
     question: Question
     shown: Shown | None = None
     refusal: str = ""
-    errand: Errand | None = None
+    job: BackgroundJob | None = None
 
 
 class Desk:
@@ -37,16 +37,16 @@ class Desk:
         self.drops = Drops()
         work = partial(_answer, self.drops.folder)
         self._known = Known(partial(work, progress=None))
-        self._errands = Errands(self._known, work)
+        self._jobs = JobQueue(self._known, work)
 
     async def start(self) -> None:
         """Start the workers; the quick one learns what all questions ask before somebody waits for it."""
-        await self._errands.start()
-        self._errands.begin(_WARM_UP, "quick")
+        await self._jobs.start()
+        self._jobs.begin(_WARM_UP, "quick")
 
     async def close(self) -> None:
         """End the workers, and take dropped files away."""
-        await self._errands.close()
+        await self._jobs.close()
         self.drops.close()
 
     def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
@@ -68,37 +68,37 @@ class Desk:
             shown = self._known.find(question)
         except PerfmodelError as error:
             return Finding(question, refusal=str(error))
-        errand = None if shown else self._errands.last(question)
+        job = None if shown else self._jobs.last(question)
         # What was answered once and is not known any more is asked anew.
-        return Finding(question, shown, errand=None if errand and errand.state in ("done", "refused") else errand)
+        return Finding(question, shown, job=None if job and job.state in ("done", "refused") else job)
 
     def forget_refusals(self) -> None:
         """Ask again what was refused, as when a page is loaded again: there may be what was missing."""
         self._known.forget_refusals()
 
-    def begin(self, questions: Sequence[Question], lane: Lane, reader: str = "") -> list[Errand]:
+    def begin(self, questions: Sequence[Question], lane: Lane, reader: str = "") -> list[BackgroundJob]:
         """Let a worker answer what is not known of some questions. Raises SpecError where too many wait.
 
         reader: the part of a page that asks; what it asked before is stopped, unless somebody else waits for it
         """
         if reader:
-            self._errands.leave(reader, questions)
-        return [self._errands.begin(each, lane, reader) for each in questions if not self._is_settled(each)]
+            self._jobs.leave(reader, questions)
+        return [self._jobs.begin(question, lane, reader) for question in questions if not self._is_settled(question)]
 
     def join(self, questions: Sequence[Question], reader: str) -> None:
         """`reader` waits for what is under way of some questions, too, as a page does that was loaded again."""
         for question in questions if reader else ():
-            errand = self._errands.last(question)
-            if errand is not None and not errand.is_over:
-                self._errands.join(errand, reader)
+            job = self._jobs.last(question)
+            if job is not None and not job.is_over:
+                self._jobs.join(job, reader)
 
     def see(self, page: str) -> None:
-        """A page is open; see `Errands.see`."""
-        self._errands.see(page)
+        """A page is open; see `JobQueue.see`."""
+        self._jobs.see(page)
 
     def depart(self, page: str) -> None:
-        """A page closes; see `Errands.depart`."""
-        self._errands.depart(page)
+        """A page closes; see `JobQueue.depart`."""
+        self._jobs.depart(page)
 
     def _is_settled(self, question: Question) -> bool:
         finding = self.look(question)
@@ -106,9 +106,9 @@ class Desk:
 
     def stop(self, question: Question) -> None:
         """Stop the work on a question."""
-        errand = self._errands.last(question)
-        if errand is not None and not errand.is_over:
-            self._errands.stop(errand)
+        job = self._jobs.last(question)
+        if job is not None and not job.is_over:
+            self._jobs.stop(job)
 
 
 def _answer(folder: Path, question: Question, progress: Progress | None) -> Shown:

@@ -19,7 +19,7 @@ Kind = Literal["text", "names", "choice", "number", "slider", "switch"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. key: of the page's state; told: what it means, in one sentence
+    """One field. key: of the page's state; help: what it means, in one sentence
 
     choices: values of a choice; where names are chosen from a catalog, its kind
     low, high, step: of numbers; sliders move evenly in the logarithm unless `is_even`
@@ -30,7 +30,7 @@ class Field:
     key: str
     label: str
     kind: Kind
-    told: str
+    help: str
     choices: Sequence[str] = ()
     low: float = 0
     high: float = 0
@@ -50,12 +50,9 @@ class FieldGroup:
 
 
 def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> Field:
-    told = _sentence(meanings_of(EngineSpec).get(name, ""))  # of a Python without docstrings nothing
-    return Field(f"engine.{name}", name, kind, told, choices, resolved=f"engine.{name}", **more)
-
-
-def _sentence(meaning: str) -> str:
-    return f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
+    meaning = meanings_of(EngineSpec).get(name, "")  # of a Python without docstrings nothing
+    meaning = f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
+    return Field(f"engine.{name}", name, kind, meaning, choices, resolved=f"engine.{name}", **more)
 
 
 _POWERS = ("1", "2", "4", "8", "16", "32", "64")

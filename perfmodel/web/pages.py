@@ -119,8 +119,8 @@ class Pages:
         refusal = next((finding.refusal for finding in findings if finding.refusal), "")
         if refusal and not part.shows_refusals:
             return self._refused(refusal, questions)
-        errands = [each.errand for each in findings if each.errand is not None]
-        return self._draw("waiting.html", view, state, part=part, errands=errands, pause_ms=pause_ms)
+        jobs = [finding.job for finding in findings if finding.job is not None]
+        return self._draw("waiting.html", view, state, part=part, jobs=jobs, pause_ms=pause_ms)
 
     def rest(self, view: View, part: ViewPart, state: PageState) -> Markup:
         """All that a part's answer says; a part that can show it asks one question.

@@ -43,7 +43,7 @@ def model_from_config(
     refuse_unless_decoder(fields)
     family = family_of(fields)
     layers = decoder_layers(fields, family)
-    is_parallel = _is_parallel(fields, family)
+    is_parallel = fields.flag("parallel_attn", fields.flag("use_parallel_residual", family.parallel))
     return ModelSpec(
         name=name,
         model_type=fields.model_type,
@@ -137,10 +137,6 @@ def _default_positions(family: Family, layers: list[Layer]) -> int | None:
     """The context limit of a file that states none: the family's, or none at all for pure scans."""
     is_scan = not any(isinstance(layer.mixer, Attention | LatentAttention) for layer in layers)
     return _UNLIMITED_POSITIONS if is_scan else family.max_positions
-
-
-def _is_parallel(fields: Fields, family: Family) -> bool:
-    return fields.flag("parallel_attn", fields.flag("use_parallel_residual", family.parallel))
 
 
 def _has_two_norms(fields: Fields) -> bool:

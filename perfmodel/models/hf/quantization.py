@@ -104,23 +104,12 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
     kv_cache = _kv_cache(settings)
     if isinstance(settings.get("config_groups"), Mapping) and settings["config_groups"]:
         return _from_groups(fields, method, settings, kept, kv_cache)
-    readers: dict[str, Callable[[Mapping[str, Any]], _Formats]] = {
-        "fp8": _fp8,
-        "fbgemm_fp8": _fp8,
-        "gptq": _integer_groups,
-        "awq": _integer_groups,
-        "auto_round": _integer_groups,
-        "mxfp4": _mxfp4,
-        "modelopt": _modelopt,
-        "bitsandbytes": _bitsandbytes,
-        "gguf": _gguf,
-    }
-    if method not in readers:
+    if method not in _READERS:
         raise SpecError(
             f"{fields.source}: quantization_config.quant_method: found {method!r}, "
-            f"allowed: {', '.join([*(r for r in readers if r != 'gguf'), 'compressed-tensors'])}."
+            f"allowed: {', '.join([*(r for r in _READERS if r != 'gguf'), 'compressed-tensors'])}."
         )
-    weights, activations, group_size, group_rows = readers[method](settings)
+    weights, activations, group_size, group_rows = _READERS[method](settings)
     bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
     kept -= {component for component, _ in bits}
     return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept, bits=bits)
@@ -171,17 +160,18 @@ def _modelopt(settings: Mapping[str, Any]) -> _Formats:
     raise ValueError(f"quant_algo {algorithm!r}, allowed are names with {known}")
 
 
-def _bitsandbytes(settings: Mapping[str, Any]) -> _Formats:
-    return ("nf4", None, 64, 1) if settings.get("load_in_4bit") else ("int8", "int8", 0, 1)
-
-
-def _mxfp4(_: Mapping[str, Any]) -> _Formats:
-    return "mxfp4", None, 32, 1
-
-
-def _gguf(settings: Mapping[str, Any]) -> _Formats:
-    """What `gguf.py` found to be the commonest block format; its name carries the scales."""
-    return str(settings.get("format", "q4_0")), None, 0, 1
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = MappingProxyType(
+    {
+        "fp8": _fp8,
+        "fbgemm_fp8": _fp8,
+        **dict.fromkeys(("gptq", "awq", "auto_round"), _integer_groups),
+        "mxfp4": lambda _: ("mxfp4", None, 32, 1),
+        "modelopt": _modelopt,
+        "bitsandbytes": lambda of: ("nf4", None, 64, 1) if of.get("load_in_4bit") else ("int8", "int8", 0, 1),
+        # the commonest block format, from `gguf.py`; its name carries the scales
+        "gguf": lambda of: (str(of.get("format", "q4_0")), None, 0, 1),
+    }
+)
 
 
 def _from_groups(

@@ -111,10 +111,8 @@ class Runs:
         starts = [deployed.rate * deployed.replicas / deployed.tried_with for deployed in changed]
         again = self._highest([(deployed.deployment, deployed.replicas) for deployed in changed], starts)
         for deployed, rates in zip(changed, again, strict=True):
-            deployed.rates, deployed.tried_with = (
-                rates or deployed.rates,
-                deployed.replicas if rates else deployed.tried_with,
-            )
+            if rates:
+                deployed.rates, deployed.tried_with = rates, deployed.replicas
         return [
             Finalist(deployed.deployment, deployed.replicas, deployed.rates, deployed.runs[deployed.replicas])
             for deployed in settled

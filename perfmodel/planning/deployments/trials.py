@@ -187,13 +187,11 @@ def _runs_of_trial(trial: Trial) -> _Runs:
     return _Runs(trial, solve)
 
 
-def _runs_of_check(task: Check) -> _Runs:
-    return _Runs(task, lambda record: Checked(record(task.rate)))
-
-
 # The highest rate of a trial, and a run of a deployment. Both raise SpecError for choices that are wrong.
 try_rates: Stepwise[Trial, Tried] = Stepwise(_runs_of_trial, evaluate_timed)
-check: Stepwise[Check, Checked] = Stepwise(_runs_of_check, evaluate_timed)
+check: Stepwise[Check, Checked] = Stepwise(
+    lambda task: _Runs(task, lambda record: Checked(record(task.rate))), evaluate_timed
+)
 
 
 def lattice(rate: float) -> int:

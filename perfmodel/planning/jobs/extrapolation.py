@@ -12,6 +12,8 @@ slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a reque
 
 __all__ = ["extrapolate", "run_lengths"]
 
+from math import prod
+
 from perfmodel.planning.jobs.result import Job
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs.scenario import Scenario
@@ -38,7 +40,7 @@ _DRAIN = "tail_share"
 def run_lengths(job: Job, scenario: Scenario) -> tuple[int, ...]:
     """Requests of the runs that a job takes: all of them, or of a long job n/2 and n.
 
-    scenario: whose traffic it is; a trace and conversations are simulated as a whole, since they have no steady middle
+    scenario: of this traffic; a trace and conversations are simulated as a whole, since they have no steady middle
     """
     traffic, whole = scenario.traffic, scenario.traffic.num_requests or 0
     slots = job.candidate.max_num_seqs * job.candidate.num_engines * job.replicas
@@ -68,10 +70,6 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
 
 
 def _product(record: Record, names: tuple[str, ...]) -> float | None:
-    product = 1.0
-    for name in names:
-        value = record.values.get(name)
-        if value is None:
-            return None
-        product *= value
-    return product
+    """None where the record lacks one of `names`."""
+    values = [value for name in names if (value := record.values.get(name)) is not None]
+    return prod(values) if len(values) == len(names) else None

@@ -10,7 +10,7 @@ as in other plans.
 __all__ = ["METRICS", "plan_job"]
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +93,8 @@ def plan_job(
         settled = screen.under_draws(_settled(run, screen, chosen, spec))
         plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
         sized = _sized(plan, run, screen, settled)
-    ruled_out = Counter({_APART: len(space.candidates) - len(unified), _why_late(spec): len(unified) - len(in_time)})
+    late_reason = "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
+    ruled_out = Counter({_APART: len(space.candidates) - len(unified), late_reason: len(unified) - len(in_time)})
     ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
     plain = min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None)
     late = sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure)
@@ -147,10 +148,6 @@ def _with_replicas(job: Job, count: int) -> Job:
 
 def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
     return seconds < float("inf") and (spec.deadline_s is None or seconds <= spec.deadline_s)
-
-
-def _why_late(spec: PlanSpec) -> str:
-    return "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
 
 
 def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
@@ -290,12 +287,7 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
         )
     if screen.origin(plan.winner.candidate) == "datasheet":
         notes.append("Step times come from the datasheet: this device was not measured.")
-    notes = list(dict.fromkeys([*notes, *_prices(plan)]))
-    return replace(plan, bound_share=device_shares(run.summary), notes=notes)
-
-
-def _prices(plan: JobPlan) -> Iterator[str]:
-    """The prices that finalists are compared by, with source and date, and which of them are old."""
     for sentences in (price_lines, price_notes):
         for job in (*plan.ranked, *plan.late):
-            yield from sentences(job.candidate.layout.scenario)
+            notes += sentences(job.candidate.layout.scenario)
+    return replace(plan, bound_share=device_shares(run.summary), notes=list(dict.fromkeys(notes)))

@@ -74,7 +74,7 @@ class _Wanted:
     statistics: tuple[tuple[str, Floats, float | None], ...]
 
     @property
-    def each(self) -> list[tuple[str, Floats, float | None]]:
+    def all_limits(self) -> list[tuple[str, Floats, float | None]]:
         """(metric, limit, share of the requests that is to meet it, as of `statistics`)"""
         return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.statistics]
 
@@ -248,7 +248,9 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
         prompts,
         column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
         column([_budget(c) for c in candidates]),
-        column([c.ratio[0] * _ranks(c.prefill_layout) if c.ratio else 0 for c in candidates]),
+        column(
+            [c.ratio[0] * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0 for c in candidates]
+        ),
         column([c.num_engines for c in candidates]),
         (column([start for start, _ in moved]), column([per_token for _, per_token in moved])),
         (
@@ -270,10 +272,6 @@ def _budget(candidate: Candidate) -> int:
     """Tokens of a step of the engines that compute prompts: of a plan for each stage."""
     layout, tokens = _engines(candidate)[1]
     return layout.scenario.engine.pipeline_parallel_size * tokens
-
-
-def _ranks(layout: Layout) -> int:
-    return layout.scenario.engine.data_parallel_size
 
 
 def _transfer(candidate: Candidate) -> tuple[float, float]:
@@ -337,12 +335,12 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
 def _binding(
     candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, wanted: _Wanted
 ) -> list[str]:
-    """What is missed most often, beside how often it may be, a little above the highest rate; of a mean, how far it is
-    beyond its limit."""
-    names = [name for name, _, _ in wanted.each]
-    limits = [limit for _, limit, _ in wanted.each]
+    """What is missed most often, relative to how often it may be, a little above the highest rate; of a mean, how far
+    it is beyond its limit."""
+    names = [name for name, _, _ in wanted.all_limits]
+    limits = [limit for _, limit, _ in wanted.all_limits]
     missed = []
-    for name, limit, share in wanted.each:
+    for name, limit, share in wanted.all_limits:
         seconds = _seconds(beyond, demand, name)
         if share is None:
             missed.append((seconds / limit).mean(axis=1))

@@ -71,7 +71,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
     """
     rooms = _Layouts(base, spec, base.load())
-    found = _Found([], Counter(), {}, {})
+    enumerated = _Enumeration([], Counter(), {}, {})
     space = _with_own_cut(_for_experts(spec, rooms.scenario), rooms.scenario.engine)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
@@ -80,7 +80,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
             continue
         own = [ratio for ratio in ratios if ratio is None or not is_unequal]
         _add(
-            found,
+            enumerated,
             rooms,
             choices,
             [(*schedule, ratio, None) for schedule in _schedules(space, rooms.engine(choices)) for ratio in own],
@@ -96,9 +96,9 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
                 for ratio in apart
                 for prefill in _prefills(choices, space.prefill, *schedule[:2])
             ]
-            _add(found, rooms, choices, with_prefills)
-    ruled_out = dict(found.ruled_out.most_common())
-    return Space(tuple(found.candidates), ruled_out, found.examples, found.by_device, _searched(space))
+            _add(enumerated, rooms, choices, with_prefills)
+    ruled_out = dict(enumerated.ruled_out.most_common())
+    return Space(tuple(enumerated.candidates), ruled_out, enumerated.examples, enumerated.by_device, _searched(space))
 
 
 # max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
@@ -107,7 +107,7 @@ _Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
 
 
 @dataclass
-class _Found:
+class _Enumeration:
     candidates: list[Candidate]
     ruled_out: Counter[str]
     examples: dict[str, str]
@@ -121,14 +121,14 @@ class _Found:
             self.examples.setdefault(error.reason, error.example)
 
 
-def _add(found: _Found, rooms: "_Layouts", choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
+def _add(enumerated: _Enumeration, rooms: "_Layouts", choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
     """The candidates of one layout."""
     if not schedules:
         return
     try:
         layout = rooms.layout(choices)
     except _RefusedError as error:
-        found.refuse(error, len(schedules), choices.get("hardware"))
+        enumerated.refuse(error, len(schedules), choices.get("hardware"))
         return
     for seqs, tokens, chunked, ratio, own in schedules:
         try:
@@ -143,25 +143,25 @@ def _add(found: _Found, rooms: "_Layouts", choices: dict[str, Any], schedules: S
             candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
             _check_size(candidate, rooms.spec)
         except _RefusedError as error:
-            found.refuse(error, 1, choices.get("hardware"))
+            enumerated.refuse(error, 1, choices.get("hardware"))
             continue
-        found.candidates.append(candidate)
+        enumerated.candidates.append(candidate)
 
 
 def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> list[_Prefill | None]:
     """The prefill engines that `space` has beside decode engines of these choices; None for equal ones."""
     if space is None:
         return [None]
-    found: list[_Prefill | None] = []
+    prefills: list[_Prefill | None] = []
     for own in _layout_choices(space):
-        for mine in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
+        for schedule in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
             whole = {**choices, **own}
-            found.append(None if (whole, *mine) == (choices, seqs, tokens) else (whole, *mine))
-    return found
+            prefills.append(None if (whole, *schedule) == (choices, seqs, tokens) else (whole, *schedule))
+    return prefills
 
 
-# Tried of mixtures of experts by default, beside expert parallelism: data-parallel attention, prefill and decode apart,
-# and drafts that need no other model.
+# Tried of mixtures of experts by default, besides expert parallelism: data-parallel attention, prefill and decode
+# apart, and drafts that need no other model.
 _DATA_PARALLEL = (1, 2, 4, 8, 16)
 _RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
 _MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}

@@ -15,7 +15,6 @@ from typing import Any
 
 from perfmodel import sim
 from perfmodel.errors import PerfmodelError
-from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import WhatIfAnswers
 from perfmodel.planning.sweeps.metrics import at_rate, narrowed
 from perfmodel.planning.sweeps.points import Record
@@ -71,7 +70,8 @@ def load_of(answers: WhatIfAnswers) -> OfferedLoad | None:
     axis = next((candidate for candidate in answers.question.axes if candidate.path == RATE and candidate.xs), None)
     if axis is None or arrivals.process not in _GROWING or arrivals.stages:
         return None
-    rates = _rates(axis)
+    scale = axis.present if axis.is_multiple and axis.present else 1.0
+    rates = tuple(x * scale for x in axis.xs)
     records = answers.by_axis[RATE]
     pause = arrivals.think_time_s
     users = tuple(_users(rate, pause, r.values.get("mean_e2el_ms")) for rate, r in zip(rates, records, strict=True))
@@ -80,11 +80,6 @@ def load_of(answers: WhatIfAnswers) -> OfferedLoad | None:
     knee = knee_of(rates, served, latencies)
     limits = {name: limit for name in _LATENCIES if (limit := answers.scenario.slo.limit_ms(name)) is not None}
     return OfferedLoad(arrivals.rate, rates, pause, users, limits, answers.scenario.attainment, knee, kept)
-
-
-def _rates(axis: Axis) -> tuple[float, ...]:
-    scale = axis.present if axis.is_multiple and axis.present else 1.0
-    return tuple(x * scale for x in axis.xs)
 
 
 def _users(rate: float, pause_s: float, mean_e2el_ms: float | None) -> float | None:
@@ -120,8 +115,8 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
 
     def is_kept(rate: float) -> bool:
         values = record_at[rate].values if rate in record_at and not scenario.slo.statistics else {}
-        found = values if values.get("slo_attainment") is not None else summary(rate)
-        return found is not None and meets_slo(scenario, found)
+        figures = values if values.get("slo_attainment") is not None else summary(rate)
+        return figures is not None and meets_slo(scenario, figures)
 
     low, high = _between(ordered, is_kept)
     if low is None:

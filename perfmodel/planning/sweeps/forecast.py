@@ -24,13 +24,10 @@ class Forecast:
     def expect(self, task: Hashable, requests: float) -> None:
         """Expect `task` to simulate so many requests from now on; 0: it is over."""
         self._ahead[task] = requests
-        self._show()
+        if self._progress is not None:
+            self._progress(round(self._done), round(self._done + sum(self._ahead.values())))
 
     def did(self, task: Hashable, requests: float, is_last: bool = False) -> None:
         """Count a run of `task` with so many requests. Expect at least one more such run unless this one `is_last`."""
         self._done += requests
         self.expect(task, 0.0 if is_last else max(self._ahead.get(task, 0.0) - requests, requests))
-
-    def _show(self) -> None:
-        if self._progress is not None:
-            self._progress(round(self._done), round(self._done + sum(self._ahead.values())))

@@ -4,8 +4,9 @@ A page with these pictures needs no script; plotly.js alone is 4.8 MB. Axes are 
 panels are laid out side by side. `<title>` elements carry the hover text of `hovertemplate`.
 """
 
-__all__ = ["figure_svg"]
+__all__ = ["figure_svg", "hover_text"]
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Any
 from perfmodel.report.drawing.charts import text_width
 from perfmodel.report.drawing.colours import GREY, GRID, INK
 from perfmodel.report.drawing.figure_axes import MARGIN, FigurePanel, panels_of
-from perfmodel.report.drawing.hover import hover_text
+from perfmodel.report.numbers import format_si
 
 _WIDTH, _HEIGHT = 1000, 320  # the layout may set another height
 _DASHES = {"dash": "6 5", "dot": "2 4"}
@@ -24,6 +25,9 @@ _LINE = 15  # pixels between two lines of text
 _LEGEND_LINE = 18
 _FONT, _MIN_FONT = 13, 9  # pixels
 _BAR = 0.65  # height of a bar as a share of its row
+# Of a `hovertemplate`: `%{name[position]:form}`, and what is left out of its text.
+_PLACE = re.compile(r"%\{(\w+)(?:\[(\d+)\])?(?::([^}]*))?\}")
+_TAGS = re.compile(r"<extra>.*?</extra>|</?b>")
 
 Trace = Mapping[str, Any]
 
@@ -203,6 +207,18 @@ def _panel(item: Trace, panels: Sequence[FigurePanel]) -> FigurePanel:
     """The panel that an annotation or shape refers to by its axes; the first one for `paper`."""
     named = {str(item.get(f"{axis}ref", axis)).partition(" ")[0] for axis in ("x", "y")}
     return next((panel for panel in panels if panel.x_name in named or panel.y_name in named), panels[0])
+
+
+def hover_text(trace: Trace, number: int) -> str:
+    """The hover text of point `number` by plotly's `hovertemplate`, with line breaks; empty without a template."""
+
+    def value(place: re.Match[str]) -> str:
+        name, position, form = place.groups()
+        item = trace[name][number]
+        item = item if position is None else item[int(position)]
+        return format_si(item, "", int(form[1:-1])) if (form or "").endswith("s") else format(item, form or "")
+
+    return _PLACE.sub(value, _TAGS.sub("", trace.get("hovertemplate") or "").replace("<br>", "\n"))
 
 
 def _hover_strips(panel: FigurePanel) -> Iterator[str]:

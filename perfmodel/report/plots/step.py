@@ -29,7 +29,7 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
     Marker area follows the operator's share of the step. Operators without FLOPs or bytes (collectives, launches)
     have no place on a roofline and are left out; `operators_figure` shows their time.
     """
-    drawable = [row for row in rows if _is_drawable(row)]
+    drawable = [row for row in rows if row.flops > 0 and row.hbm_bytes > 0 and row.duration_s > 0]  # on a log-log plot
     roofs = _roofs(hardware, drawable)
     intensities = [point.intensity for point in drawable] + [peak / hardware.memory_bandwidth for peak in roofs]
     low, high = min(intensities) / 4, max(intensities) * 16
@@ -49,11 +49,6 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
     }
     lines = [_roof(hardware, rate, peak, (low, high), at == 0) for at, (peak, rate) in enumerate(roofs.items())]
     return plot_of([*lines, *_markers(drawable, math.log10(high / low))], layout, 520)
-
-
-def _is_drawable(row: OperatorEstimate) -> bool:
-    """A point on a log-log plot needs FLOPs, bytes and time above zero."""
-    return row.flops > 0 and row.hbm_bytes > 0 and row.duration_s > 0
 
 
 def _roofs(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> dict[float, str]:

@@ -20,7 +20,8 @@ _MOST_RUNS = 8  # in brief
 def bench_blocks(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
     """The blocks of `ValidationReport.runs`; nothing without any."""
     for run in runs:
-        yield Table(_HEAD, [_row(each) for each in run["figures"]], _title(run), note=_by_request(run))
+        by_request = "Its requests are compared one by one as well." if run["is_by_request"] else ""
+        yield Table(_HEAD, [_row(each) for each in run["figures"]], _title(run), note=by_request)
         yield from _parts(run)
     yield from _facts(runs)
 
@@ -28,10 +29,6 @@ def bench_blocks(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
 def _title(run: Mapping[str, Any]) -> str:
     failed = f", {run['failed']:,} failed" if run["failed"] else ""
     return f"{run['run']} ({run['tool']}): {run['model']} on {run['hardware']}, {run['completed']:,} requests{failed}"
-
-
-def _by_request(run: Mapping[str, Any]) -> str:
-    return "Its requests are compared one by one as well." if run["is_by_request"] else ""
 
 
 def _row(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -110,7 +110,10 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
     for family in dict.fromkeys(row.family for row in rows):
         members = [row for row in rows if row.family == family]
         blocks += [Heading(family), Paragraph(Span(members[0].what_family, "muted"))]
-        cells = [(row.entry.name, _simulated(row), _executed(row), _validated(row)) for row in members]
+        cells = [
+            (row.entry.name, "yes" if row.is_simulated else "not yet", _executed(row), _validated(row))
+            for row in members
+        ]
         blocks.append(Table(_TECHNIQUES, cells, left=4))
         for reason in dict.fromkeys(row.entry.missing for row in members if row.entry.missing):
             names = ", ".join(row.entry.name for row in members if row.entry.missing == reason)
@@ -125,10 +128,6 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
     }
     text = ", ".join(f"{count} {name}" for name, count in counts.items())
     return Document("", [*blocks, Paragraph(f"{len(rows)} techniques: {text}")])
-
-
-def _simulated(row: TechniqueStatus) -> str:
-    return "yes" if row.is_simulated else "not yet"
 
 
 def _executed(row: TechniqueStatus) -> str:

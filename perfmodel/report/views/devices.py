@@ -101,7 +101,11 @@ def device_view(device: HardwareSpec) -> Document:
         for m in declared.memory
     ]
     links = [
-        (link.name, format_si(link.bandwidth_bytes_per_s, "B/s"), _yes_or_no(link.peer_to_peer))
+        (
+            link.name,
+            format_si(link.bandwidth_bytes_per_s, "B/s"),
+            {None: "–", True: "yes", False: "no"}[link.peer_to_peer],
+        )
         for link in declared.links
     ]
     blocks: list[Block] = [
@@ -137,10 +141,6 @@ def _capacity(level: MemoryLevel) -> str:
     """Capacity by datasheet, and the capacity visible to a process where it is known."""
     visible = f" ({format_si(level.visible_bytes, 'B')} visible)" if level.visible_bytes else ""
     return format_si(level.capacity_bytes, "B") + visible
-
-
-def _yes_or_no(fact: bool | None) -> str:
-    return "–" if fact is None else "yes" if fact else "no"
 
 
 def network_view(network: NetworkFile) -> Document:

@@ -4,7 +4,7 @@ __all__ = ["latency_table", "overload", "run_view", "shares", "slo_verdict"]
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
 from perfmodel.planning.sweeps.step_report import StepReport
@@ -28,14 +28,11 @@ from perfmodel.report.numbers import MISSING, format_in, format_number, is_numbe
 from perfmodel.report.plots.series import pool_names
 from perfmodel.report.views.conversations import conversation_tables
 from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
-from perfmodel.report.views.step import bound_shares, step_blocks
+from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
 from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import price_lines
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _DEFINITIONS = (
     "TTFT: from arrival to the first output token, queueing included. TPOT: (E2E - TTFT) / (output tokens - 1), "
@@ -80,7 +77,7 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         Facts("Summary", list(_summary(summary))),
         *slo_verdict(result),
         latency_table(result),
-        *_told_apart(summary),
+        *_group_tables(summary),
         *conversation_tables(summary),
         *shares(summary),
         Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
@@ -200,7 +197,7 @@ def slo_verdict(result: RunResult) -> Iterator[Paragraph]:
     yield Paragraph((Span(f"SLO {state}", "good" if verdict["is_met"] else "bad"), f": {'; '.join(parts)}."))
 
 
-def _told_apart(summary: Mapping[str, Any]) -> Iterator[Table]:
+def _group_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     """A table of the pools and one of the priority classes, where there are several."""
     for key, title in (("pools", "Pools"), ("classes", "Classes")):
         groups: Sequence[Mapping[str, Any]] = summary.get(key) or ()
@@ -229,27 +226,27 @@ def _plots(result: RunResult) -> Iterator[Plot]:
         note = f"Share of {len(requests):,} requests at or below each latency."
         if len(requests) > MAX_POINTS:
             note += f" Drawn through {MAX_POINTS} of them, evenly spaced in rank, the extremes included."
-        yield _plot("Latency distributions", "latency_figure", note, requests, result.scenario.slo)
+        yield named_plot("Latency distributions", "run.latency_figure", note, requests, result.scenario.slo)
     pools = result.summary.get("pools") or ()
     if pools:
         yield from _fleet_plots(result, pools)
     if steps is not None and len(steps):
         binned = f"Means over at most {MAX_BINS} equal intervals; {len(steps):,} step records in all."
         banded = f"{binned} Shaded: from minimum to maximum of an interval."
-        yield _plot("Tokens per second", "throughput_figure", binned, steps)
+        yield named_plot("Tokens per second", "run.throughput_figure", binned, steps)
         if not pools:
-            yield _plot("Requests in the system", "load_figure", f"All replicas together. {banded}", steps)
+            yield named_plot("Requests in the system", "run.load_figure", f"All replicas together. {banded}", steps)
         if result.num_blocks:
-            yield _plot(
+            yield named_plot(
                 "KV cache in use",
-                "kv_figure",
+                "run.kv_figure",
                 banded if len({*steps.replica.tolist()}) == 1 else binned,
                 steps,
                 result.num_blocks,
                 pools,
             )
     if shares := result.summary.get("bound_share"):
-        yield _plot("What bounded the time", "bound_figure", "", shares)
+        yield named_plot("What bounded the time", "run.bound_figure", "", shares)
 
 
 def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
@@ -257,32 +254,19 @@ def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Itera
     requests, steps = result.requests, result.steps
     if any(pool.get("replicas_over_time") for pool in pools):
         note = "Replicas that serve, by pool; dotted with those that are starting and paid for; a cross is a failure."
-        yield _plot("Replicas over time", "fleet.replicas_figure", note, pools, result.summary["duration"])
+        yield named_plot("Replicas over time", "fleet.replicas_figure", note, pools, result.summary["duration"])
     if steps is not None and len(steps):
         note = "Means over equal intervals, all engines of a pool together."
-        yield _plot("Requests in each pool", "fleet.pool_load_figure", note, steps, pools)
+        yield named_plot("Requests in each pool", "fleet.pool_load_figure", note, steps, pools)
     if all(pool.get("usd_total") is not None for pool in pools):
         note = "Replicas are paid for from the beginning of their start until they stop or fail."
-        yield _plot("Cost by pool", "fleet.pool_costs_figure", note, pools)
+        yield named_plot("Cost by pool", "fleet.pool_costs_figure", note, pools)
     kinds = result.scenario.traffic.classes
     if kinds and requests is not None and len(requests):
         of_all = class_shares(result.scenario).of_all(requests.request_id)
         ttft = {kind.name: requests.ttft_s[of_all == number] * 1e3 for number, kind in enumerate(kinds)}
         limits = {kind.name: (kind.slo or result.scenario.slo).limit_ms("ttft") for kind in kinds}
-        yield _plot("TTFT by class", "fleet.classes_figure", "", ttft, limits)
-
-
-def _plot(title: str, drawing: str, note: str, *data: Any) -> Plot:
-    """A plot by the name of its function, which loads plotly: nothing is drawn before a page asks for it."""
-
-    def draw() -> "go.Figure":
-        from perfmodel.report.plots import fleet, run
-
-        room, _, name = drawing.rpartition(".")
-        figure: go.Figure = getattr(fleet if room else run, name)(*data)
-        return figure
-
-    return Plot(title, draw, note)
+        yield named_plot("TTFT by class", "fleet.classes_figure", "", ttft, limits)
 
 
 def _origin(result: RunResult) -> str:

@@ -7,6 +7,7 @@ __all__ = [
     "estimate_view",
     "kinds_of_steps",
     "kinds_view",
+    "named_plot",
     "occupancy_view",
     "ridge_points",
     "step_blocks",
@@ -15,12 +16,12 @@ __all__ = [
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from importlib import import_module
+from typing import Any, get_args
 
 import numpy as np
 
-from perfmodel.cost import MemoryPlan, plan_memory
+from perfmodel.cost import plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.planning.sweeps.step_report import StepReport
 from perfmodel.report.document import (
@@ -43,9 +44,6 @@ from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.trust import trust_of
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _COLUMNS = ("operator", "count", "GFLOP", "MB", "FLOP/B", "µs each", "ms", "%", "bound")
 _KERNELS = (
@@ -103,29 +101,21 @@ def step_blocks(report: StepReport) -> Iterator[Block]:
     note = f"{label}. One device's share; marker area follows the time."
     if hidden:
         note += f" Not on the plot, because they do no counted FLOPs or move no bytes: {', '.join(hidden)}."
-    yield Plot("Roofline of one step", partial(_roofline, hardware, estimate.rows), note)
-    yield Plot("Operators of that step", partial(_operator_times, estimate.rows), f"{label}.")
+    yield named_plot("Roofline of one step", "step.roofline_figure", note, hardware, estimate.rows)
+    yield named_plot("Operators of that step", "step.operators_figure", f"{label}.", estimate.rows)
     plan = plan_memory(report.scenario.model, hardware, report.scenario.engine)
     note = "One device; the line is what a process sees of it."
-    yield Plot("Device memory", partial(_memory, plan), note)
+    yield named_plot("Device memory", "step.memory_figure", note, plan)
 
 
-def _roofline(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> "go.Figure":
-    from perfmodel.report.plots.step import roofline_figure
+def named_plot(title: str, drawing: str, note: str, *data: Any) -> Plot:
+    """A plot by its function in `perfmodel.report.plots`, which loads plotly: nothing is drawn before a page asks."""
 
-    return roofline_figure(hardware, rows)
+    def draw() -> Any:
+        module, _, name = drawing.rpartition(".")
+        return getattr(import_module(f"perfmodel.report.plots.{module}"), name)(*data)
 
-
-def _operator_times(rows: Sequence[OperatorEstimate]) -> "go.Figure":
-    from perfmodel.report.plots.step import operators_figure
-
-    return operators_figure(rows)
-
-
-def _memory(plan: MemoryPlan) -> "go.Figure":
-    from perfmodel.report.plots.step import memory_figure
-
-    return memory_figure(plan)
+    return Plot(title, draw, note)
 
 
 def ridge_points(hardware: HardwareSpec) -> dict[str, float]:

@@ -215,7 +215,8 @@ class Generation:
         outlet = Outlet(call.send)
         if breaks_at is not None:
             outlet = BreakingOutlet(call.send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
-        shape = shape_of(AnswerHead(self._request_id(headers), int(time.time()), model), asked)
+        request_id = headers.get("x-request-id", "")[:_LONGEST_ID] or f"{hashed(self._stream, self._num_taken):016x}"
+        shape = shape_of(AnswerHead(request_id, int(time.time()), model), asked)
         stream = cast(StreamShape, shape) if body.stream else None
         has_counts = options is not None and options.continuous_usage_stats
         reply = HttpReply(self._emulator, self._counts, outlet, shape, asked, stream, has_counts)
@@ -233,10 +234,6 @@ class Generation:
         if num_answers > limit:
             said = f"n: found {num_answers} answers (prompts times n), allowed {limit}"
             raise HttpError(400, said, "BadRequestError", "n")
-
-    def _request_id(self, headers: Headers) -> str:
-        given = headers.get("x-request-id", "")[:_LONGEST_ID]
-        return given or f"{hashed(self._stream, self._num_taken):016x}"
 
     def _asked(self, body: GenerationBody, prompts: list[TokenIds], model: str, headers: Headers) -> list[AskedAnswer]:
         """All answers that are asked for. Raises HttpError for prompts that are too long, or too many tokens in all."""

@@ -97,7 +97,7 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
 
 
 def percentiles_met(slo: SLO, summary: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
-    """Whether each mean and percentile that `slo` limits is within its limit in a run with the latencies `found`; empty
+    """Whether each mean and percentile that `slo` limits is within its limit in a run with this `summary`; empty
     where none is limited. A class of requests has no gaps between tokens of its own."""
     lost_share = num_lost / max(num_lost + summary["completed"], 1)
     limits = [limit for limit in slo.statistics if limit.metric in summary]

@@ -85,7 +85,7 @@ def _engine_notes(scenario: Scenario) -> list[str]:
     for pool in scenario.pools:
         notes += serving_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
         notes += balance_notes(scenario, pool.engine)
-    notes += [note for pool in scenario.pools for note in engine_notes(pool.engine)]
+    notes += engine_notes(*(pool.engine for pool in scenario.pools), roles=[pool.role for pool in scenario.pools])
     return list(dict.fromkeys(notes))
 
 

@@ -202,12 +202,12 @@ def _nested(parent: str, text: str, description: CommandDescription, place: str)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        said = getattr(error, "msg", "nested too deep")
+        source = getattr(error, "msg", "nested too deep")
         if re.fullmatch(r"-?\d+", text):
             data = {"level": text}  # --compilation-config 3, as before vLLM 0.12
         else:
             raise SpecError(
-                f"{place}: --{parent}: found {text[:60]!r}, allowed JSON in quotes, as in '{{\"key\": 1}}' ({said})."
+                f"{place}: --{parent}: found {text[:60]!r}, allowed JSON in quotes, as in '{{\"key\": 1}}' ({source})."
             ) from None
     if isinstance(data, int):
         data = {"level": data}

@@ -16,7 +16,7 @@ _GIB = 2**30
 _ALL_LAYERS = 99  # of -ngl: nobody counts them
 _GGUF_TYPE = re.compile(r"(?:[it]?q\d\w*|fp16|b?f16|f32|mxfp4)", re.IGNORECASE)
 _TYPE_AT_END = re.compile(rf"(.+?)[-_.]({_GGUF_TYPE.pattern})", re.IGNORECASE)
-_HUBS = ("hf.co", "huggingface.co")  # whose repositories `ollama run` fetches
+_HUBS = ("hf.co", "huggingface.co")  # `ollama run` fetches repositories of these
 _FLOATS = {"f16": "float16", "fp16": "float16", "bf16": "bfloat16", "f32": "float32"}
 _LETTER_DIGIT = re.compile(r"([a-z])(\d)")
 _CONFIG = "engine.speculative_config"
@@ -44,73 +44,75 @@ def complete(reading: Reading, command: str, engine: str) -> None:
         _role(reading)
     for name in [name for name in reading.line if name not in _FOR_SEVERAL]:
         del reading.line[name]
-        reading.unmodelled.append((reading.said[f"line.{name}"], "an argument of what the line has not"))
+        reading.unmodelled.append((reading.sources[f"line.{name}"], "an argument of what the line has not"))
 
 
-def _vllm(found: Reading) -> None:
-    gib = found.line.pop("kv_offloading_gib", None)
+def _vllm(reading: Reading) -> None:
+    gib = reading.line.pop("kv_offloading_gib", None)
     if gib:
-        ranks = found.get("engine.tensor_parallel_size") or 1
-        said = found.said.pop("line.kv_offloading_gib")
-        found.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / ranks), f"{said}, of all ranks")
-    method, model = found.get(f"{_CONFIG}.method"), found.line.get("draft_model")
+        ranks = reading.get("engine.tensor_parallel_size") or 1
+        source = reading.sources.pop("line.kv_offloading_gib")
+        reading.put("engine.kv_offload.capacity_bytes", int(gib * _GIB / ranks), f"{source}, of all ranks")
+    method, model = reading.get(f"{_CONFIG}.method"), reading.line.get("draft_model")
     if method is None and model is not None:  # vllm/config/speculative.py: by what its name has in it
         named = next((name for name in ("eagle", "medusa") if name in str(model).lower()), "draft_model")
-        found.put(f"{_CONFIG}.method", named, found.said["line.draft_model"])
+        reading.put(f"{_CONFIG}.method", named, reading.sources["line.draft_model"])
 
 
-def _sglang(found: Reading) -> None:
+def _sglang(reading: Reading) -> None:
     """`--dp-size` with `--enable-dp-attention` splits the ranks of `--tp-size`; alone it is so many replicas behind one
     front end, which share nothing (server_args.py, data_parallel_controller.py)."""
-    tp, dp = found.get("engine.tensor_parallel_size") or 1, found.line.pop("dp_size", 1)
-    if found.line.pop("dp_attention", False) and dp > 1:
+    tp, dp = reading.get("engine.tensor_parallel_size") or 1, reading.line.pop("dp_size", 1)
+    if reading.line.pop("dp_attention", False) and dp > 1:
         if tp % dp:
             raise SpecError(
                 f"--dp-size {dp} with --enable-dp-attention: found --tp-size {tp}, allowed a multiple of it."
             )
-        found.put("engine.tensor_parallel_size", tp // dp, f"--tp-size {tp} --dp-size {dp} --enable-dp-attention")
-        found.put("engine.data_parallel_size", dp, "--enable-dp-attention")
+        reading.put("engine.tensor_parallel_size", tp // dp, f"--tp-size {tp} --dp-size {dp} --enable-dp-attention")
+        reading.put("engine.data_parallel_size", dp, "--enable-dp-attention")
     elif dp > 1:
-        found.put("cluster.replicas", dp, found.said["line.dp_size"])
-    _experts(found)
-    chunk = found.line.pop("chunked_prefill_size", None)
+        reading.put("cluster.replicas", dp, reading.sources["line.dp_size"])
+    _experts(reading)
+    chunk = reading.line.pop("chunked_prefill_size", None)
     if chunk is not None and chunk > 0:
-        found.put("engine.max_num_batched_tokens", chunk, found.said["line.chunked_prefill_size"])
+        reading.put("engine.max_num_batched_tokens", chunk, reading.sources["line.chunked_prefill_size"])
     elif chunk is not None:
-        found.put("engine.enable_chunked_prefill", False, found.said["line.chunked_prefill_size"])
-    if found.line.pop("priorities", False):
-        found.put("engine.scheduling_policy", "priority", found.said["line.priorities"])
-    _sglang_drafts(found)
+        reading.put("engine.enable_chunked_prefill", False, reading.sources["line.chunked_prefill_size"])
+    if reading.line.pop("priorities", False):
+        reading.put("engine.scheduling_policy", "priority", reading.sources["line.priorities"])
+    _sglang_drafts(reading)
 
 
-def _sglang_drafts(found: Reading) -> None:
+def _sglang_drafts(reading: Reading) -> None:
     """Steps of a chain; with `--speculative-eagle-topk` above 1 a tree, whose shape the drafter's probabilities say."""
-    steps, tokens = found.line.pop("draft_steps", None), found.line.pop("draft_tokens", None)
-    if found.line.pop("eagle_topk", 1) > 1:
-        found.unmodelled.append((found.said["line.eagle_topk"], "trees that a drafter chooses by its probabilities"))
-    method = found.get(f"{_CONFIG}.method")
+    steps, tokens = reading.line.pop("draft_steps", None), reading.line.pop("draft_tokens", None)
+    if reading.line.pop("eagle_topk", 1) > 1:
+        reading.unmodelled.append(
+            (reading.sources["line.eagle_topk"], "trees that a drafter chooses by its probabilities")
+        )
+    method = reading.get(f"{_CONFIG}.method")
     if method is None:
         return
     depth = tokens if method == "ngram" or (steps is None and tokens) else steps
     if depth is None:
         depth = _STEPS
-        found.assumed.append(f"{_STEPS} drafted tokens, as SGLang chooses for most models")
-    said = found.said.get("line.draft_tokens" if depth == tokens else "line.draft_steps", "")
-    found.put(f"{_CONFIG}.num_speculative_tokens", depth, said)
+        reading.assumed.append(f"{_STEPS} drafted tokens, as SGLang chooses for most models")
+    source = reading.sources.get("line.draft_tokens" if depth == tokens else "line.draft_steps", "")
+    reading.put(f"{_CONFIG}.num_speculative_tokens", depth, source)
 
 
-def _trtllm(found: Reading) -> None:
+def _trtllm(reading: Reading) -> None:
     """Under attention DP each rank has its own requests (llm_args.py, enable_attention_dp)."""
-    ranks = found.get("engine.tensor_parallel_size") or 1
-    if found.line.pop("attention_dp", False) and ranks > 1:
-        found.put("engine.tensor_parallel_size", 1, "enable_attention_dp: true")
-        found.put("engine.data_parallel_size", ranks, f"{ranks} ranks with enable_attention_dp")
-    _experts(found)
-    waits, host_bytes = found.line.pop("timeout_iters", None), found.line.pop("host_cache_bytes", None)
-    if found.line.pop("balances", False) and waits:
-        found.put("engine.attention_dp_timeout_iters", waits, found.said["line.timeout_iters"])
+    ranks = reading.get("engine.tensor_parallel_size") or 1
+    if reading.line.pop("attention_dp", False) and ranks > 1:
+        reading.put("engine.tensor_parallel_size", 1, "enable_attention_dp: true")
+        reading.put("engine.data_parallel_size", ranks, f"{ranks} ranks with enable_attention_dp")
+    _experts(reading)
+    waits, host_bytes = reading.line.pop("timeout_iters", None), reading.line.pop("host_cache_bytes", None)
+    if reading.line.pop("balances", False) and waits:
+        reading.put("engine.attention_dp_timeout_iters", waits, reading.sources["line.timeout_iters"])
     if host_bytes:
-        found.put("engine.kv_offload.capacity_bytes", host_bytes, found.said["line.host_cache_bytes"])
+        reading.put("engine.kv_offload.capacity_bytes", host_bytes, reading.sources["line.host_cache_bytes"])
 
 
 def _lmdeploy(reading: Reading) -> None:
@@ -122,18 +124,18 @@ def _llama_server(reading: Reading) -> None:
     """`-c` is the context of all slots together, unless their number is chosen by the server, which then share it."""
     name = reading.line.pop("gguf", None)
     if name is not None:
-        _gguf(reading, str(name), reading.said["line.gguf"])
+        _gguf(reading, str(name), reading.sources["line.gguf"])
     context, slots = reading.line.pop("ctx_size", None), reading.get("engine.max_num_seqs")
     if context is not None:
-        reading.put("engine.max_model_len", context // (slots or 1), reading.said["line.ctx_size"])
+        reading.put("engine.max_model_len", context // (slots or 1), reading.sources["line.ctx_size"])
     values = reading.line.pop("cache_type_v", None)
     if values != reading.get("engine.kv_cache_dtype"):
-        argument = reading.said.get("line.cache_type_v") or reading.said["engine.kv_cache_dtype"]
+        argument = reading.sources.get("line.cache_type_v") or reading.sources["engine.kv_cache_dtype"]
         reading.unmodelled.append((argument, "keys and values in two formats; taken as that of the keys"))
     layers = str(reading.line.pop("gpu_layers", "all"))
     if layers not in ("all", "auto", "-1") and not (layers.isdecimal() and int(layers) >= _ALL_LAYERS):
         why = "layers with the CPU; give engine.cpu and engine.n_gpu_layers"
-        reading.unmodelled.append((reading.said["line.gpu_layers"], why))
+        reading.unmodelled.append((reading.sources["line.gpu_layers"], why))
 
 
 def _ollama(reading: Reading) -> None:
@@ -185,16 +187,18 @@ def _weights(reading: Reading, model: str, kind: str, argument: str, why: str) -
         reading.assumed.append(f"weights in Q4_K_M, {why}")
 
 
-def _experts(found: Reading) -> None:
+def _experts(reading: Reading) -> None:
     """Ranks that share out whole experts: all of them, or none."""
-    size = found.line.pop("expert_ranks", None)
+    size = reading.line.pop("expert_ranks", None)
     if size is None or size < 2:
         return
-    said = found.said["line.expert_ranks"]
-    ranks = (found.get("engine.tensor_parallel_size") or 1) * (found.get("engine.data_parallel_size") or 1)
-    found.put("engine.enable_expert_parallel", True, said)
+    source = reading.sources["line.expert_ranks"]
+    ranks = (reading.get("engine.tensor_parallel_size") or 1) * (reading.get("engine.data_parallel_size") or 1)
+    reading.put("engine.enable_expert_parallel", True, source)
     if size != ranks:
-        found.unmodelled.append((said, f"experts over {size} of {ranks} ranks, and split within; taken as over all"))
+        reading.unmodelled.append(
+            (source, f"experts over {size} of {ranks} ranks, and split within; taken as over all")
+        )
 
 
 def _drafts(reading: Reading) -> None:
@@ -203,30 +207,26 @@ def _drafts(reading: Reading) -> None:
     if method is None:
         return
     if method == "draft_model" and "draft_model" in reading.line:
-        reading.put(f"{_CONFIG}.model", reading.line.pop("draft_model"), reading.said["line.draft_model"])
-        if "draft_quantization" in reading.line:
-            quantization = reading.line.pop("draft_quantization")
-            reading.put(f"{_CONFIG}.quantization", quantization, reading.said["line.draft_quantization"])
+        reading.move("draft_model", f"{_CONFIG}.model")
+        reading.move("draft_quantization", f"{_CONFIG}.quantization")
     elif method in _OWN_HEADS and reading.line.pop("draft_model", None) is not None:
-        reading.notes.append(f"{reading.said['line.draft_model']}: priced by its method, {method}, not by its files")
+        reading.notes.append(f"{reading.sources['line.draft_model']}: priced by its method, {method}, not by its files")
     if reading.get(f"{_CONFIG}.acceptance") is None:
-        is_mtp = "mtp" in reading.said.get(f"{_CONFIG}.method", "") or "NEXTN" in reading.said.get(
-            f"{_CONFIG}.method", ""
-        )
-        rate = RIGHT_OF_MTP if is_mtp else _RIGHT.get(method, 0.7)
+        source = reading.sources.get(f"{_CONFIG}.method", "")
+        rate = RIGHT_OF_MTP if "mtp" in source or "NEXTN" in source else _RIGHT.get(method, 0.7)
         reading.put(f"{_CONFIG}.acceptance.rate", rate)
         reading.assumed.append(f"{rate:.0%} of the tokens that {method} drafts are right ({_CONFIG}.acceptance)")
 
 
-def _role(found: Reading) -> None:
-    role, connector = found.line.pop("kv_role", "kv_both"), found.line.pop("kv_connector", None)
-    said = found.said.get("line.kv_role") or found.said["line.kv_connector"]
+def _role(reading: Reading) -> None:
+    role, connector = reading.line.pop("kv_role", "kv_both"), reading.line.pop("kv_connector", None)
+    source = reading.sources.get("line.kv_role") or reading.sources["line.kv_connector"]
     if role in _ROLES:
-        found.line["role"] = _ROLES[role]
-        found.said["line.role"] = said
+        reading.line["role"] = _ROLES[role]
+        reading.sources["line.role"] = source
     elif role not in ("null", None):
         what = f"where {connector or 'a connector'} takes KV blocks to and from; see engine.kv_offload"
-        found.unmodelled.append((said, what))
+        reading.unmodelled.append((source, what))
 
 
 _BY_COMMAND: dict[str, Callable[[Reading], None]] = {

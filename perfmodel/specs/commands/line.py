@@ -44,19 +44,19 @@ class Asking:
     model: str | None = None
     hardware: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
-    said: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     folder: Path = field(default_factory=Path)
 
 
 @dataclass(frozen=True, slots=True)
 class LineScenario:
-    """data: of the scenario file; said: field -> what said it; commands: the lines that were read, and from where.
+    """data: of the scenario file; sources: field -> the words that set it; commands: the lines, and where they stand.
 
     irrelevant, unmodelled, notes, assumed: as of `Reading`
     """
 
     data: dict[str, Any]
-    said: Mapping[str, str]
+    sources: Mapping[str, str]
     commands: tuple[str, ...]
     irrelevant: tuple[str, ...]
     unmodelled: tuple[tuple[str, str], ...]
@@ -183,7 +183,7 @@ def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> R
     for role, each in zip(roles, readings, strict=True):
         if role is not None:
             what = f"the {role} half of a pair, whose other half is no part of the line"
-            each.unmodelled.append((each.said.get("line.role", role), what))
+            each.unmodelled.append((each.sources.get("line.role", role), what))
     different = next((at for at, each in enumerate(readings) if each.data != first.data), None)
     if different is not None:
         raise SpecError(
@@ -197,7 +197,7 @@ def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> R
 
 
 def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[FoundCommand]) -> Reading:
-    """Pools of the roles, each engine its own; what they share is said once."""
+    """Pools of the roles, each engine its own; what they share is written once."""
     if set(roles) != {"prefill", "decode"}:
         raise SpecError(
             f"{servers[0].place}: found {len(roles)} servers of role {roles[0]} alone; KV goes from prefill servers to "
@@ -234,15 +234,15 @@ def _add_load(base: Reading, loads: Sequence[FoundCommand], script: ShellScript,
         base.notes.append(f"{command.description.title}: --traffic counts in its place")
         return
     arguments = _with_config(read_arguments(command.words, command.description, command.place), command, script, asking)
-    found = read_server(arguments, {}, command.description, command.place)
-    read_load(found, command.description.name, command.place)
-    for block, value in found.data.items():
+    reading = read_server(arguments, {}, command.description, command.place)
+    read_load(reading, command.description.name, command.place)
+    for block, value in reading.data.items():
         base.data.setdefault(block, value)
-    base.said.update({path: said for path, said in found.said.items() if path not in base.said})
-    base.irrelevant += found.irrelevant
-    base.unmodelled += found.unmodelled
-    base.notes += found.notes
-    base.assumed += found.assumed
+    base.sources.update({path: source for path, source in reading.sources.items() if path not in base.sources})
+    base.irrelevant += reading.irrelevant
+    base.unmodelled += reading.unmodelled
+    base.notes += reading.notes
+    base.assumed += reading.assumed
     if len(loads) > 1:
         base.notes.append(f"{len(loads)} load tests: the first counts ({command.place})")
 
@@ -253,7 +253,7 @@ def _is_here(path: Path) -> bool:
 
 def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, has_server: bool) -> LineScenario:
     model = asking.model or base.data.get("model")
-    said = {**base.said, **asking.said}
+    sources = {**base.sources, **asking.sources}
     if model is None:
         what = "the line names no model" if has_server else "the line starts no server"
         raise SpecError(f"{commands[0].place}: {what}; give --model, as in --model llama-3.1-8b.")
@@ -285,7 +285,7 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, h
             data[block] = value
     return LineScenario(
         data,
-        said,
+        sources,
         tuple(f"{each.description.title} ({each.place})" for each in commands),
         tuple(dict.fromkeys(base.irrelevant)),
         tuple(dict.fromkeys(base.unmodelled)),

@@ -14,51 +14,53 @@ _GOODPUT = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2el_ms", "request_la
 _SHAREGPT = "chat-sharegpt"
 
 
-def read_load(found: Reading, command: str, place: str) -> None:
+def read_load(reading: Reading, command: str, place: str) -> None:
     """Fill in `traffic` and `slo` from what the flags of a load test have left in `found.line`.
 
     command: its name; place: where it stands, for errors
 
     Raises SpecError for traffic that its data would have to be read for.
     """
-    traffic = found.data.setdefault("traffic", {})
-    _LENGTHS[command](found, traffic, place)
-    if found.data["traffic"] is traffic:
-        _arrivals(found, traffic)
-    _limits(found, place)
-    temperature = found.line.pop("temperature", None)
+    traffic = reading.data.setdefault("traffic", {})
+    _LENGTHS[command](reading, traffic, place)
+    if reading.data["traffic"] is traffic:
+        _arrivals(reading, traffic)
+    _limits(reading, place)
+    temperature = reading.line.pop("temperature", None)
     if temperature == 0:
-        found.put("sampling.method", "greedy", found.said.get("line.temperature", ""))
-    for name in found.line:  # lengths of other data than what is sent
-        if f"line.{name}" in found.said:
-            found.irrelevant.append(found.said[f"line.{name}"])
+        reading.put("sampling.method", "greedy", reading.sources.get("line.temperature", ""))
+    for name in reading.line:  # lengths of other data than what is sent
+        if f"line.{name}" in reading.sources:
+            reading.irrelevant.append(reading.sources[f"line.{name}"])
 
 
-def _arrivals(found: Reading, traffic: dict[str, Any]) -> None:
+def _arrivals(reading: Reading, traffic: dict[str, Any]) -> None:
     """A rate, as Poisson or gamma arrivals; without one as many at a time as are allowed, or all at once."""
-    line = found.line
+    line = reading.line
     rate, concurrency = line.pop("rate", inf), line.pop("concurrency", None)
     shape, cv = line.pop("burstiness", 1.0), line.pop("cv", None)
     traffic["num_requests"] = line.pop("num_requests", None) or line.pop("default_requests", 1000)
     duration = line.pop("duration_s", None)
-    said = found.said.get("line.rate", found.said.get("line.concurrency", ""))
+    source = reading.sources.get("line.rate", reading.sources.get("line.concurrency", ""))
     if rate is not None and rate != inf:
         traffic["arrivals"] = {"process": line.pop("process", "poisson"), "rate": rate}
         if shape != 1.0 or cv is not None:  # gaps of a gamma distribution: cv = 1 / sqrt(shape)
             traffic["arrivals"] = {"process": "gamma", "rate": rate, "cv": cv if cv is not None else shape**-0.5}
         if concurrency is not None:
-            found.unmodelled.append((found.said["line.concurrency"], "a limit of requests in flight beside a rate"))
-        if duration is not None and "line.num_requests" not in found.said:
+            reading.unmodelled.append(
+                (reading.sources["line.concurrency"], "a limit of requests in flight beside a rate")
+            )
+        if duration is not None and "line.num_requests" not in reading.sources:
             traffic["duration_s"] = duration
             del traffic["num_requests"]
     elif concurrency is not None:
         traffic["arrivals"] = {"process": "closed_loop", "concurrency": concurrency}
-        if duration is not None and "line.num_requests" not in found.said:
+        if duration is not None and "line.num_requests" not in reading.sources:
             traffic["num_requests"] = max(10 * concurrency, 100)
-            found.assumed.append(f"{traffic['num_requests']} requests, where the test runs for {duration:g} s")
+            reading.assumed.append(f"{traffic['num_requests']} requests, where the test runs for {duration:g} s")
     else:
         traffic["arrivals"] = {"process": "burst"}
-    found.said["traffic.arrivals"] = said
+    reading.sources["traffic.arrivals"] = source
 
 
 def _uniform(mean: float, ratio: float) -> dict[str, Any]:
@@ -78,17 +80,17 @@ def _up_to(most: int, ratio: float) -> dict[str, Any]:
     )
 
 
-def _vllm_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
-    line = found.line
+def _vllm_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
+    line = reading.line
     name = line.pop("dataset", "random")
     ratio = line.pop("range_ratio", 0.0)
     ratios = (ratio.get("input", 0.0), ratio.get("output", 0.0)) if isinstance(ratio, dict) else (ratio, ratio)
     if not all(isinstance(each, int | float) and 0 <= each < 1 for each in ratios):
         raise SpecError(f"{place}: --random-range-ratio: found {ratio}, allowed from 0 to below 1.")
     if any(ratios) and name.startswith("random"):
-        said = found.said.get("line.range_ratio", "")
-        found.notes.append(
-            f"{said}: around the mean, as vLLM since 0.8.3 draws it; earlier: from the ratio up to the length"
+        source = reading.sources.get("line.range_ratio", "")
+        reading.notes.append(
+            f"{source}: around the mean, as vLLM since 0.8.3 draws it; earlier: from the ratio up to the length"
         )
     if name in ("random", "random-mm", "random-rerank"):
         prompt = line.pop("input", line.pop("random_input", 1024))
@@ -117,11 +119,11 @@ def _vllm_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
             "prefix": {"num_groups": line.pop("repeated_groups", 10), "shared_tokens": prefix},
         }
     else:
-        _data(name, found, traffic, place)
+        _data(name, reading, traffic, place)
 
 
-def _sglang_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
-    line = found.line
+def _sglang_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
+    line = reading.line
     name, ratio = line.pop("dataset", "sharegpt"), line.pop("range_ratio", 0.0)
     if name in ("random", "random-ids", "image"):
         traffic |= {
@@ -138,10 +140,10 @@ def _sglang_bench(found: Reading, traffic: dict[str, Any], place: str) -> None:
         }
         line["num_requests"] = groups * each
     else:
-        _data(name, found, traffic, place)
+        _data(name, reading, traffic, place)
 
 
-def _data(name: str, found: Reading, traffic: dict[str, Any], place: str) -> None:
+def _data(name: str, reading: Reading, traffic: dict[str, Any], place: str) -> None:
     """Lengths of data that has some here; of other data a traffic file must say them."""
     from perfmodel.specs.scenario_file import load_traffic
 
@@ -152,38 +154,38 @@ def _data(name: str, found: Reading, traffic: dict[str, Any], place: str) -> Non
         )
     data = load_traffic(_SHAREGPT).model_dump(mode="json", exclude_defaults=True)
     traffic |= {key: data[key] for key in ("input_tokens", "output_tokens")}
-    fixed = found.line.pop("fixed_output", None) or found.line.pop("output", None)
+    fixed = reading.line.pop("fixed_output", None) or reading.line.pop("output", None)
     if fixed:
         traffic["output_tokens"] = _uniform(fixed, 0)
-    found.assumed.append(f"lengths of ShareGPT as traffic {_SHAREGPT} has them")
+    reading.assumed.append(f"lengths of ShareGPT as traffic {_SHAREGPT} has them")
 
 
-def _limits(found: Reading, place: str) -> None:
+def _limits(reading: Reading, place: str) -> None:
     """`--goodput ttft:200 tpot:50`, in milliseconds."""
-    for text in found.line.pop("goodput", None) or ():
+    for text in reading.line.pop("goodput", None) or ():
         for pair in str(text).split():
             name, _, value = pair.partition(":")
             if name not in _GOODPUT:
                 raise SpecError(f"{place}: --goodput {pair}: found {name!r}, allowed {', '.join(_GOODPUT)}.")
-            found.put(f"slo.{_GOODPUT[name]}", _amount(value, f"--goodput {pair}", place), f"--goodput {pair}")
+            reading.put(f"slo.{_GOODPUT[name]}", _amount(value, f"--goodput {pair}", place), f"--goodput {pair}")
 
 
-def _aiperf(found: Reading, traffic: dict[str, Any], place: str) -> None:
+def _aiperf(reading: Reading, traffic: dict[str, Any], place: str) -> None:
     """One request at a time where nothing else is said, ten of them (aiperf/config/flags)."""
-    line = found.line
+    line = reading.line
     if "dataset" in line:
-        _data(line["dataset"], found, traffic, place)
+        _data(line["dataset"], reading, traffic, place)
     else:
         prefix, groups = line.pop("repeated_prefix", 0) or line.pop("prefix", 0), line.pop("repeated_groups", 1)
-        lengths = _around(line.pop("input", 550), line.pop("input_std", 0), found)
+        lengths = _around(line.pop("input", 550), line.pop("input_std", 0), reading)
         for key in ("value", "mean"):
             if key in lengths and prefix:
                 lengths[key] += prefix
         answers = line.pop("output", None)
         if answers is None:
             answers = 128
-            found.assumed.append(f"answers of {answers} tokens, as the line has no --osl")
-        traffic |= {"input_tokens": lengths, "output_tokens": _around(answers, line.pop("output_std", 0), found)}
+            reading.assumed.append(f"answers of {answers} tokens, as the line has no --osl")
+        traffic |= {"input_tokens": lengths, "output_tokens": _around(answers, line.pop("output_std", 0), reading)}
         if prefix:
             traffic["prefix"] = {"num_groups": max(groups, 1), "shared_tokens": prefix}
     pattern = line.pop("pattern", "poisson")
@@ -194,25 +196,25 @@ def _aiperf(found: Reading, traffic: dict[str, Any], place: str) -> None:
     line["default_requests"] = max(10, 2 * (line.get("concurrency") or 1))
 
 
-def _around(mean: float, std: float, found: Reading) -> dict[str, Any]:
+def _around(mean: float, std: float, reading: Reading) -> dict[str, Any]:
     """A normal distribution, taken for a lognormal one of the same mean and deviation."""
     if not std:
         return _uniform(mean, 0)
-    found.notes.append(
+    reading.notes.append(
         f"lengths of mean {mean:g} and deviation {std:g}: a normal distribution is taken for a lognormal"
     )
     return {"distribution": "lognormal", "mean": mean, "std": std}
 
 
-def _guidellm(found: Reading, traffic: dict[str, Any], place: str) -> None:
+def _guidellm(reading: Reading, traffic: dict[str, Any], place: str) -> None:
     """`--profile constant --rate 5` or `--profile kind=constant,rate=5`; lengths as `prompt_tokens=256,...`."""
-    line = found.line
+    line = reading.line
     profile = _pairs(line.pop("profile", "sweep"), "kind")
     kind, rates = profile.get("kind", "sweep"), line.pop("rates", None)
     given = profile.get("rate") or profile.get("streams") or rates
     values = [each for each in str(given if given is not None else "").strip("[]").split(",") if each.strip()]
     if len(values) > 1:
-        found.notes.append(f"--rate {given}: {len(values)} runs, of which the first counts")
+        reading.notes.append(f"--rate {given}: {len(values)} runs, of which the first counts")
     value = _amount(values[0], f"--rate {given}", place) if values else None
     for text in line.pop("constraint", None) or ():
         limit = _pairs(text, "kind")
@@ -221,10 +223,10 @@ def _guidellm(found: Reading, traffic: dict[str, Any], place: str) -> None:
             name, key = names[limit["kind"]]
             amount = _amount(limit.get(key), f"--constraint {text}", place)
             line[name] = amount if name == "duration_s" else int(amount)
-            found.said[f"line.{name}"] = f"--constraint {text}"
+            reading.sources[f"line.{name}"] = f"--constraint {text}"
         else:
-            found.unmodelled.append((f"--constraint {text}", "when a run is given up"))
-    _guidellm_arrivals(found, kind, value, place)
+            reading.unmodelled.append((f"--constraint {text}", "when a run is given up"))
+    _guidellm_arrivals(reading, kind, value, place)
     data = _pairs(line.pop("data", ""), "kind")
     if "prompt_tokens" not in data:
         raise SpecError(
@@ -234,7 +236,7 @@ def _guidellm(found: Reading, traffic: dict[str, Any], place: str) -> None:
     for ours, theirs in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
         mean, deviation = data.get(theirs, data["prompt_tokens"]), data.get(f"{theirs}_stdev", 0)
         flag = f"--data {theirs}"
-        traffic[ours] = _around(_amount(mean, flag, place), _amount(deviation, flag, place), found)
+        traffic[ours] = _around(_amount(mean, flag, place), _amount(deviation, flag, place), reading)
 
 
 def _amount(value: Any, flag: str, place: str) -> float:
@@ -249,8 +251,8 @@ def _amount(value: Any, flag: str, place: str) -> float:
     return number
 
 
-def _guidellm_arrivals(found: Reading, kind: str, value: float | None, place: str) -> None:
-    line = found.line
+def _guidellm_arrivals(reading: Reading, kind: str, value: float | None, place: str) -> None:
+    line = reading.line
     if kind in ("constant", "poisson", "async", "concurrent") and value is None:
         raise SpecError(f"{place}: --profile {kind} needs --rate; give it.")
     if kind in ("constant", "poisson", "async"):
@@ -264,9 +266,9 @@ def _guidellm_arrivals(found: Reading, kind: str, value: float | None, place: st
             f"{place}: --profile {kind}: many runs at rates that it finds itself, and a scenario has one; give "
             f"--traffic and --rate, or a profile as in constant."
         )
-    said = found.said.get("line.profile", "")
-    found.said.setdefault("line.rate", said)
-    found.said.setdefault("line.concurrency", said)
+    source = reading.sources.get("line.profile", "")
+    reading.sources.setdefault("line.rate", source)
+    reading.sources.setdefault("line.concurrency", source)
 
 
 def _pairs(text: str, first: str) -> dict[str, Any]:

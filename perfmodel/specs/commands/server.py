@@ -19,7 +19,7 @@ class Reading:
     """What a command says.
 
     data:       the blocks of a scenario file that it fills
-    said:       field -> what said it, as it was written
+    sources:    field -> the argument that set it, as it was written
     line:       what its engine's own rules still turn into fields
     irrelevant: what has no part in time, as it was written
     unmodelled: what has one that is not modelled, and why
@@ -27,28 +27,33 @@ class Reading:
     """
 
     data: dict[str, Any] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
     line: dict[str, Any] = field(default_factory=dict)
     irrelevant: list[str] = field(default_factory=list)
     unmodelled: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
 
-    def put(self, path: str, value: Any, said: str = "") -> None:
+    def put(self, path: str, value: Any, source: str = "") -> None:
         """The field at `path` has `value`."""
         around, keys = self.data, path.split(".")
         for key in keys[:-1]:
             around = around.setdefault(key, {})
         around[keys[-1]] = value
-        if said:
-            self.said[path] = said
+        if source:
+            self.sources[path] = source
+
+    def move(self, name: str, path: str) -> None:
+        """Make the argument `name` of `line`, if it was given, the field at `path`."""
+        if name in self.line:
+            self.put(path, self.line.pop(name), self.sources[f"line.{name}"])
 
     def get(self, path: str) -> Any:
         """The value of a field, or None."""
-        found: Any = self.data
+        value: Any = self.data
         for key in path.split("."):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
 
 
 def read_server(
@@ -60,50 +65,50 @@ def read_server(
 
     Raises SpecError for values that no field takes.
     """
-    found = Reading(notes=list(arguments.notes))
+    reading = Reading(notes=list(arguments.notes))
     for each in arguments.given.values():
-        _take(each, found)
+        _take(each, reading)
     for name, value in environment.items():
-        _take_variable(name, value, found, description, place)
-    return found
+        _take_variable(name, value, reading, description, place)
+    return reading
 
 
-def _take(given: Given, found: Reading) -> None:
+def _take(given: Given, reading: Reading) -> None:
     rule = given.rule
     if rule.modelled is not None:
-        _take_modelled(given, rule.modelled, found)
+        _take_modelled(given, rule.modelled, reading)
     elif rule.kind == "irrelevant" or rule.says_nothing(given.value):
-        found.irrelevant.append(given.written)
+        reading.irrelevant.append(given.written)
     else:
-        found.unmodelled.append((given.written, rule.why))
+        reading.unmodelled.append((given.written, rule.why))
 
 
-def _take_modelled(given: Given, flag: ModelledFlag, found: Reading) -> None:
+def _take_modelled(given: Given, flag: ModelledFlag, reading: Reading) -> None:
     text, value = str(given.value), given.value
     if text in flag.not_modelled:
-        found.unmodelled.append((given.written, flag.why))
+        reading.unmodelled.append((given.written, flag.why))
     if isinstance(value, bool):
         text = str(value).lower()
     if text in flag.map:
         value = flag.map[text]
     elif flag.only is not None and text not in flag.only:
-        found.unmodelled.append((given.written, flag.why))
+        reading.unmodelled.append((given.written, flag.why))
         return
     if value is None or flag.field is None:
         if text not in flag.not_modelled:
-            found.irrelevant.append(given.written)
+            reading.irrelevant.append(given.written)
         return
     for each in flag.approximate:
         pattern, _, what = each.partition(": ")
         if fnmatchcase(text, pattern):
-            found.notes.append(f"{given.written}: {what}")
+            reading.notes.append(f"{given.written}: {what}")
     if flag.inverse and isinstance(value, bool):
         value = not value
     if flag.field.startswith(_LINE):
-        found.line[flag.field.removeprefix(_LINE)] = value
-        found.said[flag.field] = given.written
+        reading.line[flag.field.removeprefix(_LINE)] = value
+        reading.sources[flag.field] = given.written
     else:
-        found.put(flag.field, value, given.written)
+        reading.put(flag.field, value, given.written)
 
 
 def _take_variable(name: str, value: str, reading: Reading, description: CommandDescription, place: str) -> None:
@@ -113,7 +118,7 @@ def _take_variable(name: str, value: str, reading: Reading, description: Command
         rule = description.rules[target]
         if rule.modelled is None:
             raise SpecError(f"{place}: {name}: no field of a scenario.")
-        if rule.modelled.field not in reading.said:
+        if rule.modelled.field not in reading.sources:
             is_count = rule.modelled.kind == "integer" and value.isdecimal()
             read = int(value) if is_count else value
             _take_modelled(Given(rule, target, read, f"{name}={value}"), rule.modelled, reading)

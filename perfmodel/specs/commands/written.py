@@ -20,9 +20,9 @@ def scenario_text(scenario: LineScenario) -> str:
     for block, value in scenario.data.items():
         if block in _BLOCKS and isinstance(value, Mapping):
             lines.append(f"{block}:")
-            lines += [_field(f"  {key}", f"{block}.{key}", each, scenario.said) for key, each in value.items()]
+            lines += [_field(f"  {key}", f"{block}.{key}", each, scenario.sources) for key, each in value.items()]
         else:
-            lines.append(_field(block, block, value, scenario.said))
+            lines.append(_field(block, block, value, scenario.sources))
     return "\n".join(lines) + "\n"
 
 
@@ -42,14 +42,14 @@ def _comment(what: str, items: Any) -> Iterator[str]:
         )
 
 
-def _field(key: str, path: str, value: Any, said: Mapping[str, str]) -> str:
+def _field(key: str, path: str, value: Any, sources: Mapping[str, str]) -> str:
     text = f"{key}: {flow_yaml(value)}"
-    sources = [
-        each
-        for place, each in said.items()
-        if (place == path or place.startswith(f"{path}.")) and each not in ("", value)
+    texts = [
+        source
+        for place, source in sources.items()
+        if (place == path or place.startswith(f"{path}.")) and source not in ("", value)
     ]
-    own = "; ".join(_on_one_line(each) for each in dict.fromkeys(sources))
+    own = "; ".join(_on_one_line(source) for source in dict.fromkeys(texts))
     return f"{text}  # {own}" if own else text
 
 

@@ -8,7 +8,7 @@ __all__ = [
     "with_defaults",
 ]
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use
@@ -57,21 +57,38 @@ def default_of(name: str, given: Mapping[str, Any], hardware: HardwareSpec, use:
     return _defaults(EngineSpec.model_validate(kept), hardware, use, 0).get(name)
 
 
-def engine_notes(engine: EngineSpec) -> tuple[str, ...]:
-    """The sentences that an answer owes its reader: which version stands for which, and whose defaults were taken."""
-    described = engine.described
-    stands = described.version.note or described.version.stand_in
-    notes = [f"{described.description.title}: {stands}."] if stands else []
-    taken = [name for name in VERSIONED_DEFAULTS if name not in engine.model_fields_set]
-    plain = EngineDefaults()  # what next to all engines do is not worth a word
-    silent = [name for name in ("ubatch_size", "attention") if getattr(engine, name) == getattr(plain, name)]
-    taken = [name for name in taken if name not in silent]
-    if engine.num_gpu_blocks_override is not None:
-        taken = [name for name in taken if name != "gpu_memory_utilization"]
-    if taken:
-        values = ", ".join(f"{name} {_shown(getattr(engine, name))}" for name in taken)
-        notes.append(f"Defaults of {described.label}: {values}.")
-    return tuple(notes)
+def engine_notes(*engines: EngineSpec, roles: Sequence[str] = ()) -> tuple[str, ...]:
+    """Which versions stand in for others, and the defaults that were taken.
+
+    roles: of the engines, if there are several: defaults of some engines only are followed by the roles of these
+    """
+    notes = []
+    roles_of: dict[str, dict[str, list[str]]] = {}  # the engine's label -> default -> roles of the engines with it
+    for engine, role in zip(engines, roles or [""] * len(engines), strict=True):
+        described = engine.described
+        stands = described.version.note or described.version.stand_in
+        notes += [f"{described.description.title}: {stands}."] if stands else []
+        for default in _defaults_taken(engine):
+            roles_of.setdefault(described.label, {}).setdefault(default, []).append(role)
+    for label, taken in roles_of.items():
+        num_engines = sum(engine.described.label == label for engine in engines)
+        values = [
+            default if len(of) == num_engines else f"{default} ({' and '.join(dict.fromkeys(of))})"
+            for default, of in taken.items()
+        ]
+        notes.append(f"Defaults of {label}: {', '.join(values)}.")
+    return tuple(dict.fromkeys(notes))
+
+
+def _defaults_taken(engine: EngineSpec) -> Iterator[str]:
+    """`block_size 16` for each default, except those that nearly all engines share."""
+    plain = EngineDefaults()
+    for name in VERSIONED_DEFAULTS:
+        value = getattr(engine, name)
+        is_usual = name in ("ubatch_size", "attention") and value == getattr(plain, name)
+        is_unused = name == "gpu_memory_utilization" and engine.num_gpu_blocks_override is not None
+        if name not in engine.model_fields_set and not is_usual and not is_unused:
+            yield f"{name} {_shown(value)}"
 
 
 def _defaults(engine: EngineSpec, hardware: HardwareSpec, use: Use, longest: int) -> dict[str, Any]:

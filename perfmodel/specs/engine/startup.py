@@ -61,6 +61,13 @@ def _refuse_backend(engine: EngineSpec, hardware: HardwareSpec) -> None:
             reason="the engine has no backends",
             field="engine.backend",
         )
+    if engine.n_gpu_layers is not None and facts.offloads_from_tokens and hardware.kind == "cpu":
+        raise UnsupportedError(
+            f"got {engine.n_gpu_layers} on {hardware.name}, a CPU, which computes all layers itself; leave it and "
+            f"engine.cpu out, or set hardware to the GPU",
+            reason="no GPU for n_gpu_layers",
+            field="engine.n_gpu_layers",
+        )
     for field, is_asked, is_known in (
         ("n_gpu_layers", engine.n_gpu_layers is not None, facts.offloads_from_tokens),
         ("layer_split", engine.layer_split > 1, facts.pieces_under_way),

@@ -333,14 +333,14 @@ function setTheme(name) {
 
 // ---------------------------------------------------------------- htmx
 
-const said = () => ({ "x-perfmodel-token": token, "x-perfmodel-page": pageName });
+const pageHeaders = () => ({ "x-perfmodel-token": token, "x-perfmodel-page": pageName });
 
 // The server stops what nobody waits for any more: a tab says now and then that it is open, and when it closes.
-setInterval(() => fetch("/open", { headers: said() }).catch(() => {}), 30_000);
-window.addEventListener("pagehide", () => fetch("/close", { method: "POST", headers: said(), keepalive: true }).catch(() => {}));
+setInterval(() => fetch("/open", { headers: pageHeaders() }).catch(() => {}), 30_000);
+window.addEventListener("pagehide", () => fetch("/close", { method: "POST", headers: pageHeaders(), keepalive: true }).catch(() => {}));
 
 document.addEventListener("htmx:configRequest", (event) => {
-  Object.assign(event.detail.headers, said());
+  Object.assign(event.detail.headers, pageHeaders());
   event.detail.parameters = event.detail.formData ? new FormData() : {};  // addresses say it all
 });
 // An answer to a part that has been replaced meanwhile is nobody's.

@@ -25,18 +25,18 @@ const nameOf = (details) => details.dataset.text ?? $("h2", details).textContent
 // Where something is searched for, families with techniques of that name are open, and the others are not there.
 function filterTechniques() {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean), techniques = $$(".technique");
-  let found = 0;
-  for (const each of techniques) {
-    each.hidden = !words.every((word) => each.dataset.text.includes(word));
-    each.open = opened.has(nameOf(each));
-    found += !each.hidden;
+  let matches = 0;
+  for (const technique of techniques) {
+    technique.hidden = !words.every((word) => technique.dataset.text.includes(word));
+    technique.open = opened.has(nameOf(technique));
+    matches += !technique.hidden;
   }
   for (const family of $$(".family")) {
     family.hidden = !$(".technique:not([hidden])", family);
     family.open = words.length > 0 || opened.has(nameOf(family));
   }
-  if (techniques.length && words.length) $("#found").textContent = `${found} of ${techniques.length} techniques`;
-  $("#none-found")?.toggleAttribute("hidden", found > 0);
+  if (techniques.length && words.length) $("#found").textContent = `${matches} of ${techniques.length} techniques`;
+  $("#none-found")?.toggleAttribute("hidden", matches > 0);
 }
 
 document.addEventListener("toggle", (event) => {

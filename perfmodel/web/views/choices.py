@@ -38,8 +38,4 @@ def _used_in(fields: Mapping[str, str], state: PageState) -> bool:
     return bool(fields) and all(state.get(key) == value for key, value in fields.items())
 
 
-def _cleared(fields: Mapping[str, str]) -> dict[str, None]:
-    return dict.fromkeys(fields)
-
-
-FILTERS: Mapping[str, Any] = {"cleared": _cleared, "used_in": _used_in}
+FILTERS: Mapping[str, Any] = {"cleared": dict.fromkeys, "used_in": _used_in}

@@ -56,7 +56,7 @@ def _deployments(state: PageState) -> tuple[Question, ...]:
 
 def _served(state: PageState) -> tuple[Question, ...]:
     """What each does under the traffic as it is, and how much more that could be."""
-    return tuple(each for column in columns_of(state) for each in (whole_run(column), largest_rate(column)))
+    return tuple(question for column in columns_of(state) for question in (whole_run(column), largest_rate(column)))
 
 
 COMPARE = View(
@@ -65,6 +65,6 @@ COMPARE = View(
     "Which one is faster, cheaper, carries more?",
     (
         ViewPart("deployments", _deployments, shows_refusals=True),
-        ViewPart("served", _served, "quick", told="each of them under this traffic", shows_refusals=True),
+        ViewPart("served", _served, "quick", help="each of them under this traffic", shows_refusals=True),
     ),
 )

@@ -81,7 +81,7 @@ PLAN = View(
             "long",
             is_asked_for=True,
             button="Find the deployment",
-            told="Screens every candidate in closed form and simulates the best: a minute or so. It can be stopped; "
+            help="Screens every candidate in closed form and simulates the best: a minute or so. It can be stopped; "
             "what was simulated is kept, and the next start goes on from there.",
         ),
     ),

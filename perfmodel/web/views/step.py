@@ -31,7 +31,7 @@ STEP = View(
     "Where does the time of a step go?",
     (
         ViewPart("decode", _decode, is_kept=True, drawn=_PLOTS),
-        ViewPart("curve", _curve, "quick", told="how a step grows with batch and context"),
+        ViewPart("curve", _curve, "quick", help="how a step grows with batch and context"),
         ViewPart("prefill", _prefill, is_kept=True, drawn=_PLOTS),
     ),
     has_controls=True,

@@ -64,7 +64,7 @@ TECHNIQUES = View(
     "Techniques",
     "What could be switched on, what would it gain here, and what has been shown of it?",
     (
-        ViewPart("gain", _gain, "quick", told="simulating the deployment with it and without it"),
+        ViewPart("gain", _gain, "quick", help="simulating the deployment with it and without it"),
         ViewPart("gallery", _gallery),
     ),
     has_controls=True,

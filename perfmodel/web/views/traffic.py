@@ -116,10 +116,10 @@ TRAFFIC = View(
     "Traffic",
     "How much traffic does it carry, and how long do people wait?",
     (
-        ViewPart("now", lambda state: (whole_run(state),), "quick", told="the traffic as it is"),
-        ViewPart("limit", lambda state: (largest_rate(state),), "quick", told="the largest rate within the limits"),
-        ViewPart("curve", _curve, "quick", told="latencies against the rate of requests", later=_bands),
-        ViewPart("prompts", _prompts, "quick", told="time to first token against the length of prompts"),
+        ViewPart("now", lambda state: (whole_run(state),), "quick", help="the traffic as it is"),
+        ViewPart("limit", lambda state: (largest_rate(state),), "quick", help="the largest rate within the limits"),
+        ViewPart("curve", _curve, "quick", help="latencies against the rate of requests", later=_bands),
+        ViewPart("prompts", _prompts, "quick", help="time to first token against the length of prompts"),
     ),
     has_controls=True,
 )

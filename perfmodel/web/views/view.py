@@ -5,7 +5,7 @@ __all__ = ["View", "ViewPart"]
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfmodel.web.errands import Lane
+from perfmodel.web.jobs import Lane
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 
@@ -31,7 +31,7 @@ class ViewPart:
     lane: Lane | None = None
     is_asked_for: bool = False
     button: str = "Start"
-    told: str = ""
+    help: str = ""
     shows_refusals: bool = False
     later: Callable[[PageState], Sequence[Question]] | None = None
     is_kept: bool = False

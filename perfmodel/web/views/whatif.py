@@ -61,8 +61,8 @@ WHATIF = View(
     "What if",
     "Which resource counts, and from where on does an alternative pay?",
     (
-        ViewPart("tornado", _tornado, "quick", told="varying what could be bought, and the load"),
-        ViewPart("against", _against, "quick", told="looking for where the alternative begins to pay"),
+        ViewPart("tornado", _tornado, "quick", help="varying what could be bought, and the load"),
+        ViewPart("against", _against, "quick", help="looking for where the alternative begins to pay"),
     ),
     has_controls=True,
 )

@@ -38,5 +38,10 @@ def test_refused(tmp_path, lines, said):
     assert said in _refused(tmp_path, lines)
 
 
+def test_a_cpu_keeps_no_layers_of_its_own(tmp_path):
+    lines = ["profile: llamacpp", "n_gpu_layers: 20", "cpu: ryzen-9-7950x"]
+    assert "engine.n_gpu_layers: got 20 on ryzen-9-7950x, a CPU," in _refused(tmp_path, lines, "ryzen-9-7950x")
+
+
 def test_a_cpu_runs_what_a_gpu_does():
     assert load_scenario("llama-3.2-3b-ryzen-9-7950x").hardware.kind == "cpu"

@@ -103,6 +103,17 @@ def test_a_result_says_whose_defaults_it_took():
     assert set(notes) <= set(simulate(scenario).notes)
 
 
+def test_defaults_of_two_pools_are_one_note_that_names_the_pool_of_what_differs():
+    engine = load_scenario("planning/chat-8b", ["traffic.num_requests=3"]).engine
+    smaller = load_scenario("planning/chat-8b", ["traffic.num_requests=3", "engine.max_num_seqs=64"]).engine
+    (same,) = engine_notes(engine, engine, roles=("prefill", "decode"))
+    assert same == engine_notes(engine)[0]
+    (differs,) = engine_notes(engine, smaller, roles=("prefill", "decode"))
+    assert differs == same.replace(
+        f"max_num_seqs {engine.max_num_seqs:,}", f"max_num_seqs {engine.max_num_seqs:,} (prefill)"
+    )
+
+
 def test_nothing_is_said_of_what_was_given():
     given = {"gpu_memory_utilization": 0.9, "block_size": 16, "async_scheduling": True}
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64}

@@ -65,6 +65,15 @@ def test_without_comparable_rows_the_differing_sizes_are_named(measured):
     )
 
 
+def test_sizes_are_printed_as_people_write_them(measured):
+    measured(row(devices=1.0, concurrency=500_000.0, input_tokens=123_456.0))
+    scenario = load_scenario("llama-3.1-8b-a100", ["engine.tensor_parallel_size=4"])
+    text = str(trust_of(scenario))
+    assert "have 1 device (here 4), " in text
+    assert "123,456 input tokens (here " in text
+    assert "e+" not in text
+
+
 def test_an_unmeasured_family_is_named(measured):
     measured(row(family="dense, state space"))
     assert f"No model of its family ({SETUP.family}) was measured." in str(trust_of(SCENARIO))

@@ -14,9 +14,9 @@ def site():
 
 @pytest.fixture
 def nobody_works(monkeypatch, site):
-    """Fails where an errand begins."""
+    """Fails where a job begins."""
 
     def begin(*_):
         raise AssertionError("a question went to a worker")
 
-    monkeypatch.setattr(site.desk._errands, "begin", begin)
+    monkeypatch.setattr(site.desk._jobs, "begin", begin)

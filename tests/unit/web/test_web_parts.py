@@ -72,17 +72,17 @@ def test_all_of_an_answer_comes_when_it_is_opened(view, part, line, site, nobody
 
 
 def test_what_was_answered_and_is_forgotten_is_asked_anew(site):
-    from perfmodel.web.errands import Errand
+    from perfmodel.web.jobs import BackgroundJob
 
     question = find_part(find_view("step"), "curve").ask(read_state(MODEL + "&batch=5"))[0]
     for state, said in (("done", ""), ("refused", "no room."), ("stopped", "")):
-        errand = Errand(1, question, "quick")
-        errand.end(state, said)
-        site.desk._errands._errands[1] = errand
+        job = BackgroundJob(1, question, "quick")
+        job.end(state, said)
+        site.desk._jobs._jobs[1] = job
         html = site.get(f"/part/step/curve?{MODEL}&batch=5").body.decode()
         assert ("Stopped." in html) == (state == "stopped")
         assert ('hx-trigger="load"' in html) == (state != "stopped")
-    site.desk._errands._errands.clear()
+    site.desk._jobs._jobs.clear()
 
 
 def test_the_badge_of_a_card_states_the_errors(site):

@@ -71,8 +71,8 @@ def test_places_in_data():
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.key)
 def test_a_field_says_what_it_asks(field):
-    assert field.told.endswith(".")
-    assert "  " not in field.told
+    assert field.help.endswith(".")
+    assert "  " not in field.help
     assert field.label
     assert read_state(f"{field.key}=1").get(field.key) == "1"
     if field.key.startswith("engine."):

@@ -156,7 +156,7 @@ def test_a_get_begins_no_bands_and_the_part_stands_without_them(site):
     assert "80 % bands follow" in page
     assert f"/later/{address.split('?')[0]}" in page
     assert "80 % bands follow" in site.get(f"/later/{address}").body.decode()
-    assert site.desk.look(CURVE.later(read_state(QUICK))[0]).errand is None
+    assert site.desk.look(CURVE.later(read_state(QUICK))[0]).job is None
 
 
 @pytest.mark.parametrize(

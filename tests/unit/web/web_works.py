@@ -1,4 +1,4 @@
-"""Work for errands' processes: what a question's first value says happens."""
+"""Work for jobs' processes: what a question's first value says happens."""
 
 import os
 import time

@@ -169,4 +169,4 @@ def _question(plan: JobPlan) -> str:
     best = "at the lowest cost" if spec.objective == "cheapest_job" else "first"
     when = f" within {format_duration(spec.deadline_s)}" if spec.deadline_s is not None else ""
     job = f"{plan.num_requests:,} requests to {plan.scenario.model.name}"
-    return f"What does {job}{when} {best}, on at most {spec.max_gpus} GPUs?"
+    return f"Which deployment completes {job}{when} {best}, on at most {spec.max_gpus} GPUs?"

@@ -2,7 +2,7 @@
 
 __all__ = ["plan_json", "plan_question", "plan_view"]
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -28,19 +28,21 @@ _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis
 
 def plan_view(result: PlanResult, command: str = "") -> Document:
     """The answer, pictures, tables, commands, what was searched, notes."""
-    blocks: list[Block] = [Sentences(plan_sentences(result)), *_plan_pictures(result), *_plan_tables(result)]
-    blocks += trust_blocks(result.trust)
+    blocks: list[Block] = [Sentences(plan_sentences(result))]
+    if result.ranked or result.missed:
+        blocks.append(Picture("finalists", partial(_finalists_drawn, result)))
+    if len(result.front) > 1:
+        blocks.append(Picture("front", partial(_front_drawn, result)))
+    tables = [_devices(result), _service(result), _costs(result), _screened(result), _front(result)]
+    blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
     searched = [f"{choice}: {values}" for choice, values in result.searched.items()]
     searched += [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate in closed form"]
     searched += [f"{count:,} {reason}" for reason, count in result.ruled_out.items()]
-    blocks += [Sentences(searched, "What was searched"), Notes([*unpriced(result), *_left_out(result), *result.notes])]
+    left_out = [f"Not carried into the plan: {setting}." for setting in result.left_out]
+    blocks += [Sentences(searched, "What was searched"), Notes([*unpriced(result), *left_out, *result.notes])]
     return Document(f"Plan: {result.scenario.name}", blocks, plan_question(result), "plan", command)
-
-
-def _left_out(result: PlanResult) -> list[str]:
-    return [f"Not carried into the plan: {each}." for each in result.left_out]
 
 
 def plan_json(result: PlanResult) -> dict[str, Any]:
@@ -55,12 +57,6 @@ def plan_question(result: PlanResult) -> str:
         f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {wanted}, best by "
         f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
     )
-
-
-def _plan_tables(result: PlanResult) -> list[Table]:
-    """The tables that have rows."""
-    tables = [_devices(result), _service(result), _costs(result), _screened(result), _front(result)]
-    return [table for table in tables if table.rows]
 
 
 def _devices(result: PlanResult) -> Table:
@@ -212,14 +208,6 @@ def _format_interval(interval: Interval | None, form: str) -> str:
         return ""
     low, high = (format(end, form) if isfinite(end) else "no end" for end in interval)
     return f"[{low}..{high}]"
-
-
-def _plan_pictures(result: PlanResult) -> Iterator[Picture]:
-    """Where there is something to draw."""
-    if result.ranked or result.missed:
-        yield Picture("finalists", partial(_finalists_drawn, result))
-    if len(result.front) > 1:
-        yield Picture("front", partial(_front_drawn, result))
 
 
 def _finalists_drawn(result: PlanResult) -> str:

@@ -47,7 +47,10 @@ def _ends(answers: WhatIfAnswers) -> Iterator[Table]:
     """The base values, then a row per numeric axis: `126 .. 666` from its low to its high end."""
     names = answers.question.base.metrics[:_MOST_METRICS]
     effects = {name: [effect for effect in answers.of_metric(name) if effect.axis.xs] for name in names}
-    strongest = {name: max(candidates, key=_strength, default=None) for name, candidates in effects.items()}
+    strongest = {
+        name: max(candidates, key=lambda each: abs(each.elasticity or 0.0), default=None)
+        for name, candidates in effects.items()
+    }
     axes = [axis for axis in answers.question.axes if not has_own_table(answers, axis)][:_MOST_AXES]
     rows: list[list[Line]] = []
     for axis in axes:
@@ -62,10 +65,6 @@ def _ends(answers: WhatIfAnswers) -> Iterator[Table]:
     if rows:
         titles = [_SHORT.get(metric.key, metric.title) for metric in metrics]
         yield Table(("varied", "from .. to", *titles), [["as given", "", *base], *rows], _ENDS, left=2)
-
-
-def _strength(each: Sensitivity) -> float:
-    return abs(each.elasticity or 0.0)
 
 
 def _ends_of(each: Sensitivity, is_strongest: bool) -> Line:

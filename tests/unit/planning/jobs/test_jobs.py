@@ -17,7 +17,7 @@ from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.store import Store
-from perfmodel.report.views.plan.job import preliminary_job_sentence
+from perfmodel.report.views.plan.job import job_view, preliminary_job_sentence
 from perfmodel.sim import simulate
 
 SMALL = (
@@ -161,6 +161,9 @@ def test_what_is_done_first_takes_all_that_is_allowed(tmp_path: Path) -> None:
     found = plan(tmp_path, "plan.objective=shortest_job", "plan.max_gpus=4")
     assert found.winner is not None
     assert found.winner.num_devices == 4
+    question = job_view(found).subtitle
+    assert question.startswith("Which deployment completes ")
+    assert question.endswith(" first, on at most 4 GPUs?")
     assert found.winner.seconds == min(job.seconds for job in found.ranked)
     too_soon = plan(tmp_path, "plan.objective=cheapest_job", "plan.max_gpus=1", "plan.deadline_s=1")
     assert too_soon.winner is None

@@ -282,10 +282,10 @@ def test_the_binding_limit_is_missed_most_relative_to_its_allowance() -> None:
     zero = np.zeros((1, 1))
     beyond = Served(ttft, tpot, zero, zero, np.ones((1, 1), dtype=bool))
     limit = np.ones((1, NUM_TYPICAL))
-    wanted: Any = SimpleNamespace(each=[("ttft", limit, 0.99), ("tpot", limit, 0.9)])
+    wanted: Any = SimpleNamespace(all_limits=[("ttft", limit, 0.99), ("tpot", limit, 0.9)])
     candidates: Any = [SimpleNamespace(max_num_seqs=64)]
     assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["ttft"]
-    wanted.each[0] = ("ttft", limit, 0.9)
+    wanted.all_limits[0] = ("ttft", limit, 0.9)
     assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["tpot"]
 
 
@@ -315,7 +315,7 @@ def test_a_ttft_limit_per_input_token_counts_cached_tokens() -> None:
     same = tuple(np.full(NUM_TYPICAL, float(tokens)) for tokens in (300, 500, 20))
     slo = SLO(ttft_ms=100, ttft_ms_per_input_token=0.5)
     wanted = _wanted(slo, Demand(same[0], same[2], same, 310.0), 0.9)
-    ((name, limit, _),) = wanted.each
+    ((name, limit, _),) = wanted.all_limits
     assert name == "ttft"
     assert limit == pytest.approx(np.full((1, NUM_TYPICAL), 0.5))
     assert slo.ttft_limit_ms(800) == 500

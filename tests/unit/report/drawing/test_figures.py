@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from perfmodel.report.document import Plot
-from perfmodel.report.drawing.figures import figure_svg
-from perfmodel.report.drawing.hover import hover_text
+from perfmodel.report.drawing.figures import figure_svg, hover_text
 from perfmodel.report.plots.style import styled
 from perfmodel.report.render.html import render_page
 from perfmodel.report.views.run import run_view

@@ -133,7 +133,7 @@ def test_nothing_is_passed_over_in_silence() -> None:
     """Every flag of a line is a field, or is listed with those that have no part in time, or is warned of."""
     flags = {"--port": "80", "--max-num-seqs": "8", "--cpu-offload-gb": "4", "--seed": "1", "--enable-lora": ""}
     found = read(" ".join([SERVE, *(f"{name} {value}" for name, value in flags.items()), "--cpu-offload-gb 0"]))
-    said = [*found.said.values(), *found.irrelevant, *(what for what, _ in found.unmodelled)]
+    said = [*found.sources.values(), *found.irrelevant, *(what for what, _ in found.unmodelled)]
     for name in flags:
         assert any(name in each for each in said), name
     assert found.notes == ("--cpu-offload-gb 4 and then --cpu-offload-gb 0: the last counts",)
@@ -273,7 +273,7 @@ spec:
     pools = [(pool["role"], pool["replicas"]) for pool in found.data["cluster"]["pools"]]
     assert pools == [("prefill", 3), ("decode", 2)]
     assert found.data["hardware"] == "h100-sxm-80gb"
-    assert "hardware" not in found.said
+    assert "hardware" not in found.sources
     assert "nodes with NVIDIA-H200: --hardware h100-sxm-80gb replaces it" in found.notes
     other = pair.replace("NVIDIA-H200", "NVIDIA-L40S", 1)
     with pytest.raises(SpecError, match="prefill and decode servers on different devices; give --hardware"):

@@ -1,13 +1,13 @@
-"""`Errands`: questions that take longer than a page should wait, in worker processes: progress, stop, only so many.
+"""`JobQueue`: questions that take longer than a page should wait, in worker processes: progress, stop, only so many.
 
 A worker is a process of this program that waits for questions, so it keeps what it knows of steps between them. It is
 stopped where it reports progress; one that does not within a few seconds is ended and another started.
 
-A page that begins work says now and then that it is still open, and says once that it closes. Work stops when none of
+A page that begins work sends requests while it is open, and one when it closes. Work stops when none of
 its pages is open.
 """
 
-__all__ = ["Errand", "Errands", "Lane", "Work"]
+__all__ = ["BackgroundJob", "JobQueue", "Lane", "Work"]
 
 import asyncio
 import gc
@@ -33,8 +33,10 @@ _LANES: tuple[Lane, ...] = ("quick", "long")
 _TELL_S = 0.1  # between two words on progress
 _PATIENCE_S = 3.0  # with a worker that was asked to stop
 _MOST_WAITING, _MOST_KEPT = 20, 100
-_LEASE_S = 150.0  # without a word from a page until it counts as closed: browsers let hidden tabs speak once a minute
-_GRACE_S = 8.0  # from a page's last word until it counts as closed: one that is loaded again is back by then
+_LEASE_S = 150.0  # without a request from a page until it counts as closed: browsers let hidden tabs send one a minute
+_GRACE_S = (
+    8.0  # from the request with which a page closes until it counts as closed: one that is loaded again is back by then
+)
 _SWEEP_S = 0.5  # between two looks for pages that have closed
 _log = logging.getLogger("perfmodel.web")
 
@@ -44,11 +46,11 @@ class _StoppedError(Exception):
 
 
 @dataclass(eq=False)
-class Errand:
+class BackgroundJob:
     """One question under way.
 
     state:   waiting, running, done, stopped, refused (`said` has the sentence), failed
-    readers: parts of pages that wait for it, as `page/view/part`, if they said so
+    readers: parts of pages that wait for it, as `page/view/part`, if they name themselves
     """
 
     number: int
@@ -75,7 +77,7 @@ class Errand:
         self.ended.set()
 
 
-class Errands:
+class JobQueue:
     """Works on questions in the background, those of each lane one after another; what comes of them is kept in
     `known`.
 
@@ -85,11 +87,11 @@ class Errands:
     def __init__(self, known: Known, work: Work) -> None:
         self._known, self._work_out = known, work
         self._numbers = count(1)
-        self._errands: OrderedDict[int, Errand] = OrderedDict()
-        self._queues: dict[Lane, asyncio.Queue[Errand]] = {}
+        self._jobs: OrderedDict[int, BackgroundJob] = OrderedDict()
+        self._queues: dict[Lane, asyncio.Queue[BackgroundJob]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: dict[Lane, _Worker] = {}
-        self._open_until: dict[str, float] = {}  # page -> when it counts as closed, unless it speaks again
+        self._open_until: dict[str, float] = {}  # page -> when it counts as closed, unless it sends another request
 
     async def start(self) -> None:
         """Start the workers."""
@@ -107,55 +109,55 @@ class Errands:
         for worker in self._workers.values():
             worker.end()
 
-    def last(self, question: Question) -> Errand | None:
+    def last(self, question: Question) -> BackgroundJob | None:
         """What was done last about a question, if it was of late."""
-        found = reversed(self._errands.values())
-        return next((each for each in found if each.question == question and not each.is_left), None)
+        latest_first = reversed(self._jobs.values())
+        return next((job for job in latest_first if job.question == question and not job.is_left), None)
 
-    def begin(self, question: Question, lane: Lane, reader: str = "") -> Errand:
-        """The errand of a question: the one that is under way, or a new one. Raises SpecError where too many wait.
+    def begin(self, question: Question, lane: Lane, reader: str = "") -> BackgroundJob:
+        """The job of a question: the one that is under way, or a new one. Raises SpecError where too many wait.
 
-        reader: that waits for it, as of an `Errand`; "": nobody is named
+        reader: that waits for it, as of a `BackgroundJob`; "": nobody is named
         """
-        found = self.last(question)
-        if found is None or found.is_over or found.is_stopping:
-            if sum(each.state == "waiting" and each.lane == lane for each in self._errands.values()) >= _MOST_WAITING:
+        job = self.last(question)
+        if job is None or job.is_over or job.is_stopping:
+            if sum(other.state == "waiting" and other.lane == lane for other in self._jobs.values()) >= _MOST_WAITING:
                 raise SpecError(f"{_MOST_WAITING} questions wait already; stop some, or wait for them.")
-            found = Errand(next(self._numbers), question, lane)
-            self._errands[found.number] = found
+            job = BackgroundJob(next(self._numbers), question, lane)
+            self._jobs[job.number] = job
             self._forget()
-            self._queues[lane].put_nowait(found)
+            self._queues[lane].put_nowait(job)
         if reader:
-            self.join(found, reader)
-        return found
+            self.join(job, reader)
+        return job
 
-    def join(self, errand: Errand, reader: str) -> None:
-        """`reader` waits for this errand, too: its page is open."""
-        errand.readers.add(reader)
+    def join(self, job: BackgroundJob, reader: str) -> None:
+        """`reader` waits for this job, too: its page is open."""
+        job.readers.add(reader)
         self.see(reader.partition("/")[0])
 
     def see(self, page: str) -> None:
-        """A page has spoken: it is open."""
+        """A page has sent a request: it is open."""
         self._open_until[page] = time.monotonic() + _LEASE_S
 
     def depart(self, page: str) -> None:
-        """A page has said that it closes, or is loaded again."""
+        """A page closes, or is loaded again."""
         self._open_until[page] = time.monotonic() + _GRACE_S
 
     def leave(self, reader: str, questions: Collection[Question]) -> None:
         """`reader` asks these questions now, and waits for no others: what nobody else waits for is stopped, as when a
         slider has moved on."""
-        for errand in list(self._errands.values()):
-            if errand.question not in questions:
-                self._take_out(errand, {reader} & errand.readers)
+        for job in list(self._jobs.values()):
+            if job.question not in questions:
+                self._take_out(job, {reader} & job.readers)
 
-    def _take_out(self, errand: Errand, readers: set[str]) -> None:
+    def _take_out(self, job: BackgroundJob, readers: set[str]) -> None:
         """These of its readers wait no more; without any other it is stopped."""
-        if readers and not errand.is_over:
-            errand.readers -= readers
-            if not errand.readers:
-                errand.is_left = True
-                self.stop(errand)
+        if readers and not job.is_over:
+            job.readers -= readers
+            if not job.readers:
+                job.is_left = True
+                self.stop(job)
 
     async def _sweep(self) -> None:
         """Readers whose pages have closed wait no more."""
@@ -165,72 +167,72 @@ class Errands:
             closed = {page for page, until in self._open_until.items() if until < now}
             for page in closed:
                 del self._open_until[page]
-            for errand in list(self._errands.values()) if closed else ():
-                self._take_out(errand, {each for each in errand.readers if each.partition("/")[0] in closed})
+            for job in list(self._jobs.values()) if closed else ():
+                self._take_out(job, {reader for reader in job.readers if reader.partition("/")[0] in closed})
 
     def _forget(self) -> None:
-        over = [number for number, errand in self._errands.items() if errand.is_over]
-        for number in over[: max(len(self._errands) - _MOST_KEPT, 0)]:
-            del self._errands[number]
+        over = [number for number, job in self._jobs.items() if job.is_over]
+        for number in over[: max(len(self._jobs) - _MOST_KEPT, 0)]:
+            del self._jobs[number]
 
-    def stop(self, errand: Errand) -> None:
-        """Stop an errand; it ends soon."""
-        errand.is_stopping = True
-        if errand.state == "waiting":
-            errand.end("stopped")
+    def stop(self, job: BackgroundJob) -> None:
+        """Stop a job; it ends soon."""
+        job.is_stopping = True
+        if job.state == "waiting":
+            job.end("stopped")
 
     async def _turn(self, lane: Lane) -> None:
         while True:
-            errand = await self._queues[lane].get()
-            if errand.is_over:
+            job = await self._queues[lane].get()
+            if job.is_over:
                 continue
             try:
-                await self._work(lane, errand)
+                await self._work(lane, job)
             except Exception:
                 _log.exception("a question could not be answered: a bug of perfmodel")
-                errand.end("failed", "it could not be answered: a bug, which the log describes.")
+                job.end("failed", "it could not be answered: a bug, which the log describes.")
             finally:
-                if not errand.is_over:
-                    errand.end("stopped")
+                if not job.is_over:
+                    job.end("stopped")
 
-    async def _work(self, lane: Lane, errand: Errand) -> None:
+    async def _work(self, lane: Lane, job: BackgroundJob) -> None:
         worker = self._workers[lane]
         if not worker.is_alive:
             worker = self._workers[lane] = _Worker(self._work_out)
-        errand.state = "running"
-        worker.send(errand.question)
+        job.state = "running"
+        worker.send(job.question)
         give_up_at = None
-        while not errand.is_over:
-            told = await asyncio.to_thread(worker.receive, 0.05)
-            if told is not None:
-                self._hear(errand, *told)
+        while not job.is_over:
+            content = await asyncio.to_thread(worker.receive, 0.05)
+            if content is not None:
+                self._receive(job, *content)
             elif not worker.is_alive:
-                errand.end("failed", "the process that worked on it ended; ask again.")
-            if errand.is_stopping and not errand.is_over:
+                job.end("failed", "the process that worked on it ended; ask again.")
+            if job.is_stopping and not job.is_over:
                 if give_up_at is None:
                     worker.send(None)
                     give_up_at = time.monotonic() + _PATIENCE_S
                 elif time.monotonic() > give_up_at:
                     await asyncio.to_thread(worker.end)
-                    errand.end("stopped")
+                    job.end("stopped")
 
-    def _hear(self, errand: Errand, kind: str, told: Any) -> None:
+    def _receive(self, job: BackgroundJob, kind: str, content: Any) -> None:
         match kind:
             case "progress":
-                errand.what, errand.done, errand.total = told
+                job.what, job.done, job.total = content
             case "done":
-                self._known.keep(errand.question, told)
-                errand.end("done")
+                self._known.keep(job.question, content)
+                job.end("done")
             case "refused":
-                self._known.keep(errand.question, told)
-                errand.end("refused", str(told))
+                self._known.keep(job.question, content)
+                job.end("refused", str(content))
             case "stopped":
-                errand.end("stopped")
+                job.end("stopped")
             case "short":
-                errand.end("failed", str(told))
+                job.end("failed", str(content))
             case _:
-                _log.error("a question could not be answered: a bug of perfmodel\n%s", told)
-                errand.end("failed", "it could not be answered: a bug, which the log describes.")
+                _log.error("a question could not be answered: a bug of perfmodel\n%s", content)
+                job.end("failed", "it could not be answered: a bug, which the log describes.")
 
 
 class _Worker:
