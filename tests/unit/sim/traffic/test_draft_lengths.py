@@ -70,3 +70,11 @@ def test_a_drafter_with_kv_writes_ahead_and_one_that_reads_the_model_needs_no_in
     assert (found.num_lookahead, found.num_input_tokens, found.rereads_last_block) == (lookahead, inputs, rereads)
     assert found.estimate == pytest.approx(0.6)
     assert found.nodes == (0, 1, 2, 3)
+
+
+def test_the_estimate_begins_at_the_share_of_judged_tokens_that_are_right() -> None:
+    """A first token is always judged, a second where the first was right: of 1 + 0.8 judged, 0.8 + 0.8 x 0.5 right."""
+    config = "{method: ngram, num_speculative_tokens: 2, acceptance: {per_position: [0.8, 0.5]}}"
+    speculation = speculation_of(load_scenario("llama-3.1-8b-a100", (f"engine.speculative_config={config}",)))
+    assert speculation is not None
+    assert speculation.estimate == pytest.approx((0.8 + 0.8 * 0.5) / (1 + 0.8))
