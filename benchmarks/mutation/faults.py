@@ -7,6 +7,7 @@
 A fault is a change that a reader overlooks: a sign, an off-by-one, a forgotten term, a swapped field, a wrong unit.
 Each entry of a list has `module`, `law` (which law must notice), `before` (text that stands once in the module),
 `after`, `test` (files or folders of tests of the module) and, if the fault lived when first tried, `first: lived`.
+`equivalent` says why a change makes no difference that anyone could observe: the entry is listed, and not tried.
 The tests of an entry run until one fails, for at most `LIMIT_S` CPU seconds, in forks of a process that has the
 package imported and in which functions get their changed bodies. What lives there, or is no body of a function, is
 planted in the file of a copy of the tree and imported anew: the judgement "lived" is always that of a file. Tests that
@@ -20,7 +21,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -58,6 +59,7 @@ class Fault:
     tests: tuple[str, ...]
     lived_first: bool
     source: str  # the list
+    equivalent: str = ""  # why no test can notice it
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -84,7 +86,8 @@ def read_faults(path: Path) -> list[Fault]:
     for row in yaml.safe_load(path.read_text("utf-8")):
         tests = [row["test"]] if isinstance(row["test"], str) else row["test"]
         first = row.get("first") == "lived"
-        fault = Fault(row["module"], row["law"], str(row["before"]), str(row["after"]), tuple(tests), first, path.stem)
+        text = (row["module"], row["law"], str(row["before"]), str(row["after"]))
+        fault = Fault(*text, tuple(tests), first, path.stem, row.get("equivalent", ""))
         faults.append(fault)
         if wrong := _mismatch(fault):
             stale.append(f"{path.name}: {fault.module}: {fault.change}: {wrong}")
@@ -218,8 +221,9 @@ def table(kind: str, trials: list[Trial], of: Callable[[Fault], str]) -> list[st
     return lines
 
 
-def report(trials: list[Trial]) -> str:
-    """Markdown: tables by list, by package and by module, and the faults that lived, with what must notice each."""
+def report(trials: list[Trial], equivalent: list[Fault]) -> str:
+    """Markdown: tables by list, by package and by module, the faults that lived, with what must notice each, and the
+    changes that make no difference."""
     lines = ["# Planted faults of meaning", "", ABOUT, ""]
     lines += table("list", trials, lambda fault: fault.source)
     lines += ["", *table("package", trials, lambda fault: "/".join(fault.module.split("/")[:2]))]
@@ -228,8 +232,15 @@ def report(trials: list[Trial]) -> str:
     for trial in trials:
         if trial.lived or trial.fault.lived_first:
             cells = (trial.fault.module, trial.fault.change, trial.fault.law, "**lives**" if trial.lived else "noticed")
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(_row(cells))
+    lines += ["", "## Changes that make no difference", "", "Not counted above.", ""]
+    lines += ["| module | change | why |", "|---|---|---|"]
+    lines += [_row((fault.module, fault.change, fault.equivalent)) for fault in equivalent]
     return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:
@@ -244,10 +255,12 @@ def main() -> None:
     faults = [fault for path in lists for fault in read_faults(path)]
     if given.only:
         faults = [fault for fault in faults if given.only in f"{fault.module} {fault.law} {fault.change}"]
+    equivalent = [fault for fault in faults if fault.equivalent]
+    faults = [fault for fault in faults if not fault.equivalent]
     trials = try_faults(faults, given.state.resolve(), given.workers)
     print("\n" + "\n".join(table("module", trials, lambda fault: fault.module)))
     if given.report:
-        given.report.write_text(report(trials), encoding="utf-8")
+        given.report.write_text(report(trials, equivalent), encoding="utf-8")
     sys.exit(any(trial.lived for trial in trials))
 
 
