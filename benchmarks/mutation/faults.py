@@ -45,10 +45,10 @@ LISTS = Path(__file__).parent / "faults"
 LIMIT_S = 120
 ABOUT = """\
 `python benchmarks/mutation/faults.py` plants each fault of `benchmarks/mutation/faults/` and runs the tests of its
-module. Lived at first: before a law was written against it. Lists called `blind` were written at lines drawn at random,
-before their tests were looked at: what they show at first is what the tests notice of a fault that nobody had in mind.
-The others were written together with the laws. `blind_third` and then `blind_fourth` were tried when the laws of all
-lists before them were there."""
+module. Lived at first: before a law was written against it. Lists called `blind` were written at lines drawn at random
+(`blind_fourth`: in modules drawn at random) before their tests were looked at: what they show at first is what the
+tests notice of a fault that nobody had in mind. The others were written together with the laws. `blind_third` and then
+`blind_fourth` were tried when the laws of all lists before them were there."""
 
 
 @dataclass(frozen=True)
