@@ -7,6 +7,7 @@
 A fault is a change that a reviewer overlooks: a sign, an off-by-one, a missing term, a swapped field, a wrong unit.
 An entry of a list has `module`, `law` (which law must notice), `before` (text that occurs once in the module),
 `after`, `test` (files or folders of tests of the module) and, if the fault survived its first trial, `first: lived`.
+`equivalent` gives the reason why a change cannot be observed: the entry is listed, and not tried.
 The tests of an entry run until one fails, for at most `LIMIT_S` CPU seconds, in forks of a process that has the package
 imported and in which functions get their changed bodies. Faults that survive there, or are outside function bodies, are
 planted in a file of a copy of the tree and imported again: "lived" is always the verdict of a file. Tests that noticed
@@ -20,7 +21,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -45,8 +46,9 @@ LIMIT_S = 120
 ABOUT = """\
 `python benchmarks/mutation/faults.py` plants the faults of `benchmarks/mutation/faults/` and runs the tests of their
 modules. Lived at first: before a test was written against it. The `blind` lists were written at randomly drawn lines
-without looking at their tests, so their first results measure how many unforeseen faults the tests notice. The other
-lists were written together with the tests. `blind_third`, the last, was tried after all other tests existed."""
+(`blind_fourth`: in randomly drawn modules) without looking at their tests, so their first results measure how many
+unforeseen faults the tests notice. The other lists were written together with the tests. `blind_third` and
+`blind_fourth` were each tried after the tests of all earlier lists existed."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Fault:
     tests: tuple[str, ...]
     lived_first: bool
     source: str  # the list
+    equivalent: str = ""  # why no test can notice it
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -84,7 +87,8 @@ def read_faults(path: Path) -> list[Fault]:
     for row in yaml.safe_load(path.read_text("utf-8")):
         tests = [row["test"]] if isinstance(row["test"], str) else row["test"]
         first = row.get("first") == "lived"
-        fault = Fault(row["module"], row["law"], str(row["before"]), str(row["after"]), tuple(tests), first, path.stem)
+        text = (row["module"], row["law"], str(row["before"]), str(row["after"]))
+        fault = Fault(*text, tuple(tests), first, path.stem, row.get("equivalent", ""))
         faults.append(fault)
         if wrong := _mismatch(fault):
             stale.append(f"{path.name}: {fault.module}: {fault.change}: {wrong}")
@@ -222,8 +226,8 @@ def table(kind: str, trials: list[Trial], key: Callable[[Fault], str]) -> list[s
     return lines
 
 
-def report(trials: list[Trial]) -> str:
-    """Markdown: tables by list, package and module, and the survivors with the law that must notice them."""
+def report(trials: list[Trial], equivalent: list[Fault]) -> str:
+    """Markdown: tables by list, package and module, the survivors with their laws, and the equivalent changes."""
     lines = ["# Planted faults of meaning", "", ABOUT, ""]
     lines += table("list", trials, lambda fault: fault.source)
     lines += ["", *table("package", trials, lambda fault: "/".join(fault.module.split("/")[:2]))]
@@ -232,8 +236,15 @@ def report(trials: list[Trial]) -> str:
     for trial in trials:
         if trial.lived or trial.fault.lived_first:
             cells = (trial.fault.module, trial.fault.change, trial.fault.law, "**lives**" if trial.lived else "noticed")
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(_row(cells))
+    lines += ["", "## Changes that make no difference", "", "Not counted above.", ""]
+    lines += ["| module | change | why |", "|---|---|---|"]
+    lines += [_row((fault.module, fault.change, fault.equivalent)) for fault in equivalent]
     return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:
@@ -248,10 +259,12 @@ def main() -> None:
     faults = [fault for path in lists for fault in read_faults(path)]
     if given.only:
         faults = [fault for fault in faults if given.only in f"{fault.module} {fault.law} {fault.change}"]
+    equivalent = [fault for fault in faults if fault.equivalent]
+    faults = [fault for fault in faults if not fault.equivalent]
     trials = try_faults(faults, given.state.resolve(), given.workers)
     print("\n" + "\n".join(table("module", trials, lambda fault: fault.module)))
     if given.report:
-        given.report.write_text(report(trials), encoding="utf-8")
+        given.report.write_text(report(trials, equivalent), encoding="utf-8")
     sys.exit(any(trial.lived for trial in trials))
 
 

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import inspect
+import multiprocessing
 import os
 import pkgutil
 import resource
@@ -109,6 +110,7 @@ def run_in_child(
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.setsid()
+    multiprocessing.current_process().daemon = False  # a worker of a pool is one, and tests could start no process
     os.chdir(copy)
     if limit_s is not None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 5))

@@ -75,6 +75,13 @@ def test_a_line_passes_its_numbers_on_with_wider_intervals():
     assert whole_run_calibration(load_hardware("mi300x"), "perfmodel", fits) is None
 
 
+def test_each_generation_between_widens_the_interval_by_half():
+    fits = WholeRunFits(architectures={"cdna2": KNOWN})
+    devices = ("mi250x", "mi300x", "mi355x")
+    spreads = [whole_run_calibration(load_hardware(name), "vllm", fits).spread for name in devices]
+    assert spreads == [1.0, 1.5, 1.5 * 1.5]
+
+
 def test_leaving_an_architecture_out_leaves_the_mean_of_the_others():
     """The geometric mean of 0.2 and 0.45 is 0.3."""
     fits = WholeRunFits(

@@ -254,6 +254,15 @@ def test_what_no_file_says_is_called_assumed() -> None:
     assert (said["model"], said["max_num_seqs"], said["version of the engine"]) == ("the scenario", "--set", "assumed")
 
 
+def test_percentiles_are_values_in_rank_order() -> None:
+    """Of 101 requests that take 0, 1 ... 100 s, the p-th percentile is p seconds."""
+    tokens, seconds = np.full(101, 10), np.arange(101.0)
+    figures = figures_of(RequestTimes(None, tokens, tokens, seconds, seconds))
+    for name, percent in (("median", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
+        for metric in ("ttft", "e2el"):
+            assert figures[f"{name}_{metric}_ms"] == pytest.approx(1e3 * percent)
+
+
 def test_a_run_lasts_until_its_last_request_ends() -> None:
     """Sent at 0, 1 and 2 s, answered after 5, 1 and 1.5 s: 3 requests and 60 tokens in 5 s."""
     start, e2el = np.array([0.0, 1.0, 2.0]), np.array([5.0, 1.0, 1.5])

@@ -95,6 +95,19 @@ def test_one_at_a_time_is_as_many_at_once():
         np.testing.assert_allclose(parts.compute, [time.compute_s for time in single], rtol=1e-12)
 
 
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_kernel_that_quantizes_its_input_pays_for_the_bytes_and_for_each_row(rows):
+    """3 M K bytes at half the bandwidth, and 66 ns of each row on one of the compute units."""
+    fit, device = TiledGemmFit(quantize_fraction=0.5, quantize_row_s=66e-9), DEVICES[1]
+    m, n, k, moved = (np.array([float(size)]) for size in (rows, 4096, 2048, 4096 * 2048))
+    plain, quantizing = (
+        gemm_seconds(GemmSizes(GemmExtent(m, n, k, 1.0, 1.0, times * m * k), moved, "fp8"), fit, device).duration[0]
+        for times in (0, 3)
+    )
+    added_s = 3 * rows * 2048 / (0.5 * device.bandwidth) + rows * 66e-9 / device.compute_units
+    assert quantizing - plain == pytest.approx(added_s)
+
+
 def test_the_eager_floor_is_for_eager_calls_only():
     fit = TiledGemmFit(eager_launch_s=2e-5, eager_floor_s=9e-5)
     work = gemm("x", 1, 4096, 4096, FORMATS[0])

@@ -63,6 +63,43 @@ def test_the_least_recently_freed_is_evicted_first_and_a_prefix_outlives_its_tai
     blocks.check_integrity([taker])
 
 
+def test_blocks_of_a_request_are_reused_from_its_last_one_on() -> None:
+    """vLLM v1 frees a request's blocks in reverse and takes blocks from the head of the queue."""
+    blocks = KVBlockManager(4, 4, enable_prefix_caching=False)
+    first, second, third = request(0, 16), request(1, 8), request(2, 8)
+    compute(blocks, first, 16)
+    held = list(first.block_ids)
+    blocks.free(first)
+    compute(blocks, second, 8)
+    compute(blocks, third, 8)
+    assert second.block_ids + third.block_ids == held[::-1]
+
+
+def test_of_blocks_freed_before_they_were_full_the_last_is_reused_first() -> None:
+    """Three requests of half a block each leave in turn; the next takes the blocks of the third and the second, and
+    no full block, though a full one was freed before."""
+    blocks = KVBlockManager(4, 4)
+    full, *partial = request(0, 4, ("a",)), *(request(number, 2) for number in (1, 2, 3))
+    for owner, num_tokens in zip((full, *partial), (4, 2, 2, 2), strict=True):
+        compute(blocks, owner, num_tokens)
+    held = [owner.block_ids[0] for owner in partial]
+    for owner in (full, *partial):
+        blocks.free(owner)
+    taker = request(4, 8)
+    compute(blocks, taker, 8)
+    assert taker.block_ids == [held[2], held[1]]
+
+
+def test_the_last_cached_block_is_computed_again_for_a_drafter_that_reads_the_model() -> None:
+    """Of a prompt of 13 tokens three blocks are cached; vLLM takes two of them for EAGLE, and none of one."""
+    for rereads, num_cached in ((False, [3, 1, 0]), (True, [2, 0, 0])):
+        blocks = KVBlockManager(10, 4)
+        blocks.rereads_last_block = rereads
+        compute(blocks, request(0, 12, ("a", "b", "c")), 12)
+        prompts = (request(1, 13, ("a", "b", "c")), request(2, 5, ("a",)), request(3, 5, ("x",)))
+        assert [len(blocks.cached_prefix(prompt)) for prompt in prompts] == num_cached
+
+
 def test_prefix_caching_off_shares_nothing() -> None:
     blocks = KVBlockManager(10, 4, enable_prefix_caching=False)
     first, second = request(0, 9, ("a", "b")), request(1, 9, ("a", "b"))

@@ -303,3 +303,18 @@ def test_without_a_cache_a_sequence_that_fills_the_budget_is_computed_and_a_long
     engine.add(Request(1, 1, 5, 1))
     assert turn(engine, 1) == {0: 10}
     assert turn(engine, 2) == {1: 5}
+
+
+def test_of_more_ready_requests_than_a_plan_takes_those_admitted_first_are_granted() -> None:
+    """Two stages, two sequences a plan. Request 0 ends with its prompt, so 4 joins 1 in the third plan. When both plans
+    under way are back, 2 and 3 have been ready for longer than 1, but 1 was admitted before them."""
+    engine = scheduler(pipeline_parallel_size=2, max_plan_seqs=2, max_num_seqs=8)
+    for number in range(5):
+        engine.add(Request(number, 0, 4, 1 if number == 0 else 9))
+    first, second = engine.plan(0), engine.plan(0)
+    engine.apply(first, 1)
+    third = engine.plan(1)
+    assert [grants(plan) for plan in (first, second, third)] == [{0: 4, 1: 4}, {2: 4, 3: 4}, {1: 1, 4: 4}]
+    engine.apply(second, 2)
+    engine.apply(third, 3)
+    assert [grants(engine.plan(3)), grants(engine.plan(3))] == [{1: 1, 2: 1}, {3: 1, 4: 1}]

@@ -301,3 +301,37 @@ def test_a_replica_that_has_failed_sends_nothing_more():
         gaps = [after - before for before, after in pairwise(late)]
         assert max(gaps) < 1  # what the second try brings anew comes as it is computed, not all at once at the end
         assert len(set(late)) == len(late)
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.0, 20.0])
+def test_a_rate_limit_lasts_as_many_seconds_of_the_wall_as_the_speed_leaves(speed):
+    """One request in 10 simulated seconds: at 20 times the speed the next is let in half a second later."""
+    limit = "cluster.gateway={rate_limit: {requests_per_s: 0.1, burst: 1}}"
+
+    async def main():
+        emulator = Emulator(load_scenario("llama-3.1-8b-a100", [limit]), speed=speed)
+        emulator.start()
+        emulator.submit(Order(10, 1), Client(0))
+        return emulator.rate_limited_for_s
+
+    assert run(main()) == pytest.approx(10 / speed)
+
+
+def test_requests_for_a_replica_by_name_go_to_its_rank_with_the_fewest():
+    scenario = load_scenario("llama-3.1-8b-a100", ["engine.data_parallel_size=2"])
+
+    async def main():
+        emulator = Emulator(scenario, own_ports=True)
+        emulator.start()
+        for _ in range(4):
+            emulator.submit(Order(100, 300), Client(0), replica=0)
+        return [rank.num_outstanding for rank in emulator.replicas[0].ranks]
+
+    assert run(main()) == [2, 2]
+
+
+def test_a_deployment_serves_once_the_last_of_its_pools_has_started():
+    scaling = "autoscaling: {{target: 1, max_replicas: 1, cold_start_s: {}}}"
+    pools = ", ".join(f"{{share: 0.5, {scaling.format(seconds)}}}" for seconds in (10, 40))
+    emulator = Emulator(load_scenario("llama-3.1-8b-a100", [f"cluster.pools=[{pools}]"]))
+    assert emulator.cold_start_s() == 40

@@ -98,6 +98,27 @@ def test_a_run_is_long_enough_for_its_batch_and_for_a_queue(
     assert run._requests(deployment, replicas) == requests
 
 
+def test_requests_to_come_are_those_of_all_deployments_under_all_seeds() -> None:
+    base = Base("llama-3.1-8b-a100")
+    plan = PlanSpec.model_validate({"seeds": 3, "num_requests": 500})
+    deployment = Deployment(Screened(SimpleNamespace(num_engines=1), 8.0, "ttft", 1.0, 2.0, ""), 2)  # type: ignore[arg-type]
+    run = Runs(base, load_scenario(base.path), plan, WANTED, "", 1, "local")
+    assert run.num_requests([(deployment, 2), (deployment, 3)]) == 2 * 500 * 3
+
+
+def test_the_highest_rate_of_other_replicas_is_looked_for_from_what_they_serve_in_proportion(monkeypatch: Any) -> None:
+    """The screen takes six replicas to serve 30. Six serve 48, so four are enough: of these the search begins at 32."""
+    begun = []
+
+    def highest(run: Known, whole: Any, starts: Any) -> Any:
+        begun.extend((replicas, start) for (_, replicas), start in zip(whole, starts, strict=True))
+        return [(run.capacity(replicas),) for _, replicas in whole]
+
+    monkeypatch.setattr(Known, "_highest", highest)
+    settle(lambda count: 8.0 * count, 5.0)
+    assert begun == [(6, pytest.approx(30)), (4, pytest.approx(32))]
+
+
 def test_one_more_is_tried_where_the_whole_misses() -> None:
     """Three serve 30 by their highest rate in proportion to two, as a whole they do not."""
     found, asked = settle(lambda count: {2: 20.5, 3: 29.5, 4: 40.0}[count], 15.0)

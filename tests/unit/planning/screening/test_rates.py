@@ -67,6 +67,15 @@ def test_the_mean_decode_context_weighs_requests_by_output_tokens(tmp_path):
     assert (demand.mean_prompt, demand.mean_outputs) == (550, 50)
 
 
+def test_answers_end_where_the_context_is_full():
+    """Prompts of 900 leave room for 100 of 200 tokens; on average a sequence has 950 while it decodes."""
+    lengths = [
+        f"traffic.{name}_tokens={{distribution: fixed, value: {n}}}" for name, n in (("input", 900), ("output", 200))
+    ]
+    demand = demand_of(load_scenario("llama-3.1-8b-a100", ["engine.max_model_len=1000", *lengths]))
+    assert (demand.mean_prompt, demand.mean_outputs, demand.context) == (900, 100, 950)
+
+
 def test_requests_that_come_at_once_have_no_rate(trace):
     with pytest.raises(SpecError, match="come at once"):
         wanted_rate(scenario_of(trace, "traffic.num_requests=1"), PlanSpec())

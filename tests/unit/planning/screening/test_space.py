@@ -79,6 +79,14 @@ def test_what_cannot_serve_is_ruled_out_for_its_reason(space: dict[str, object],
     assert found.ruled_out == {reason: 1}
 
 
+def test_an_unchunked_prompt_may_be_as_long_as_a_step() -> None:
+    base = Base(BASE.path, ("engine.max_model_len=4096",))
+    unchunked = {"enable_chunked_prefill": (False,), "max_num_batched_tokens": (4095, 4096)}
+    space = enumerate_space(base, spec(**unchunked))
+    assert [candidate.max_num_batched_tokens for candidate in space.candidates] == [4096]
+    assert space.ruled_out == {"unchunked prompts of max_model_len exceed max_num_batched_tokens": 1}
+
+
 def test_a_name_that_nobody_knows_is_a_mistake_and_not_a_reason() -> None:
     with pytest.raises(SpecError, match="h100-sxm"):
         enumerate_space(BASE, spec(hardware=("h100-smx-80gb",)))

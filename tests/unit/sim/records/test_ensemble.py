@@ -12,7 +12,7 @@ from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, Ser
 from perfmodel.cost.calibrations.draws import NUM_SCORES
 from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
 from perfmodel.sim import simulate
-from perfmodel.sim.records.ensemble import _backlog_s, design, interval_of, mean_latencies
+from perfmodel.sim.records.ensemble import Ensemble, _backlog_s, design, interval_of, mean_latencies
 from perfmodel.specs import Scenario, load_scenario
 
 CLOSED = ("traffic.arrivals={process: closed_loop, concurrency: 8}", "traffic.num_requests=32")
@@ -193,3 +193,12 @@ def test_an_interval_covers_eighty_per_cent_and_contains_the_prediction() -> Non
     assert NormalDist().cdf(log(high) / 0.1) - NormalDist().cdf(log(low) / 0.1) == pytest.approx(0.8, abs=1e-3)
     assert interval_of(np.array([[0.8, 0.6]] * 8))[0] == 1.0
     assert interval_of(np.array([[-0.8, -0.6]] * 8))[1] == 1.0
+
+
+def test_requests_of_a_shortened_run_stand_for_all_of_the_long_one() -> None:
+    """Early requests count once, the others for all the rest: weights add up to the requests of the long run."""
+    ensemble = simulate(scenario("traffic.num_requests=700", "traffic.arrivals.rate=8"), intervals=True).ensemble
+    assert isinstance(ensemble, Ensemble)
+    assert 0 < ensemble.num_early < len(ensemble.base) < 700
+    num_late = len(ensemble.base) - ensemble.num_early
+    assert ensemble.num_early + ensemble.rest_weight * num_late == pytest.approx(700)

@@ -10,7 +10,7 @@ from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.result import RunResult
-from perfmodel.sim.records.whole_runs import WholeRuns
+from perfmodel.sim.records.whole_runs import WholeRuns, _settled
 from perfmodel.specs import Scenario, load_scenario
 
 Z80 = 1.2816
@@ -195,3 +195,29 @@ def test_a_life_too_long_to_be_lived_twice_more_says_so(monkeypatch: pytest.Monk
     assert "interval" not in result.summary or not result.summary["interval"]
     assert any(note.startswith("No intervals") for note in result.notes)
     assert not any("No intervals" in note for note in simulate(elastic).notes)
+
+
+def test_the_twin_has_pools_of_their_average_sizes() -> None:
+    """Of three pools the first had 3 replicas on average; the others stay as they are. Nothing scales or fails."""
+    scales = "autoscaling: {target: 4, max_replicas: 5}"
+    pools = f"[{{share: 0.4, {scales}}}, {{share: 0.3, replicas: 2, {scales}}}, {{share: 0.3}}]"
+    found = scenario(f"cluster={{failures: {{events: [{{at_s: 5}}]}}, pools: {pools}}}")
+    twin = _settled(found, {0: 3}).cluster
+    assert [pool.replicas for pool in twin.pools] == [3, 2, 1]
+    assert [pool.autoscaling for pool in twin.pools] == [None] * 3
+    assert twin.failures is None
+    alone = _settled(scenario(f"cluster={{replicas: 1, {scales}}}"), {0: 4}).cluster
+    assert (alone.replicas, alone.autoscaling) == (4, None)
+
+
+def test_the_twin_of_a_slice_has_its_share_of_the_whole_cluster() -> None:
+    """One of two slices of 4 replicas serves its traffic, and has its intervals, as a cluster of 2 replicas."""
+    scaling = "autoscaling: {{target: 10000, min_replicas: {0}, max_replicas: {0}}}, replicas: {0}"
+    loaded = ("traffic.num_requests=300", "traffic.arrivals.rate=16")
+    twins = []
+    for num_replicas, one_of in ((4, 2), (2, 1)):
+        cluster = f"cluster={{{scaling.format(num_replicas)}}}"
+        result = simulate(scenario(cluster, *loaded), intervals=True, one_of=one_of)
+        assert isinstance(result.ensemble, WholeRuns)
+        twins.append(result.ensemble.twin.base.e2el_s.tolist())
+    assert twins[0] == twins[1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError, WorkloadError
-from perfmodel.sim import simulate
+from perfmodel.sim import Workload, simulate
 from perfmodel.sim.traffic.distributions import draw_lengths, lognormal_parameters, prefix_plan, share_above
 from perfmodel.specs import load_scenario
 from perfmodel.specs.traffic import Lengths
@@ -96,3 +96,13 @@ def test_prompts_far_beyond_the_context_are_refused_before_their_content_is_made
         longest=4095,
     )
     assert all(len(content) == 4095 // 16 for _, content in islice(lengths, 200))
+
+
+@pytest.mark.parametrize(("answer", "num_cut"), [(99, 0), (100, 0), (101, 20)])
+def test_an_answer_that_just_fits_the_context_is_not_cut(answer, num_cut):
+    """Prompts of 900 tokens in 1,000 leave room for answers of 100."""
+    lengths = [("input_tokens", 900), ("output_tokens", answer)]
+    fixed = [f"traffic.{name}={{distribution: fixed, value: {value}}}" for name, value in lengths]
+    workload = Workload(load_scenario(SCENARIO, ["traffic.num_requests=20", "engine.max_model_len=1000", *fixed]))
+    assert len(list(workload.requests())) == 20
+    assert workload.num_cut == num_cut

@@ -72,3 +72,11 @@ def test_lookahead_and_input_tokens_by_drafting_method(method: str, lookahead: i
     )
     assert speculation.estimate == pytest.approx(0.6)
     assert speculation.nodes == (0, 1, 2, 3)
+
+
+def test_the_estimate_begins_at_the_share_of_judged_tokens_that_are_right() -> None:
+    """A first token is always judged, a second where the first was right: of 1 + 0.8 judged, 0.8 + 0.8 x 0.5 right."""
+    config = "{method: ngram, num_speculative_tokens: 2, acceptance: {per_position: [0.8, 0.5]}}"
+    speculation = speculation_of(load_scenario("llama-3.1-8b-a100", (f"engine.speculative_config={config}",)))
+    assert speculation is not None
+    assert speculation.estimate == pytest.approx((0.8 + 0.8 * 0.5) / (1 + 0.8))

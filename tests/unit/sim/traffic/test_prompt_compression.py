@@ -5,6 +5,7 @@ import pytest
 from perfmodel.cost import step_costs
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim import RunResult, simulate
+from perfmodel.sim.traffic.workload import RequestDraft
 from perfmodel.specs import EngineSpec, load_model, load_scenario
 
 _COMPRESSOR = "opt-13b"
@@ -50,3 +51,9 @@ def test_prompts_beyond_the_context_fit_when_they_are_short():
     lengths = "traffic.input_tokens={distribution: fixed, value: 20000}"
     found = run("engine.max_model_len=8192", lengths, "prompt_compression={ratio: 0.3}")
     assert found.summary["total_input_tokens"] == 60 * 6000
+
+
+def test_a_shortened_prompt_keeps_its_share_of_tokens_and_of_full_blocks():
+    """A quarter of 161 tokens in blocks of 16 is 41 tokens (rounded up) and 2 full blocks (rounded down)."""
+    short = RequestDraft(0.0, 161, 5, tuple(range(10))).compressed(0.25)
+    assert (short.num_prompt_tokens, short.block_hashes, short.num_source_tokens) == (41, (0, 1), 161)
