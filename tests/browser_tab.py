@@ -66,7 +66,7 @@ class Tab:
         self.settle()
         return response
 
-    def settle(self, timeout_s=30):
+    def settle(self, timeout_s=180):
         """Wait until nothing is asked any more and each part has its answer."""
         self.page.evaluate("window.quietSince = null")
         self.page.wait_for_function(_SETTLED, timeout=1000 * timeout_s)

@@ -54,7 +54,7 @@ def browser():
 def tab(browser, server):
     """A tab in a profile of its own; what went wrong on it fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(120_000)
     found = Tab(context, server)
     yield found
     context.close()

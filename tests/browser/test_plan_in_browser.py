@@ -91,6 +91,6 @@ def test_what_is_begun_can_be_stopped(tab):
     tab.page.click("text=Find the deployment")
     tab.page.wait_for_selector(".progress")
     tab.page.click("text=Stop")
-    tab.page.wait_for_selector(".begin", timeout=15_000)
+    tab.page.wait_for_selector(".begin", timeout=120_000)
     assert "Stopped" in tab.page.inner_text(".begin")
     tab.check()
