@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.engine import Request
 from perfmodel.sim.traffic.hashed import hashed, hashes
-from perfmodel_executors.kernels.sampling.reference import DRAW_BITS
+from perfmodel_executors.kernels.sampling import DRAW_BITS
 
 _PURPOSE = int.from_bytes(b"sampling")
 _HASH_BITS = 64

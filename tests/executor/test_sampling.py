@@ -14,7 +14,7 @@ from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs, no_capture  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.sampling.reference import DRAW_BITS  # noqa: E402
+from perfmodel_executors.kernels.sampling import DRAW_BITS  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402

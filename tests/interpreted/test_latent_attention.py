@@ -7,16 +7,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
-from perfmodel_executors.kernels.attention_latent.heads import LatentHeads  # noqa: E402
-from perfmodel_executors.kernels.attention_latent.pages import LatentPages  # noqa: E402
-from perfmodel_executors.kernels.attention_latent.triton import (  # noqa: E402
+from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages  # noqa: E402
+from perfmodel_executors.kernels.launch import Options  # noqa: E402
+from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
+from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
+from perfmodel_executors.kernels.triton.attention_latent import (  # noqa: E402
     attention_latent_decode,
     attention_latent_prefill,
     prefill,
 )
-from perfmodel_executors.kernels.launch import Options  # noqa: E402
-from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
-from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
 
 HEADS, NOPE, ROTATED, RANK, VALUE, PAGE = 6, 12, 8, 32, 10, 4
 CONTEXTS = [1, 19, 40]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import Attention, LatentAttention
 from perfmodel.models.spec import ModelSpec
-from perfmodel_executors.kernels.attention_latent.pages import LatentPages
+from perfmodel_executors.kernels.attention_latent import LatentPages
 from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
 from perfmodel_executors.models.kept import KVTiers, Tier, with_rings
 from perfmodel_executors.models.states import RowTensors, StatePool

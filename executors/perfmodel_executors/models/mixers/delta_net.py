@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from perfmodel.models.architecture import GatedDeltaNet
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.kernels.scan.inputs import ScanInputs
+from perfmodel_executors.kernels.scan import ScanInputs
 from perfmodel_executors.models.mixers.recurrence import convolved, scanned
 from perfmodel_executors.models.mixers.step import MixerStep
 from perfmodel_executors.models.states import LayerState

@@ -5,7 +5,7 @@ __all__ = ["convolved", "scanned"]
 import torch
 from torch import Tensor
 
-from perfmodel_executors.kernels.scan.inputs import ScanInputs
+from perfmodel_executors.kernels.scan import ScanInputs
 from perfmodel_executors.models.mixers.step import MixerStep
 from perfmodel_executors.models.states import LayerState
 
