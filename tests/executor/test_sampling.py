@@ -19,8 +19,11 @@ from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: 
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
-from perfmodel_executors.sampling import Draws  # noqa: E402
-from perfmodel_executors.sampling_settings import SamplingSettings, settings_of  # noqa: E402
+from perfmodel_executors.sampling import (  # noqa: E402
+    Draws,
+    SamplingSettings,
+    settings_of,
+)
 from perfmodel_executors.speculation import build_speculator  # noqa: E402
 from perfmodel_executors.tokens import TokenStore  # noqa: E402
 

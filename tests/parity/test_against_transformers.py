@@ -23,8 +23,7 @@ from perfmodel_executors.kernels.weight_formats import ExpertWeight, dequantize,
 from perfmodel_executors.models.decoder import load_decoder  # noqa: E402
 from perfmodel_executors.models.mixers import MIXERS  # noqa: E402
 from perfmodel_executors.models.rotations import SCALINGS  # noqa: E402
-from perfmodel_executors.parity.comparison import TOLERANCE, executed, largest_difference  # noqa: E402
-from perfmodel_executors.parity.references import REFERENCES, build  # noqa: E402
+from perfmodel_executors.parity import REFERENCES, TOLERANCE, build, executed, largest_difference  # noqa: E402  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 ROW = re.compile(r"^\| (?P<family>[^|]+?) \| (?P<shown>[^|]+?) \| (?P<difference>[\d.e-]+) \|$", re.MULTILINE)

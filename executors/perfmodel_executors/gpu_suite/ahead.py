@@ -29,8 +29,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel_executors.compiled.build import device_limits
 from perfmodel_executors.compiled.step import META, record_step
-from perfmodel_executors.gpu_suite.parts.pairs import PAIRS, sides_of
-from perfmodel_executors.gpu_suite.parts.serving import SCENARIOS
+from perfmodel_executors.gpu_suite.parts.serving import PAIRS, SCENARIOS, sides_of
 from perfmodel_executors.gpu_suite.parts.smoke import SERVED, dtypes_of, served_scenario
 from perfmodel_executors.gpu_suite.parts.steps import DECODES, MODELS, PROMPTS
 from perfmodel_executors.gpu_suite.processes import ChildPool

@@ -56,7 +56,7 @@ from perfmodel_executors.models.weights import (
 )
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
-from perfmodel_executors.sampling_settings import SamplingSettings
+from perfmodel_executors.sampling import SamplingSettings
 
 
 class Decoder:

@@ -23,7 +23,7 @@ from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.support import check_memory
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting
-from perfmodel_executors.speculation.proposers.states import NewestStates, states_of
+from perfmodel_executors.speculation.states import NewestStates, states_of
 from perfmodel_executors.speculation.tree import DraftTree
 
 

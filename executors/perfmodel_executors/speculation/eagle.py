@@ -24,9 +24,9 @@ from perfmodel_executors.models.batch import StepBatch, TokenSegment, build_batc
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.speculation.model import level_of
 from perfmodel_executors.speculation.proposer import Drafting, by_row
-from perfmodel_executors.speculation.proposers.model import level_of
-from perfmodel_executors.speculation.proposers.states import NewestStates, states_of
+from perfmodel_executors.speculation.states import NewestStates, states_of
 from perfmodel_executors.speculation.tree import DraftTree
 
 
