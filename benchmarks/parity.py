@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from perfmodel_executors.parity.comparison import executed, largest_difference
-from perfmodel_executors.parity.references import REFERENCES, build
+from perfmodel_executors.parity import REFERENCES, build, executed, largest_difference
 
 LONGEST = 200
 

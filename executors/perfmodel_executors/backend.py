@@ -17,11 +17,10 @@ from typing import TypeVar
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, RequestStatus, StepPlan
-from perfmodel_executors.exits import DrawnExits
-from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.measure.protocol import uninterrupted
+from perfmodel_executors.measure.protocol import DriftMeter, uninterrupted
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
+from perfmodel_executors.models.exits import DrawnExits
 from perfmodel_executors.runner import Runner, StepRunner
 from perfmodel_executors.sampling import Draws
 from perfmodel_executors.speculation.pipelined import PipelinedSpeculator

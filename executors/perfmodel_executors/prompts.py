@@ -4,8 +4,7 @@ __all__ = ["text_of"]
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.quality.text import read_text
-from perfmodel_executors.quality.tokenizer import load_tokenizer
+from perfmodel_executors.quality.tokenizer import load_tokenizer, read_text
 
 
 def text_of(scenario: Scenario) -> list[int]:

@@ -41,13 +41,12 @@ from perfmodel_executors.driver import (
 )
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
-from perfmodel_executors.measure.drift import DriftMeter
+from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import open_ranks, open_runner
 from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
-from perfmodel_executors.sampling import Draws
-from perfmodel_executors.sampling_settings import settings_of
+from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation import build_speculator, check_speculation
 
 Progress = Callable[[int, int | None], None]

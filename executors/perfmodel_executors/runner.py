@@ -21,12 +21,11 @@ from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
-from perfmodel_executors.models.host_pages import HostPages
-from perfmodel_executors.models.kv_cache import KVCache
+from perfmodel_executors.models.kv_cache import HostPages, KVCache
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.support import check_capturable, check_served, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
-from perfmodel_executors.sampling_settings import SamplingSettings
+from perfmodel_executors.sampling import SamplingSettings
 
 
 class Runner(Protocol):

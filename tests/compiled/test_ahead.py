@@ -7,8 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled.build import device_limits  # noqa: E402
-from perfmodel_executors.gpu_suite.compiling.ahead import compile_job, jobs_of, prepare  # noqa: E402
-from perfmodel_executors.gpu_suite.compiling.launches import launches_of  # noqa: E402
+from perfmodel_executors.gpu_suite.ahead import compile_job, jobs_of, launches_of, prepare  # noqa: E402
 from perfmodel_executors.kernels.dispatch import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402

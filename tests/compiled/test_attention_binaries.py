@@ -9,14 +9,14 @@ from perfmodel.errors import DoesNotFitError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_launch, compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.attention_decode.triton import shared_bytes as decode_bytes  # noqa: E402
-from perfmodel_executors.kernels.attention_latent.triton.prefill import (  # noqa: E402
-    expanded_shared_bytes as expanded_bytes,
-)
-from perfmodel_executors.kernels.attention_prefill.tiles import shared_bytes as prefill_bytes  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import DeviceLimits, TileConfig, targeting  # noqa: E402
+from perfmodel_executors.kernels.triton.attention_decode import shared_bytes as decode_bytes  # noqa: E402
+from perfmodel_executors.kernels.triton.attention_latent import (  # noqa: E402
+    expanded_shared_bytes as expanded_bytes,
+)
+from perfmodel_executors.kernels.triton.attention_prefill import shared_bytes as prefill_bytes  # noqa: E402
 
 BF16 = 2
 

@@ -10,11 +10,11 @@ from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_problem  # noqa: E402
 from perfmodel_executors.compiled.build import device_limits  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
-from perfmodel_executors.kernels.moe.triton.experts import grouped_experts  # noqa: E402
-from perfmodel_executors.kernels.moe.triton.tiling import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
-from perfmodel_executors.kernels.swapped_product.tiling import shared_bytes as stored_bytes  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E402
+from perfmodel_executors.kernels.triton.moe import grouped_experts  # noqa: E402
+from perfmodel_executors.kernels.triton.moe_tiles import shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.triton.swapped_product import shared_bytes as stored_bytes  # noqa: E402
 from perfmodel_executors.kernels.weight_formats.operand import operand_of  # noqa: E402
 
 CODES = ("fp8", "fp8_block")  # formats whose activations are quantised, too

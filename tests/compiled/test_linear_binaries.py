@@ -18,10 +18,10 @@ from perfmodel_executors.compiled import (  # noqa: E402
 )
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
-from perfmodel_executors.kernels.many_tokens.triton import many_tokens_shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
-from perfmodel_executors.kernels.swapped_product.tiling import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, fitting, targeting  # noqa: E402
+from perfmodel_executors.kernels.triton.many_tokens import many_tokens_shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.triton.swapped_product import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import BlockFp8Weight, Fp4Weight, Fp8Weight, Int4Weight, Int8Weight  # noqa: E402
 from perfmodel_executors.kernels.weight_formats.operand import operand_of  # noqa: E402
 

@@ -15,7 +15,7 @@ from perfmodel.models.architecture import BlockSparsity, DenseFFN  # noqa: E402
 from perfmodel.models.changes.mixers import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
-from perfmodel_executors.kernels.attention_sparse.blocks import seen_blocks  # noqa: E402
+from perfmodel_executors.kernels.attention_sparse import seen_blocks  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, TreeNodes, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.models.support import check_capturable  # noqa: E402

@@ -11,8 +11,11 @@ from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.gpu_suite.parts.kernels import measure_problem  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.kv_pages import FP8, dequantized  # noqa: E402
-from perfmodel_executors.kernels.kv_pages.samples import random_pages  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import (  # noqa: E402
+    FP8,
+    dequantized,
+    random_pages,
+)
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.measure import device_timer  # noqa: E402
 
@@ -29,7 +32,7 @@ def test_every_backend_of_sdpa_is_asked_alone(operator, monkeypatch):
     problem, allowed = problems_of(operator)[0], []
     assert set(problem.baselines) == {"sdpa cudnn", "sdpa efficient", "sdpa flash"}
     monkeypatch.setattr(
-        "perfmodel_executors.kernels.sdpa.sdpa_kernel", lambda one: allowed.append(one) or sdpa_kernel(one)
+        "perfmodel_executors.kernels.problem.sdpa_kernel", lambda one: allowed.append(one) or sdpa_kernel(one)
     )
     for call in problem.baselines.values():
         with pytest.raises((RuntimeError, NotImplementedError, TypeError, ValueError)):

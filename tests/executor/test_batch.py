@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel_executors.kernels.attention_sinks.ring import Ring  # noqa: E402
+from perfmodel_executors.kernels.attention_sinks import Ring  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, TreeNodes, build_batch  # noqa: E402
 
 BLOCK = 4

@@ -23,9 +23,9 @@ from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
 from perfmodel_executors.speculation import AcceptanceCounts, build_speculator  # noqa: E402
+from perfmodel_executors.speculation.ngram import lookup  # noqa: E402
+from perfmodel_executors.speculation.pipelined import DraftedAhead, PipelinedProposer  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
-from perfmodel_executors.speculation.proposers.ngram import lookup  # noqa: E402
-from perfmodel_executors.speculation.proposers.pipelined import DraftedAhead, PipelinedProposer  # noqa: E402
 from perfmodel_executors.speculation.tree import DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
 

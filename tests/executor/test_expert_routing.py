@@ -13,7 +13,7 @@ from perfmodel.specs import load_model  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel.specs.traffic import ExpertRouting  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
+from perfmodel_executors.kernels.moe import ExpertLayer  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 from perfmodel_executors.models.popularity import popular_biases  # noqa: E402
@@ -59,7 +59,7 @@ def test_what_exceeds_the_capacity_adds_nothing_and_first_choices_go_first():
 
 def test_every_expert_multiplies_its_capacity_whoever_was_chosen(monkeypatch):
     """The rows of the products are those that the simulator counts, for any number of tokens."""
-    from perfmodel_executors.kernels.moe import reference
+    from perfmodel_executors.kernels import moe as reference
 
     seen, ffn = [], MoEFFN(4, 2, 16)
     apply_linear = reference.apply_linear

@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.calibrate.kernels.expert_load import rank_load  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
-from perfmodel_executors.kernels.moe.triton.tiling import block_rows, candidates, num_splits  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
+from perfmodel_executors.kernels.triton.moe_tiles import block_rows, candidates, num_splits  # noqa: E402
 
 TILE = TileConfig({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128}, Options(4, 4))
 
@@ -47,7 +47,7 @@ def test_a_token_of_a_serving_problem_has_distinct_experts():
     for problem in problems_of("grouped_experts"):
         shape = problem.make(Inputs("meta"))[2].shape
         assert shape == (problem.sizes["num_tokens"], problem.sizes["topk"])
-    from perfmodel_executors.kernels.moe.problems import _balanced
+    from perfmodel_executors.kernels.moe import _balanced
 
     for tokens, experts, top_k in ((1, 8, 2), (5, 64, 6), (100, 60, 4), (7, 128, 8)):
         assert all(len(set(chosen)) == top_k for chosen in _balanced(tokens, experts, top_k))

@@ -87,7 +87,7 @@ def test_more_bits_are_rounded_less_and_q8_0_by_half_a_step():
 @pytest.mark.parametrize("form", BLOCK_SIZES)
 def test_a_product_is_that_of_the_dequantised_weight_and_the_bytes_are_the_blocks(form, monkeypatch):
     """... also where a weight is multiplied in several tiles of rows, the last of them smaller."""
-    from perfmodel_executors.kernels.linear_gguf import reference
+    from perfmodel_executors.kernels import linear_stored as reference
 
     monkeypatch.setattr(reference, "_WEIGHTS_AT_ONCE", 5 * 512)
     stored = quantize_gguf(random_weight(), form)

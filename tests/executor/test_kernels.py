@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.kv_pages import KVPages  # noqa: E402
-from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
-from perfmodel_executors.kernels.rope.reference import rope_table  # noqa: E402
+from perfmodel_executors.kernels.moe import ExpertLayer  # noqa: E402
+from perfmodel_executors.kernels.rope_kv_write import rope_table  # noqa: E402
 
 BLOCK = 4
 

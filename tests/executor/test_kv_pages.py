@@ -16,7 +16,7 @@ from perfmodel.ops.formats import served_model  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.kv_pages import FP8, FP8_MAX, Packing, empty_pages  # noqa: E402
-from perfmodel_executors.kernels.rope.reference import rope_table  # noqa: E402
+from perfmodel_executors.kernels.rope_kv_write import rope_table  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 

@@ -12,8 +12,8 @@ from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
 from perfmodel_executors.speculation import build_speculator  # noqa: E402
+from perfmodel_executors.speculation.lookahead import NgramPool  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
-from perfmodel_executors.speculation.proposers.lookahead import NgramPool  # noqa: E402
 
 BLOCK_SIZE = 4
 PROMPT = [7, 3, 99, 12, 5, 41, 7, 8, 60, 2]

@@ -19,8 +19,11 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig  # noqa: E402
 from perfmodel_executors.measure.bench import StepBench, StepGrants  # noqa: E402
 from perfmodel_executors.measure.calibrate import widest_pass  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid, drafting_grid  # noqa: E402
-from perfmodel_executors.measure.drift import DriftMeter  # noqa: E402
-from perfmodel_executors.measure.protocol import measure_paired, quantile  # noqa: E402
+from perfmodel_executors.measure.protocol import (  # noqa: E402
+    DriftMeter,
+    measure_paired,
+    quantile,
+)
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
 

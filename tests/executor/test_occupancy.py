@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_hardware
-from perfmodel_executors.compiled.occupancy import occupancy, shared_limit_bytes
+from perfmodel_executors.compiled.binary import occupancy, shared_limit_bytes
 
 A100, H100 = load_hardware("a100-sxm-80gb"), load_hardware("h100-sxm-80gb")
 

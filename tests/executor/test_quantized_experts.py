@@ -15,9 +15,12 @@ from perfmodel.models.number_formats import with_quantization  # noqa: E402
 from perfmodel.models.params import weight_bytes  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import apply_linear  # noqa: E402
 from perfmodel_executors.kernels.dispatch import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
-from perfmodel_executors.kernels.moe.reference import grouped_experts, route  # noqa: E402
-from perfmodel_executors.kernels.swiglu.reference import activate  # noqa: E402
+from perfmodel_executors.kernels.moe import (  # noqa: E402
+    ExpertLayer,
+    grouped_experts,
+    route,
+)
+from perfmodel_executors.kernels.swiglu import activate  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     ExpertWeight,
     dequantize,

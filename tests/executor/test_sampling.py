@@ -14,13 +14,16 @@ from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs, no_capture  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.sampling.reference import DRAW_BITS  # noqa: E402
+from perfmodel_executors.kernels.sampling import DRAW_BITS  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
-from perfmodel_executors.sampling import Draws  # noqa: E402
-from perfmodel_executors.sampling_settings import SamplingSettings, settings_of  # noqa: E402
+from perfmodel_executors.sampling import (  # noqa: E402
+    Draws,
+    SamplingSettings,
+    settings_of,
+)
 from perfmodel_executors.speculation import build_speculator  # noqa: E402
 from perfmodel_executors.tokens import TokenStore  # noqa: E402
 

@@ -12,15 +12,14 @@ import suite_tasks
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.errors import SpecError  # noqa: E402
-from perfmodel_executors.gpu_suite.compiling import pool as pools  # noqa: E402
-from perfmodel_executors.gpu_suite.compiling.pool import CompilerPool  # noqa: E402
+from perfmodel_executors.gpu_suite import processes  # noqa: E402
+from perfmodel_executors.gpu_suite.processes import ChildPool  # noqa: E402
 from perfmodel_executors.gpu_suite.readings import FIELDS, DeviceReader  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
-from perfmodel_executors.gpu_suite.retries import TuningRetries  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import FIRST, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.session import SuiteRequest, measure  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
-from perfmodel_executors.gpu_suite.worker import BudgetSpentError, Worker  # noqa: E402
+from perfmodel_executors.gpu_suite.worker import BudgetSpentError, TuningRetries, Worker  # noqa: E402
 
 
 class Asked:
@@ -122,19 +121,20 @@ def test_the_smoke_comes_first_but_not_for_ever(tmp_path):
 
 
 def test_a_compiler_that_aborts_or_hangs_takes_nothing_else_along(tmp_path, monkeypatch):
-    monkeypatch.setattr(pools, "_LIMIT_S", 3.0)
+    monkeypatch.setattr(processes, "_JOB_LIMIT_S", 3.0)
     deeds = ["", "abort", "", "hang", "", ""]
-    pool = CompilerPool(2, compiler_jobs.prepare, ("ready",), compiler_jobs.compile_one)
-    pool.add([(tmp_path / f"k{i}", deed) for i, deed in enumerate(deeds)], is_last=True)
+    pool = ChildPool(2, compiler_jobs.prepare, ("ready",), compiler_jobs.compile_one)
+    pool.add([(tmp_path / f"k{i}", deed) for i, deed in enumerate(deeds)])
     pool.join(60.0)
-    assert not pool.is_busy
+    pool.end()
+    assert pool.num_left == 0
     assert (pool.num_done, pool.num_failed) == (6, 2)
     assert {path.name for path in tmp_path.iterdir()} == {"k0", "k2", "k4", "k5"}
     assert (tmp_path / "k5").read_text() == "ready"
 
 
 def test_compiling_ends_at_once_when_it_is_asked_to(tmp_path):
-    pool = CompilerPool(1, compiler_jobs.prepare, ("ready",), compiler_jobs.compile_one)
+    pool = ChildPool(1, compiler_jobs.prepare, ("ready",), compiler_jobs.compile_one)
     pool.add([(tmp_path / "slow", "hang"), (tmp_path / "next", "")])
     time.sleep(0.2)
     start = time.monotonic()

@@ -13,8 +13,7 @@ from perfmodel.files.catalog import data_dir  # noqa: E402
 from perfmodel.specs import load_hardware, load_scenario  # noqa: E402
 from perfmodel.validate.executed.measured import validate_measured  # noqa: E402
 from perfmodel.validate.executed.served import served_steps  # noqa: E402
-from perfmodel_executors.gpu_suite.parts.pairs import PAIRS, pair_tasks, sides_of  # noqa: E402
-from perfmodel_executors.gpu_suite.parts.serving import SCENARIOS, serve, serving_tasks  # noqa: E402
+from perfmodel_executors.gpu_suite.parts.serving import PAIRS, SCENARIOS, pair_tasks, serve, serving_tasks, sides_of  # noqa: E402  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402
 from perfmodel_executors.models.support import check_capturable, check_engine, check_executable  # noqa: E402

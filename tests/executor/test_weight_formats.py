@@ -14,7 +14,7 @@ from perfmodel.models.number_formats import METHODS, with_quantization  # noqa: 
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import OPERATORS, apply_linear  # noqa: E402
-from perfmodel_executors.kernels.linear_low_precision.reference import quantize_tokens_int8  # noqa: E402
+from perfmodel_executors.kernels.linear_low_precision import quantize_tokens_int8  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     Int4Int8Weight,
     Int4Weight,

@@ -6,12 +6,11 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.attention_decode.triton import num_splits_for  # noqa: E402
-from perfmodel_executors.kernels.kv_pages import FP8  # noqa: E402
-from perfmodel_executors.kernels.kv_pages.samples import random_pages  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import FP8, random_pages  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
+from perfmodel_executors.kernels.triton.attention_decode import num_splits_for  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 16, 16
 TILES = TileConfig({"ROWS": 32, "KEYS": 32}, Options(4, 2))

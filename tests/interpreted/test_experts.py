@@ -5,16 +5,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
+from perfmodel_executors.kernels import moe as reference  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
-from perfmodel_executors.kernels.moe import reference  # noqa: E402
-from perfmodel_executors.kernels.moe.layer import ExpertLayer  # noqa: E402
-from perfmodel_executors.kernels.moe.rule import RoutingRule  # noqa: E402
-from perfmodel_executors.kernels.moe.triton.experts import grouped_experts  # noqa: E402
-from perfmodel_executors.kernels.moe.triton.route import route  # noqa: E402
-from perfmodel_executors.kernels.moe.triton.sort import most_tiles, sort_pairs  # noqa: E402
-from perfmodel_executors.kernels.moe.triton.tiling import num_splits  # noqa: E402
-from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS  # noqa: E402
+from perfmodel_executors.kernels.moe import ExpertLayer, RoutingRule  # noqa: E402
+from perfmodel_executors.kernels.swiglu import ACTIVATIONS  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
+from perfmodel_executors.kernels.triton.moe import grouped_experts, route  # noqa: E402
+from perfmodel_executors.kernels.triton.moe_tiles import (  # noqa: E402
+    most_tiles,
+    num_splits,
+    sort_pairs,
+)
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     ExpertWeight,
     dequantize,

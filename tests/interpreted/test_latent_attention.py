@@ -7,16 +7,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
-from perfmodel_executors.kernels.attention_latent.heads import LatentHeads  # noqa: E402
-from perfmodel_executors.kernels.attention_latent.pages import LatentPages  # noqa: E402
-from perfmodel_executors.kernels.attention_latent.triton import (  # noqa: E402
-    attention_latent_decode,
-    attention_latent_prefill,
-    prefill,
-)
+from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
+from perfmodel_executors.kernels.triton import attention_latent as latent  # noqa: E402
+from perfmodel_executors.kernels.triton.attention_latent import (  # noqa: E402
+    attention_latent_decode,
+    attention_latent_prefill,
+)
 
 HEADS, NOPE, ROTATED, RANK, VALUE, PAGE = 6, 12, 8, 32, 10, 4
 CONTEXTS = [1, 19, 40]
@@ -69,7 +68,7 @@ def prompt(new, before):
 @pytest.mark.parametrize("tile", [None, (32, 16), (64, 64)])
 def test_prompts_are_so_many_decodes(monkeypatch, new, before, tile):
     """Whichever way is less work, and with heads in groups of two, as a long context takes them."""
-    monkeypatch.setattr(prefill, "_WORKSPACE_BYTES", 2 * 40 * (16 + 16) * 4)
+    monkeypatch.setattr(latent, "_WORKSPACE_BYTES", 2 * 40 * (16 + 16) * 4)
     config = tile and TileConfig({"ROWS": tile[0], "KEYS": tile[1], "DESCRIPTORS": 0}, Options(4, 2))
     q, pages, table, starts, computed, heads = prompt(new, before)
     out = attention_latent_prefill(q, pages, table, starts, computed, heads, config=config)

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
-from perfmodel_executors.kernels.sampling.reference import DRAW_BITS  # noqa: E402
+from perfmodel_executors.kernels.sampling import DRAW_BITS  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     dequantize,

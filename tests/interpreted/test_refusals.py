@@ -12,7 +12,7 @@ from typer.testing import CliRunner  # noqa: E402
 from perfmodel.cli import app  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import KernelError, launch  # noqa: E402
-from perfmodel_executors.kernels.rms_norm import triton as rms_norm  # noqa: E402
+from perfmodel_executors.kernels.triton import rms_norm  # noqa: E402
 
 FAILURES = [
     CompilationError("x = y", None, "y is not defined"),

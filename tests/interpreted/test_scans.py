@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
-from perfmodel_executors.kernels.scan.inputs import ScanInputs  # noqa: E402
+from perfmodel_executors.kernels.scan import ScanInputs  # noqa: E402
 
 HEADS, GROUPS, KEYS, VALUES = 2, 1, 16, 16
 KERNELS = {name: load_kernels(name) for name in ("torch", "triton")}

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.kv_pages.samples import random_pages  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import random_pages  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE, LENGTH = 6, 2, 16, 16, 83

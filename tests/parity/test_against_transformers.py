@@ -18,13 +18,12 @@ pytest.importorskip("transformers", reason="needs perfmodel[test]")
 from perfmodel.models import list_models, load_model  # noqa: E402
 from perfmodel.models.executed import FAMILIES, why_not_executed  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
-from perfmodel_executors.kernels.swiglu.reference import ACTIVATIONS  # noqa: E402
+from perfmodel_executors.kernels.swiglu import ACTIVATIONS  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import ExpertWeight, dequantize, fp4_from_pairs  # noqa: E402
 from perfmodel_executors.models.decoder import load_decoder  # noqa: E402
 from perfmodel_executors.models.mixers import MIXERS  # noqa: E402
 from perfmodel_executors.models.rotations import SCALINGS  # noqa: E402
-from perfmodel_executors.parity.comparison import TOLERANCE, executed, largest_difference  # noqa: E402
-from perfmodel_executors.parity.references import REFERENCES, build  # noqa: E402
+from perfmodel_executors.parity import REFERENCES, TOLERANCE, build, executed, largest_difference  # noqa: E402  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 ROW = re.compile(r"^\| (?P<family>[^|]+?) \| (?P<shown>[^|]+?) \| (?P<difference>[\d.e-]+) \|$", re.MULTILINE)

@@ -22,8 +22,7 @@ from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import BlockFp8Weight, ExpertWeight, RowsWeight  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import load_decoder  # noqa: E402
-from perfmodel_executors.parity.comparison import BLOCK, TOLERANCE, largest_difference  # noqa: E402
-from perfmodel_executors.parity.references import REFERENCES, build  # noqa: E402
+from perfmodel_executors.parity import BLOCK, REFERENCES, TOLERANCE, build, largest_difference  # noqa: E402  # noqa: E402
 
 SETTINGS = {
     "quant_method": "fp8",

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel_executors.compiled.binary import BinaryFacts, read_binary
-from perfmodel_executors.compiled.occupancy import Occupancy, occupancy, shared_limit_bytes
+from perfmodel_executors.compiled.binary import BinaryFacts, Occupancy, occupancy, read_binary, shared_limit_bytes
 from perfmodel_executors.kernels.dispatch import check_capability, load_kernels
 from perfmodel_executors.kernels.launch import Launch, kernel_error, recording
 from perfmodel_executors.kernels.problem import Inputs, Problem

@@ -13,7 +13,7 @@ from perfmodel.models.hub import is_hub_name
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.sampling_settings import settings_of
+from perfmodel_executors.sampling import settings_of
 
 ENGINE = "vllm"
 

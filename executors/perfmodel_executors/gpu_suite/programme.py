@@ -11,8 +11,7 @@ import torch
 from perfmodel_executors.device import default_kernels, present_device
 from perfmodel_executors.gpu_suite.parts.ceilings import measure_device
 from perfmodel_executors.gpu_suite.parts.kernels import kernel_tasks
-from perfmodel_executors.gpu_suite.parts.pairs import pair_tasks
-from perfmodel_executors.gpu_suite.parts.serving import serving_tasks
+from perfmodel_executors.gpu_suite.parts.serving import pair_tasks, serving_tasks
 from perfmodel_executors.gpu_suite.parts.smoke import smoke_tasks
 from perfmodel_executors.gpu_suite.parts.steps import reference_meter, step_tasks
 from perfmodel_executors.gpu_suite.results import Results

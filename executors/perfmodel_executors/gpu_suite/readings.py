@@ -1,14 +1,25 @@
-"""Clocks, power and temperature of a GPU while it is measured, as `nvidia-smi` says; the settings are only read."""
+"""The machine that is measured: versions, driver and commit; a GPU's clocks, power and temperature meanwhile.
 
-__all__ = ["FIELDS", "DeviceReader"]
+A GPU's are as `nvidia-smi` says; the settings are only read.
+"""
+
+__all__ = ["COMMIT", "FIELDS", "DeviceReader", "commit", "versions"]
 
 import os
+import platform
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+import torch
+
+COMMIT = "PERFMODEL_COMMIT"  # the environment variable that names the commit of a copy without .git
+_ROOT = Path(__file__).resolve().parents[3]
 
 # Our name -> the query's. Units are the query's own: MHz, W, degrees Celsius.
 FIELDS: Mapping[str, str] = {
@@ -117,3 +128,37 @@ def _reason(error: Exception) -> str:
         lines = f"{error.stdout or ''}{error.stderr or ''}".strip().splitlines()
         return lines[0] if lines else f"status {error.returncode}"
     return str(error)
+
+
+def versions(is_gpu: bool) -> dict[str, str]:
+    """Versions of Python and torch; on a GPU of Triton, CUDA and the driver, too."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if is_gpu:
+        import triton
+
+        found |= {"triton": triton.__version__, "cuda": str(torch.version.cuda), "driver": _driver()}
+    return found
+
+
+@lru_cache
+def commit() -> str:
+    """What `PERFMODEL_COMMIT` says, else the commit of the checkout that this runs from; empty where neither does."""
+    if COMMIT in os.environ or not (_ROOT / ".git").exists():
+        return os.environ.get(COMMIT, "")
+    return _first_line(["git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"])
+
+
+@lru_cache
+def _driver() -> str:
+    """As the management library says; empty where it is not there."""
+    return _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        found = subprocess.run(
+            command, capture_output=True, encoding="utf-8", check=True, timeout=10
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found[0].strip() if found else ""

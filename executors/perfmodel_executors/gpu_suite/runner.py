@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfmodel_executors.gpu_suite.processes import TaskError
 from perfmodel_executors.gpu_suite.results import Results
 from perfmodel_executors.gpu_suite.task import Task
-from perfmodel_executors.gpu_suite.worker import BudgetSpentError, StartError, TaskError, sentence_of
+from perfmodel_executors.gpu_suite.worker import BudgetSpentError, StartError, sentence_of
 
 # Of the budget after the smoke: kernels compile and tune, so they take most of it; the others load whole models.
 SHARES: Mapping[str, float] = {"kernels": 0.4, "steps": 0.25, "serving": 0.2, "pairs": 0.15}

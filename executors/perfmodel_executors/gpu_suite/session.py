@@ -14,21 +14,14 @@ from typing import Any, NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel_executors.device import device_name
-from perfmodel_executors.gpu_suite.compiling.ahead import Ahead
+from perfmodel_executors.gpu_suite.ahead import Ahead
+from perfmodel_executors.gpu_suite.processes import TaskError, TaskTimeoutError
 from perfmodel_executors.gpu_suite.programme import CEILINGS, TASKS, Part, bench_of, tasks_of
-from perfmodel_executors.gpu_suite.provenance import commit, versions
-from perfmodel_executors.gpu_suite.readings import DeviceReader
+from perfmodel_executors.gpu_suite.readings import DeviceReader, commit, versions
 from perfmodel_executors.gpu_suite.results import Results
-from perfmodel_executors.gpu_suite.retries import TuningRetries
 from perfmodel_executors.gpu_suite.runner import TaskOutcome, run_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.gpu_suite.worker import (
-    BudgetSpentError,
-    StartError,
-    TaskError,
-    TaskTimeoutError,
-    Worker,
-)
+from perfmodel_executors.gpu_suite.worker import BudgetSpentError, StartError, TuningRetries, Worker
 
 _GRACE_S = 10.0  # after the budget, for the last task
 _START_S = 120.0  # of a measuring process
@@ -91,10 +84,10 @@ class _Session:
         self._worker = Worker(tasks_of, request.device, request.kernels, reference_s)
         self._worker.begin()
         self._reader = DeviceReader(bench.device.type == "cuda", self._earlier.get("readings"))
-        self._ahead = Ahead(bench, self._parts, _AHEAD_SHARE * request.budget_s)
         self._ceilings: Mapping[str, Any] = self._earlier.get("ceilings") or {}
         self._retries = TuningRetries(self._run, self._earlier.get("untuned"))
         self._written = 0.0
+        self._ahead = Ahead(bench, self._parts, _AHEAD_SHARE * request.budget_s)
 
     @property
     def left_s(self) -> float:

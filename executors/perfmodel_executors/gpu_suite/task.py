@@ -11,7 +11,7 @@ import torch
 
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.device import DeviceClock
-from perfmodel_executors.measure.drift import DriftMeter
+from perfmodel_executors.measure.protocol import DriftMeter
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,14 @@
-"""Tasks in a process of their own, which is begun anew when one of them breaks it.
+"""Tasks in a process of their own, which is begun anew when one of them breaks it, and they are tried once more.
 
 An illegal memory access leaves a CUDA context of which every later call fails, a failed graph capture leaves the random
 numbers of the device behind, a crash leaves nothing: what follows needs a fresh process. The process that schedules
 and writes results never touches the device's memory.
 """
 
-__all__ = [
-    "BrokenError",
-    "BudgetSpentError",
-    "Reply",
-    "StartError",
-    "TaskError",
-    "TaskTimeoutError",
-    "Worker",
-    "sentence_of",
-]
+__all__ = ["BudgetSpentError", "Reply", "StartError", "TuningRetries", "Worker", "sentence_of"]
 
 import gc
-import multiprocessing
-import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -32,26 +20,16 @@ from typing import Any
 import torch
 
 from perfmodel.errors import PerfmodelError
+from perfmodel_executors.gpu_suite.processes import BrokenError, ChildProcess, TaskError
 from perfmodel_executors.gpu_suite.task import Task
 from perfmodel_executors.kernels.tiles import choices, untuned
 
 _START_LIMIT_S = 120.0
-_END_LIMIT_S = 5.0  # a process within the driver may not be killed at once: it is left behind
+_MOST_BROKEN = 2  # processes that the tasks of a group may end before its kernels are tuned no more
+_UNTUNED_PARTS = ("smoke",)  # whose kernels run with their first tiles in any case
 _HOME = str(Path(__file__).resolve().parents[1])
 
 Record = Mapping[str, Any]
-
-
-class TaskError(PerfmodelError):
-    """A task that gave no record; says why in a sentence."""
-
-
-class TaskTimeoutError(TaskError):
-    """A task that took longer than it may."""
-
-
-class BrokenError(TaskError):
-    """A task that ended its process, or left it a device that computes no more."""
 
 
 class StartError(TaskError):
@@ -81,10 +59,8 @@ class Worker:
     """Runs the tasks that `make(*args)` lists (a module's function), by part and key."""
 
     def __init__(self, make: Callable[..., Iterable[Task]], *args: Any) -> None:
-        self._make = make
-        self._args = args
-        self._process: Any = None
-        self._connection: Connection[Any, Any] | None = None
+        self._target = (_work, make, args)
+        self._process: ChildProcess | None = None
         self._is_ready = False
         self._compiled = (0.0, 0)  # of the processes before this one
         self._last: Reply | None = None
@@ -99,12 +75,7 @@ class Worker:
 
     def begin(self) -> None:
         """Start the process, without waiting until it is ready."""
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, self._make, self._args), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._is_ready = False
+        self._process, self._is_ready = ChildProcess(*self._target), False
         self.num_begun += 1
 
     def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S, is_tuned: bool = True) -> Record:
@@ -119,15 +90,19 @@ class Worker:
         """
         if self._process is None:
             self.begin()
+        assert self._process is not None
         if not self._is_ready:
-            self._await_start(start_limit_s)
-        assert self._connection is not None
+            self._await_start(self._process, start_limit_s)
         try:
-            self._connection.send((task.part, task.key, is_tuned))
+            self._process.send((task.part, task.key, is_tuned))
         except OSError:  # it ended between two tasks
             self.end()
             return self.run(task, limit_s, start_limit_s, is_tuned)
-        reply: Reply = self._receive(limit_s, "it")
+        try:
+            reply: Reply = self._process.receive(limit_s)
+        except TaskError:
+            self.end()
+            raise
         self.tiles |= reply.tiles
         self._last = reply
         if not reply.is_usable:
@@ -136,9 +111,9 @@ class Worker:
             raise TaskError(reply.failure) if reply.is_usable else BrokenError(reply.failure)
         return reply.record
 
-    def _await_start(self, limit_s: float) -> None:
+    def _await_start(self, process: ChildProcess, limit_s: float) -> None:
         try:
-            problem = self._receive(limit_s, "it")
+            problem = process.receive(limit_s)
         except TaskError as error:
             problem = str(error)
         if problem:
@@ -150,24 +125,33 @@ class Worker:
         """Kill the process; the next task begins another one."""
         if self._process is not None:
             self._process.kill()
-            self._process.join(_END_LIMIT_S)
             self._process = None
             self._compiled, self._last = self.compiled, None
 
-    def _receive(self, limit_s: float, who: str) -> Any:
-        assert self._connection is not None
-        begin = time.monotonic()
-        try:
-            if not self._connection.poll(max(0.0, limit_s)):
-                self.end()
-                raise TaskTimeoutError(f"{who} took longer than {time.monotonic() - begin:.0f} s")
-            return self._connection.recv()
-        except (EOFError, OSError):
-            self._process.join(5.0)
-            code = self._process.exitcode
-            self.end()
-            how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
-            raise BrokenError(f"{who} ended its process ({how})") from None
+
+class TuningRetries:
+    """Executes tasks by `run(task, is_tuned)`; `untuned`: by key, why a task was measured with first tiles."""
+
+    def __init__(self, run: Callable[[Task, bool], Record], untuned: Mapping[str, str] | None = None) -> None:
+        self.untuned = dict(untuned or {})
+        self._run = run
+        self._broken: dict[tuple[str, str], tuple[int, str]] = {}  # by part and group
+
+    def execute(self, task: Task) -> Record:
+        """The task's record. Raises what `run` raises, BrokenError only where the first tiles break the device, too."""
+        group = (task.part, task.group or task.key)
+        count, reason = self._broken.get(group, (0, ""))
+        if task.part in _UNTUNED_PARTS:
+            return self._run(task, False)
+        if count < _MOST_BROKEN:
+            try:
+                return self._run(task, True)
+            except BrokenError as error:
+                reason = str(error)
+                self._broken[group] = (count + 1, reason)
+        record = self._run(task, False)
+        self.untuned[task.key] = reason
+        return record
 
 
 def sentence_of(error: Exception) -> str:

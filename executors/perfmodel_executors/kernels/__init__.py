@@ -1,4 +1,4 @@
-"""Kernels, one folder per operator: `reference.py` is the definition in torch; faster ones stand beside it."""
+"""Operators, a file for each: its definition in torch and its problems; what is faster has its name in `triton/`."""
 
 from perfmodel_executors.kernels.dispatch import KERNELS, Kernels, load_kernels
 

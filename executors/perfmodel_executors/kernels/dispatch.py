@@ -1,7 +1,7 @@
-"""The one list of kernels: each operator, the folder of its implementations, and which backends have one.
+"""The one list of kernels: each operator, the module of its definition, and whether Triton has one.
 
 Implementations are named, not imported, so that a backend's library (triton) is needed only by who uses it.
-A faster kernel is one module beside `reference` and its name here; what a backend lacks falls back to `torch`.
+A faster kernel is one module in the backend's folder; what a backend lacks falls back to `torch`.
 """
 
 __all__ = ["KERNELS", "Kernels", "check_capability", "check_interpreter", "load_kernels"]
@@ -26,20 +26,19 @@ _Operator: TypeAlias = Callable[..., Any]
 
 
 class _In(NamedTuple):
-    """The folder of an operator, and the backends that it has a module for beside torch's `reference`."""
+    """The module of an operator, and whether `triton/` has one of that name."""
 
-    folder: str
-    backends: tuple[str, ...] = ("triton",)
+    module: str
+    has_triton: bool = True
 
     @property
     def modules(self) -> dict[str, str]:
         """Backend -> module."""
-        return {"torch": f"{_HERE}.{self.folder}.reference"} | {
-            each: f"{_HERE}.{self.folder}.{each}" for each in self.backends
-        }
+        known = {"torch": f"{_HERE}.{self.module}"}
+        return known | {"triton": f"{_HERE}.triton.{self.module}"} if self.has_triton else known
 
 
-_TORCH_ONLY: tuple[str, ...] = ()
+_TORCH_ONLY = False
 
 
 class Kernels:
@@ -63,27 +62,27 @@ class Kernels:
     causal_conv_prefill: Annotated[_Operator, _In("causal_conv")]
     greedy: Annotated[_Operator, _In("sampling")]
     grouped_experts: Annotated[_Operator, _In("moe")]
-    kv_write: Annotated[_Operator, _In("kv_write", _TORCH_ONLY)]
+    kv_write: Annotated[_Operator, _In("rope_kv_write", _TORCH_ONLY)]
     linear: Annotated[_Operator, _In("linear")]
     linear_fp8: Annotated[_Operator, _In("linear_low_precision")]
     linear_fp8_block: Annotated[_Operator, _In("linear_low_precision")]
-    linear_gguf: Annotated[_Operator, _In("linear_gguf", _TORCH_ONLY)]
-    linear_signs: Annotated[_Operator, _In("linear_signs", _TORCH_ONLY)]
-    linear_sparse24: Annotated[_Operator, _In("linear_sparse24", _TORCH_ONLY)]
+    linear_gguf: Annotated[_Operator, _In("linear_stored", _TORCH_ONLY)]
+    linear_signs: Annotated[_Operator, _In("linear_stored", _TORCH_ONLY)]
+    linear_sparse24: Annotated[_Operator, _In("linear_stored", _TORCH_ONLY)]
     linear_w4a16: Annotated[_Operator, _In("linear_weight_only")]
     linear_w4a8: Annotated[_Operator, _In("linear_low_precision", _TORCH_ONLY)]
     linear_w8a16: Annotated[_Operator, _In("linear_weight_only")]
     linear_w8a8: Annotated[_Operator, _In("linear_low_precision")]
     linear_w8a8_static: Annotated[_Operator, _In("linear_low_precision", _TORCH_ONLY)]
     rms_norm: Annotated[_Operator, _In("rms_norm")]
-    rope: Annotated[_Operator, _In("rope", _TORCH_ONLY)]
+    rope: Annotated[_Operator, _In("rope_kv_write", _TORCH_ONLY)]
     rope_kv_write: Annotated[_Operator, _In("rope_kv_write")]
     route: Annotated[_Operator, _In("moe")]
     sample_top_k_top_p: Annotated[_Operator, _In("sampling")]
     scan_decode: Annotated[_Operator, _In("scan")]
     scan_prefill: Annotated[_Operator, _In("scan")]
-    verify_greedy: Annotated[_Operator, _In("rejection_sampling", _TORCH_ONLY)]
-    verify_stochastic: Annotated[_Operator, _In("rejection_sampling", _TORCH_ONLY)]
+    verify_greedy: Annotated[_Operator, _In("sampling", _TORCH_ONLY)]
+    verify_stochastic: Annotated[_Operator, _In("sampling", _TORCH_ONLY)]
 
 
 KERNELS: Mapping[str, Mapping[str, str]] = MappingProxyType(

@@ -1,19 +1,24 @@
 """Problems of operators: calls with their inputs, for tests, ahead-of-time compilation and measurement alike.
 
-Each operator's folder has `problems.py` with two lists: `tiny(dtype)`, odd sizes that an interpreter gets through, and
+The module of an operator has two lists of them: `tiny(dtype)`, odd sizes that an interpreter gets through, and
 `serving()`, the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory.
+
+Left to itself torch's scaled_dot_product_attention, which kernels of attention are compared with, takes the first
+backend that its heuristics allow, which need not be the fastest, and does not say which. A backend that does not take a
+call raises RuntimeError.
 """
 
-__all__ = ["Inputs", "Problem", "Sizes", "problems_of"]
+__all__ = ["Inputs", "Problem", "Sizes", "by_backend", "problems_of"]
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfmodel.ops.work import Work
 from perfmodel_executors.kernels.dispatch import KERNELS
@@ -79,10 +84,26 @@ class Problem:
 
 
 def problems_of(operator: str, kind: str = "serving", dtype: torch.dtype | None = None) -> list[Problem]:
-    """The operator's problems: `serving`, or `tiny` ones of a dtype; empty where its folder lists none."""
-    folder = KERNELS[operator]["torch"].rsplit(".", 1)[0]
-    if find_spec(f"{folder}.problems") is None:
+    """The operator's problems: `serving`, or `tiny` ones of a dtype; empty where its module lists none."""
+    module = import_module(KERNELS[operator]["torch"])
+    if not hasattr(module, "tiny"):
         return []
-    module = import_module(f"{folder}.problems")
     listed: list[Problem] = module.serving() if kind == "serving" else module.tiny(dtype or torch.float32)
     return [problem for problem in listed if problem.operator == operator]
+
+
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+}
+
+
+def by_backend(attend: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]]:
+    """`attend`, which calls SDPA, by each backend alone."""
+    return {f"sdpa {name}": partial(_forced, backend, attend) for name, backend in _BACKENDS.items()}
+
+
+def _forced(backend: SDPBackend, attend: Callable[..., Tensor], *args: object) -> Tensor:
+    with sdpa_kernel(backend):
+        return attend(*args)

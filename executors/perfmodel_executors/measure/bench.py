@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from perfmodel.ops.work import BatchShape
-from perfmodel_executors.kernels.sampling.reference import DRAW_BITS
+from perfmodel_executors.kernels.sampling import DRAW_BITS
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.speculation.proposer import Passes

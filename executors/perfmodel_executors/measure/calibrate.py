@@ -47,7 +47,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting, Sampling
 from perfmodel_executors.measure.bench import StepBench, StepGrants
-from perfmodel_executors.measure.ceilings import measure_ceilings
+from perfmodel_executors.measure.ceilings import CopyCase, copy_cases, measure_ceilings, with_measured_link
 from perfmodel_executors.measure.cpu_steps import (
     REFERENCE,
     REFERENCE_WITHOUT_CACHE,
@@ -56,15 +56,13 @@ from perfmodel_executors.measure.cpu_steps import (
     drafting_grid,
     scenario_range,
 )
-from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.measure.protocol import Measured, PairedCases, measure_together
-from perfmodel_executors.measure.tier_link import CopyCase, copy_cases, with_measured_link
+from perfmodel_executors.measure.protocol import DriftMeter, Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
 from perfmodel_executors.runner import RunnerSetup, StepRunner
-from perfmodel_executors.sampling_settings import settings_of
+from perfmodel_executors.sampling import settings_of
 from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for

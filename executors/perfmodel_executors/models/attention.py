@@ -17,7 +17,7 @@ from perfmodel.models.architecture import Attention
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear, rows_of
-from perfmodel_executors.kernels.attention_sinks.ring import Ring
+from perfmodel_executors.kernels.attention_sinks import Ring
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.rotations import Rotations

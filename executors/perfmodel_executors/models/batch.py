@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.kernels.attention_sinks.ring import Ring
+from perfmodel_executors.kernels.attention_sinks import Ring
 from perfmodel_executors.models.index_tensors import IndexArray, on_device
 from perfmodel_executors.models.support import CPU
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from perfmodel_executors.kernels import Kernels
-from perfmodel_executors.sampling_settings import SamplingSettings
+from perfmodel_executors.sampling import SamplingSettings
 
 
 class TokenChooser:

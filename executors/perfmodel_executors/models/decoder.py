@@ -23,7 +23,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.kernels.moe.layer import ExpertLayer
+from perfmodel_executors.kernels.moe import ExpertLayer
 from perfmodel_executors.models.attention import keys_and_values, ring_of
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.choosing import TokenChooser
@@ -56,7 +56,7 @@ from perfmodel_executors.models.weights import (
 )
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
-from perfmodel_executors.sampling_settings import SamplingSettings
+from perfmodel_executors.sampling import SamplingSettings
 
 
 class Decoder:

@@ -2,10 +2,11 @@
 
 A layer runs on the rows that come to it, and not at all where none does. A row that has left keeps its state: keys and
 values of later layers are made of it (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all
-layers. Layers between which no token leaves run in one go.
+layers. How many a token passes is drawn at the scenario's rates (`DrawnExits`). Layers between which no token leaves
+run in one go.
 """
 
-__all__ = ["leave_early"]
+__all__ = ["DrawnExits", "leave_early"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,42 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from perfmodel.engine import Request
+from perfmodel.models.spec import ExitSpec
+from perfmodel.sim.traffic.hashed import uniform_draws
 from perfmodel_executors.models.batch import StepBatch
+
+
+class DrawnExits:
+    """Draws from `seed`: a token's is a hash of request and position, whoever runs beside it."""
+
+    def __init__(self, exits: ExitSpec, seed: int) -> None:
+        self._reach = exits.reach
+        self._seed = seed
+        self._draws: dict[int, list[float]] = {}
+        self.num_tokens = self.num_layers = 0
+
+    def pass_layers(self, request: Request, position: int) -> int:
+        """Layers for the token at `position`, whose next one is an output token."""
+        draws = self._draws.get(request.request_id)
+        if draws is None:
+            draws = list(map(float, uniform_draws(self._seed, request.request_id, request.max_output_tokens)))
+            self._draws[request.request_id] = draws
+        draw = draws[position + 1 - request.num_prompt_tokens]
+        count = sum(draw < share for share in self._reach)
+        self.num_tokens += 1
+        self.num_layers += count
+        return count
+
+    def release(self, request: Request) -> None:
+        """Forget a finished request."""
+        self._draws.pop(request.request_id, None)
+
+    def in_words(self) -> str:
+        """What came of it."""
+        total = self.num_tokens * len(self._reach)
+        return f"Decoded tokens passed {self.num_layers / max(total, 1):.0%} of the layers."
+
 
 # (rows of the batch, first layer, the layer before which to stop, [R, C] states or None: those of the embedding)
 RunLayers = Callable[[StepBatch, int, int, Tensor | None], Tensor]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import MoEFFN
 from perfmodel_executors.kernels import Kernels
-from perfmodel_executors.kernels.moe.rule import RoutingRule
+from perfmodel_executors.kernels.moe import RoutingRule
 
 
 def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:

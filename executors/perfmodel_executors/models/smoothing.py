@@ -71,8 +71,10 @@ def _why_not(model: ModelSpec) -> str | None:
 
 
 def _text(model: ModelSpec, seed: int) -> list[int]:
-    from perfmodel_executors.quality.text import read_text  # quality imports this package
-    from perfmodel_executors.quality.tokenizer import load_tokenizer
+    from perfmodel_executors.quality.tokenizer import (
+        load_tokenizer,
+        read_text,  # quality imports this package
+    )
 
     path, count = model.weights_origin, min(_TEXT_TOKENS, model.max_position_embeddings)
     if path is not None and path.endswith(".gguf"):

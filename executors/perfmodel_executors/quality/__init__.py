@@ -11,9 +11,6 @@ __all__ = [
     "read_text",
 ]
 
-from perfmodel_executors.quality.measure import Quality, measure_quality
-from perfmodel_executors.quality.outputs import greedy_outputs
-from perfmodel_executors.quality.perplexity import perplexity
+from perfmodel_executors.quality.measure import Quality, greedy_outputs, measure_quality, perplexity
 from perfmodel_executors.quality.sensitivity import LayerSensitivity, measure_sensitivity
-from perfmodel_executors.quality.text import read_text
-from perfmodel_executors.quality.tokenizer import load_tokenizer
+from perfmodel_executors.quality.tokenizer import load_tokenizer, read_text

@@ -1,26 +1,131 @@
-"""The quality of a scenario's model in the formats and with the techniques that its engine serves it with."""
+"""Perplexity of a decoder as it serves, for which text goes through its KV cache chunk by chunk.
 
-__all__ = ["Quality", "measure_quality", "note_on_weights", "open_runner", "text_ids"]
+Greedy answers of a scenario's engine to real prompts, and how many of them two configurations agree on.
 
-from collections.abc import Iterator
+The quality of a scenario's model in the formats and with the techniques that its engine serves it with.
+"""
+
+__all__ = [
+    "Perplexity",
+    "Quality",
+    "exact_match",
+    "greedy_outputs",
+    "measure_quality",
+    "note_on_weights",
+    "open_runner",
+    "perplexity",
+    "prompts_of",
+    "text_ids",
+]
+
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from perfmodel.cost import plan_memory
+from perfmodel.engine import Request
 from perfmodel.errors import PerfmodelError
+from perfmodel.sim import build_serve_loop
 from perfmodel.specs import load_model
 from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import find_device, memory_as_a_sentence
+from perfmodel_executors.driver import serve
+from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.support import with_plain_weights
-from perfmodel_executors.quality.outputs import exact_match, greedy_outputs, prompts_of
-from perfmodel_executors.quality.perplexity import Perplexity, perplexity
-from perfmodel_executors.quality.text import PYDOC, read_text
-from perfmodel_executors.quality.tokenizer import load_tokenizer
+from perfmodel_executors.quality.tokenizer import PYDOC, load_tokenizer, read_text
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
+from perfmodel_executors.speculation import build_speculator
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """exp of the mean negative log likelihood of a token, and over how many tokens the mean was taken."""
+
+    value: float
+    num_tokens: int
+
+
+def perplexity(
+    runner: StepRunner, ids: Sequence[int], num_tokens: int = 1536, window: int = 512, chunk: int = 512
+) -> Perplexity:
+    """Perplexity of the tokens after each of `num_tokens`, in windows that know nothing of each other.
+
+    window: tokens of a sequence; the text's next ones begin another
+    chunk:  new tokens in a step; 1 goes through the attention of decodes, and reads all that was said from the cache
+    """
+    windows = min(num_tokens, len(ids) - 1) // window
+    if not windows:
+        raise ValueError(f"{len(ids)} tokens are less than a window of {window} and the token after it")
+    total = sum(_window_loss(runner, ids[i * window : (i + 1) * window + 1], chunk) for i in range(windows))
+    return Perplexity(exp(total / (windows * window)), windows * window)
+
+
+def _window_loss(runner: StepRunner, ids: Sequence[int], chunk: int) -> float:
+    """Summed negative log likelihood of ids[1:]."""
+    total = 0.0
+    blocks = list(range(-(-len(ids) // runner.cache.block_size)))
+    for start in range(0, len(ids) - 1, chunk):
+        end = min(start + chunk, len(ids) - 1)
+        first = start if runner.keeps_kv else 0  # without a cache a step computes all that was said
+        segments = [TokenSegment(ids[first:end], first, blocks)]
+        runner.reserve_for(segments)
+        with torch.inference_mode():
+            decoder = runner.decoder
+            batch = build_batch(segments, runner.cache.block_size, decoder.device, decoder.ring, runner.keeps_kv)
+            rows = torch.arange(start - first, end - first, device=decoder.device)
+            logits = decoder.forward(replace(batch, sample_rows_S=rows), runner.cache)
+            wanted = torch.tensor(ids[start + 1 : end + 1], device=logits.device)
+            total += float(cross_entropy(logits.float(), wanted, reduction="sum"))
+    return total
+
+
+def prompts_of(ids: Sequence[int], count: int = 12, length: int = 96) -> list[list[int]]:
+    """`count` stretches of `length` tokens, evenly spread over the text."""
+    step = max(1, (len(ids) - length) // count)
+    return [list(ids[i * step : i * step + length]) for i in range(count)]
+
+
+def greedy_outputs(
+    scenario: Scenario, runner: StepRunner, prompts: Sequence[Sequence[int]], num_tokens: int = 32
+) -> list[list[int]]:
+    """The answers of `num_tokens` tokens to `prompts`, served together by the scenario's engine."""
+    backend = ExecutedBackend(
+        *(runner.decoder, scenario.engine.block_size, scenario.seed),
+        warms_up=False,
+        runner=runner,
+        speculator=build_speculator(runner, scenario.engine, seed=scenario.seed),
+    )
+    answers: dict[int, list[int]] = {}
+
+    def keep(request: Request) -> None:
+        answers[request.request_id] = backend.tokens.outputs(request)
+        backend.release(request)
+
+    requests = [Request(index, 0, len(prompt), num_tokens) for index, prompt in enumerate(prompts)]
+    for request, prompt in zip(requests, prompts, strict=True):
+        backend.tokens.give(request, prompt)
+    num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
+    loop = build_serve_loop(scenario, num_blocks, record_positions=True)
+    serve(loop, backend, iter(requests), keep, lambda record: None)
+    return [answers[index] for index in range(len(prompts))]
+
+
+def exact_match(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
+    """The share of tokens up to each answer's first difference: one other token makes the rest another answer."""
+    same = sum(_common_prefix(a, b) for a, b in zip(ours, theirs, strict=True))
+    return same / sum(map(len, ours))
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
 
 _CHUNK = 512
 

@@ -20,9 +20,8 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
 from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.models.weights import LayerWeights
-from perfmodel_executors.quality.measure import note_on_weights, open_runner, text_ids
-from perfmodel_executors.quality.perplexity import perplexity
-from perfmodel_executors.quality.text import PYDOC
+from perfmodel_executors.quality.measure import note_on_weights, open_runner, perplexity, text_ids
+from perfmodel_executors.quality.tokenizer import PYDOC
 from perfmodel_executors.runner import StepRunner
 
 _TOKENS = 1536

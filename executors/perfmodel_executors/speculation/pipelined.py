@@ -1,15 +1,166 @@
-"""`PipelinedSpeculator`: steps in which a drafter goes on in a thread of its own while the model verifies."""
+"""Pipelined drafting: a draft model that goes on while the model verifies, in a thread of its own.
 
-__all__ = ["PipelinedSpeculator"]
+Liu et al. 2025 (PEARL). In each step the drafter begins behind a sequence's draft, or behind its newest token where it
+has none: it guesses the token that the model will add, and drafts k more. If the model agrees with all of them, these k
+are the draft of the next step; else they are forgotten.
+
+The drafter has a KV cache of its own on the block tables of the model's. What it drafts ahead lies partly behind a
+sequence's last block: in blocks of the drafter alone, before those that the tables name. If it was right, the next step
+has blocks for it, where it is copied to; so that a step may be taken twice, the next one writes to other such blocks.
+"""
+
+__all__ = ["DraftedAhead", "PipelinedProposer", "PipelinedSpeculator"]
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
-from perfmodel_executors.models.batch import TokenSegment
+import torch
+
+from perfmodel_executors.models.batch import TokenSegment, slot
+from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.measured import AcceptanceCounts
-from perfmodel_executors.speculation.proposer import Drafting
-from perfmodel_executors.speculation.proposers.pipelined import PipelinedProposer
+from perfmodel_executors.speculation.proposer import Drafting, PlainProposer
 from perfmodel_executors.speculation.speculator import Speculator, Verified
+
+
+class DraftedAhead(NamedTuple):
+    """What the drafter found behind each sequence's draft, the guess of the model's token first; and its thread's CPU
+    time for it."""
+
+    tokens: list[list[int]]
+    cpu_ns: int
+
+
+class _Beyond(NamedTuple):
+    """Keys and values of a sequence's tokens from `first` on, in the drafter's own slots, until step `turn`."""
+
+    turn: int
+    first: int
+    slots: list[int]
+
+
+class PipelinedProposer(PlainProposer):
+    """Drafts `depth` tokens of up to `max_seqs` sequences with `runner`."""
+
+    depends_on_text = False
+
+    def __init__(self, runner: StepRunner, depth: int, max_seqs: int) -> None:
+        self.runner = runner
+        self.depth = depth
+        self._per_sequence = -(-(depth + 1) // runner.cache.block_size) + 1  # own blocks
+        self._max_seqs = max_seqs
+        self._own_blocks = 2 * self._per_sequence * max_seqs  # of this step and of the one before
+        self._turn = 0  # steps that are settled
+        self._longest = runner.decoder.model.max_position_embeddings
+        self._drafts: dict[int, list[int]] = {}  # of the next step
+        self._computed: dict[int, int] = {}  # tokens of each sequence in the drafter's cache; else all but the newest
+        self._beyond: dict[int, _Beyond] = {}
+        self._thread = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, 1))
+
+    def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
+        highest = max((max(table) for table in block_tables if table), default=0)
+        self.runner.cache.reserve(self._own_blocks + highest + 1)
+
+    def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
+        return [self._drafts.get(each.key, [])[: each.depth] for each in drafting]
+
+    def go_on(
+        self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
+    ) -> "Future[DraftedAhead]":
+        """Begin to draft behind `drafts`, beside the caller; prompts are computed with the first pass."""
+        return self._thread.submit(self._go_on, drafting, drafts, chunks)
+
+    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+        """The step is over; `keep` follows for each sequence."""
+        self._turn += 1
+
+    def keep(self, index: int, drafting: Drafting, num_accepted: int, ahead: Sequence[int] | None) -> None:
+        """So much of the draft of the step's sequence `index` was right.
+
+        ahead: the draft of its next step, where the guess was right, too
+        """
+        known, size = len(drafting.tokens) + num_accepted, self.runner.cache.block_size
+        capacity = len(drafting.block_table) * size
+        self._drafts.pop(drafting.key, None)
+        self._beyond.pop(drafting.key, None)
+        if ahead is not None:
+            self._drafts[drafting.key] = list(ahead)
+            known += len(ahead)  # the guess, and all but the last of them
+        if known > capacity:
+            own = self._own(index, self._turn - 1)
+            slots = [slot(own, place, size) for place in range(known - capacity)]
+            self._beyond[drafting.key] = _Beyond(self._turn, capacity, slots)
+        self._computed[drafting.key] = known
+
+    def release(self, key: int) -> None:
+        self._drafts.pop(key, None)
+        self._computed.pop(key, None)
+        self._beyond.pop(key, None)
+
+    def first_lengths(self, drafting: Sequence[Drafting]) -> list[int]:
+        """Tokens of each sequence in the first pass."""
+        drafts = self.propose(drafting, [])
+        return [len(self._first(i, *pair).tokens) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
+
+    def _go_on(
+        self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
+    ) -> DraftedAhead:
+        begin = time.thread_time_ns()
+        segments = [self._first(i, *pair) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
+        self._bring_in(drafting, segments)
+        prompts = [
+            chunk._replace(block_table=self._shifted(chunk.block_table), is_sampled=False, draws=()) for chunk in chunks
+        ]
+        found: list[list[int]] = [[] for _ in drafting]
+        active = [i for i, each in enumerate(drafting) if each.ahead]
+        if segments or prompts:
+            unasked = [
+                s if each.ahead else s._replace(is_sampled=False) for s, each in zip(segments, drafting, strict=True)
+            ]
+            for i, token in zip(active, self.runner.run([*unasked, *prompts]), strict=True):
+                found[i].append(token)
+        for count in range(1, max((each.ahead for each in drafting), default=0)):
+            ends = [segment.num_computed + len(segment.tokens) + count - 1 for segment in segments]
+            active = [i for i in active if drafting[i].ahead > count and ends[i] < self._longest]
+            behind = [TokenSegment([found[i][-1]], ends[i], segments[i].block_table) for i in active]
+            for i, token in zip(active, self.runner.run(behind) if behind else [], strict=True):
+                found[i].append(token)
+        return DraftedAhead(found, time.thread_time_ns() - begin)
+
+    def _first(self, index: int, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
+        """What the drafter has not computed of a sequence and its draft; at least the last token."""
+        text = [*drafting.tokens, *draft]
+        start = min(self._computed.get(drafting.key, drafting.num_computed), len(text) - 1)
+        beyond = self._beyond.get(drafting.key)
+        if beyond is not None and beyond.turn != self._turn:  # left out of a step: others have written there
+            start = min(start, beyond.first)
+        table = [*self._shifted(drafting.block_table), *self._own(index, self._turn)]
+        return TokenSegment(text[start:], start, table)
+
+    def _bring_in(self, drafting: Sequence[Drafting], segments: Sequence[TokenSegment]) -> None:
+        """Copy what the last step has left behind sequences' last blocks to where it belongs."""
+        moves = []
+        for each, segment in zip(drafting, segments, strict=True):
+            beyond = self._beyond.get(each.key)
+            if beyond is not None and beyond.turn == self._turn:
+                for place, source in enumerate(
+                    beyond.slots[: max(0, segment.num_computed - beyond.first)], beyond.first
+                ):
+                    moves.append((source, slot(segment.block_table, place, self.runner.cache.block_size)))
+        if moves:
+            self.runner.cache.move(moves)
+
+    def _own(self, index: int, turn: int) -> range:
+        """The drafter's own blocks of sequence `index` of a step."""
+        first = (turn % 2 * self._max_seqs + index) * self._per_sequence
+        return range(first, first + self._per_sequence)
+
+    def _shifted(self, block_table: Sequence[int]) -> list[int]:
+        """The drafter's blocks for those of the model."""
+        return [self._own_blocks + block for block in block_table]
 
 
 class PipelinedSpeculator:

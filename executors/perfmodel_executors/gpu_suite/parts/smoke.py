@@ -30,7 +30,7 @@ from perfmodel_executors.graphs import Capture, CudaCapture, no_capture
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
 from perfmodel_executors.kernels.launch import KernelError
 from perfmodel_executors.kernels.problem import Inputs, Problem, problems_of
-from perfmodel_executors.quality.outputs import exact_match, greedy_outputs
+from perfmodel_executors.quality.measure import exact_match, greedy_outputs
 from perfmodel_executors.run import as_executed
 from perfmodel_executors.runner import RunnerSetup, build_runner
 
@@ -69,7 +69,7 @@ def smoke_tasks(bench: Bench) -> Iterator[Task]:
             yield _task(key, "graphs", partial(check_tokens, model, overrides, bench), 1)
     yield from (_kernel(*each, bench) for each in sorted(problems, key=lambda each: each[0]) if each[0] > 0)
     if find_spec("transformers") is not None and find_spec("safetensors") is not None:
-        from perfmodel_executors.parity.references import REFERENCES
+        from perfmodel_executors.parity import REFERENCES
 
         for name in sorted(REFERENCES, key=lambda name: name not in _WITH_KERNELS):
             yield _task(f"parity {name}", "parity", partial(check_parity, name, bench), 3)
@@ -166,8 +166,7 @@ def check_parity(name: str, bench: Bench) -> dict[str, Any]:
 
     Raises KernelError where the likeliest tokens are others.
     """
-    from perfmodel_executors.parity.comparison import TOLERANCE, executed, largest_difference
-    from perfmodel_executors.parity.references import REFERENCES, build
+    from perfmodel_executors.parity import REFERENCES, TOLERANCE, build, executed, largest_difference
 
     reference = REFERENCES[name]
     kernels = load_kernels(bench.backend if name in _WITH_KERNELS else "torch")

@@ -17,8 +17,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.cpu_steps import REFERENCE
-from perfmodel_executors.measure.drift import DriftMeter
-from perfmodel_executors.measure.protocol import quantile, uninterrupted
+from perfmodel_executors.measure.protocol import DriftMeter, quantile, uninterrupted
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.runner import RunnerSetup, build_runner
 

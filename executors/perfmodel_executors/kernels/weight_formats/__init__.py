@@ -18,20 +18,22 @@ from perfmodel_executors.kernels.weight_formats.containers import (
 )
 from perfmodel_executors.kernels.weight_formats.dequantize import dequantize
 from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight, quantize_experts, stack_experts
-from perfmodel_executors.kernels.weight_formats.fp4 import fp4_from_pairs, quantize_mxfp4, quantize_nvfp4
 from perfmodel_executors.kernels.weight_formats.gguf_reading import BLOCK_SIZES
 from perfmodel_executors.kernels.weight_formats.gguf_writing import quantize_gguf
+from perfmodel_executors.kernels.weight_formats.operand import join_rows, reordered, table_rows
 from perfmodel_executors.kernels.weight_formats.quantize import (
     OUTLIER_THRESHOLD,
+    fp4_from_pairs,
     quantize_fp8,
     quantize_fp8_block,
     quantize_int4,
     quantize_int4_int8,
     quantize_int8,
+    quantize_mxfp4,
+    quantize_nvfp4,
     quantize_signs,
     sparsify_24,
 )
-from perfmodel_executors.kernels.weight_formats.rows import join_rows, reordered, table_rows
 
 __all__ = [
     "BLOCK_SIZES",

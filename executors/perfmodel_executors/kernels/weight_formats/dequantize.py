@@ -1,11 +1,20 @@
-"""What a stored weight means: the matrix that its container stands for."""
+"""What a stored weight means: the matrix that its container stands for.
 
-__all__ = ["dequantize", "int4_codes", "int8_values", "sign_fields"]
+Formats that the processor cannot multiply, emulated: the values in the activations' dtype, remembered.
+
+Expanding on each call would take ten times as long as the product on a CPU. The memory is that of a dense weight.
+
+The product that a quantised one is compared with: by the same weight in the activations' dtype.
+"""
+
+__all__ = ["dense_product", "dense_weight", "dequantize", "expanded", "int4_codes", "int8_values", "sign_fields"]
 
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from perfmodel_executors.kernels.weight_formats.containers import (
     FP8_BLOCK,
@@ -17,13 +26,14 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Int4Weight,
     Int8Weight,
     LowRankWeight,
+    MatrixWeight,
     RowsWeight,
     SignsWeight,
     Sparse24Weight,
     Weight,
 )
-from perfmodel_executors.kernels.weight_formats.fp4 import dequantize_fp4
 from perfmodel_executors.kernels.weight_formats.gguf_reading import unpack_blocks
+from perfmodel_executors.kernels.weight_formats.quantize import dequantize_fp4
 
 
 def dequantize(weight: Weight) -> Tensor:
@@ -86,3 +96,32 @@ def _dense(weight: Sparse24Weight) -> Tensor:
     positions_NF2 = torch.stack((codes_NF & 3, codes_NF >> 2), dim=2).long()
     values = weight.values_NJ.float().view(n, k // 4, 2)
     return values.new_zeros(n, k // 4, 4).scatter_(2, positions_NF2, values).view(n, k)
+
+
+_Emulated = Fp8Weight | BlockFp8Weight | Fp4Weight | Sparse24Weight
+
+_expanded: WeakKeyDictionary[_Emulated, dict[torch.dtype, Tensor]] = WeakKeyDictionary()
+
+
+def expanded(weight: _Emulated, dtype: torch.dtype) -> Tensor:
+    """[N, K] in `dtype`: e4m3 values without the scales of their rows, else what the weight stands for."""
+    by_dtype = _expanded.setdefault(weight, {})
+    if dtype not in by_dtype:
+        values = weight.values_NK if isinstance(weight, Fp8Weight) else dequantize(weight)
+        by_dtype[dtype] = values.to(dtype)
+    return by_dtype[dtype]
+
+
+_for_library: WeakKeyDictionary[MatrixWeight, Tensor] = WeakKeyDictionary()
+
+
+def dense_product(x_MK: Tensor, weight: MatrixWeight, bias_N: Tensor | None = None) -> Tensor:
+    """The library's product."""
+    return functional.linear(x_MK, dense_weight(weight, x_MK.dtype), bias_N)
+
+
+def dense_weight(weight: MatrixWeight, dtype: torch.dtype) -> Tensor:
+    """[N, K] in `dtype`, expanded once, at its first call: the expansion is not what is timed."""
+    if weight not in _for_library:
+        _for_library[weight] = dequantize(weight).to(dtype)
+    return _for_library[weight]

@@ -19,7 +19,7 @@ from perfmodel_executors.kernels.weight_formats.containers import (
     Int8Weight,
     Weight,
 )
-from perfmodel_executors.kernels.weight_formats.rows import join_rows
+from perfmodel_executors.kernels.weight_formats.operand import join_rows
 
 Stacked = Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight
 

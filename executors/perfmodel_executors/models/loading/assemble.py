@@ -15,10 +15,8 @@ from perfmodel.models.executed import FAMILIES
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import GgufWeight
 from perfmodel_executors.models.changed import changed_weights
-from perfmodel_executors.models.loading.blocks import feed_forward_weights
-from perfmodel_executors.models.loading.files import open_tensors
-from perfmodel_executors.models.loading.mixers import mixer_weights
-from perfmodel_executors.models.loading.reader import Reader
+from perfmodel_executors.models.loading.blocks import feed_forward_weights, mixer_weights
+from perfmodel_executors.models.loading.files import Reader, open_tensors
 from perfmodel_executors.models.quantized import keeps_format, layer_quantizer, table_quantizer
 from perfmodel_executors.models.weights import DecoderWeights, LayerWeights, used_in_turn
 from perfmodel_executors.parallel.group import TensorGroup

@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, LinearAttention, Mamba, Mixer
-from perfmodel_executors.models.mixers.delta_net import gated_delta_net
 from perfmodel_executors.models.mixers.latent import latent_attention
 from perfmodel_executors.models.mixers.linear import linear_attention
-from perfmodel_executors.models.mixers.mamba import mamba
+from perfmodel_executors.models.mixers.recurrent import gated_delta_net, mamba
 from perfmodel_executors.models.mixers.softmax import softmax_attention
 from perfmodel_executors.models.mixers.step import MixerStep
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import LatentAttention
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.kernels.attention_latent.heads import LatentHeads
-from perfmodel_executors.kernels.attention_latent.pages import LatentPages
+from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages
 from perfmodel_executors.models.mixers.step import MixerStep
 from perfmodel_executors.models.weights import LatentWeights
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from perfmodel.models.architecture import Attention
-from perfmodel_executors.kernels.attention_prefill.reference import attend
-from perfmodel_executors.kernels.one_query import attend_one
+from perfmodel_executors.kernels.attention_decode import attend_one
+from perfmodel_executors.kernels.attention_prefill import attend
 from perfmodel_executors.models.kept import KVTiers
 from perfmodel_executors.models.mixers.step import MixerStep
 

@@ -1,1 +1,0 @@
-"""Kernels compiled ahead of their measurement, beside it, by all cores."""

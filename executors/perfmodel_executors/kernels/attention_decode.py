@@ -1,0 +1,139 @@
+"""Attention of one new token per sequence over its paged keys and values.
+
+Sequence by sequence, so that the time is a sum over sequences of (a constant + a part linear in the context): no
+padding to the longest context, whose cost would depend on which sequences meet in a batch.
+
+Problems: batches of sequences with ragged contexts in shuffled pages, tiny ones with every feature.
+"""
+
+__all__ = ["attend_one", "attention_decode", "serving", "tiny"]
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfmodel.ops.attention.decode import attention_decode as decode_work
+from perfmodel.ops.attention.prefill import Heads
+from perfmodel_executors.kernels.kv_pages import FP8, NAMES, TOLERANCE, KVPages, contiguous_kv, random_pages
+from perfmodel_executors.kernels.problem import Inputs, Problem, by_backend
+from perfmodel_executors.kernels.spans import first_visible
+
+
+def attend_one(q_NH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v, [N, H_v], of the N query heads of one token.
+
+    The query heads of a group act as the rows of one query: 4-10 times faster on a CPU than enable_gqa. A group of one
+    head is taken twice: torch multiplies a single 16-bit row by a kernel that takes 3-5 times as long as for two rows.
+    """
+    num_heads, head_dim = q_NH.shape
+    num_kv_heads = k_LKH.shape[1]
+    group = num_heads // num_kv_heads
+    q_KGH = q_NH.view(1, num_kv_heads, group, head_dim)
+    if group == 1:
+        q_KGH = q_KGH.expand(-1, -1, 2, -1)
+    k_KLH, v_KLH = k_LKH.transpose(0, 1), v_LKH.transpose(0, 1)
+    out_KGH = functional.scaled_dot_product_attention(q_KGH, k_KLH[None], v_KLH[None])
+    return out_KGH[:, :, :group].reshape(num_heads, -1)
+
+
+def attention_decode(
+    q_DNH: Tensor,
+    pages: KVPages,
+    block_tables_DM: Tensor,
+    context_lens_D: Tensor,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v].
+
+    block_tables: block ids of each sequence, padded with anything up to the longest
+    context_lens: tokens in the KV cache, the new one included
+    window:       only the last `window` tokens are seen
+    chunk:        only the tokens of the new token's own chunk of this length are seen
+    """
+    num_seqs, num_heads, _ = q_DNH.shape
+    block_size = pages.block_size
+    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
+    for row, context in enumerate(context_lens_D.tolist()):
+        first = first_visible(context - 1, window, chunk)
+        block = first // block_size
+        blocks = block_tables_DM[row, block : -(-context // block_size)]
+        seen = slice(first - block * block_size, context - block * block_size)
+        k_LKH, v_LKH = pages.gathered(blocks, q_DNH.dtype)
+        out_DNH[row] = attend_one(q_DNH[row], k_LKH[seen], v_LKH[seen])
+    return out_DNH
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Odd contexts, groups and head sizes, spans that cut pages, every format of pages."""
+    short, long = [1, 17, 40], [70, 33]
+    return [
+        _problem(short, (4, 2), (16, 24), dtype, dtype),
+        _problem(long, (3, 1), (20, 20), dtype, dtype, window=21),
+        _problem(long, (2, 2), (16, 16), dtype, dtype, chunk=24),
+        _problem(short, (6, 2), (32, 16), dtype, FP8),
+        _problem(long, (2, 1), (16, 16), dtype, torch.int8, page=32),
+    ]
+
+
+def serving() -> list[Problem]:
+    """Heads of 8B and 70B models: batches that fill the machine, few long contexts that need splits, a window."""
+    bf16 = torch.bfloat16
+    shapes: list[tuple[int, int, tuple[int, int], int | None]] = [
+        (64, 4096, (32, 8), None),
+        (32, 8192, (32, 8), None),
+        (256, 2048, (32, 8), None),
+        (1, 32768, (32, 8), None),
+        (8, 16384, (64, 8), None),
+        (64, 8192, (32, 8), 4096),
+        (128, 1024, (32, 32), None),
+    ]
+    plain = [_problem([n] * size, heads, (128, 128), bf16, bf16, window=w) for size, n, heads, w in shapes]
+    quantised = [
+        _problem([n] * size, heads, (128, 128), bf16, kv)
+        for kv in (FP8, torch.int8)
+        for size, n, heads, w in shapes[:2] + shapes[3:4]
+    ]
+    return plain + quantised + [_problem([4096] * 64, (32, 8), (64, 64), bf16, bf16)]
+
+
+def _problem(
+    contexts: list[int],
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    window: int | None = None,
+    chunk: int | None = None,
+    page: int = 16,
+) -> Problem:
+    width = -(-max(contexts) // page)
+    num_blocks = width * len(contexts) + 1
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        q = inputs.normal(len(contexts), heads[0], dims[0], dtype=dtype)
+        pages = random_pages(inputs, num_blocks, page, heads[1], dims, dtype, kv_dtype)
+        tables = inputs.permutation(num_blocks)[: width * len(contexts)].view(len(contexts), width)
+        return q, pages, tables, inputs.of(contexts, torch.int64), window, chunk
+
+    visible = sum(min(c, window or c, (c - 1) % chunk + 1 if chunk else c) for c in contexts)
+    size = Heads(*heads, *dims, NAMES[dtype], dtype.itemsize, kv_dtype.itemsize, window, chunk)
+    return Problem(
+        "attention_decode",
+        {"batch_size": len(contexts), "step": max(contexts) - 1, "num_heads": heads[0],
+         "num_key_value_heads": heads[1], "head_dim": dims[0], "v_head_dim": dims[1], "window_size": window or 0,
+         "chunk": chunk or 0, "block_size": page, "attn_dtype": NAMES[dtype], "kv_cache_dtype": NAMES[kv_dtype]},
+        make,
+        decode_work(len(contexts), visible, size),
+        TOLERANCE[dtype],
+        by_backend(_torch_attention) if kv_dtype == dtype and window is None and chunk is None else {},
+    )  # fmt: skip
+
+
+def _torch_attention(q_DNH: Tensor, pages: KVPages, tables_DM: Tensor, contexts_D: Tensor, *_: object) -> Tensor:
+    """SDPA over contiguous keys and values of equal length, a group's heads as the rows of one query."""
+    k_DKLH, v_DKLH = contiguous_kv(pages, tables_DM, tables_DM.shape[1] * pages.block_size)
+    q_DKGH = q_DNH.view(len(contexts_D), pages.num_kv_heads, -1, q_DNH.shape[2])
+    return functional.scaled_dot_product_attention(q_DKGH, k_DKLH, v_DKLH).flatten(1, 2)

@@ -1,1 +1,0 @@
-"""Attention of single new tokens over the paged KV cache."""

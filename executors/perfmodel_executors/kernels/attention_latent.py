@@ -1,0 +1,241 @@
+"""Attention over latents (DeepSeek-V2, section 2.1): decodes absorb the up-projection, prompts expand what they read.
+
+    k_j = [W_k c_j | r_j], v_j = W_v c_j  for each head, of the cached latents c (R elements) and rotated keys r
+
+Absorbed, a query reads each latent once for all heads: (W_k^T q) . c + q_r . r, and W_v of the weighted sum of latents.
+A page has one vector of each token, the compressed keys and values beside the rotated part of the key.
+
+Problems: decodes and prompts of models whose tokens are latents: DeepSeek's sizes, and odd ones.
+"""
+
+# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
+
+__all__ = ["LatentHeads", "LatentPages", "attention_latent_decode", "attention_latent_prefill", "serving", "tiny"]
+
+import math
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from perfmodel.ops.attention.latent import latent_decode
+from perfmodel.ops.attention.prefill import Heads, flash_prefill
+from perfmodel_executors.kernels.attention_prefill import QUERY_TILE, attend
+from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE
+from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.spans import visible
+
+
+class LatentHeads(NamedTuple):
+    """keys: W_k of each head, to the P elements of a key that are not rotated; values: W_v; scale: of scores."""
+
+    keys_NPR: Tensor
+    values_NVR: Tensor
+    scale: float
+
+    def absorbs(self, num_new: int, num_tokens: int) -> bool:
+        """Whether a chunk of `num_new` tokens, the last of `num_tokens`, is less work with W_k and W_v absorbed.
+
+        FLOPs of a head, with q pairs of a query and a key, of c new tokens and C in all:
+
+            absorbed  2 (2 R + r) q + 2 R (P + V) c     expanded  2 (P + r + V) q + 2 R (P + V) C
+
+        Absorbed pays per pair, expanded per token of context: DeepSeek-V3's heads (128, 128 and 512) break even at 171
+        new tokens behind a long prefix. A prompt without a prefix is never absorbed.
+        """
+        (_, size, rank), value = self.keys_NPR.shape, self.values_NVR.shape[1]
+        pairs = num_new * (num_tokens - (num_new - 1) / 2)
+        return (2 * rank - size - value) * pairs < rank * (size + value) * (num_tokens - num_new)
+
+
+class LatentPages(NamedTuple):
+    """Latents [B, S, R + r] of B blocks of S tokens: R elements of keys and values, then r of the rotated key."""
+
+    latents_BSW: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is stored."""
+        return (self.latents_BSW,)
+
+    @property
+    def block_size(self) -> int:
+        return self.latents_BSW.shape[1]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return math.prod(self.latents_BSW.shape[1:]) * self.latents_BSW.element_size()
+
+    def grown(self, num_blocks: int) -> "LatentPages":
+        """Room for `num_blocks`, with the same contents; new blocks are zero."""
+        grown = self.latents_BSW.new_zeros(num_blocks, *self.latents_BSW.shape[1:])
+        grown[: len(self.latents_BSW)] = self.latents_BSW
+        return LatentPages(grown)
+
+    def write(self, latents_TW: Tensor, slots_T: Tensor) -> None:
+        """Row t goes to slot `slots[t] = block_id * block_size + offset`."""
+        self.latents_BSW.flatten(0, 1).index_copy_(0, slots_T, latents_TW)
+
+    def gathered(self, blocks_M: Tensor) -> Tensor:
+        """Latents [M * S, R + r] of the named blocks."""
+        return self.latents_BSW.index_select(0, blocks_M).flatten(0, 1)
+
+    def move(self, sources_M: Tensor, targets_M: Tensor) -> None:
+        """Copy the tokens in slots `sources` to slots `targets`; all are read before any is written."""
+        rows = self.latents_BSW.flatten(0, 1)
+        rows[targets_M] = rows[sources_M]
+
+    def fill_normal(self, first_block: int) -> None:
+        """Random contents for the blocks from `first_block` on: standard normal."""
+        torch.nn.init.normal_(self.latents_BSW[first_block:])
+
+
+def attention_latent_decode(
+    q_DNH: Tensor,
+    pages: LatentPages,
+    block_tables_DM: Tensor,
+    context_lens_D: Tensor,
+    heads: LatentHeads,
+) -> Tensor:
+    """One new token per sequence, [D, N, V].
+
+    q:      queries, P elements that meet keys made of latents, then r rotated ones
+    block_tables, context_lens: blocks of each sequence, and its tokens, the new one included
+    """
+    keys_NPR, values_NVR, scale = heads
+    num_nope, rank = keys_NPR.shape[1:]
+    absorbed_DNR = torch.einsum("dnp,npr->dnr", q_DNH[..., :num_nope], keys_NPR)
+    q_DNW = torch.cat((absorbed_DNR, q_DNH[..., num_nope:]), dim=-1) * scale
+    sums_DNR = q_DNW.new_empty(*q_DNH.shape[:2], rank)
+    for row, context in enumerate(context_lens_D.tolist()):
+        latents_LW = pages.gathered(block_tables_DM[row, : -(-context // pages.block_size)])[:context]
+        scores_NL = q_DNW[row] @ latents_LW.T
+        weights_NL = torch.softmax(scores_NL.float(), dim=-1).to(q_DNW.dtype)
+        sums_DNR[row] = weights_NL @ latents_LW[:, :rank]
+    return torch.einsum("dnr,nvr->dnv", sums_DNR, values_NVR)
+
+
+def attention_latent_prefill(
+    q_TNH: Tensor,
+    pages: LatentPages,
+    block_tables_GM: Tensor,
+    query_starts_G: Tensor,
+    num_computed_G: Tensor,
+    heads: LatentHeads,
+) -> Tensor:
+    """Prompt chunks, [T, N, V], whose latents are in their pages; `query_starts` and `num_computed` as those of
+    `attention_prefill`, the others as those of the decode."""
+    keys_NPR, values_NVR, scale = heads
+    (num_heads, _, rank), size = keys_NPR.shape, pages.block_size
+    starts: list[int] = query_starts_G.tolist()
+    q_TNH = q_TNH * (scale * math.sqrt(q_TNH.shape[-1]))  # `attend` divides by the root
+    out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], values_NVR.shape[1])
+    for row, computed in enumerate(num_computed_G.tolist()):
+        begin, end = starts[row], starts[row + 1]
+        total = computed + end - begin
+        latents_LW = pages.gathered(block_tables_GM[row, : -(-total // size)])[:total]
+        k_NLP = latents_LW[:, :rank] @ keys_NPR.transpose(1, 2)
+        k_NLH = torch.cat((k_NLP, latents_LW[:, rank:].expand(num_heads, -1, -1)), dim=-1)
+        v_NLV = latents_LW[:, :rank] @ values_NVR.transpose(1, 2)
+        for tile in range(begin, end, QUERY_TILE):
+            rows = slice(tile, min(tile + QUERY_TILE, end))
+            first, last = computed + tile - begin, computed + rows.stop - begin
+            queries_T, keys_L = (torch.arange(p, last, device=q_TNH.device) for p in (first, 0))
+            mask_TL = visible(queries_T, keys_L, None, None)
+            out_TNV[rows] = attend(q_TNH[rows], k_NLH[:, :last], v_NLV[:, :last], mask_TL)
+    return out_TNV
+
+
+_DEEPSEEK = (128, 64, 512, 128)  # elements of a query that meet keys of latents, rotated ones, of a latent, of a value
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Odd contexts and sizes, fewer heads than a tile has rows and more; few tokens behind a long prefix, and many."""
+    small = (12, 8, 32, 10)
+    return [
+        _decode([1, 19, 40], 6, small, dtype, 4),
+        _decode([33, 70], 20, (10, 6, 24, 16), dtype),
+        _prompt([(9, 0), (2, 30), (140, 5)], 3, small, dtype, 4),
+        _prompt([(50, 90)], 2, (16, 16, 32, 16), dtype),
+        _prompt([(3, 37), (2, 0)], 4, small, dtype, 4),
+    ]
+
+
+def serving() -> list[Problem]:
+    """Heads of DeepSeek-V3 on one device and on eight."""
+    bf16 = torch.bfloat16
+    shapes = ((32, 4096, 128), (128, 2048, 128), (1, 32768, 128), (64, 4096, 16), (8, 16384, 16))
+    spans = (
+        ([(4096, 0)], 128),
+        ([(1024, 0)] * 8, 16),
+        ([(8192, 0)], 16),
+        ([(2048, 14336)], 16),
+        ([(4, 8192)] * 32, 16),
+    )
+    decodes = [_decode([context] * size, heads, _DEEPSEEK, bf16) for size, context, heads in shapes]
+    return decodes + [_prompt(each, heads, _DEEPSEEK, bf16) for each, heads in spans]
+
+
+def _decode(
+    contexts: list[int], num_heads: int, dims: tuple[int, int, int, int], dtype: torch.dtype, page: int = 16
+) -> Problem:
+    nope, rotated, rank, _ = dims
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        q = inputs.normal(len(contexts), num_heads, nope + rotated, dtype=dtype)
+        pages, tables = _pages(inputs, contexts, page, rank + rotated, dtype)
+        return q, pages, tables, inputs.of(contexts, torch.int64), _heads(inputs, num_heads, dims, dtype)
+
+    heads = Heads(num_heads, 1, rank + rotated, rank, NAMES[dtype], dtype.itemsize, dtype.itemsize)
+    return Problem(
+        "attention_latent_decode",
+        {"batch_size": len(contexts), "step": max(contexts) - 1, "num_heads": num_heads, "kv_lora_rank": rank,
+         "qk_rope_head_dim": rotated, "block_size": page, "attn_dtype": NAMES[dtype]},
+        make,
+        latent_decode(len(contexts), sum(contexts), heads),
+        TOLERANCE[dtype],
+    )  # fmt: skip
+
+
+def _prompt(
+    spans: list[tuple[int, int]], num_heads: int, dims: tuple[int, int, int, int], dtype: torch.dtype, page: int = 16
+) -> Problem:
+    """spans: (new tokens, tokens computed before) of each chunk"""
+    nope, rotated, rank, value = dims
+    starts = list(accumulate((new for new, _ in spans), initial=0))
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        q = inputs.normal(starts[-1], num_heads, nope + rotated, dtype=dtype)
+        pages, tables = _pages(inputs, [new + done for new, done in spans], page, rank + rotated, dtype)
+        chunks = (inputs.of(starts, torch.int64), inputs.of([done for _, done in spans], torch.int64))
+        return q, pages, tables, *chunks, _heads(inputs, num_heads, dims, dtype)
+
+    heads = Heads(num_heads, num_heads, nope + rotated, value, NAMES[dtype], dtype.itemsize, dtype.itemsize)
+    return Problem(
+        "attention_latent_prefill",
+        {"batch_size": len(spans), "isl": max(new for new, _ in spans), "step": max(done for _, done in spans),
+         "num_heads": num_heads, "kv_lora_rank": rank, "qk_rope_head_dim": rotated, "block_size": page,
+         "attn_dtype": NAMES[dtype]},
+        make,
+        flash_prefill(spans, heads),
+        TOLERANCE[dtype],
+    )  # fmt: skip
+
+
+def _pages(
+    inputs: Inputs, contexts: list[int], page: int, width: int, dtype: torch.dtype
+) -> tuple[LatentPages, Tensor]:
+    """Latents, and the blocks of each sequence, shuffled."""
+    columns = -(-max(contexts) // page)
+    num_blocks = columns * len(contexts) + 1
+    pages = LatentPages(inputs.normal(num_blocks, page, width, dtype=dtype))
+    return pages, inputs.permutation(num_blocks)[: columns * len(contexts)].view(len(contexts), columns)
+
+
+def _heads(inputs: Inputs, num_heads: int, dims: tuple[int, int, int, int], dtype: torch.dtype) -> LatentHeads:
+    nope, rotated, rank, value = dims
+    keys = inputs.normal(num_heads, nope, rank, dtype=dtype, scale=rank**-0.5)
+    values = inputs.normal(num_heads, value, rank, dtype=dtype, scale=rank**-0.5)
+    return LatentHeads(keys, values, 1 / math.sqrt(nope + rotated))

@@ -1,1 +1,0 @@
-"""Multi-head latent attention (MLA) over pages of latents."""

@@ -1,1 +1,0 @@
-"""Causal attention of prompt chunks over the paged KV cache."""

@@ -1,1 +1,0 @@
-"""Attention whose scores are capped, or share their softmax with a learned sink."""

@@ -1,0 +1,132 @@
+"""Block-sparse attention over paged keys and values: what a query's block does not see is neither read nor computed.
+
+Patterns are BigBird's and Longformer's, for text that is generated. Blocks of tokens are whole pages, so that what is
+seen is gathered page by page. Positions are those in the text.
+
+Problems: BigBird's pattern and windows of blocks, odd ones and those of long prompts.
+"""
+
+__all__ = ["attention_sparse_decode", "attention_sparse_prefill", "seen_blocks", "serving", "tiny"]
+
+import math
+import random
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.models.architecture import BlockSparsity
+from perfmodel_executors.kernels import attention_decode as decodes
+from perfmodel_executors.kernels import attention_prefill as prompts
+from perfmodel_executors.kernels.attention_decode import attend_one
+from perfmodel_executors.kernels.attention_prefill import attend_masked
+from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.problem import Inputs, Problem
+
+
+@lru_cache(maxsize=65536)
+def seen_blocks(block: int, sparsity: BlockSparsity) -> tuple[int, ...]:
+    """Ascending: blocks at the beginning, blocks anywhere (the same whenever they are asked for), the nearest ones.
+
+    The last is the queries' own. With a fraction, BigBird's random blocks are half of those that are left beside the
+    ones at the beginning.
+    """
+    count = sparsity.num_blocks or math.ceil((sparsity.fraction or 1.0) * (block + 1))
+    if count > block:
+        return tuple(range(block + 1))
+    first = min(sparsity.num_globals, count - 1)
+    drawn = min(sparsity.num_random, count - first - 1)
+    if sparsity.num_blocks is None:
+        drawn = (count - first) // 2 if sparsity.num_random else 0
+    nearest = count - first - drawn
+    between = range(first, block - nearest + 1)
+    chosen = sorted(random.Random(block).sample(between, drawn))
+    return (*range(first), *chosen, *range(block - nearest + 1, block + 1))
+
+
+def attention_sparse_decode(
+    q_DNH: Tensor, pages: KVPages, block_tables_DM: Tensor, context_lens_D: Tensor, sparsity: BlockSparsity
+) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v of one token per sequence over the blocks that its block sees, [D, N, H_v]."""
+    num_seqs, num_heads, _ = q_DNH.shape
+    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
+    for row, context in enumerate(context_lens_D.tolist()):
+        k_LKH, v_LKH = _seen(pages, block_tables_DM[row], context, sparsity, q_DNH.dtype)
+        out_DNH[row] = attend_one(q_DNH[row], k_LKH, v_LKH)
+    return out_DNH
+
+
+def attention_sparse_prefill(
+    q_TNH: Tensor,
+    pages: KVPages,
+    block_tables_GM: Tensor,
+    query_starts_G: Tensor,
+    num_computed_G: Tensor,
+    sparsity: BlockSparsity,
+) -> Tensor:
+    """The same for the queries of prompt chunks, block by block, [T, N, H_v]; causal within a query's own block."""
+    starts: list[int] = query_starts_G.tolist()
+    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_dim)
+    for row, computed in enumerate(num_computed_G.tolist()):
+        begin, total = starts[row], computed + starts[row + 1] - starts[row]
+        position = computed
+        while position < total:
+            end = min((position // sparsity.block + 1) * sparsity.block, total)
+            k_LKH, v_LKH = _seen(pages, block_tables_GM[row], end, sparsity, q_TNH.dtype)
+            size, own = end - position, (end - 1) % sparsity.block + 1  # queries, and keys of their own block
+            mask_TL = torch.ones(size, len(k_LKH), dtype=torch.bool, device=q_TNH.device)
+            mask_TL[:, len(k_LKH) - own :] = mask_TL.new_ones(size, own).tril(own - size)
+            rows = slice(begin + position - computed, begin + end - computed)
+            out_TNH[rows] = attend_masked(q_TNH[rows], k_LKH.transpose(0, 1), v_LKH.transpose(0, 1), mask_TL)
+            position = end
+    return out_TNH
+
+
+def _seen(
+    pages: KVPages, table_M: Tensor, context: int, sparsity: BlockSparsity, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Keys and values [L, K, H] of the blocks that the block of the last of `context` tokens sees, up to that token."""
+    blocks = seen_blocks((context - 1) // sparsity.block, sparsity)
+    per_block, last = sparsity.block // pages.block_size, -(-context // pages.block_size)
+    numbers = [page for b in blocks for page in range(b * per_block, min((b + 1) * per_block, last))]
+    k_LKH, v_LKH = pages.gathered(table_M[torch.tensor(numbers, device=table_M.device)], dtype)
+    num_seen = (len(blocks) - 1) * sparsity.block + (context - 1) % sparsity.block + 1
+    return k_LKH[:num_seen], v_LKH[:num_seen]
+
+
+_NUM_CHUNK_ARGUMENTS = 5  # of a prompt: queries, pages, tables, starts, computed
+_NUM_DECODE_ARGUMENTS = 4
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """What plain attention has, in plain pages of 16 tokens, over one to three blocks."""
+    patterns = BlockSparsity(16, 3, None, 1, 1), BlockSparsity(32, None, 0.5, 1), BlockSparsity(16, 1)
+    found = [p for p in (*decodes.tiny(dtype), *prompts.tiny(dtype)) if _is_plain(p)]
+    return [_over(problem, pattern) for problem in found for pattern in patterns]
+
+
+def serving() -> list[Problem]:
+    """Eight blocks of 64 tokens, of which BigBird has two at the beginning and three anywhere."""
+    found = [p for p in (*decodes.serving()[:3], *prompts.serving()[:3]) if _is_plain(p)]
+    return [_over(problem, BlockSparsity(64, 8, None, 2, 3)) for problem in found]
+
+
+def _is_plain(problem: Problem) -> bool:
+    sizes = problem.sizes
+    spans = (sizes.get("window_size", 0), sizes.get("chunk", 0))
+    is_whole = sizes["kv_cache_dtype"] == sizes["attn_dtype"] and sizes["block_size"] == 16
+    return is_whole and spans == (0, 0) and sizes.get("tree", "no") == "no"
+
+
+def _over(problem: Problem, sparsity: BlockSparsity) -> Problem:
+    is_decode = problem.operator == "attention_decode"
+    count = _NUM_DECODE_ARGUMENTS if is_decode else _NUM_CHUNK_ARGUMENTS
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        return *problem.make(inputs)[:count], sparsity
+
+    pattern = {"block": sparsity.block, "blocks": sparsity.num_blocks or 0, "random": sparsity.num_random}
+    operator = "attention_sparse_decode" if is_decode else "attention_sparse_prefill"
+    return replace(problem, operator=operator, sizes={**problem.sizes, **pattern}, make=make, work=None, baselines={})

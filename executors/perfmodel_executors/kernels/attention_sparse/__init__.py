@@ -1,1 +1,0 @@
-"""Block-sparse attention over paged keys and values."""

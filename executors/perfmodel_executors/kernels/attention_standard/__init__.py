@@ -1,1 +1,0 @@
-"""Attention that keeps its scores in memory: what flash attention is compared with."""

@@ -1,1 +1,0 @@
-"""The causal convolution in front of a scan."""

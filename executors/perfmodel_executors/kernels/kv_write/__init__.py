@@ -1,1 +1,0 @@
-"""Scatter of new keys and values into the paged KV cache."""

@@ -1,1 +1,0 @@
-"""Matrix multiplication by a weight in llama.cpp's blocks, at the activations' own precision."""

@@ -1,1 +1,0 @@
-"""Matrix multiplication by a weight of signs: ternary or binary, activations in INT8."""

@@ -1,1 +1,0 @@
-"""Matrix multiplication by a weight with two of each four inputs kept."""

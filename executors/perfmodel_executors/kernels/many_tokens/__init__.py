@@ -1,1 +1,0 @@
-"""Products of many tokens, of plain weights and of 8-bit codes."""

@@ -1,1 +1,0 @@
-"""Mixture of experts: routing and grouped experts."""

@@ -1,1 +1,0 @@
-"""Operators `verify_greedy` and `verify_stochastic`: which drafted tokens the target keeps."""

@@ -1,0 +1,62 @@
+"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension, accumulated in fp32.
+
+Problems: rows of a model's width, and of single heads.
+"""
+
+__all__ = ["add_rms_norm", "rms_norm", "serving", "tiny"]
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfmodel.ops.elementwise import rms_norm as norm_work
+from perfmodel_executors.kernels.problem import Inputs, Problem
+
+
+def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
+    """Normalised x, in x's dtype."""
+    return torch.nn.functional.rms_norm(x_TC, weight_C.shape, weight_C, eps)
+
+
+def add_rms_norm(x_TC: Tensor, residual_TC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(RMSNorm(x + residual), x + residual): the pre-norm of the next block with its residual stream."""
+    residual_TC = residual_TC + x_TC
+    return rms_norm(residual_TC, weight_C, eps), residual_TC
+
+
+_EPS = 1e-5
+_BYTES = 2  # of an element of a serving problem
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Odd rows and columns."""
+    shapes = ((1, 8), (3, 129), (5, 64))
+    return [_problem(name, *shape, dtype) for name in ("rms_norm", "add_rms_norm") for shape in shapes]
+
+
+def serving() -> list[Problem]:
+    """A decode batch, a chunk, and sizes beyond the L2 (32 MB and more) at widths of 1B, 8B and 70B models."""
+    shapes = ((64, 4096), (2048, 4096), (8192, 2048), (8192, 4096), (8192, 8192))
+    return [_problem(name, *shape, torch.bfloat16) for name in ("add_rms_norm", "rms_norm") for shape in shapes]
+
+
+def _problem(operator: str, rows: int, columns: int, dtype: torch.dtype) -> Problem:
+    adds = operator == "add_rms_norm"
+
+    def make(inputs: Inputs) -> tuple[Tensor | float, ...]:
+        streams = [inputs.normal(rows, columns, dtype=dtype) for _ in range(2 if adds else 1)]
+        return *streams, inputs.normal(columns, dtype=dtype), _EPS
+
+    return Problem(
+        operator,
+        {"tokens": rows, "size": columns, "dtype": str(dtype).removeprefix("torch.")},
+        make,
+        norm_work(operator, rows, columns, _BYTES, adds_residual=adds),
+        _TOLERANCE[dtype],
+        {} if adds else {"torch rms_norm": _torch_norm},
+    )
+
+
+def _torch_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(x_TC, weight_C.shape, weight_C, eps)

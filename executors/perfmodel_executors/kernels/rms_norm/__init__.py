@@ -1,1 +1,0 @@
-"""Root-mean-square normalisation, with and without the residual addition."""

@@ -1,0 +1,142 @@
+"""RoPE of queries and keys, and the paged write of keys and values: what comes between the projection and attention.
+
+Rotations are in the half-rotation layout (pairs are elements i and i + H/2 of a head); the engine assigned the slots.
+
+Problems: queries, keys and values as slices of one projection's output, written to shuffled slots.
+"""
+
+__all__ = ["kv_write", "rope", "rope_kv_write", "rope_table", "serving", "tiny"]
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.ops.elementwise import kv_write as write_work
+from perfmodel.ops.elementwise import rope as rope_work
+from perfmodel.ops.work import Work
+from perfmodel_executors.kernels.kv_pages import FP8, NAMES, TOLERANCE, KVPages, empty_pages, packed, quantized
+from perfmodel_executors.kernels.problem import Inputs, Problem
+
+
+def rope_table(num_positions: int, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
+    """cos and sin of position * theta^(-2i/head_dim), concatenated: [num_positions, head_dim]."""
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angle = torch.outer(torch.arange(num_positions, dtype=torch.float32), inverse)
+    return torch.cat((angle.cos(), angle.sin()), dim=-1).to(dtype)
+
+
+def rope(x_TNH: Tensor, cos_sin_TH: Tensor) -> Tensor:
+    """x rotated; `cos_sin_TH` holds the table's row of each token's position."""
+    cos, sin = cos_sin_TH[:, None].chunk(2, dim=-1)
+    first, second = x_TNH.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def kv_write(k_TKH: Tensor, v_TKH: Tensor, pages: KVPages, slots_T: Tensor) -> None:
+    """Writes row t of k and v to slot `slots[t] = block_id * block_size + offset`, in place, quantised as pages are."""
+    if pages.packing is not None:
+        k_bytes, v_bytes, k_scales, v_scales = pages.tensors
+        for x_TKH, *stored in ((k_TKH, k_bytes, k_scales), (v_TKH, v_bytes, v_scales)):
+            for tensor, rows in zip(stored, packed(x_TKH, pages.packing), strict=True):
+                tensor.flatten(0, 1).index_copy_(0, slots_T, rows)
+        return
+    size = pages.block_size
+    sides = ((k_TKH, pages.k_BSKH, pages.k_scale_BKS), (v_TKH, pages.v_BSKH, pages.v_scale_BKS))
+    for x_TKH, pages_BSKH, scale_BKS in sides:
+        if x_TKH.dtype == pages_BSKH.dtype:
+            pages_BSKH.flatten(0, 1).index_copy_(0, slots_T, x_TKH)
+            continue
+        values_TKH, scale_TK = quantized(x_TKH, pages_BSKH.dtype)
+        if pages_BSKH.dtype == FP8:  # as bytes: the CPU scatters no fp8
+            values_TKH, pages_BSKH = values_TKH.view(torch.uint8), pages_BSKH.view(torch.uint8)
+        pages_BSKH.flatten(0, 1).index_copy_(0, slots_T, values_TKH)
+        if scale_BKS is not None and scale_TK is not None:
+            scale_BKS[slots_T // size, :, slots_T % size] = scale_TK
+
+
+def rope_kv_write(
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    cos_sin_TH: Tensor | None,
+    pages: KVPages,
+    slots_T: Tensor,
+) -> Tensor:
+    """The rotated queries; rotated keys and values go to their slots of `pages`, quantised as those are.
+
+    cos_sin: the table's row of each token's position (see `rope_table`); None for a layer without RoPE
+    slots:   block_id * block_size + offset of each token
+    """
+    if cos_sin_TH is not None:
+        q_TNH, k_TKH = rope(q_TNH, cos_sin_TH), rope(k_TKH, cos_sin_TH)
+    kv_write(k_TKH, v_TKH, pages, slots_T)
+    return q_TNH
+
+
+_PAGE = 16
+_THETA = 10_000.0
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Odd numbers of heads, head sizes that are no powers of two, values of another size, no table."""
+    return [
+        _problem(5, (3, 1), (20, 12), dtype, dtype),
+        _problem(3, (6, 5), (16, 16), dtype, dtype, has_rope=False),
+        _problem(7, (4, 2), (16, 24), dtype, FP8),
+        _problem(6, (5, 1), (20, 16), dtype, torch.int8),
+    ]
+
+
+def serving() -> list[Problem]:
+    """Prompts beyond the L2 and a decode batch of an 8B model's heads, in the formats of the cache."""
+    shapes = ((8192, (32, 8)), (64, (32, 8)), (16384, (64, 8)))
+    kinds = (torch.bfloat16, FP8, torch.int8)
+    return [_problem(tokens, heads, (128, 128), torch.bfloat16, kv) for kv in kinds for tokens, heads in shapes]
+
+
+def _problem(
+    num_tokens: int,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    has_rope: bool = True,
+) -> Problem:
+    widths = [heads[0] * dims[0], heads[1] * dims[0], heads[1] * dims[1]]
+    num_blocks = -(-num_tokens // _PAGE) + 2
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        q, k, v = inputs.normal(num_tokens, sum(widths), dtype=dtype).tensor_split([widths[0], sum(widths[:2])], dim=-1)
+        parts = (x.view(num_tokens, -1, width) for x, width in zip((q, k, v), (dims[0], dims[0], dims[1]), strict=True))
+        table = rope_table(num_tokens, dims[0], _THETA, dtype).to(inputs.device) if has_rope else None
+        pages = empty_pages(num_blocks, _PAGE, heads[1], dims, kv_dtype, inputs.device)
+        return *parts, table, pages, inputs.permutation(num_blocks * _PAGE)[:num_tokens]
+
+    tolerance = TOLERANCE[dtype]
+    if dtype != torch.float32 and kv_dtype != dtype:  # one step of the quantiser, where the roundings before it differ
+        tolerance = max(tolerance, 1 / 8 if kv_dtype == FP8 else 1 / 127)
+    return Problem(
+        "rope_kv_write",
+        {"tokens": num_tokens, "num_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": dims[0],
+         "kv_cache_dtype": NAMES[kv_dtype], "dtype": NAMES[dtype], "rope": "yes" if has_rope else "no"},
+        make,
+        _work(num_tokens, widths, dtype, kv_dtype, has_rope),
+        tolerance,
+    )  # fmt: skip
+
+
+def _work(num_tokens: int, widths: list[int], dtype: torch.dtype, kv_dtype: torch.dtype, has_rope: bool) -> Work:
+    """Both operators' FLOPs; of keys, the rotated ones are not written and read again."""
+    write = write_work(num_tokens, widths[1] + widths[2], dtype.itemsize, kv_dtype.itemsize)
+    if not has_rope:
+        return write
+    queries = rope_work(num_tokens, widths[0], dtype.itemsize)
+    rotated = rope_work(num_tokens, widths[0] + widths[1], dtype.itemsize)
+    return replace(
+        write,
+        name="rope_kv_write",
+        flops=rotated.flops,
+        activation_bytes=write.activation_bytes + queries.activation_bytes,
+    )

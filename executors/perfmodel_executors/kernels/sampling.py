@@ -1,0 +1,253 @@
+"""Choice of the next token: the most likely one, or one drawn with a given random number.
+
+What is drawn from is set by a threshold on probabilities, not by ranks: equal logits are kept or left together.
+
+    w       = exp((logit - largest) / temperature), at most 1; summed as integers, w 2^40, in any order
+    min-p:  w >= min_p (the largest is 1)
+    top-k:  w >= the k-th largest w
+    top-p:  w >= the largest t for which the kept w with w >= t sum up to top_p of all that min-p and top-k kept
+    token:  the first in the vocabulary's order at which the sum of kept integers exceeds draw / 2^31 of their total
+
+The order of the vocabulary instead of a sorted one is as good for drawing, and needs no sort. Tokens less likely than
+2^-41 of the likeliest are not drawn: all together at most V 2^-41, 6e-8 of 128k tokens.
+
+A logit that is not a number counts as the least there is, and is counted, so that a run can say so: a token is one of
+the vocabulary, whatever a model computes.
+
+Which drafted tokens the target keeps, and the token that it puts after them.
+
+Drafts of a sequence are the nodes of a tree: node 0 is the last token that is known already, every other node a
+drafted token behind its parent. A chain is a tree with one child a node. Nodes come after their parents, siblings in
+the order in which they are tried.
+
+greedy:      a node is kept if it is its parent's most likely successor; the first node of a path that is not ends it.
+stochastic:  at a node with the target's distribution p, its children are tried one after the other: a child x drawn
+             from q is kept with probability min(1, p(x) / q(x)); if it is not, p becomes max(p - q, 0), normalised,
+             and the next child is tried. When none is kept, the next token is drawn from what p has become; after a
+             leaf from p itself. The tokens are distributed as those of the target alone, whatever q is.
+
+Sources: Leviathan et al. 2023, algorithm 1, and Chen et al. 2023 (chains); Miao et al. 2024 (SpecInfer), algorithm 2
+(trees). Siblings must be drawn independently of one another, given their q. Candidates that are not drawn at all (the k
+most likely ones, a phrase found in the text) have a q that is 1 at the candidate.
+
+The next tokens of a batch of sequences.
+"""
+
+__all__ = [
+    "DRAW_BITS",
+    "WEIGHT_BITS",
+    "greedy",
+    "sample_top_k_top_p",
+    "serving",
+    "tiny",
+    "verify_greedy",
+    "verify_stochastic",
+]
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from perfmodel.ops.elementwise import sample
+from perfmodel_executors.kernels.problem import Inputs, Problem
+
+DRAW_BITS = 31  # of a random number
+WEIGHT_BITS = 40  # of the integer of the largest weight, whose sum over a vocabulary fits 63
+
+
+def greedy(logits_SV: Tensor, num_nan: Tensor | None = None) -> Tensor:
+    """The index of each row's largest logit, [S]; the first of equal ones.
+
+    num_nan: int64 [1], to which logits that are not numbers are added
+    """
+    return _numbers(logits_SV, num_nan).argmax(dim=-1)
+
+
+def sample_top_k_top_p(
+    logits_SV: Tensor,
+    draws_S: Tensor,
+    temperature_S: Tensor,
+    top_k_S: Tensor | None = None,
+    top_p_S: Tensor | None = None,
+    min_p_S: Tensor | None = None,
+    num_nan: Tensor | None = None,
+) -> Tensor:
+    """One token for each row, int64 [S].
+
+    draws_S:       int64 in 0 .. 2^31 - 1
+    temperature_S: fp32; 0 takes the most likely token, the first of equal ones
+    top_k_S:       int32; how many tokens to draw from, 0 for all
+    top_p_S:       fp32; which share of the probability, 1 for all
+    min_p_S:       fp32; the least probability over the largest, 0 for all
+    num_nan:       int64 [1], to which logits that are not numbers are added
+    """
+    logits_SV = _numbers(logits_SV, num_nan).float()
+    is_greedy_S1 = (temperature_S <= 0)[:, None]
+    inverse_S1 = 1.0 / torch.where(is_greedy_S1, 1.0, temperature_S[:, None])
+    largest_S1 = logits_SV.amax(dim=1, keepdim=True)
+    weights_SV = torch.where(logits_SV == largest_S1, 1.0, ((logits_SV - largest_S1) * inverse_S1).exp())
+    least_S1 = torch.zeros_like(inverse_S1) if min_p_S is None else min_p_S[:, None]
+    if top_k_S is not None:
+        least_S1 = torch.maximum(least_S1, _kth_largest(weights_SV, top_k_S))
+    if top_p_S is not None:
+        least_S1 = torch.maximum(least_S1, _nucleus(weights_SV, least_S1, top_p_S))
+    least_S1 = torch.where(is_greedy_S1, 1.0, least_S1)
+    sums_SV = torch.where(weights_SV >= least_S1, _integers(weights_SV), 0).cumsum(dim=1)
+    draws_S1 = torch.where(is_greedy_S1, 0, draws_S[:, None])
+    high_S1, low_S1 = sums_SV[:, -1:] >> DRAW_BITS, sums_SV[:, -1:] & ((1 << DRAW_BITS) - 1)
+    target_S1 = high_S1 * draws_S1 + (low_S1 * draws_S1 >> DRAW_BITS)
+    return (sums_SV <= target_S1).sum(dim=1)
+
+
+def _numbers(logits_SV: Tensor, num_nan: Tensor | None) -> Tensor:
+    is_nan_SV = logits_SV.isnan()
+    if num_nan is not None:
+        num_nan += is_nan_SV.sum()
+    return logits_SV.masked_fill(is_nan_SV, -torch.inf)
+
+
+def _integers(weights_SV: Tensor) -> Tensor:
+    return (weights_SV * float(1 << WEIGHT_BITS)).long()
+
+
+def _kth_largest(weights_SV: Tensor, top_k_S: Tensor) -> Tensor:
+    """The least weight that top-k keeps, [S, 1]; 0 where it keeps all."""
+    vocab = weights_SV.shape[1]
+    is_all_S = (top_k_S <= 0) | (top_k_S >= vocab)
+    rank_S1 = torch.where(is_all_S, vocab, top_k_S).long()[:, None] - 1
+    kth_S1 = weights_SV.sort(dim=1, descending=True).values.gather(1, rank_S1)
+    return torch.where(is_all_S[:, None], 0.0, kth_S1)
+
+
+def _nucleus(weights_SV: Tensor, least_S1: Tensor, top_p_S: Tensor) -> Tensor:
+    """The least weight that top-p keeps of those from `least` on, [S, 1]; 0 where it keeps all."""
+    sorted_SV = weights_SV.sort(dim=1, descending=True).values
+    sums_SV = torch.where(sorted_SV >= least_S1, _integers(sorted_SV), 0).cumsum(dim=1)
+    wanted_S1 = (sums_SV[:, -1:].double() * top_p_S.double()[:, None]).long().clamp_min(1)
+    last_S1 = (sums_SV < wanted_S1).sum(dim=1, keepdim=True).clamp_max(weights_SV.shape[1] - 1)
+    return torch.where((top_p_S >= 1)[:, None], 0.0, sorted_SV.gather(1, last_S1))
+
+
+_TINY = 1e-30  # below it, nothing of a distribution is left
+
+
+def verify_greedy(
+    tokens_RN: Tensor, parents: Sequence[int], chosen_RN: Tensor, num_nodes_R: Tensor | None = None
+) -> Tensor:
+    """The last node kept of each sequence, int64 [R]; what follows it is `chosen` there.
+
+    tokens:    ids of the nodes, the known token first
+    parents:   the node before each; -1 for node 0
+    chosen:    the target's most likely token after each node
+    num_nodes: how many of a sequence's nodes were drafted, the known token included; None for all
+    """
+    drafted_RN = _drafted(tokens_RN, num_nodes_R)
+    kept = [torch.ones_like(drafted_RN[:, 0])]
+    depths = [0]
+    for node in range(1, len(parents)):
+        parent = parents[node]
+        kept.append(kept[parent] & drafted_RN[:, node] & (tokens_RN[:, node] == chosen_RN[:, parent]))
+        depths.append(depths[parent] + 1)
+    depth_N = torch.tensor(depths, device=tokens_RN.device)
+    last_R: Tensor = (torch.stack(kept, dim=1) * (depth_N + 1)).argmax(dim=1)  # the first of equally deep ones
+    return last_R
+
+
+def verify_stochastic(
+    tokens_RN: Tensor,
+    parents: Sequence[int],
+    draft_RNV: Tensor,
+    target_RNV: Tensor,
+    uniform_RN: Tensor,
+    num_nodes_R: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The last node kept of each sequence and the token that follows it, int64 [R] each.
+
+    tokens, parents, num_nodes: as for `verify_greedy`
+    draft:   the distribution that each node was drawn from; node 0's is not read
+    target:  the target's distribution after each node
+    uniform: in [0, 1), independent; node 0's draws the token that follows the last node kept
+    """
+    drafted_RN = _drafted(tokens_RN, num_nodes_R)
+    at_R = torch.zeros_like(tokens_RN[:, 0])
+    left_RV = target_RNV[:, 0].double()
+    for node in range(1, len(parents)):
+        tried_R = (at_R == parents[node]) & drafted_RN[:, node]
+        x_R1, q_RV = tokens_RN[:, node : node + 1], draft_RNV[:, node].double()
+        ratio_R = (left_RV.gather(1, x_R1) / q_RV.gather(1, x_R1).clamp_min(_TINY))[:, 0]
+        kept_R = tried_R & (uniform_RN[:, node] < ratio_R)
+        at_R = torch.where(kept_R, node, at_R)
+        left_RV = torch.where((tried_R & ~kept_R)[:, None], _residual(left_RV, q_RV), left_RV)
+        left_RV = torch.where(kept_R[:, None], target_RNV[:, node].double(), left_RV)
+    sums_RV = left_RV.cumsum(dim=1)
+    wanted_R1 = uniform_RN[:, :1].double() * sums_RV[:, -1:]
+    next_R = (sums_RV <= wanted_R1).sum(dim=1).clamp_max(left_RV.shape[1] - 1)
+    return at_R, next_R
+
+
+def _residual(p_RV: Tensor, q_RV: Tensor) -> Tensor:
+    """max(p - q, 0), normalised; p where nothing is left, which no rejection comes to but by rounding."""
+    over_RV = (p_RV - q_RV).clamp_min(0.0)
+    total_R1 = over_RV.sum(dim=1, keepdim=True)
+    return torch.where(total_R1 > _TINY, over_RV / total_R1.clamp_min(_TINY), p_RV)
+
+
+def _drafted(tokens_RN: Tensor, num_nodes_R: Tensor | None) -> Tensor:
+    """Which nodes are there, bool [R, N]."""
+    num_nodes = tokens_RN.shape[1]
+    if num_nodes_R is None:
+        return torch.ones_like(tokens_RN, dtype=torch.bool)
+    return torch.arange(num_nodes, device=tokens_RN.device) < num_nodes_R[:, None]
+
+
+_VOCABULARIES = (32000, 128256)
+# Share of tokens that may differ: exponentials differ in the last bit, and a drawn number may fall just beside.
+_TOLERANCE = 0.01
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Vocabularies that no block divides, of one piece and of several; a row with logits that are no numbers."""
+    return [
+        _problem("greedy", 3, 100, dtype),
+        _problem("greedy", 2, 9000, dtype, num_nan=5000),
+        _problem("sample_top_k_top_p", 7, 150, dtype, num_nan=60),
+        _problem("sample_top_k_top_p", 7, 9000, dtype),
+    ]
+
+
+def serving() -> list[Problem]:
+    """A batch of one to a full one."""
+    names = ("greedy", "sample_top_k_top_p")
+    return [_problem(name, s, v, torch.float32) for name in names for v in _VOCABULARIES for s in (1, 32, 256)]
+
+
+def _problem(operator: str, rows: int, vocab: int, dtype: torch.dtype, num_nan: int = 0) -> Problem:
+    """num_nan: leading logits of the last row that are no numbers"""
+
+    def make(inputs: Inputs) -> tuple[Tensor | None, ...]:
+        logits_SV = inputs.normal(rows, vocab, dtype=dtype, scale=2.0)
+        if num_nan:
+            logits_SV[-1, :num_nan] = float("nan")
+        count = inputs.integers(0, 1, 1)
+        if operator == "greedy":
+            return (logits_SV, count)
+        # In turn: greedy, everything, top-k, top-p, both at two temperatures, min-p.
+        columns = (
+            ((0.0, 1.0, 0.7, 1.0, 1.3, 0.8, 1.0), torch.float32),
+            ((0, 0, 20, 0, 50, 5, 0), torch.int32),
+            ((1.0, 1.0, 1.0, 0.9, 0.8, 0.5, 1.0), torch.float32),
+            ((0.0, 0.0, 0.0, 0.0, 0.01, 0.0, 0.2), torch.float32),
+        )
+        settings = [inputs.of([values[row % 7] for row in range(rows)], kind) for values, kind in columns]
+        return logits_SV, inputs.integers(0, 1 << DRAW_BITS, rows), *settings, count
+
+    baselines: dict[str, Callable[..., Tensor]] = {"greedy": greedy, "sample_top_k_top_p": sample_top_k_top_p}
+    return Problem(
+        operator,
+        {"samples": rows, "vocab": vocab, "dtype": str(dtype).removeprefix("torch.")},
+        make,
+        sample(rows, vocab, "greedy" if operator == "greedy" else "top_p"),
+        0.0 if operator == "greedy" or vocab < min(_VOCABULARIES) else _TOLERANCE,
+        {"torch": baselines[operator]},
+    )

@@ -1,1 +1,0 @@
-"""Choice of the next token."""

@@ -1,0 +1,207 @@
+"""Scans in torch, in fp32: one update for a new token, chunks of matrix products for prompts.
+
+Inputs have the names of linear attention: Mamba-2's C, B, x and dt are q, k, v and beta.
+
+Mamba-2: Dao and Gu 2024, listing 1. The gated delta rule: Yang et al. 2025, in the WY form: a triangular system for
+what each token writes once what those before it in the chunk have written is taken away.
+
+Problems: sizes of Mamba-2 2.7B and Qwen3-Next, and odd ones.
+"""
+
+# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
+
+__all__ = ["ScanInputs", "scan_decode", "scan_prefill", "serving", "tiny"]
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from perfmodel.ops.recurrent import StateShape, chunked_delta_rule, chunked_ssd, state_update
+from perfmodel_executors.kernels.kv_pages import NAMES
+from perfmodel_executors.kernels.problem import Inputs, Problem
+
+
+class ScanInputs(NamedTuple):
+    """The inputs of T tokens and H heads, which share G groups of queries and keys:
+
+        S_t = a_t S_{t-1} + k_t w_t^T,    o_t = S_t^T q_t + skip v_t
+        w_t = b_t v_t  (Mamba-2),    w_t = b_t (v_t - a_t S_{t-1}^T k_t)  (the gated delta rule)
+
+    log_decay: natural logarithms of a, in fp32, as are beta b and skip
+    erases:    the delta rule: what a key holds goes when something new is written to it
+    chunk:     tokens that the definition takes at once; kernels have tiles of their own
+    """
+
+    q_TGK: Tensor
+    k_TGK: Tensor
+    v_THV: Tensor
+    log_decay_TH: Tensor
+    beta_TH: Tensor
+    skip_H: Tensor | None
+    erases: bool
+    chunk: int
+
+    def tokens(self, which: slice) -> "ScanInputs":
+        """Those of some tokens."""
+        return self._replace(
+            q_TGK=self.q_TGK[which],
+            k_TGK=self.k_TGK[which],
+            v_THV=self.v_THV[which],
+            log_decay_TH=self.log_decay_TH[which],
+            beta_TH=self.beta_TH[which],
+        )
+
+
+def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tensor:
+    """One new token per sequence, [D, H, V] in the dtype of the values; the states of `rows` take it in."""
+    q_DHK, k_DHK, v_DHV = _per_head(inputs)
+    state_DHKV = states_RHKV[rows_D].float() * inputs.log_decay_TH.exp()[..., None, None]
+    written_DHV = v_DHV
+    if inputs.erases:
+        written_DHV = v_DHV - torch.einsum("dhk,dhkv->dhv", k_DHK, state_DHKV)
+    state_DHKV = state_DHKV + k_DHK[..., None] * (written_DHV * inputs.beta_TH[..., None])[:, :, None]
+    states_RHKV[rows_D] = state_DHKV.to(states_RHKV.dtype)
+    out_DHV = torch.einsum("dhk,dhkv->dhv", q_DHK, state_DHKV)
+    return _with_skip(out_DHV, v_DHV, inputs)
+
+
+def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RHKV: Tensor) -> Tensor:
+    """Chunks of sequences behind one another, [T, H, V]; `rows` as those of the decode.
+
+    starts: [G + 1]; chunk g has the tokens starts[g] : starts[g + 1]
+    """
+    starts: list[int] = starts_G.tolist()
+    parts = [
+        _sequence(inputs.tokens(slice(begin, end)), states_RHKV[row])
+        for row, begin, end in zip(rows_G.tolist(), starts, starts[1:], strict=False)
+    ]
+    return torch.cat(parts)
+
+
+def _sequence(inputs: ScanInputs, state_of_row: Tensor) -> Tensor:
+    """The new tokens of one sequence, [T, H, V], whose state is changed in place.
+
+    With g the summed log decays of a chunk, a token takes of what token s wrote exp(g_t - g_s). With the delta rule,
+    W = b k e^g and U = b v solve (I + L) [W | U] = [w | u], where L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; then
+    what tokens write is U - W S, of the state S before the chunk.
+    """
+    q_THK, k_THK, v_THV = _per_head(inputs)
+    state_HKV, parts = state_of_row.float(), []
+    for begin in range(0, len(q_THK), inputs.chunk):
+        rows = slice(begin, begin + inputs.chunk)
+        q_HTK, k_HTK, v_HTV = (part[rows].transpose(0, 1) for part in (q_THK, k_THK, v_THV))
+        beta_HT1, sums_HT = inputs.beta_TH[rows].T[..., None], inputs.log_decay_TH[rows].T.cumsum(dim=1)
+        between_HTS = torch.exp((sums_HT[:, :, None] - sums_HT[:, None]).tril()).tril()
+        written_HTV = beta_HT1 * v_HTV
+        if inputs.erases:
+            mixed_HTS = (beta_HT1 * k_HTK @ k_HTK.transpose(1, 2) * between_HTS).tril(-1)
+            right = torch.cat((beta_HT1 * k_HTK * sums_HT.exp()[..., None], written_HTV), dim=-1)
+            eye = torch.eye(right.shape[1], device=right.device)
+            solved = torch.linalg.solve_triangular(mixed_HTS + eye, right, upper=False, unitriangular=True)
+            w_HTK, u_HTV = torch.split(solved, [k_HTK.shape[2], v_HTV.shape[2]], dim=-1)
+            written_HTV = u_HTV - w_HTK @ state_HKV
+        past_HTV = (q_HTK * sums_HT.exp()[..., None]) @ state_HKV
+        parts.append((past_HTV + (q_HTK @ k_HTK.transpose(1, 2) * between_HTS) @ written_HTV).transpose(0, 1))
+        to_end_HT1 = torch.exp(sums_HT[:, -1:] - sums_HT)[..., None]
+        state_HKV = state_HKV * sums_HT[:, -1].exp()[:, None, None] + (k_HTK * to_end_HT1).transpose(1, 2) @ written_HTV
+    state_of_row.copy_(state_HKV)
+    return _with_skip(torch.cat(parts), v_THV, inputs)
+
+
+def _per_head(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [T, H, ...] in fp32."""
+    shared = inputs.v_THV.shape[1] // inputs.q_TGK.shape[1]
+    q_THK, k_THK = (part.float().repeat_interleave(shared, 1) for part in (inputs.q_TGK, inputs.k_TGK))
+    return q_THK, k_THK, inputs.v_THV.float()
+
+
+def _with_skip(out_THV: Tensor, v_THV: Tensor, inputs: ScanInputs) -> Tensor:
+    if inputs.skip_H is not None:
+        out_THV = out_THV + inputs.skip_H[:, None] * v_THV
+    return out_THV.to(inputs.v_THV.dtype)
+
+
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+
+
+class _Sizes(NamedTuple):
+    """Heads, groups of them that share queries and keys, elements of a key and of a value; the delta rule or not."""
+
+    heads: int
+    groups: int
+    keys: int
+    values: int
+    erases: bool
+
+
+_QWEN = _Sizes(32, 16, 128, 128, True)
+_MAMBA = _Sizes(80, 1, 128, 64, False)
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    """Odd sizes, chunks shorter and longer than a tile."""
+    delta, mamba = _Sizes(4, 2, 20, 24, True), _Sizes(4, 1, 16, 40, False)
+    prompts = [_prefill([70, 1, 130], delta, dtype), _prefill([64], delta._replace(values=16), dtype)]
+    prompts += [_prefill([5, 140], mamba, dtype), _prefill([65], mamba._replace(groups=4, keys=9), dtype)]
+    return [_decode(3, delta, dtype), _decode(2, mamba, dtype, torch.float16), *prompts]
+
+
+def serving() -> list[Problem]:
+    bf16 = torch.bfloat16
+    decodes = [_decode(size, sizes, bf16) for size in (1, 64, 256) for sizes in (_QWEN, _MAMBA)]
+    prompts = [_prefill(each, sizes, bf16) for each in ([8192], [1024] * 8) for sizes in (_QWEN, _MAMBA)]
+    return prompts + decodes
+
+
+def _decode(num_seqs: int, sizes: _Sizes, dtype: torch.dtype, state_dtype: torch.dtype = torch.float32) -> Problem:
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        rows = inputs.permutation(num_seqs + 2)[:num_seqs]
+        return _tokens(inputs, num_seqs, sizes, dtype), rows, _states(inputs, num_seqs, sizes, state_dtype)
+
+    work = state_update(num_seqs, _shape(sizes, dtype, state_dtype))
+    tolerance = max(_TOLERANCE[dtype], _TOLERANCE[state_dtype])  # what is read of a state is as exact as that is
+    return Problem("scan_decode", {"batch_size": num_seqs, **_named(sizes, dtype)}, make, work, tolerance)
+
+
+def _prefill(lengths: list[int], sizes: _Sizes, dtype: torch.dtype) -> Problem:
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        starts = inputs.of(list(accumulate(lengths, initial=0)), torch.int64)
+        rows = inputs.permutation(len(lengths) + 2)[: len(lengths)]
+        states = _states(inputs, len(lengths), sizes, torch.float32)
+        return _tokens(inputs, sum(lengths), sizes, dtype), rows, starts, states
+
+    spans, shape = [(length, 0) for length in lengths], _shape(sizes, dtype, torch.float32)
+    work = chunked_delta_rule(spans, shape) if sizes.erases else chunked_ssd(spans, shape, 64)
+    named = {"batch_size": len(lengths), "isl": max(lengths), **_named(sizes, dtype)}
+    return Problem("scan_prefill", named, make, work, _TOLERANCE[dtype])
+
+
+def _tokens(inputs: Inputs, num_tokens: int, sizes: _Sizes, dtype: torch.dtype) -> ScanInputs:
+    """Keys of length one, decays of 0.5 to 1 a token, weights of what is written of 0 to 1."""
+    heads, groups, keys, values, erases = sizes
+    q, k = (functional.normalize(inputs.normal(num_tokens, groups, keys, dtype=torch.float32), dim=2) for _ in "qk")
+    v = inputs.normal(num_tokens, heads * values + 16, dtype=dtype)[:, : heads * values]  # beside others in memory
+    decay, beta = (inputs.normal(num_tokens, heads, dtype=torch.float32).sigmoid() for _ in "ab")
+    skip = None if erases else inputs.normal(heads, dtype=torch.float32)
+    v = v.view(num_tokens, heads, values)
+    return ScanInputs(q.to(dtype), k.to(dtype), v, -0.7 * decay, beta, skip, erases, 64)
+
+
+def _states(inputs: Inputs, num_seqs: int, sizes: _Sizes, dtype: torch.dtype) -> Tensor:
+    return inputs.normal(num_seqs + 2, sizes.heads, sizes.keys, sizes.values, dtype=dtype)
+
+
+def _shape(sizes: _Sizes, dtype: torch.dtype, state_dtype: torch.dtype) -> StateShape:
+    heads, groups, keys, values, _ = sizes
+    elements = 2 * groups * keys + 2 * heads * values
+    widths = dtype.itemsize, state_dtype.itemsize
+    return StateShape(heads, keys, values, groups, elements, NAMES[dtype], *widths)
+
+
+def _named(sizes: _Sizes, dtype: torch.dtype) -> dict[str, int | str]:
+    kind = "delta" if sizes.erases else "mamba2"
+    return {"kind": kind, "num_heads": sizes.heads, "num_groups": sizes.groups, "state_rows": sizes.keys,
+            "state_columns": sizes.values, "dtype": NAMES[dtype]}  # fmt: skip

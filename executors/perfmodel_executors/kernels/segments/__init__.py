@@ -1,1 +1,0 @@
-"""Tokens of several sequences behind one another, and who works on which."""

@@ -1,1 +1,0 @@
-"""What a softmax over keys has beside scores: a cap, a sink."""

@@ -1,1 +1,0 @@
-"""Products with the weight on the left, y^T = W x^T, whatever it is stored as."""

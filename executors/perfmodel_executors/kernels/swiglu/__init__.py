@@ -1,1 +1,0 @@
-"""Gated and plain activations of feed-forward blocks."""

@@ -1,0 +1,264 @@
+"""Attention of single new tokens over paged keys and values, with the KV length split where the machine is not filled.
+
+The query heads of a KV head are the rows of one tile (at least 16, of which the tensor cores need all), so keys and
+values are read once:
+
+    bytes = b_kv K (H + H_v) C + b N (H + H_v) D    C: visible tokens of all D sequences
+
+Programs of one sequence's KV heads run side by side: together they read whole pages. With splits (flash-decoding) each
+program takes a share of the context, known only on the device, and a second kernel combines what they found, weighted
+by their softmax sums. How many splits there are follows from shapes alone, so that a CUDA graph can hold the launches.
+"""
+
+__all__ = ["attention_decode", "combine_splits", "num_splits_for", "shared_bytes"]
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.tiles import TileConfig, compute_units, padded, pick
+from perfmodel_executors.kernels.triton.kv_pages import (
+    format_of,
+    load_pages,
+    load_pairs,
+    page_buffers,
+    product_dtype,
+    raw,
+    token_rows,
+)
+from perfmodel_executors.kernels.triton.softmax_terms import begin_softmax, soft_capped
+
+_MOST_ROWS = 64  # query heads of one program
+_MOST_SPLITS = 64
+_SPLIT_TOKENS = 256  # the least that is worth a program of its own
+_BLOCKS_PER_UNIT = 2  # that the trusted configuration keeps resident
+_WASTE = 0.9  # of the best attainable filling; fewer splits are taken within it, for they combine faster
+
+_CANDIDATES = [
+    TileConfig({"TILE": 64}, Options(num_warps=4, num_stages=5)),
+    TileConfig({"TILE": 128}, Options(num_warps=4, num_stages=3)),
+    TileConfig({"TILE": 64}, Options(num_warps=4, num_stages=3)),
+    TileConfig({"TILE": 128}, Options(num_warps=8, num_stages=5)),
+    TileConfig({"TILE": 32}, Options(num_warps=2, num_stages=5)),
+    TileConfig({"TILE": 32}, Options(num_warps=4, num_stages=7)),
+    TileConfig({"TILE": 32}, Options(num_warps=4, num_stages=3)),
+    TileConfig({"TILE": 16}, Options(num_warps=4, num_stages=2)),
+]
+_QUANTIZED = _CANDIDATES[1]  # to trust first
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_splits"])
+def _attention_decode_kernel(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, contexts_ptr, sinks_ptr, out_ptr, lse_ptr,
+    q_stride, table_stride, num_splits, scale_log2,
+    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, ROWS: tl.constexpr, H_PAD: tl.constexpr,
+    V_PAD: tl.constexpr, IS_SPLIT: tl.constexpr, PAIRED: tl.constexpr, BY_BITS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    GROUP: tl.constexpr = N // K
+    head = tl.program_id(0) % K
+    member = tl.program_id(0) // K * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(1)
+    seq = tl.program_id(2).to(tl.int64)
+    context = tl.load(contexts_ptr + seq).to(tl.int32)
+
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(context - WINDOW, 0)
+    if CHUNK > 0:
+        first = tl.maximum(first, tl.maximum(context - 1, 0) // CHUNK * CHUNK)
+    base = first // TILE * TILE
+    share = tl.cdiv(tl.cdiv(context - base, TILE), num_splits) * TILE
+    begin = base + split * share
+    end = tl.minimum(begin + share, context)
+
+    DTYPE: tl.constexpr = (
+        q_ptr.dtype.element_ty if FORMAT == "plain" or q_ptr.dtype.element_ty == tl.float32 else tl.float16
+    )
+    column = tl.arange(0, H_PAD)
+    is_row = member < GROUP
+    query = (head * GROUP + member)[:, None]
+    q = tl.load(
+        q_ptr + seq * q_stride + query * H + column[None, :], mask=is_row[:, None] & (column < H)[None, :], other=0.0
+    ).to(DTYPE)
+    table_ptr = tables_ptr + seq * table_stride
+
+    # One program of the splits has the sink, so that it is counted once.
+    has_sink = is_row & (split == 0)
+    largest, total = begin_softmax(sinks_ptr, head * GROUP + member, has_sink, -float("inf"), ROWS)
+    acc = tl.zeros([ROWS, V_PAD // 2 if PAIRED else V_PAD], tl.float32)
+    odd_acc = acc
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        is_seen = position < end
+        if WINDOW > 0 or CHUNK > 0:
+            is_seen = is_seen & (position >= first)
+        rows = token_rows(table_ptr, position, is_seen, PAGE, True)
+        k = load_pages(k_ptr, rows, head, is_seen, K, H, H_PAD, FORMAT, DTYPE, True)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if FORMAT == "int8":
+            scale_rows = (rows // PAGE * K + head) * PAGE + rows % PAGE
+            scores *= tl.load(k_scale_ptr + scale_rows, mask=is_seen, other=0.0)[None, :]
+        if CAP > 0:
+            scores = soft_capped(scores, CAP)
+        scores = tl.where(is_seen[None, :], scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - larger[:, None])
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.sum(weights, axis=1)
+        if FORMAT == "int8":
+            weights *= tl.load(v_scale_ptr + scale_rows, mask=is_seen, other=0.0)[None, :]
+        if PAIRED:
+            v, odd_v = load_pairs(v_ptr, rows, head, is_seen, K, HV, V_PAD, FORMAT, DTYPE, BY_BITS)
+            odd_acc = tl.dot(weights.to(DTYPE), odd_v, odd_acc * shrink[:, None], input_precision="ieee")
+        else:
+            v = load_pages(v_ptr, rows, head, is_seen, K, HV, V_PAD, FORMAT, DTYPE, True)
+        acc = tl.dot(weights.to(DTYPE), v, acc * shrink[:, None], input_precision="ieee")
+        largest = larger
+
+    if PAIRED:
+        acc = tl.reshape(tl.join(acc, odd_acc), (ROWS, V_PAD))
+    # A program without tokens has a sum of zero: its result is zero, its weight in the combination too.
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    row = seq * N + query
+    out_column = tl.arange(0, V_PAD)[None, :]
+    out_mask = is_row[:, None] & (out_column < HV)
+    if IS_SPLIT:
+        row = row * num_splits + split
+        lse = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
+        tl.store(lse_ptr + row, lse[:, None], mask=is_row[:, None])
+        is_weighed = begin < end
+        if sinks_ptr is not None:
+            is_weighed = is_weighed | (split == 0)
+        tl.store(out_ptr + row * HV + out_column, acc, mask=out_mask & is_weighed)
+    else:
+        tl.store(out_ptr + row * HV + out_column, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _combine_kernel(
+    partial_ptr, lse_ptr, out_ptr, num_splits, HV: tl.constexpr, V_PAD: tl.constexpr, SPLITS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    lse = tl.load(lse_ptr + row * num_splits + split, mask=split < num_splits, other=-float("inf"))
+    weight = tl.exp2(lse - tl.maximum(tl.max(lse, axis=0), -1.0e30))  # finite: zero, not NaN, where no part has tokens
+    column = tl.arange(0, V_PAD)
+    mask = (weight > 0)[:, None] & (column < HV)[None, :]
+    rows = (row * num_splits + split)[:, None]
+    parts = tl.load(partial_ptr + rows * HV + column[None, :], mask=mask, other=0.0)
+    total = tl.sum(weight, axis=0)
+    out = tl.sum(parts * weight[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + row * HV + column, out.to(out_ptr.dtype.element_ty), mask=column < HV)
+
+
+def attention_decode(
+    q_DNH: Tensor,
+    pages: KVPages,
+    block_tables_DM: Tensor,
+    context_lens_D: Tensor,
+    window: int | None = None,
+    chunk: int | None = None,
+    *,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
+    num_splits: int | None = None,
+    config: TileConfig | None = None,
+) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]; zero for a context of zero tokens.
+
+    cap, sinks: scores become cap * tanh(score / cap); a logit for each head beside the scores (`softmax_terms`)
+    num_splits: programs that share one sequence and KV head; by default `num_splits_for` the shapes
+    """
+    num_seqs, num_heads, head_dim = q_DNH.shape
+    kv_heads, v_dim = pages.num_kv_heads, pages.v_BSKH.shape[3]
+    q_DNH = q_DNH if q_DNH.stride()[1:] == (head_dim, 1) else q_DNH.contiguous()
+    group = num_heads // kv_heads
+    rows = min(_MOST_ROWS, max(16, triton.next_power_of_2(group)))
+    programs = kv_heads * triton.cdiv(group, rows)
+    splits = num_splits or num_splits_for(
+        num_seqs * programs, block_tables_DM.shape[1] * pages.block_size, compute_units(q_DNH.device)
+    )
+    form = format_of(pages.dtype, q_DNH.device)
+    is_paired = form != "plain" and v_dim % 2 == 0
+    out_DNH = q_DNH.new_empty(num_seqs, num_heads, v_dim)
+    part = out_DNH if splits == 1 else q_DNH.new_empty(num_seqs, num_heads, splits, v_dim, dtype=torch.float32)
+    lse = None if splits == 1 else q_DNH.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
+    widths = (padded(head_dim), padded(v_dim))
+    values = pages.v_BSKH.view(torch.int16) if is_paired else raw(pages.v_BSKH, form)
+    args = (
+        q_DNH, raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
+        block_tables_DM, context_lens_D, sinks_N, part, lse,
+        q_DNH.stride(0), block_tables_DM.stride(0), splits, math.log2(math.e) / math.sqrt(head_dim),
+    )  # fmt: skip
+    constants = {
+        "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
+        "WINDOW": window or 0, "CHUNK": chunk or 0, "CAP": cap or 0.0, "ROWS": rows, "IS_SPLIT": splits > 1,
+        "H_PAD": widths[0], "V_PAD": widths[1], "PAIRED": is_paired,
+        "BY_BITS": q_DNH.device.type != "cpu" and form != "fp8_bits",
+    }  # fmt: skip
+
+    def run(config: TileConfig) -> None:
+        grid = (programs, splits, num_seqs)
+        launch(_attention_decode_kernel, grid, *args, options=config.options, **constants, **config.sizes)
+
+    if config is None:
+        problem = (
+            triton.next_power_of_2(num_seqs),
+            splits.bit_length(),
+            (block_tables_DM.shape[1] * pages.block_size).bit_length(),
+            tuple(constants.values()),
+            q_DNH.dtype,
+            pages.dtype,
+        )
+        product = product_dtype(q_DNH, pages).itemsize
+
+        def needed(config: TileConfig, capability: int) -> int:
+            return shared_bytes(config, capability, widths, rows, product, pages.dtype.itemsize)
+
+        # Half the bytes a token: twice the tokens a tile.
+        listed = sorted(_CANDIDATES, key=lambda each: each != _QUANTIZED) if pages.is_quantized else _CANDIDATES
+        config = pick("attention_decode", problem, lambda: listed, needed, run, q_DNH.device)
+    run(config)
+    if lse is not None:
+        combine_splits(part, lse, out_DNH)
+    return out_DNH
+
+
+def combine_splits(part_DNSH: Tensor, lse_DNS: Tensor, out_DNH: Tensor) -> None:
+    """out = the splits' results, weighted by their softmax sums (log2)."""
+    num_seqs, num_heads, splits, dim = part_DNSH.shape
+    sizes = {"HV": dim, "V_PAD": padded(dim), "SPLITS": triton.next_power_of_2(splits)}
+    options = Options(num_warps=4, num_stages=1)
+    launch(_combine_kernel, (num_seqs * num_heads,), part_DNSH, lse_DNS, out_DNH, splits, options=options, **sizes)
+
+
+def num_splits_for(num_programs: int, most_tokens: int, num_units: int) -> int:
+    """Into how many parts to split the context: the fewest that fill the machine nearly as well as any number does.
+
+    num_programs: without splits, all equally long
+    most_tokens:  that a context can have, by the width of the block tables
+    """
+    slots = num_units * _BLOCKS_PER_UNIT
+    most = max(1, min(_MOST_SPLITS, most_tokens // _SPLIT_TOKENS))
+
+    def filled(splits: int) -> float:
+        waves = num_programs * splits / slots
+        return waves / math.ceil(waves)
+
+    best = max(filled(splits) for splits in range(1, most + 1))
+    return next(splits for splits in range(1, most + 1) if filled(splits) >= _WASTE * best)
+
+
+def shared_bytes(
+    config: TileConfig, capability: int, widths: tuple[int, int], rows: int, product: int, stored: int
+) -> int:
+    """An upper bound: queries, buffers of keys, values, their block ids and scales, and what reductions exchange."""
+    tile, buffers = config.sizes["TILE"], page_buffers(config.options.num_stages)
+    per_token = sum(widths) * stored + 8 + (16 if stored == 1 else 0)
+    return rows * max(widths) * product + buffers * tile * per_token + 4096

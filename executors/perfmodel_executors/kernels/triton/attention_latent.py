@@ -1,0 +1,505 @@
+"""Decodes over pages of latents: every latent is read once for all query heads, and is key and value at once.
+
+The up-projection of keys is absorbed into the queries before, that of values into the output after (as in torch); in
+between each query head has R + r elements, and meets
+
+    s_j = q_c . c_j + q_r . r_j,    out = sum_j softmax(s)_j c_j     bytes = b (R + r) C  for C tokens of context
+
+A program has some query heads of a sequence as the rows of its tile, and walks over tiles of tokens: a tile of latents
+is loaded once, multiplied into the scores and, transposed, into the sums. R and r are powers of two in all models that
+have them (512 and 64), and are two products, so that nothing is padded. The context is split where sequences do not
+fill the machine, as in `attention_decode`, whose second kernel combines the parts.
+
+The largest tile has 64 rows and 512 columns of sums: 128 registers of each of 256 threads.
+
+Keys and values of heads from pages of latents: one product for each head, once for all queries of a chunk.
+
+    k_j = W_k c_j, v_j = W_v c_j    FLOPs = 2 R (P + V) for each head and token, bytes written b (P + V)
+
+What is written is what the products of attention want: for each chunk and head, rows as wide as tiles (padded with
+zeros), whole tiles of tokens behind one another (zero behind the context), and the rotated keys beside them, once for
+all heads. So the kernel that reads them needs neither block tables nor masks, and the copy engine can fetch its tiles.
+
+Prompts over pages of latents, with the keys and values of each head made of them first.
+
+Expanded and not absorbed: a pair of a query and a key is then 2 (P + r + V) FLOPs of a head instead of 2 (2 R + r), 640
+instead of 2,176 for DeepSeek-V3, which soon outweighs what expanding costs, once per token of context. Only few new
+tokens behind a long prefix are less work absorbed (`LatentHeads.absorbs`); they go as so many decodes.
+
+A program has a tile of queries of one head and walks over the keys before it, first those that all its queries see
+(no masks), then the diagonal. Keys, rotated keys and values are rows of three matrices, without block tables between:
+where there is a copy engine, it fetches them (tensor descriptors), and no thread computes an address. Heads go in
+groups whose keys and values fit a workspace, which bounds the memory that a long context takes.
+"""
+
+__all__ = [
+    "TOKENS",
+    "Chunks",
+    "ExpandedKV",
+    "attention_latent_decode",
+    "attention_latent_prefill",
+    "expand_latents",
+    "expanded_shared_bytes",
+    "latent_shared_bytes",
+]
+
+import math
+from typing import NamedTuple, TypeAlias
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, padded, pick, pipelined_bytes
+from perfmodel_executors.kernels.triton.attention_decode import combine_splits, num_splits_for
+from perfmodel_executors.kernels.triton.kv_pages import page_buffers, token_rows
+from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch, row_tiles, tile_rows
+from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
+
+_CANDIDATES = [
+    TileConfig({"ROWS": 64, "TILE": 64}, Options(num_warps=8, num_stages=2)),
+    TileConfig({"ROWS": 64, "TILE": 64}, Options(num_warps=8, num_stages=3)),
+    TileConfig({"ROWS": 64, "TILE": 32}, Options(num_warps=8, num_stages=3)),
+    TileConfig({"ROWS": 16, "TILE": 64}, Options(num_warps=8, num_stages=2)),
+    TileConfig({"ROWS": 16, "TILE": 32}, Options(num_warps=4, num_stages=3)),
+    TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
+]
+_HOPPER_ROWS = 64  # of its products
+_NOWHERE = 1 << 30  # bytes that no device has
+_LEAST_ROWS = 16  # that a matrix product has
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_splits"])
+def _attention_latent_kernel(
+    q_ptr, latents_ptr, tables_ptr, contexts_ptr, out_ptr, lse_ptr, table_stride, num_splits, scale_log2,
+    N: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, RANK_PAD: tl.constexpr, ROTATED_PAD: tl.constexpr,
+    PAGE: tl.constexpr, IS_SPLIT: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(1)
+    seq = tl.program_id(2).to(tl.int64)
+    context = tl.load(contexts_ptr + seq).to(tl.int32)
+    share = tl.cdiv(tl.cdiv(context, TILE), num_splits) * TILE
+    begin = split * share
+    end = tl.minimum(begin + share, context)
+
+    is_row = head < N
+    column = tl.arange(0, RANK_PAD)
+    rotated = tl.arange(0, ROTATED_PAD)
+    q_row = ((seq * N + head) * (RANK + ROTATED))[:, None]
+    q = tl.load(q_ptr + q_row + column[None, :], mask=is_row[:, None] & (column < RANK)[None, :], other=0.0)
+    q_mask = is_row[:, None] & (rotated < ROTATED)[None, :]
+    q_rotated = tl.load(q_ptr + q_row + RANK + rotated[None, :], mask=q_mask, other=0.0)
+    table_ptr = tables_ptr + seq * table_stride
+
+    largest = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, RANK_PAD], tl.float32)
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        is_seen = position < end
+        rows = token_rows(table_ptr, position, is_seen, PAGE, True).to(tl.int64)[:, None] * (RANK + ROTATED)
+        latents = tl.load(
+            latents_ptr + rows + column[None, :], mask=is_seen[:, None] & (column < RANK)[None, :], other=0.0
+        )
+        keys = tl.load(
+            latents_ptr + rows + RANK + rotated[None, :],
+            mask=is_seen[:, None] & (rotated < ROTATED)[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(q, tl.trans(latents), input_precision="ieee")
+        scores = tl.dot(q_rotated, tl.trans(keys), scores, input_precision="ieee") * scale_log2
+        scores = tl.where(is_seen[None, :], scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - larger[:, None])
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(latents.dtype), latents, acc * shrink[:, None], input_precision="ieee")
+        largest = larger
+
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    row = (seq * N + head)[:, None]
+    mask = is_row[:, None] & (column < RANK)[None, :]
+    if IS_SPLIT:
+        row = row * num_splits + split
+        lse = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
+        tl.store(lse_ptr + row, lse[:, None], mask=is_row[:, None])
+        tl.store(out_ptr + row * RANK + column[None, :], acc, mask=mask & (begin < end))
+    else:
+        tl.store(out_ptr + row * RANK + column[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def attention_latent_decode(
+    q_DNH: Tensor,
+    pages: LatentPages,
+    block_tables_DM: Tensor,
+    context_lens_D: Tensor,
+    heads: LatentHeads,
+    *,
+    num_splits: int | None = None,
+    config: TileConfig | None = None,
+) -> Tensor:
+    """One new token per sequence, [D, N, V]; the reference says what the arguments are.
+
+    num_splits: programs that share one sequence and tile of heads; by default `num_splits_for` the shapes
+    """
+    keys_NPR, values_NVR, scale = heads
+    num_nope = keys_NPR.shape[1]
+    absorbed_DNR = torch.bmm(q_DNH[..., :num_nope].transpose(0, 1), keys_NPR).transpose(0, 1)
+    q_DNW = torch.cat((absorbed_DNR, q_DNH[..., num_nope:]), dim=-1)
+    sums_DNR = _weighted_latents(
+        q_DNW, pages, block_tables_DM, context_lens_D, keys_NPR.shape[2], scale, num_splits, config
+    )
+    return torch.bmm(sums_DNR.transpose(0, 1), values_NVR.transpose(1, 2)).transpose(0, 1)
+
+
+def _weighted_latents(
+    q_DNW: Tensor,
+    pages: LatentPages,
+    block_tables_DM: Tensor,
+    context_lens_D: Tensor,
+    rank: int,
+    scale: float,
+    num_splits: int | None,
+    config: TileConfig | None,
+) -> Tensor:
+    """The latents of each sequence, weighted for each head, [D, N, R]."""
+    num_seqs, num_heads, width = q_DNW.shape
+    most_tokens = block_tables_DM.shape[1] * pages.block_size
+    tiles = triton.cdiv(num_heads, _HOPPER_ROWS)
+    splits = num_splits or num_splits_for(num_seqs * tiles, most_tokens, compute_units(q_DNW.device))
+    out_DNR = q_DNW.new_empty(num_seqs, num_heads, rank)
+    part = out_DNR if splits == 1 else q_DNW.new_empty(num_seqs, num_heads, splits, rank, dtype=torch.float32)
+    lse = None if splits == 1 else q_DNW.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
+    args = (
+        q_DNW, pages.latents_BSW, block_tables_DM, context_lens_D, part, lse,
+        block_tables_DM.stride(0), splits, scale * math.log2(math.e),
+    )  # fmt: skip
+    widths = (padded(rank), padded(width - rank))
+    constants = {
+        "N": num_heads, "RANK": rank, "ROTATED": width - rank, "RANK_PAD": widths[0], "ROTATED_PAD": widths[1],
+        "PAGE": pages.block_size, "IS_SPLIT": splits > 1,
+    }  # fmt: skip
+
+    def run(config: TileConfig) -> None:
+        grid = (triton.cdiv(num_heads, config.sizes["ROWS"]), splits, num_seqs)
+        launch(_attention_latent_kernel, grid, *args, options=config.options, **constants, **config.sizes)
+
+    if config is None:
+        problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), most_tokens.bit_length())
+        key = (*problem, *constants.values(), q_DNW.dtype)
+
+        def needed(config: TileConfig, capability: int) -> int:
+            return latent_shared_bytes(config, capability, widths, q_DNW.element_size())
+
+        most_rows = max(_LEAST_ROWS, triton.next_power_of_2(num_heads))
+        listed = [each for each in _CANDIDATES if each.sizes["ROWS"] <= most_rows]
+        config = pick("attention_latent_decode", key, lambda: listed, needed, run, q_DNW.device)
+    run(config)
+    if lse is not None:
+        combine_splits(part, lse, out_DNR)
+    return out_DNR
+
+
+def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], element_bytes: int) -> int:
+    """Shared memory of a thread block: queries, the stages' latents and the ids of their blocks, and weights on their
+    way to the second product.
+
+    Hopper's products take weights from registers, and their latents must outlive their issue. More than any device has
+    for 64 rows elsewhere: the sums would fill the registers of Ampere's products, and pass through SRAM on Blackwell.
+    """
+    rows, tile, stages = config.sizes["ROWS"], config.sizes["TILE"], config.options.num_stages
+    runs_ahead = rows >= _HOPPER_ROWS
+    if runs_ahead and not 90 <= capability < 100:
+        return _NOWHERE
+    latents = tile * sum(widths) * (page_buffers(stages) + runs_ahead)
+    ids = 16 * tile if stages > 2 else 0
+    return (rows * sum(widths) + latents + (0 if runs_ahead else rows * tile)) * element_bytes + ids
+
+
+Chunks: TypeAlias = tuple[Tensor, Tensor, Tensor]  # block tables, first query rows, tokens computed before
+
+TOKENS = 128  # of a tile, and what contexts are rounded up to
+# Sums take 128 registers of each thread. With slices of 32 of the rank and more, fragments spill on Ampere.
+_EXPANDING = [
+    TileConfig({"BLOCK_K": 64}, Options(num_warps=8, num_stages=3)),
+    TileConfig({"BLOCK_K": 32}, Options(num_warps=8, num_stages=3)),
+    TileConfig({"BLOCK_K": 16}, Options(num_warps=8, num_stages=4)),
+]
+
+
+class ExpandedKV(NamedTuple):
+    """keys [G, N, L, P], rotated [G, L, r], values [G, N, L, V], of N heads; all sizes are those of tiles."""
+
+    keys: Tensor
+    rotated: Tensor
+    values: Tensor
+
+
+@triton.jit(do_not_specialize=["table_stride", "length", "first_head"])
+def _expand_latents_kernel(
+    latents_ptr, tables_ptr, starts_ptr, computed_ptr, key_weights_ptr, value_weights_ptr, keys_ptr, rotated_ptr,
+    values_ptr, table_stride, length, first_head,
+    RANK: tl.constexpr, NOPE: tl.constexpr, ROTATED: tl.constexpr, VALUE: tl.constexpr, NOPE_PAD: tl.constexpr,
+    ROTATED_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, PAGE: tl.constexpr, TOKENS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    chunk = tl.program_id(2).to(tl.int64)
+    new = tl.load(starts_ptr + chunk + 1) - tl.load(starts_ptr + chunk)
+    context = (tl.load(computed_ptr + chunk) + new).to(tl.int32)
+    if tile * TOKENS >= context:
+        return
+    position = tile * TOKENS + tl.arange(0, TOKENS)
+    is_inside = position < context
+    rows = token_rows(tables_ptr + chunk * table_stride, position, is_inside, PAGE, True).to(tl.int64)
+    latent_ptrs = latents_ptr + rows[:, None] * (RANK + ROTATED)
+    p = tl.arange(0, NOPE_PAD)
+    v = tl.arange(0, VALUE_PAD)
+    weight_head = (first_head + head).to(tl.int64)
+    key_ptrs = key_weights_ptr + (weight_head * NOPE + p)[None, :] * RANK
+    value_ptrs = value_weights_ptr + (weight_head * VALUE + v)[None, :] * RANK
+    keys = tl.zeros([TOKENS, NOPE_PAD], tl.float32)
+    values = tl.zeros([TOKENS, VALUE_PAD], tl.float32)
+    for begin in range(0, RANK, BLOCK_K):
+        k = begin + tl.arange(0, BLOCK_K)
+        latents = tl.load(latent_ptrs + k[None, :], mask=is_inside[:, None] & (k < RANK)[None, :], other=0.0)
+        if NOPE_PAD == NOPE and RANK % BLOCK_K == 0:
+            key_weights = tl.load(key_ptrs + k[:, None])
+        else:
+            key_weights = tl.load(key_ptrs + k[:, None], mask=(p < NOPE)[None, :] & (k < RANK)[:, None], other=0.0)
+        keys = tl.dot(latents, key_weights, keys, input_precision="ieee")
+        if VALUE_PAD == VALUE and RANK % BLOCK_K == 0:
+            value_weights = tl.load(value_ptrs + k[:, None])
+        else:
+            value_weights = tl.load(value_ptrs + k[:, None], mask=(v < VALUE)[None, :] & (k < RANK)[:, None], other=0.0)
+        values = tl.dot(latents, value_weights, values, input_precision="ieee")
+    own = (chunk * tl.num_programs(0) + head) * length + position
+    tl.store(keys_ptr + own[:, None] * NOPE_PAD + p[None, :], keys.to(keys_ptr.dtype.element_ty))
+    tl.store(values_ptr + own[:, None] * VALUE_PAD + v[None, :], values.to(values_ptr.dtype.element_ty))
+    if head == 0:
+        r = tl.arange(0, ROTATED_PAD)
+        rotated = tl.load(latent_ptrs + RANK + r[None, :], mask=is_inside[:, None] & (r < ROTATED)[None, :], other=0.0)
+        tl.store(rotated_ptr + (chunk * length + position)[:, None] * ROTATED_PAD + r[None, :], rotated)
+
+
+def expand_latents(pages: LatentPages, chunks: Chunks, heads: LatentHeads, which: slice) -> ExpandedKV:
+    """Keys and values of the heads `which` for all tokens of all chunks; behind a chunk's context, anything."""
+    tables_GM, (num_chunks, width) = chunks[0], chunks[0].shape
+    num_heads, nope, rank = heads.keys_NPR[which].shape
+    value, rotated = heads.values_NVR.shape[1], pages.latents_BSW.shape[2] - rank
+    length = triton.cdiv(width * pages.block_size, TOKENS) * TOKENS
+    wide = {"NOPE_PAD": padded(nope), "ROTATED_PAD": padded(rotated), "VALUE_PAD": padded(value)}
+    latents = pages.latents_BSW
+    expanded = ExpandedKV(
+        latents.new_empty(num_chunks, num_heads, length, wide["NOPE_PAD"]),
+        latents.new_empty(num_chunks, length, wide["ROTATED_PAD"]),
+        latents.new_empty(num_chunks, num_heads, length, wide["VALUE_PAD"]),
+    )
+    args = (
+        latents, *chunks, heads.keys_NPR, heads.values_NVR, *expanded, tables_GM.stride(0), length,
+        which.start,
+    )  # fmt: skip
+    sizes = {"RANK": rank, "NOPE": nope, "ROTATED": rotated, "VALUE": value, **wide, "PAGE": pages.block_size}
+    operands = TOKENS + wide["NOPE_PAD"] + wide["VALUE_PAD"]
+
+    def run(config: TileConfig) -> None:
+        grid = (num_heads, length // TOKENS, num_chunks)
+        launch(_expand_latents_kernel, grid, *args, options=config.options, TOKENS=TOKENS, **sizes, **config.sizes)
+
+    def needed(config: TileConfig, capability: int) -> int:
+        return pipelined_bytes(operands * config.sizes["BLOCK_K"] * latents.element_size(), config, capability)
+
+    problem = (num_heads, num_chunks.bit_length(), length.bit_length(), *sizes.values(), latents.dtype)
+    copies = has_copy_engine(capability_of(latents.device) or 0)
+    listed = _EXPANDING if copies else _EXPANDING[-1:]
+    run(pick("expand_latents", problem, lambda: listed, needed, run, latents.device))
+    return expanded
+
+
+_LEAST = tl.constexpr(-1.0e30)  # finite, so that a row that sees nothing takes exp2(-inf), not NaN
+_WORKSPACE_BYTES = 1 << 30  # of keys and values, as far as one head's fit
+# Binaries decide the order. Two warp groups on an H200 take 2,560 cycles of their tensor cores for 128 keys, and issue
+# what follows beside or behind them: 1,060 instructions a scheduler with tiles of 128 keys from the copy engine, 1,520
+# with tiles of 64, 1,540 with addresses computed by threads (those take 36 registers more, too).
+_COPIED = [
+    TileConfig({"ROWS": 128, "KEYS": 128, "DESCRIPTORS": 1}, Options(num_warps=8, num_stages=2)),
+    TileConfig({"ROWS": 128, "KEYS": 64, "DESCRIPTORS": 1}, Options(num_warps=8, num_stages=3)),
+    TileConfig({"ROWS": 128, "KEYS": 64, "DESCRIPTORS": 0}, Options(num_warps=8, num_stages=3)),
+    TileConfig({"ROWS": 64, "KEYS": 64, "DESCRIPTORS": 0}, Options(num_warps=4, num_stages=2)),
+]
+_LOADED = [
+    TileConfig({"ROWS": 64, "KEYS": 32, "DESCRIPTORS": 0}, Options(num_warps=4, num_stages=2)),
+    TileConfig({"ROWS": 128, "KEYS": 32, "DESCRIPTORS": 0}, Options(num_warps=8, num_stages=2)),
+    TileConfig({"ROWS": 32, "KEYS": 16, "DESCRIPTORS": 0}, Options(num_warps=4, num_stages=2)),
+]
+
+
+@triton.jit
+def _attend_expanded(
+    acc, largest, total, q, q_rotated, keys, rotated, values, head_row, chunk_row, begin, end, query_position,
+    scale_log2, WIDTHS: tl.constexpr, KEYS: tl.constexpr, DESCRIPTORS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The running softmax over keys [begin, end); masked: a query sees those up to its own position."""
+    for start in range(begin, end, KEYS):
+        k = tile_rows(keys, head_row + start, KEYS, WIDTHS[0], DESCRIPTORS)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        k_rotated = tile_rows(rotated, chunk_row + start, KEYS, WIDTHS[1], DESCRIPTORS)
+        scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee")
+        if MASKED:
+            is_seen = (start + tl.arange(0, KEYS))[None, :] <= query_position[:, None]
+            scores = tl.where(is_seen, scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - larger[:, None])
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.sum(weights, axis=1)
+        v = tile_rows(values, head_row + start, KEYS, WIDTHS[2], DESCRIPTORS)
+        acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        largest = larger
+    return acc, largest, total
+
+
+@triton.jit(do_not_specialize=["num_chunks", "length", "first_head"])
+def _attention_expanded_kernel(
+    q_ptr, keys_ptr, rotated_ptr, values_ptr, starts_ptr, computed_ptr, out_ptr, num_chunks, length, first_head,
+    scale_log2,
+    N: tl.constexpr, NOPE: tl.constexpr, ROTATED: tl.constexpr, VALUE: tl.constexpr, NOPE_PAD: tl.constexpr,
+    ROTATED_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    chunk, begin, count = tile_of_segment(starts_ptr, num_chunks, tile, ROWS)
+    first_token = (tile - begin // ROWS - chunk) * ROWS
+    if first_token >= count:
+        return
+    prefix = tl.load(computed_ptr + chunk).to(tl.int32)
+    token = first_token + tl.arange(0, ROWS)
+    is_row = token < count
+    row = (begin + token).to(tl.int64) * N + first_head + head
+    p = tl.arange(0, NOPE_PAD)
+    r = tl.arange(0, ROTATED_PAD)
+    q_ptrs = q_ptr + row[:, None] * (NOPE + ROTATED)
+    q = tl.load(q_ptrs + p[None, :], mask=is_row[:, None] & (p < NOPE)[None, :], other=0.0)
+    q_rotated = tl.load(q_ptrs + NOPE + r[None, :], mask=is_row[:, None] & (r < ROTATED)[None, :], other=0.0)
+
+    heads = tl.num_programs(0)
+    WIDTHS: tl.constexpr = (NOPE_PAD, ROTATED_PAD, VALUE_PAD)
+    keys = row_tiles(keys_ptr, num_chunks * heads * length, KEYS, NOPE_PAD, DESCRIPTORS)
+    rotated = row_tiles(rotated_ptr, num_chunks * length, KEYS, ROTATED_PAD, DESCRIPTORS)
+    values = row_tiles(values_ptr, num_chunks * heads * length, KEYS, VALUE_PAD, DESCRIPTORS)
+    head_row = (chunk * heads + head) * length
+    chunk_row = chunk * length
+    to_all = (prefix + first_token + 1) // KEYS * KEYS
+    high = prefix + tl.minimum(first_token + ROWS, count)
+
+    largest = tl.full([ROWS], _LEAST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, VALUE_PAD], tl.float32)
+    acc, largest, total = _attend_expanded(
+        acc, largest, total, q, q_rotated, keys, rotated, values, head_row, chunk_row, 0, to_all, prefix + token,
+        scale_log2, WIDTHS, KEYS, DESCRIPTORS, False,
+    )  # fmt: skip
+    acc, largest, total = _attend_expanded(
+        acc, largest, total, q, q_rotated, keys, rotated, values, head_row, chunk_row, to_all, high, prefix + token,
+        scale_log2, WIDTHS, KEYS, DESCRIPTORS, True,
+    )  # fmt: skip
+    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    v = tl.arange(0, VALUE_PAD)
+    tl.store(out_ptr + row[:, None] * VALUE + v[None, :], out, mask=is_row[:, None] & (v < VALUE)[None, :])
+
+
+def attention_latent_prefill(
+    q_TNH: Tensor,
+    pages: LatentPages,
+    block_tables_GM: Tensor,
+    query_starts_G: Tensor,
+    num_computed_G: Tensor,
+    heads: LatentHeads,
+    *,
+    config: TileConfig | None = None,
+) -> Tensor:
+    """Prompt chunks, [T, N, V], whose latents are in their pages; the reference says what the arguments are."""
+    num_tokens, num_heads, _ = q_TNH.shape
+    num_chunks, width = block_tables_GM.shape
+    chunks = (block_tables_GM, query_starts_G, num_computed_G)
+    if heads.absorbs(-(-num_tokens // num_chunks), width * pages.block_size):
+        return _as_decodes(q_TNH, pages, chunks, heads)
+    q_TNH = q_TNH.contiguous()
+    out_TNV = q_TNH.new_empty(num_tokens, num_heads, heads.values_NVR.shape[1])
+    at_once = _heads_at_once(num_chunks * width * pages.block_size, heads, q_TNH.element_size())
+    for first in range(0, num_heads, at_once):
+        which = slice(first, min(first + at_once, num_heads))
+        expanded = expand_latents(pages, chunks, heads, which)
+        _attend(q_TNH, expanded, query_starts_G, num_computed_G, heads, which, out_TNV, config)
+    return out_TNV
+
+
+def _as_decodes(q_TNH: Tensor, pages: LatentPages, chunks: Chunks, heads: LatentHeads) -> Tensor:
+    """Each token as a sequence of its own, that ends with it."""
+    tables_GM, starts_G, computed_G = chunks
+    token_T = torch.arange(len(q_TNH), device=q_TNH.device)
+    chunk_T = torch.searchsorted(starts_G, token_T, right=True) - 1
+    context_T = computed_G[chunk_T] + token_T - starts_G[chunk_T] + 1
+    return attention_latent_decode(q_TNH, pages, tables_GM[chunk_T], context_T, heads)
+
+
+def _heads_at_once(num_tokens: int, heads: LatentHeads, element_bytes: int) -> int:
+    """Heads whose keys and values of `num_tokens` fit the workspace; one at least."""
+    (num_heads, nope, _), value = heads.keys_NPR.shape, heads.values_NVR.shape[1]
+    per_head = num_tokens * (padded(nope) + padded(value)) * element_bytes
+    return max(1, min(num_heads, _WORKSPACE_BYTES // max(1, per_head)))
+
+
+def _attend(
+    q_TNH: Tensor,
+    expanded: ExpandedKV,
+    query_starts_G: Tensor,
+    num_computed_G: Tensor,
+    heads: LatentHeads,
+    which: slice,
+    out_TNV: Tensor,
+    config: TileConfig | None,
+) -> None:
+    """Writes what the heads `which` attend to."""
+    (num_tokens, num_heads, width), (num_chunks, at_once, length, _) = q_TNH.shape, expanded.keys.shape
+    nope, value = heads.keys_NPR.shape[1], out_TNV.shape[2]
+    args = (
+        q_TNH, *expanded, query_starts_G, num_computed_G, out_TNV, num_chunks, length, which.start,
+        heads.scale * math.log2(math.e),
+    )  # fmt: skip
+    widths = expanded.keys.shape[3], expanded.rotated.shape[2], expanded.values.shape[3]
+    constants = {
+        "N": num_heads, "NOPE": nope, "ROTATED": width - nope, "VALUE": value,
+        "NOPE_PAD": widths[0], "ROTATED_PAD": widths[1], "VALUE_PAD": widths[2],
+    }  # fmt: skip
+
+    def run(config: TileConfig) -> None:
+        if config.sizes["DESCRIPTORS"]:
+            provide_scratch(q_TNH.device)
+        grid = (at_once, num_tiles(num_tokens, num_chunks, config.sizes["ROWS"]))
+        launch(_attention_expanded_kernel, grid, *args, options=config.options, **constants, **config.sizes)
+
+    if config is None:
+        problem = (num_tokens.bit_length(), num_chunks.bit_length(), length.bit_length(), at_once)
+
+        def needed(config: TileConfig, capability: int) -> int:
+            return expanded_shared_bytes(config, capability, widths, q_TNH.element_size())
+
+        key = (*problem, *constants.values(), q_TNH.dtype)
+        copies = has_copy_engine(capability_of(q_TNH.device) or 0)
+        listed = [*_COPIED, *_LOADED] if copies else _LOADED
+        config = pick("attention_latent_prefill", key, lambda: listed, needed, run, q_TNH.device)
+    run(config)
+
+
+def expanded_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int, int], element_bytes: int) -> int:
+    """An upper bound: queries, the stages' keys and values, and weights on their way to the second product."""
+    rows, keys, stages = config.sizes["ROWS"], config.sizes["KEYS"], config.options.num_stages
+    reads_sram = rows >= 64 and has_copy_engine(capability)
+    buffers = stages if reads_sram else stages - 1
+    elements = rows * sum(widths[:2]) + buffers * keys * sum(widths) + (0 if reads_sram else rows * keys)
+    return elements * element_bytes + 1024 * config.sizes["DESCRIPTORS"]  # barriers

@@ -1,0 +1,112 @@
+"""y = (q(x) W^T) * token scale * output scale + b, on the 8-bit tensor cores: two kernels, or three.
+
+The first quantises x, a token a program (one read of x, the row stays in registers between the largest magnitude and
+the rounding; blocks have a scale for 128 inputs). The others are those of plain weights, which scale their sums. e4m3
+needs sm_89; Hopper sums FP8 products with fewer bits than fp32 has, and blocks promote their sums after 128 inputs.
+"""
+
+__all__ = ["linear_fp8", "linear_fp8_block", "linear_w8a8", "quantize_tokens"]
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.tiles import TileConfig
+from perfmodel_executors.kernels.triton.many_tokens import many_tokens_product
+from perfmodel_executors.kernels.triton.stored_weights import check_format
+from perfmodel_executors.kernels.triton.swapped_product import FEW_TOKENS, swapped_product
+from perfmodel_executors.kernels.weight_formats.containers import BlockFp8Weight, Fp8Weight, Int8Weight
+from perfmodel_executors.kernels.weight_formats.operand import Operand, operand_of
+from perfmodel_executors.kernels.weight_formats.quantize import FP8_MAX, INT8_MAX
+
+_ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves fp32 no bits below one, rounded to nearest even
+
+
+@triton.jit(do_not_specialize=["M"])
+def _quantize_tokens_kernel(
+    x_ptr, values_ptr, scales_ptr, M, K, x_stride,
+    LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, BLOCK // GROUP)
+    k = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(x_ptr + row * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), axis=1), LARGEST), 1e-12)
+    values = tl.div_rn(x, scale[:, None])
+    if IS_INTEGER:
+        codes = ((values + _ROUNDER) - _ROUNDER).to(tl.int8)
+    else:
+        values = tl.minimum(tl.maximum(values, -LARGEST), LARGEST)
+        if ROUNDS_FIRST:  # to e4m3's bits: the interpreter's own cast loses the carry into the exponent
+            bits = values.to(tl.int32, bitcast=True)
+            bits += 0x7FFFF + ((bits >> 20) & 1)
+            values = (bits & -0x100000).to(tl.float32, bitcast=True)
+        codes = values.to(values_ptr.dtype.element_ty, fp_downcast_rounding="rtne")
+    tl.store(values_ptr + row * K + k, codes, mask=k < K)
+    tl.store(scales_ptr + group * M + row, scale, mask=group < tl.cdiv(K, GROUP))
+
+
+def linear_w8a8(
+    x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None, config: TileConfig | None = None
+) -> Tensor:
+    """The product [M, N] in x's dtype."""
+    return _product("linear_w8a8", x_MK, weight, bias_N, config)
+
+
+def linear_fp8(
+    x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None, config: TileConfig | None = None
+) -> Tensor:
+    """The product [M, N] in x's dtype.
+
+    Raises PerfmodelError on a device without FP8 tensor cores.
+    """
+    return _product("linear_fp8", x_MK, weight, bias_N, config)
+
+
+def linear_fp8_block(
+    x_MK: Tensor, weight: BlockFp8Weight, bias_N: Tensor | None = None, config: TileConfig | None = None
+) -> Tensor:
+    """The product [M, N] in x's dtype.
+
+    Raises PerfmodelError on a device without FP8 tensor cores.
+    """
+    return _product("linear_fp8_block", x_MK, weight, bias_N, config)
+
+
+def quantize_tokens(x_MK: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
+    """(x as the operand's values are [M, K], fp32 scales [1, M]; [ceil(K / group), M] where the operand has groups)."""
+    (m, k), dtype = x_MK.shape, operand.values.dtype
+    block = max(operand.group_size, triton.next_power_of_2(k))
+    group = operand.group_size or block
+    values_MK = torch.empty(m, k, dtype=dtype, device=x_MK.device)
+    scales_GM = torch.empty(triton.cdiv(k, group), m, dtype=torch.float32, device=x_MK.device)
+    is_integer = dtype == torch.int8
+    launch(
+        _quantize_tokens_kernel,
+        (m,),
+        *(x_MK, values_MK, scales_GM, m, k, x_MK.stride(0)),
+        options=Options(num_warps=max(1, min(16, block // 512)), num_stages=1),
+        LARGEST=INT8_MAX if is_integer else FP8_MAX,
+        IS_INTEGER=is_integer,
+        ROUNDS_FIRST=x_MK.device.type == "cpu",
+        BLOCK=block,
+        GROUP=group,
+    )
+    return values_MK, scales_GM
+
+
+def _product(
+    kernel: str,
+    x_MK: Tensor,
+    weight: Int8Weight | Fp8Weight | BlockFp8Weight,
+    bias_N: Tensor | None,
+    config: TileConfig | None,
+) -> Tensor:
+    check_format(weight, x_MK.device)
+    x_MK, operand = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous(), operand_of(weight)
+    is_few = len(x_MK) <= FEW_TOKENS if config is None else "DESCRIPTORS" not in config.sizes
+    product = swapped_product if is_few else many_tokens_product
+    return product(kernel, x_MK, operand, bias_N, config, quantize_tokens(x_MK, operand))

@@ -1,0 +1,226 @@
+"""y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations.
+
+Tiles of x times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or
+through the copy engine of sm_90 and newer (tensor descriptors). Where there are fewer tiles than the device runs at
+once, K is cut into slices. Each slice writes its sums to a workspace, a second kernel adds them up in order: no
+atomics, so equal inputs give equal bits, and nothing that a CUDA graph could not capture.
+
+Codes are summed as they are (INT8 in int32, e4m3 in fp32) and scaled once; e4m3 in blocks joins the sums in fp32 after
+each 128 inputs, with the scales of its block, which are loaded one block ahead.
+"""
+
+__all__ = ["many_tokens_product", "many_tokens_shared_bytes"]
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
+from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch
+from perfmodel_executors.kernels.triton.split_k import add_slices, num_slices, own_blocks, slice_buffer
+from perfmodel_executors.kernels.weight_formats.operand import Operand
+
+_GROUP = 8  # tiles of tokens that are walked together
+_NOWHERE = 1 << 30  # bytes that no device has
+
+
+class _Tile(NamedTuple):
+    """rate:  of the products, relative to the largest tile's, once every unit has one (larger tiles re-read less)
+    waits: where the assembler of Triton 3.6 makes Hopper's products wait for each other, as its binaries say: with K in
+           slices, with K as a whole, never. Tuning may find such a tile the fastest; untuned, no call begins with it
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    rate: float
+    waits: str = "never"  # cut | whole | never
+
+
+_PLAIN = (
+    _Tile(256, 128, 64, 8, 3, 1.0, "cut"),
+    _Tile(128, 256, 64, 8, 3, 1.0, "whole"),
+    _Tile(128, 128, 64, 8, 3, 0.85, "cut"),
+    _Tile(128, 128, 64, 4, 4, 0.8),
+    _Tile(64, 128, 64, 4, 4, 0.65),
+    _Tile(64, 64, 128, 4, 3, 0.5),
+)
+_ROWS = (
+    _Tile(128, 256, 128, 8, 3, 1.0),
+    _Tile(256, 128, 128, 8, 3, 1.0),
+    _Tile(128, 128, 128, 8, 3, 0.8),
+    _Tile(128, 128, 128, 4, 4, 0.8),
+    _Tile(64, 128, 128, 4, 4, 0.6),
+)
+_BLOCKS = (  # a tile has one block's columns, so that its weights have one scale at a time
+    _Tile(128, 128, 128, 8, 4, 1.0),
+    _Tile(128, 128, 128, 8, 3, 1.0),
+    _Tile(64, 128, 128, 4, 3, 0.7),
+    _Tile(64, 64, 128, 4, 4, 0.5),
+)
+_TILES: Mapping[str, tuple[_Tile, ...]] = MappingProxyType({"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS})
+
+
+@triton.jit(do_not_specialize=["M"])
+def _many_tokens_kernel(
+    x_ptr, x_scales_ptr, weight_ptr, row_scales_ptr, block_scales_ptr, bias_ptr, out_ptr, M, N, K, x_stride,
+    weight_stride, slice_stride,
+    FORMAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
+    GROUP: tl.constexpr, EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    group = tile // (GROUP * tiles_n)
+    group_rows = tl.minimum(tiles_m - group * GROUP, GROUP)
+    tile_m = group * GROUP + tile % (GROUP * tiles_n) % group_rows
+    tile_n = tile % (GROUP * tiles_n) // group_rows
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    blocks = tl.cdiv(K, BLOCK_K)
+    first, last = own_blocks(blocks, SPLIT_K)
+    ACC: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    # Rows beyond the end wrap around: they are computed and not stored, which is cheaper than a mask in the loop.
+    x_ptrs = x_ptr + (m % M).to(tl.int64)[:, None] * x_stride + k[None, :]
+    weight_ptrs = weight_ptr + (n % N).to(tl.int64)[None, :] * weight_stride + k[:, None]
+    if DESCRIPTORS:
+        x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
+        weight_tiles = tl.make_tensor_descriptor(weight_ptr, [N, K], [weight_stride, 1], [BLOCK_N, BLOCK_K])
+    if FORMAT == "blocks":
+        x_scales_ptrs = x_scales_ptr + m % M
+        weight_scales_ptr = block_scales_ptr + tile_n * BLOCK_N // BLOCK_K * blocks
+        scale = tl.load(x_scales_ptrs + first * M) * tl.load(weight_scales_ptr + first)
+    for block in range(first, last):
+        if DESCRIPTORS:
+            x = x_tiles.load([tile_m * BLOCK_M, block * BLOCK_K])
+            weight = weight_tiles.load([tile_n * BLOCK_N, block * BLOCK_K]).T
+        elif EVEN_K:
+            x = tl.load(x_ptrs + block * BLOCK_K)
+            weight = tl.load(weight_ptrs + block * BLOCK_K)
+        else:
+            inside = k < K - block * BLOCK_K
+            x = tl.load(x_ptrs + block * BLOCK_K, mask=inside[None, :], other=0.0)
+            weight = tl.load(weight_ptrs + block * BLOCK_K, mask=inside[:, None], other=0.0)
+        if FORMAT == "blocks":
+            ahead = tl.minimum(block + 1, last - 1)
+            next_scale = tl.load(x_scales_ptrs + ahead * M) * tl.load(weight_scales_ptr + ahead)
+            acc += tl.dot(x, weight) * scale[:, None]
+            scale = next_scale
+        else:
+            acc = tl.dot(x, weight, acc, input_precision="ieee", out_dtype=ACC)
+    sums = acc.to(tl.float32)
+    if row_scales_ptr is not None:
+        sums *= tl.load(row_scales_ptr + tl.minimum(n, N - 1))[None, :]
+    if x_scales_ptr is not None and FORMAT != "blocks":
+        sums *= tl.load(x_scales_ptr + tl.minimum(m, M - 1))[:, None]
+    if SPLIT_K > 1:
+        out_ptr += tl.program_id(1).to(tl.int64) * slice_stride
+    elif bias_ptr is not None:
+        sums += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    out_ptrs = out_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+def many_tokens_product(
+    kernel: str,
+    x_MK: Tensor,
+    operand: Operand,
+    bias_N: Tensor | None = None,
+    config: TileConfig | None = None,
+    codes: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The product [M, N] in x's dtype, of a weight that is plain, or whose codes meet codes; as `swapped_product`."""
+    (m, k), n = x_MK.shape, operand.shape[0]
+    values_MK, scales = codes or (x_MK, None)
+    y_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
+    run = partial(_run, values_MK, scales, operand, bias_N, y_MN)
+    if config is None:
+        problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
+        law = partial(many_tokens_shared_bytes, operand)
+        config = pick(kernel, problem, partial(_candidates, values_MK, operand), law, run, x_MK.device)
+    run(config)
+    return y_MN
+
+
+def many_tokens_shared_bytes(operand: Operand, config: TileConfig, capability: int) -> int:
+    """Shared memory of a thread block: its pipeline's operands, and barriers for the copy engine and tensor memory.
+
+    More than any device has for descriptors where there is no copy engine. Blackwell's tensor memory takes no integers:
+    their instructions wait for their operands, as all do before Hopper.
+    """
+    sizes, stages = config.sizes, config.options.num_stages
+    operands = (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"] * operand.values.element_size()
+    if not has_copy_engine(capability):
+        return _NOWHERE if sizes["DESCRIPTORS"] else operands * max(1, stages - 1)
+    if capability >= 100 and operand.values.dtype == torch.int8:
+        return (operands + 8 * sizes["DESCRIPTORS"]) * max(1, stages - 1)
+    barriers = 8 * stages if sizes["DESCRIPTORS"] else 0
+    if capability >= 100:
+        barriers = 16 + -(-barriers // 16) * 16
+    return operands * stages + barriers
+
+
+def _run(
+    values_MK: Tensor,
+    scales: Tensor | None,
+    operand: Operand,
+    bias_N: Tensor | None,
+    y_MN: Tensor,
+    config: TileConfig,
+) -> None:
+    (m, k), n, sizes = values_MK.shape, y_MN.shape[1], config.sizes
+    out, stride = slice_buffer(y_MN, sizes["SPLIT_K"]), operand.values.stride(0)
+    tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
+    grid = (triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"]), sizes["SPLIT_K"])
+    if sizes["DESCRIPTORS"]:
+        provide_scratch(values_MK.device)
+    launch(
+        _many_tokens_kernel,
+        grid,
+        *(*tensors, m, n, k, values_MK.stride(0), stride, m * n),
+        options=config.options,
+        FORMAT=operand.form,
+        GROUP=_GROUP,
+        EVEN_K=k % sizes["BLOCK_K"] == 0,
+        **sizes,
+    )
+    if sizes["SPLIT_K"] > 1:
+        add_slices(out, bias_N, y_MN)
+
+
+def _candidates(values_MK: Tensor, operand: Operand) -> Iterator[TileConfig]:
+    """The tile with the least estimated time first, those that wait last; without descriptors before with, of which no
+    pipeline is sure."""
+    (m, k), n = values_MK.shape, operand.shape[0]
+    is_aligned = all(each.stride(0) * each.element_size() % 16 == 0 for each in (values_MK, operand.values))
+    units = compute_units(values_MK.device)
+
+    def slices_of(tile: _Tile) -> int:
+        tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
+        return num_slices(tiles, triton.cdiv(k, tile.block_k), values_MK.device, blocks_per_unit=1)
+
+    def rank(tile: _Tile) -> tuple[bool, float]:
+        return tile.waits == ("cut" if slices_of(tile) > 1 else "whole"), _relative_time(m, n, tile, units)
+
+    for tile in sorted(_TILES[operand.form], key=rank):
+        slices = slices_of(tile)
+        sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLIT_K": slices}
+        for descriptors in (0, 1) if is_aligned else (0,):
+            yield TileConfig({**sizes, "DESCRIPTORS": descriptors}, Options(tile.warps, tile.stages))
+
+
+def _relative_time(m: int, n: int, tile: _Tile, units: int) -> float:
+    """Waves of tiles over the device's units, times what a tile takes; fewer tiles than units share K."""
+    tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
+    waves = triton.cdiv(tiles, units) if tiles >= units else 1 / (units // tiles)
+    return float(waves * tile.block_m * tile.block_n / tile.rate)

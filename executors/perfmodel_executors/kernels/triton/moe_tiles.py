@@ -1,0 +1,302 @@
+"""How the products of experts are cut: rows of a tile, candidate tiles, splits of the sum; all known on the host.
+
+Where each expert has few rows its weights are read once and little is multiplied: the tile has 16 rows, and what counts
+is bytes in flight. A pipeline of 4 stages keeps 48 KiB of weights coming per program, so two programs a multiprocessor
+cover the latency of HBM (about 25 KiB a multiprocessor at 4 TB/s and 0.8 us) with room for the fills and ends of
+others. Where experts have many rows the tile grows to what the tensor cores are kept busy by.
+
+Sort (token, choice) pairs by expert and cut each expert's rows into tiles, in one launch and without the host.
+
+One program an expert: it counts the rows of all experts, so it knows where its own begin, then scans the ids again and
+writes its pairs in their order. Only whole tiles are handed out, and none to an expert without rows; how many there are
+stays on the device. The host knows the most there can be and launches as many; the programs beyond them exit.
+
+    tiles = sum over experts of ceil(rows / B)  <=  D + (A - D) / B,   A pairs, D = min(E, A) experts with rows
+
+Which tile a program computes: an expert, its rows, and a block of columns.
+
+sorted  `sort_pairs` made the tiles. Programs walk down `GROUP` tiles before they take the next columns, so that the
+        rows of an expert that needs several tiles find its weights in the L2.
+few     An expert's rows are one tile, and the program finds them in the routing table itself, which is cheaper
+        than another launch. The grid has a tile for each pair; those whose expert an earlier pair has exit.
+one     One token: each of its pairs is a tile.
+"""
+
+# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
+
+__all__ = [
+    "FEW_TOKENS",
+    "GROUP",
+    "ExpertRows",
+    "SortedPairs",
+    "block_rows",
+    "candidates",
+    "most_tiles",
+    "num_splits",
+    "own_tile",
+    "shared_bytes",
+    "sort_pairs",
+]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel.ops.routing import distinct_experts
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.tiles import TileConfig, pipelined_bytes
+
+_ROWS = (16, 32, 64, 128)
+_GROUP_ROWS = 64  # that a warp group multiplies at least
+_WARP_PRODUCTS = 80  # a compute capability whose warps multiply, each on its own
+_MOST_SUMS = 64  # a thread can hold beside what it multiplies
+_BARRIER_BYTES = 16
+_PROGRAMS = 512  # wanted in flight: the multiprocessors of a large GPU, two to four times
+_LEAST_STEPS = 8  # steps along the sum that a split has at least, to be worth the start of its pipeline
+
+# Rows of a tile -> (columns, of each of gate and up; depth; warps; stages), the one to trust first.
+_UP = {
+    16: ((32, 128, 4, 4), (16, 256, 4, 4), (32, 64, 4, 6), (64, 128, 4, 3), (32, 64, 4, 3)),
+    32: ((32, 128, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (32, 64, 4, 3)),
+    64: ((64, 64, 4, 4), (128, 64, 8, 3), (64, 128, 4, 3), (32, 64, 4, 3)),
+    128: ((128, 64, 8, 4), (128, 64, 8, 3), (64, 64, 4, 4), (64, 64, 8, 4), (64, 32, 8, 3)),
+}
+_DOWN = {
+    16: ((64, 128, 4, 4), (32, 256, 4, 4), (32, 128, 4, 4), (128, 128, 4, 3), (32, 64, 4, 3)),
+    32: ((64, 128, 4, 4), (128, 64, 4, 4), (64, 64, 4, 5), (32, 64, 4, 3)),
+    64: ((128, 64, 4, 4), (64, 128, 4, 3), (256, 64, 8, 3), (32, 64, 4, 3)),
+    128: ((256, 64, 8, 4), (256, 64, 8, 3), (128, 64, 8, 4), (128, 64, 4, 4), (64, 32, 8, 3)),
+}
+
+
+def block_rows(num_tokens: int, num_experts: int, top_k: int) -> int:
+    """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson."""
+    mean = num_tokens * top_k / num_experts
+    needed = mean + 2.5 * sqrt(mean)
+    return next((rows for rows in _ROWS if rows >= needed), _ROWS[-1])
+
+
+def candidates(kernel: str, rows: int, capability: int | None) -> list[TileConfig]:
+    """Tiles of `up` or `down` with so many rows, the one to trust without measuring first.
+
+    Where warps multiply, sums and both inputs are registers: more than `_MOST_SUMS` sums a thread spill.
+    """
+    table, gates = (_UP, 2) if kernel == "up" else (_DOWN, 1)
+    by_warps = capability is not None and not _has_group_products(rows, capability)
+    return [
+        TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth}, Options(warps, stages))
+        for columns, depth, warps, stages in table[rows]
+        if not by_warps or gates * rows * columns <= _MOST_SUMS * 32 * warps
+    ]
+
+
+def shared_bytes(gates: int, element_bytes: int) -> Callable[[TileConfig, int], int]:
+    """The law for `tiles.pick`: a stage holds rows of the input and of each of the `gates` matrices.
+
+    Tiles multiplied by warps are pipelined as on Ampere, on any device. Blackwell has a barrier beside each sum.
+    """
+
+    def law(config: TileConfig, capability: int) -> int:
+        sizes = config.sizes
+        stage = (sizes["BLOCK_M"] + gates * sizes["BLOCK_N"]) * sizes["BLOCK_K"] * element_bytes
+        if not _has_group_products(sizes["BLOCK_M"], capability):
+            return pipelined_bytes(stage, config, _WARP_PRODUCTS)
+        return pipelined_bytes(stage, config, capability) + (gates * _BARRIER_BYTES if capability >= 100 else 0)
+
+    return law
+
+
+def num_splits(num_tokens: int, num_experts: int, top_k: int, columns: int, depth: int, config: TileConfig) -> int:
+    """Parts that the sum over `depth` is computed in: 1, 2, 4 or 8, enough to fill the device when few experts are
+    touched."""
+    programs = distinct_experts(num_experts, top_k, num_tokens) * -(-columns // config.sizes["BLOCK_N"])
+    steps = -(-depth // config.sizes["BLOCK_K"])
+    splits = 1
+    while splits < 8 and 2 * splits * programs <= _PROGRAMS and steps >= 2 * splits * _LEAST_STEPS:
+        splits *= 2
+    return splits
+
+
+def _has_group_products(rows: int, capability: int) -> bool:
+    """Whether four warps multiply together, from SRAM: Hopper, and Blackwell into its tensor memory."""
+    return 90 <= capability < 120 and rows >= _GROUP_ROWS
+
+
+_BLOCK = 2048  # ids that a program looks at in one pass
+
+
+class SortedPairs(NamedTuple):
+    """order:     [A] pairs (token * top_k + choice) in the order of their experts, each expert's in ascending order
+    tiles:     [most, 3] of each tile: its expert, where in `order` it begins, how many rows it has; valid up to
+    num_tiles: [1], the tiles there are
+    """
+
+    order: Tensor
+    tiles: Tensor
+    num_tiles: Tensor
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _sort_kernel(
+    experts_ptr,
+    order_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    num_pairs,
+    num_experts,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    own = tl.program_id(0)
+    counts = tl.zeros([EXPERTS], tl.int32)
+    for begin in range(0, num_pairs, BLOCK):
+        pair = begin + tl.arange(0, BLOCK)
+        ids = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=0).to(tl.int32)
+        counts += tl.histogram(ids, EXPERTS, mask=pair < num_pairs)
+    expert = tl.arange(0, EXPERTS)
+    tiles = (counts + BLOCK_M - 1) // BLOCK_M
+    row = tl.sum(tl.where(expert < own, counts, 0), axis=0)
+    tile = tl.sum(tl.where(expert < own, tiles, 0), axis=0)
+    rows = tl.sum(tl.where(expert == own, counts, 0), axis=0)
+    for done in range(0, rows, BLOCK_M):
+        entry = tiles_ptr + (tile + done // BLOCK_M) * 3
+        tl.store(entry, own)
+        tl.store(entry + 1, row + done)
+        tl.store(entry + 2, tl.minimum(rows - done, BLOCK_M))
+    if own == num_experts - 1:
+        tl.store(num_tiles_ptr, tl.sum(tiles, axis=0))
+    if rows > 0:
+        for begin in range(0, num_pairs, BLOCK):
+            pair = begin + tl.arange(0, BLOCK)
+            ids = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+            is_own = (ids == own).to(tl.int32)
+            tl.store(order_ptr + row - 1 + tl.cumsum(is_own, axis=0), pair, mask=is_own > 0)
+            row += tl.sum(is_own, axis=0)
+
+
+def sort_pairs(experts_TX: Tensor, num_experts: int, block_rows: int) -> SortedPairs:
+    """The pairs of `experts_TX` (contiguous, ids in 0 .. num_experts - 1) in tiles of at most `block_rows`."""
+    pairs = experts_TX.numel()
+    order, num_tiles = (torch.empty(n, dtype=torch.int32, device=experts_TX.device) for n in (pairs, 1))
+    tiles = torch.empty(most_tiles(pairs, num_experts, block_rows), 3, dtype=torch.int32, device=experts_TX.device)
+    block = max(16, min(_BLOCK, triton.next_power_of_2(pairs)))
+    launch(
+        _sort_kernel,
+        (num_experts,),
+        *(experts_TX, order, tiles, num_tiles, pairs, num_experts),
+        options=Options(num_warps=max(1, min(8, block // 256)), num_stages=1),
+        BLOCK_M=block_rows,
+        BLOCK=block,
+        EXPERTS=max(16, triton.next_power_of_2(num_experts)),
+    )
+    return SortedPairs(order, tiles, num_tiles)
+
+
+def most_tiles(num_pairs: int, num_experts: int, block_rows: int) -> int:
+    """Tiles that `num_pairs` rows make at most, however they fall on the experts."""
+    touched = min(num_experts, num_pairs)
+    return touched + (num_pairs - touched) // block_rows
+
+
+GROUP = 8
+FEW_TOKENS = 16
+_FEW_PER_EXPERT = 2  # pairs: beyond, the programs that only exit take as long as sorting
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Which rows go to which expert: `experts_TX`, contiguous, or what sorting made of it; tiles of `rows` rows."""
+
+    experts_TX: Tensor
+    num_experts: int
+    rows: int
+    pairs: SortedPairs | None
+
+    @classmethod
+    def of(cls, experts_TX: Tensor, num_experts: int, rows: int) -> "ExpertRows":
+        """Sorted unless the tokens, and so the rows of any expert, are few enough to fit one tile."""
+        experts_TX = experts_TX.contiguous()
+        num_tokens, num_pairs = experts_TX.shape[0], experts_TX.numel()
+        is_few = num_tokens <= min(rows, FEW_TOKENS) and num_pairs <= _FEW_PER_EXPERT * num_experts
+        return cls(experts_TX, num_experts, rows, None if is_few else sort_pairs(experts_TX, num_experts, rows))
+
+    @property
+    def form(self) -> str:
+        if self.pairs is not None:
+            return "sorted"
+        return "one" if self.experts_TX.shape[0] == 1 else "few"
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles that the grid has: one a pair, or the most there can be, in whole groups."""
+        num_pairs = self.experts_TX.numel()
+        if self.pairs is None:
+            return num_pairs
+        return int(triton.cdiv(most_tiles(num_pairs, self.num_experts, self.rows), GROUP)) * GROUP
+
+    @property
+    def arguments(self) -> tuple[Tensor | int | None, ...]:
+        """The first arguments of `own_tile`."""
+        return self.experts_TX, *(self.pairs or (None, None, None)), self.experts_TX.shape[0]
+
+    @property
+    def constants(self) -> dict[str, int | str]:
+        """Compile-time constants of `own_tile`."""
+        top_k = self.experts_TX.shape[1]
+        return {"TOP_K": top_k, "CHOICES": triton.next_power_of_2(top_k), "GROUP": GROUP, "FORM": self.form}
+
+
+@triton.jit
+def own_tile(
+    experts_ptr,
+    order_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    num_tokens,
+    blocks,
+    BLOCK_M: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORM: tl.constexpr,
+):
+    """(expert, its pairs, which rows have one, block of columns, whether there is anything to do)."""
+    program = tl.program_id(0)
+    row = tl.arange(0, BLOCK_M)
+    if FORM == "sorted":
+        num_tiles = tl.load(num_tiles_ptr)
+        first = program // (GROUP * blocks) * GROUP
+        depth = tl.maximum(tl.minimum(num_tiles - first, GROUP), 1)
+        place = program % (GROUP * blocks)
+        block = place // depth
+        is_live = (first < num_tiles) & (block < blocks)
+        entry = tiles_ptr + (first + place % depth) * 3
+        expert = tl.load(entry, mask=is_live, other=0)
+        begin = tl.load(entry + 1, mask=is_live, other=0)
+        mask = row < tl.load(entry + 2, mask=is_live, other=0)
+        pair = tl.load(order_ptr + begin + row, mask=mask, other=0)
+    elif FORM == "one":
+        pair = program // blocks + 0 * row
+        block = program % blocks
+        expert = tl.load(experts_ptr + program // blocks).to(tl.int32)
+        mask = row == 0
+        is_live = program >= 0
+    else:
+        slot = program // blocks
+        block = program % blocks
+        choice = tl.arange(0, CHOICES)
+        pairs = row[:, None] * TOP_K + choice[None, :]
+        is_pair = (row < num_tokens)[:, None] & (choice < TOP_K)[None, :]
+        expert = tl.load(experts_ptr + slot).to(tl.int32)
+        is_own = tl.load(experts_ptr + pairs, mask=is_pair, other=-1).to(tl.int32) == expert
+        pair = tl.max(tl.where(is_own, pairs, -1), axis=1)
+        mask = pair >= 0
+        is_live = tl.min(tl.min(tl.where(is_own, pairs, slot), axis=1), axis=0) == slot
+    return expert, pair, mask, block, is_live

@@ -1,0 +1,292 @@
+"""Choice of the next token without a sort, with many programs a row.
+
+Greedy, in two stages: the best of each piece of the vocabulary (enough programs for a single row), then of the pieces.
+
+Sampling keeps what reaches a threshold (see its definition in torch), which radix selection finds: the bits of a
+weight, as an integer, are in the order of the weights, and are settled digit by digit, the exponent first, then 8, 8
+and 7 bits of the mantissa. A pass adds up, for each value that the next digit can have, what top-k counts (tokens: a
+histogram of each program, added to the row's) or what top-p sums (integers of weights: atomics, which give equal sums
+in any order). The next pass begins by choosing the digit. Four passes for each of the two; a row that does not ask for
+one leaves at once. The last two kernels sum up what is kept of each piece, choose the piece and in it the token. The
+row is read from L2 some eleven times, by as many programs as it has pieces; one program a row, bisecting, took some 250
+us at a vocabulary of 128k. Nothing depends on the host.
+"""
+
+__all__ = ["greedy", "sample_top_k_top_p"]
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.sampling import DRAW_BITS, WEIGHT_BITS
+
+_PIECE = 4096  # logits of a program: 32 a thread, which stay in registers
+_NOWHERE = tl.constexpr(0x7FFFFFFF)
+_ONE_BITS = tl.constexpr(0x3F800000)  # of 1.0, the largest weight
+_DIGITS = ((23, 127), (15, 255), (7, 255), (0, 127))  # shift and mask of each digit, the most significant first
+_PASSES = tl.constexpr(len(_DIGITS))
+_BINS = tl.constexpr(256)
+_SCALE = tl.constexpr(float(1 << WEIGHT_BITS))
+_DRAW_BITS = tl.constexpr(DRAW_BITS)
+_LOW_BITS = tl.constexpr((1 << DRAW_BITS) - 1)
+
+
+@triton.jit
+def _numbers(row_ptr, index, vocab):
+    """(logits, the least there is in place of those that are no numbers; how many those are)."""
+    logits = tl.load(row_ptr + index, mask=index < vocab, other=-float("inf")).to(tl.float32)
+    is_nan = logits != logits
+    return tl.where(is_nan, -float("inf"), logits), tl.sum(is_nan.to(tl.int32), axis=0)
+
+
+@triton.jit
+def _best_of_pieces_kernel(
+    logits_ptr, values_ptr, indices_ptr, num_nan_ptr, vocab, pieces, row_stride, BLOCK: tl.constexpr
+):
+    row, piece = tl.program_id(0), tl.program_id(1)
+    index = piece * BLOCK + tl.arange(0, BLOCK)
+    logits, num_nan = _numbers(logits_ptr + row.to(tl.int64) * row_stride, index, vocab)
+    best = tl.max(logits, axis=0)
+    tl.store(values_ptr + row * pieces + piece, best)
+    if indices_ptr is not None:
+        tl.store(indices_ptr + row * pieces + piece, tl.min(tl.where(logits == best, index, _NOWHERE), axis=0))
+    if num_nan_ptr is not None:  # noqa: SIM102 (this one is settled when it is compiled)
+        if num_nan > 0:
+            tl.atomic_add(num_nan_ptr, num_nan.to(tl.int64), sem="relaxed")
+
+
+@triton.jit
+def _best_kernel(values_ptr, indices_ptr, tokens_ptr, pieces, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    piece = tl.arange(0, BLOCK)
+    values = tl.load(values_ptr + row * pieces + piece, mask=piece < pieces, other=-float("inf"))
+    indices = tl.load(indices_ptr + row * pieces + piece, mask=piece < pieces, other=_NOWHERE)
+    tl.store(tokens_ptr + row, tl.min(tl.where(values == tl.max(values, axis=0), indices, _NOWHERE), axis=0))
+
+
+@triton.jit
+def _weights(
+    logits_ptr, maxima_ptr, temperature_ptr, row, piece, vocab, pieces, row_stride, stride,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Weights of a piece; -1 beyond the vocabulary."""
+    index = piece * BLOCK + tl.arange(0, BLOCK)
+    logits, _ = _numbers(logits_ptr + row.to(tl.int64) * row_stride, index, vocab)
+    each = tl.arange(0, PIECES)
+    largest = tl.max(tl.load(maxima_ptr + row * pieces + each, mask=each < pieces, other=-float("inf")), axis=0)
+    temperature = tl.load(temperature_ptr + row * stride)
+    inverse = tl.div_rn(1.0, tl.where(temperature <= 0.0, 1.0, temperature))
+    weights = tl.where(logits == largest, 1.0, tl.exp((logits - largest) * inverse))
+    return tl.where(index < vocab, weights, -1.0)
+
+
+@triton.jit
+def _choose_digit(bins_ptr, prefix, wanted, SHIFT: tl.constexpr):
+    """(prefix with the largest digit that reaches what is wanted from above; what is wanted of its tokens)."""
+    digit = tl.arange(0, _BINS)
+    found = tl.load(bins_ptr + digit)
+    reached = tl.sum(found, axis=0) - tl.cumsum(found, axis=0) + found
+    chosen = tl.max(tl.where(reached >= wanted, digit, 0), axis=0)
+    above = tl.sum(tl.where(digit > chosen, found, 0), axis=0)
+    return prefix | (chosen << SHIFT), wanted - above
+
+
+@triton.jit
+def _asks(setting_ptr, temperature_ptr, row, vocab, stride, IS_SUM: tl.constexpr):
+    """Whether the row has a threshold of this kind to be found."""
+    is_drawn = tl.load(temperature_ptr + row * stride) > 0.0
+    setting = tl.load(setting_ptr + row * stride)
+    if IS_SUM:
+        return is_drawn & (setting < 1.0)
+    else:
+        return is_drawn & (setting > 0) & (setting < vocab)
+
+
+@triton.jit
+def _begin_pass(
+    bins_ptr, prefixes_ptr, wanted_ptr, setting_ptr, row, rows, stride,
+    PASS: tl.constexpr, SHIFT: tl.constexpr, IS_SUM: tl.constexpr,
+):  # fmt: skip
+    """(prefix, what is wanted) when pass `PASS` begins; `SHIFT`: of the digit before."""
+    prefix = 0
+    if IS_SUM:
+        wanted = tl.full((), 0, tl.int64)
+    else:
+        wanted = tl.load(setting_ptr + row * stride).to(tl.int64)
+    if PASS > 1:
+        prefix = tl.load(prefixes_ptr + row + rows * (PASS - 1))
+        wanted = tl.load(wanted_ptr + row + rows * (PASS - 1))
+    if PASS > 0:
+        before_ptr = bins_ptr + (row + rows * (PASS - 1)).to(tl.int64) * _BINS
+        if IS_SUM and PASS == 1:
+            total = tl.sum(tl.load(before_ptr + tl.arange(0, _BINS)), axis=0)
+            share = total.to(tl.float64) * tl.load(setting_ptr + row * stride).to(tl.float64)
+            wanted = tl.maximum(share.to(tl.int64), 1)
+        prefix, wanted = _choose_digit(before_ptr, prefix, wanted, SHIFT)
+    return prefix, wanted
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _digits_kernel(
+    logits_ptr, maxima_ptr, temperature_ptr, setting_ptr, least_ptr, bins_ptr, prefixes_ptr, wanted_ptr,
+    vocab, pieces, row_stride, stride, rows,
+    PASS: tl.constexpr, BEFORE: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, IS_SUM: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    if _asks(setting_ptr, temperature_ptr, row, vocab, stride, IS_SUM):
+        prefix, wanted = _begin_pass(
+            bins_ptr, prefixes_ptr, wanted_ptr, setting_ptr, row, rows, stride, PASS, BEFORE, IS_SUM
+        )
+        if tl.program_id(1) == 0:
+            tl.store(prefixes_ptr + row + rows * PASS, prefix)
+            tl.store(wanted_ptr + row + rows * PASS, wanted)
+        args = (logits_ptr, maxima_ptr, temperature_ptr, row, tl.program_id(1), vocab, pieces, row_stride, stride)
+        weights = _weights(*args, BLOCK, PIECES)
+        bits = weights.to(tl.int32, bitcast=True)
+        inside = weights >= tl.load(least_ptr + row)
+        if PASS > 0:
+            inside = inside & ((bits >> BEFORE) == (prefix >> BEFORE))
+        digit = (bits >> SHIFT) & MASK
+        own_ptr = bins_ptr + (row + rows * PASS).to(tl.int64) * _BINS
+        if IS_SUM:
+            tl.atomic_add(own_ptr + digit, (weights * _SCALE).to(tl.int64), mask=inside, sem="relaxed")
+        else:
+            counts = tl.histogram(digit, _BINS, mask=inside)
+            tl.atomic_add(own_ptr + tl.arange(0, _BINS), counts.to(tl.int64), mask=counts > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _threshold_kernel(
+    temperature_ptr, setting_ptr, bins_ptr, prefixes_ptr, wanted_ptr, least_ptr, vocab, stride, rows,
+    BEFORE: tl.constexpr, IS_SUM: tl.constexpr,
+):  # fmt: skip
+    """What the last pass leaves becomes the least weight, if it is more than it was."""
+    row = tl.program_id(0)
+    if _asks(setting_ptr, temperature_ptr, row, vocab, stride, IS_SUM):
+        bits, _ = _begin_pass(
+            bins_ptr, prefixes_ptr, wanted_ptr, setting_ptr, row, rows, stride, _PASSES, BEFORE, IS_SUM
+        )
+        least = tl.load(least_ptr + row)
+        tl.store(least_ptr + row, tl.maximum(least, bits.to(tl.float32, bitcast=True)))
+
+
+@triton.jit
+def _least_kernel(temperature_ptr, min_p_ptr, least_ptr, stride):
+    """The least weight before anything is looked for: the largest one where the choice is greedy."""
+    row = tl.program_id(0)
+    least = tl.full((), 0.0, tl.float32)
+    if min_p_ptr is not None:
+        least = tl.load(min_p_ptr + row * stride)
+    tl.store(least_ptr + row, tl.where(tl.load(temperature_ptr + row * stride) > 0.0, least, 1.0))
+
+
+@triton.jit
+def _kept_integers(weights, least):
+    return tl.where((weights >= least) & (weights >= 0.0), weights * _SCALE, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _kept_kernel(
+    logits_ptr, maxima_ptr, temperature_ptr, least_ptr, sums_ptr, vocab, pieces, row_stride, stride,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    args = (logits_ptr, maxima_ptr, temperature_ptr, row, tl.program_id(1), vocab, pieces, row_stride, stride)
+    weights = _weights(*args, BLOCK, PIECES)
+    kept = _kept_integers(weights, tl.load(least_ptr + row))
+    tl.store(sums_ptr + row * pieces + tl.program_id(1), tl.sum(kept, axis=0))
+
+
+@triton.jit
+def _draw_kernel(
+    logits_ptr, maxima_ptr, temperature_ptr, least_ptr, sums_ptr, draws_ptr, tokens_ptr,
+    vocab, pieces, row_stride, stride, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    piece = tl.arange(0, PIECES)
+    sums = tl.load(sums_ptr + row * pieces + piece, mask=piece < pieces, other=0)
+    total = tl.sum(sums, axis=0)
+    draw = tl.load(draws_ptr + row)
+    draw = tl.where(tl.load(temperature_ptr + row * stride) > 0.0, draw, 0)
+    low = total & _LOW_BITS
+    target = (total >> _DRAW_BITS) * draw + ((low * draw) >> _DRAW_BITS)
+    ends = tl.cumsum(sums, axis=0)
+    chosen = tl.sum((ends <= target).to(tl.int32), axis=0)
+    target -= tl.sum(tl.where(piece < chosen, sums, 0), axis=0)
+    args = (logits_ptr, maxima_ptr, temperature_ptr, row, chosen, vocab, pieces, row_stride, stride)
+    kept = _kept_integers(_weights(*args, BLOCK, PIECES), tl.load(least_ptr + row))
+    before = tl.sum((tl.cumsum(kept, axis=0) <= target).to(tl.int32), axis=0)
+    tl.store(tokens_ptr + row, (chosen * BLOCK + before).to(tl.int64))
+
+
+def greedy(logits_SV: Tensor, num_nan: Tensor | None = None) -> Tensor:
+    """The index of each row's largest logit, int64 [S]; the first of equal ones."""
+    pieces = _Pieces(logits_SV)
+    rows = logits_SV.shape[0]
+    indices = torch.empty(rows, pieces.number, dtype=torch.int32, device=logits_SV.device)
+    tokens_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
+    values = pieces.maxima(indices, num_nan)
+    args = (values, indices, tokens_S, pieces.number)
+    launch(_best_kernel, (rows,), *args, options=Options(1, 1), BLOCK=pieces.padded)
+    return tokens_S
+
+
+def sample_top_k_top_p(
+    logits_SV: Tensor,
+    draws_S: Tensor,
+    temperature_S: Tensor,
+    top_k_S: Tensor | None = None,
+    top_p_S: Tensor | None = None,
+    min_p_S: Tensor | None = None,
+    num_nan: Tensor | None = None,
+) -> Tensor:
+    """One token for each row, int64 [S]; see the reference. Settings are apart by equal strides, 0 of equal ones."""
+    pieces, rows, device = _Pieces(logits_SV), logits_SV.shape[0], logits_SV.device
+    stride = temperature_S.stride(0)
+    grid, small = (rows, pieces.number), Options(1, 1)
+    sizes = {"BLOCK": pieces.block, "PIECES": pieces.padded}
+    least_S = torch.empty(rows, dtype=torch.float32, device=device)
+    maxima = pieces.maxima(None, num_nan)
+    launch(_least_kernel, (rows,), temperature_S, min_p_S, least_S, stride, options=small)
+    whole = (logits_SV.shape[1], pieces.number, logits_SV.stride(0), stride)
+    for is_sum, setting_S in ((False, top_k_S), (True, top_p_S)):
+        if setting_S is None:
+            continue
+        bins = torch.zeros(len(_DIGITS), rows, _BINS.value, dtype=torch.int64, device=device)
+        prefixes = torch.empty(len(_DIGITS), rows, dtype=torch.int32, device=device)
+        wanted = torch.empty(len(_DIGITS), rows, dtype=torch.int64, device=device)
+        args = (logits_SV, maxima, temperature_S, setting_S, least_S, bins, prefixes, wanted, *whole, rows)
+        before = 0
+        for number, (shift, mask) in enumerate(_DIGITS):
+            digit = {"PASS": number, "BEFORE": before, "SHIFT": shift, "MASK": mask, "IS_SUM": is_sum}
+            launch(_digits_kernel, grid, *args, options=Options(4, 1), **digit, **sizes)
+            before = shift
+        found = (temperature_S, setting_S, bins, prefixes, wanted, least_S, logits_SV.shape[1], stride, rows)
+        launch(_threshold_kernel, (rows,), *found, options=small, BEFORE=before, IS_SUM=is_sum)
+    sums = torch.empty(rows, pieces.number, dtype=torch.int64, device=device)
+    tokens_S = torch.empty(rows, dtype=torch.int64, device=device)
+    kept = (logits_SV, maxima, temperature_S, least_S, sums)
+    launch(_kept_kernel, grid, *kept, *whole, options=Options(4, 1), **sizes)
+    launch(_draw_kernel, (rows,), *kept, draws_S, tokens_S, *whole, options=Options(8, 1), **sizes)
+    return tokens_S
+
+
+class _Pieces:
+    """How rows are cut: `number` pieces of `block` logits, `padded` to a power of two."""
+
+    def __init__(self, logits_SV: Tensor) -> None:
+        self._logits_SV = logits_SV
+        self.block = min(_PIECE, triton.next_power_of_2(logits_SV.shape[1]))
+        self.number = triton.cdiv(logits_SV.shape[1], self.block)
+        self.padded = triton.next_power_of_2(self.number)
+
+    def maxima(self, indices: Tensor | None, num_nan: Tensor | None) -> Tensor:
+        """The largest logit of each piece; where it is goes to `indices`."""
+        rows, vocab = self._logits_SV.shape
+        values = torch.empty(rows, self.number, dtype=torch.float32, device=self._logits_SV.device)
+        args = (self._logits_SV, values, indices, num_nan, vocab, self.number, self._logits_SV.stride(0))
+        launch(_best_of_pieces_kernel, (rows, self.number), *args, options=Options(4, 1), BLOCK=self.block)
+        return values

@@ -1,0 +1,272 @@
+"""The weights of a changed model (`model_changes`), made of those in its file; a sentence for what would need training.
+
+Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, heads, columns). Nothing is trained
+afterwards, and no data is looked at: quality is that of the plain cut.
+"""
+
+__all__ = [
+    "WEIGHT_CHANGES",
+    "changed_weights",
+    "pruned",
+    "with_kv_heads",
+    "with_low_rank",
+    "with_matrices",
+    "with_shared_layers",
+    "with_tied_table",
+]
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.prune import L1Unstructured
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.models.architecture import Attention, DenseFFN, Layer
+from perfmodel.models.changes import CHANGES
+from perfmodel.models.changes.weights import kept_layers
+from perfmodel.models.model_changes import ModelChanges
+from perfmodel.models.spec import ChangedFrom, ModelSpec
+from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight, dequantize, sparsify_24
+from perfmodel_executors.models.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    FFNWeights,
+    LayerWeights,
+    used_in_turn,
+)
+
+_COMPONENTS = frozenset({"attention", "dense_ffn"})
+
+
+def with_matrices(
+    weights: DecoderWeights, change: Callable[[Tensor], Weight], components: frozenset[str] = _COMPONENTS
+) -> DecoderWeights:
+    """`weights` with the plain matrices of `components` as `change` makes them; those of experts stay."""
+    return replace(weights, layers=[_layer(layer, change, components) for layer in weights.layers])
+
+
+def _layer(layer: LayerWeights, change: Callable[[Tensor], Weight], components: frozenset[str]) -> LayerWeights:
+    mixer, ffn = layer.mixer, layer.ffn
+    if isinstance(mixer, AttentionWeights) and "attention" in components:
+        mixer = replace(mixer, qkv=_one(mixer.qkv, change), out=_one(mixer.out, change))
+    if isinstance(ffn, FFNWeights) and "dense_ffn" in components:
+        ffn = replace(ffn, up=_one(ffn.up, change), down=_one(ffn.down, change))
+    return replace(layer, mixer=mixer, ffn=ffn)
+
+
+def _one(weight: Weight, change: Callable[[Tensor], Weight]) -> Weight:
+    return change(weight) if isinstance(weight, Tensor) else weight
+
+
+def with_kv_heads(
+    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
+) -> DecoderWeights:
+    """Each KV head the mean of those that it replaces (Ainslie et al. 2023); the training that follows is left out."""
+    triples = zip(weights.layers, before.iter_layers(), after.iter_layers(), strict=True)
+    return replace(weights, layers=[_with_kv_heads(*triple) for triple in triples])
+
+
+def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerWeights:
+    mixer, old, new = weights.mixer, before.mixer, after.mixer
+    if not (isinstance(mixer, AttentionWeights) and isinstance(old, Attention) and isinstance(new, Attention)):
+        return weights
+
+    def merged(rows: Tensor) -> Tensor:
+        gate = old.num_heads * old.v_head_dim if old.output_gate else 0
+        sizes = [old.num_heads * old.head_dim, old.num_kv_heads * old.head_dim, old.num_kv_heads * old.v_head_dim, gate]
+        q, k, v, gates = torch.split(rows, sizes)
+        return torch.cat((q, _means(k, old, new), _means(v, old, new), gates))
+
+    assert isinstance(mixer.qkv, Tensor)
+    bias = mixer.qkv_bias
+    return replace(
+        weights, mixer=replace(mixer, qkv=merged(mixer.qkv), qkv_bias=None if bias is None else merged(bias))
+    )
+
+
+def _means(rows: Tensor, before: Attention, after: Attention) -> Tensor:
+    """Rows of the KV heads before -> of those after: means of neighbours, or copies where there are more."""
+    heads = rows.view(before.num_kv_heads, -1, *rows.shape[1:])
+    if after.num_kv_heads >= before.num_kv_heads:
+        return heads.repeat_interleave(after.num_kv_heads // before.num_kv_heads, 0).flatten(0, 1)
+    groups = heads.view(after.num_kv_heads, -1, *heads.shape[1:])
+    return groups.float().mean(1).to(rows.dtype).flatten(0, 1)
+
+
+def with_low_rank(
+    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
+) -> DecoderWeights:
+    """Each factored matrix by its largest singular values (Eckart and Young 1936), their roots on either side."""
+    pairs = zip(weights.layers, after.iter_layers(), strict=True)
+    return replace(weights, layers=[_thin_layer(layer, spec) for layer, spec in pairs])
+
+
+def _thin_layer(layer: LayerWeights, spec: Layer) -> LayerWeights:
+    mixer, ffn = layer.mixer, layer.ffn
+    if isinstance(mixer, AttentionWeights) and isinstance(spec.mixer, Attention):
+        mixer = replace(mixer, qkv=_thin(mixer.qkv, spec.mixer.qkv_rank), out=_thin(mixer.out, spec.mixer.out_rank))
+    if isinstance(ffn, FFNWeights) and isinstance(spec.ffn, DenseFFN):
+        ffn = replace(ffn, up=_thin(ffn.up, spec.ffn.up_rank), down=_thin(ffn.down, spec.ffn.down_rank))
+    return replace(layer, mixer=mixer, ffn=ffn)
+
+
+def _thin(weight: Weight, rank: int | None) -> Weight:
+    if rank is None or not isinstance(weight, Tensor):
+        return weight
+    left, values, right = torch.linalg.svd(weight.float(), full_matrices=False)
+    root = values[:rank].sqrt()
+    inputs, outputs = root[:, None] * right[:rank], left[:, :rank] * root
+    return LowRankWeight(inputs.to(weight.dtype).contiguous(), outputs.to(weight.dtype).contiguous())
+
+
+def with_shared_layers(
+    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
+) -> DecoderWeights:
+    """The first layers, used in turn."""
+    return replace(weights, layers=used_in_turn(weights.layers[: after.num_distinct_layers], after.num_layers))
+
+
+def with_tied_table(
+    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
+) -> DecoderWeights:
+    """The embedding as LM head, or a copy of its own."""
+    head = weights.lm_head
+    assert isinstance(head, Tensor), "a model is changed before it is quantised"
+    return replace(weights, lm_head=weights.embedding if after.tie_word_embeddings else head.clone())
+
+
+def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges) -> DecoderWeights:
+    """Without what `prune` leaves out: as zeros (unstructured, 2:4), or as rows, columns and layers that are gone."""
+    prune = changes.prune
+    assert prune is not None
+    if prune.kind == "2:4":
+        return with_matrices(weights, lambda matrix: dequantize(sparsify_24(matrix)).to(matrix.dtype))
+    fraction = prune.fraction
+    assert fraction is not None
+    if prune.kind == "unstructured":
+        method: Any = L1Unstructured(fraction)
+        return with_matrices(weights, lambda matrix: matrix * method.compute_mask(matrix, torch.ones_like(matrix)))
+    if prune.kind == "layers":
+        kept = kept_layers(list(before.iter_layers()), fraction)
+        return replace(weights, layers=[weights.layers[i] for i in kept])
+    pairs = zip(before.iter_layers(), after.iter_layers(), strict=True)
+    layers = [_narrower(layer, *pair) for layer, pair in zip(weights.layers, pairs, strict=True)]
+    return replace(weights, layers=layers)
+
+
+def _narrower(weights: LayerWeights, before: Layer, after: Layer) -> LayerWeights:
+    mixer, ffn = weights.mixer, weights.ffn
+    if (
+        isinstance(mixer, AttentionWeights)
+        and isinstance(before.mixer, Attention)
+        and isinstance(after.mixer, Attention)
+    ):
+        mixer = _fewer_heads(mixer, before.mixer, after.mixer)
+    if isinstance(ffn, FFNWeights) and isinstance(before.ffn, DenseFFN) and isinstance(after.ffn, DenseFFN):
+        ffn = _fewer_columns(ffn, before.ffn, after.ffn.intermediate_size)
+    return replace(weights, mixer=mixer, ffn=ffn)
+
+
+def _fewer_heads(weights: AttentionWeights, before: Attention, after: Attention) -> AttentionWeights:
+    """The KV heads with the largest weights, with the query heads that share them (of one KV head: query heads)."""
+    qkv, out = _plain(weights.qkv), _plain(weights.out)
+    by_query = before.num_kv_heads == 1
+    num_groups = before.num_heads if by_query else before.num_kv_heads
+    num_kept = after.num_heads if by_query else after.num_kv_heads
+    sizes = _sections(before)
+    places = [torch.arange(size) for size in sizes]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    is_shared = [by_query and i in (1, 2) for i in range(len(sizes))]  # the one K and V stay
+    row_scores, column_scores = qkv.float().square().sum(1), out.float().square().sum(0)
+    scores = column_scores.view(num_groups, -1).sum(1)
+    for start, size, shared in zip(starts, sizes, is_shared, strict=True):
+        if not shared:
+            scores = scores + row_scores[start : start + size].view(num_groups, -1).sum(1)
+    kept = _largest(scores, num_kept)
+    rows = torch.cat(
+        [
+            start + (place if shared else place.view(num_groups, -1)[kept].flatten())
+            for start, place, shared in zip(starts, places, is_shared, strict=True)
+        ]
+    )
+    columns = torch.arange(out.shape[1]).view(num_groups, -1)[kept].flatten()
+    bias = weights.qkv_bias
+    return replace(weights, qkv=qkv[rows], out=out[:, columns], qkv_bias=None if bias is None else bias[rows])
+
+
+def _sections(mixer: Attention) -> Sequence[int]:
+    """Rows of q, k, v and the gate."""
+    queries, values = mixer.num_heads * mixer.head_dim, mixer.num_heads * mixer.v_head_dim
+    keys = mixer.num_kv_heads * mixer.head_dim
+    sizes = [queries, keys, mixer.num_kv_heads * mixer.v_head_dim]
+    return [*sizes, values] if mixer.output_gate else sizes
+
+
+def _fewer_columns(weights: FFNWeights, before: DenseFFN, width: int) -> FFNWeights:
+    """The intermediate columns with the largest weights before and behind them."""
+    up, down = _plain(weights.up), _plain(weights.down)
+    halves = up.chunk(2) if before.gated else (up,)
+    scores = down.float().square().sum(0) + sum(half.float().square().sum(1) for half in halves)
+    kept = _largest(scores, width)
+    bias = weights.up_bias
+    if bias is not None:
+        bias = torch.cat([half[kept] for half in (bias.chunk(2) if before.gated else (bias,))])
+    return replace(weights, up=torch.cat([half[kept] for half in halves]), down=down[:, kept], up_bias=bias)
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest, ascending."""
+    return scores.topk(count).indices.sort().values
+
+
+def _plain(weight: object) -> Tensor:
+    assert isinstance(weight, Tensor)  # changes come before factors and formats
+    return weight
+
+
+# (weights, model before, model after, all changes) -> weights of the model after
+WeightChange = Callable[[DecoderWeights, ModelSpec, ModelSpec, ModelChanges], DecoderWeights]
+
+
+def _kept(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges) -> DecoderWeights:
+    """Another use of the same weights."""
+    return weights
+
+
+# Fields of `ModelChanges` whose weights follow from those of the model before, without training.
+WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
+    {
+        "num_kv_heads": with_kv_heads,
+        "window": _kept,
+        "sparse": _kept,
+        "prune": pruned,
+        "low_rank": with_low_rank,
+        "share_layers": with_shared_layers,
+        "tie_embeddings": with_tied_table,
+        "early_exit": _kept,
+    }
+)
+
+
+def changed_weights(weights: DecoderWeights, changed_from: ChangedFrom) -> DecoderWeights:
+    """The weights after all changes, in the order in which the model itself was changed.
+
+    `weights` are those of the original, neither quantised nor shared out over ranks; its matrices may be overwritten.
+    Raises PerfmodelError for a change into weights that only training could find.
+    """
+    model, changes = changed_from.original, changed_from.changes
+    for field, change in CHANGES.items():
+        if getattr(changes, field) is None:
+            continue
+        if field not in WEIGHT_CHANGES:
+            raise PerfmodelError(
+                f"model_changes.{field}: the weights of {model.name} cannot be turned into those without training; "
+                f"execute the model's config.json, with random weights."
+            )
+        after = change(model, changes)
+        weights, model = WEIGHT_CHANGES[field](weights, model, after, changes), after
+    return replace(weights)
