@@ -58,7 +58,7 @@ class Option:
         return float(np.mean(self.needed <= self.replicas))
 
     def enough(self, allowed: Sequence[int], confidence: float) -> int:
-        """Of `allowed` the fewest replicas, no fewer than its own, that suffice in the share `confidence` of the draws;
+        """The fewest replicas of `allowed`, no fewer than its own, that suffice in the share `confidence` of the draws;
         the most where none do."""
         counts = [count for count in allowed if count >= self.replicas]
         wanted = replicas_for(self.needed, self.replicas, confidence)

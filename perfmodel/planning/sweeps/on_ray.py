@@ -29,7 +29,7 @@ def run_on_ray(
     workers: int | None,
     address: str | None,
 ) -> list[tuple[int, str]]:
-    """`RunItems` of `perfmodel.planning.sweeps.workers`.
+    """See `RunItems` of `perfmodel.planning.sweeps.workers`.
 
     Raises MissingExtraError without Ray, PerfmodelError where no cluster answers at `address` or its nodes have another
     perfmodel, and what the function raises.

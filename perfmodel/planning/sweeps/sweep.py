@@ -5,7 +5,16 @@ so that what was stopped goes on where it was. The store stays with the process 
 maybe on other machines, only run points. One that was lost with its worker has no record, and nothing is stored for it.
 """
 
-__all__ = ["Forecast", "StoredPoint", "StoredSweep", "SweepResult", "from_store", "stored_records", "sweep"]
+__all__ = [
+    "Forecast",
+    "StoredPoint",
+    "StoredSweep",
+    "StoredTask",
+    "SweepResult",
+    "from_store",
+    "stored_records",
+    "sweep",
+]
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import closing

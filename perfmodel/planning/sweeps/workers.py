@@ -220,7 +220,7 @@ def run_in_processes(
     on_answer: Callable[[int, Any], list[tuple[int, Any]]],
     count: int,
 ) -> list[tuple[int, str]]:
-    """`RunItems`, in processes of this machine, each with a pipe of its own.
+    """See `RunItems`: in processes of this machine, each with a pipe of its own.
 
     Raises what the function raises; the processes are then stopped.
     """
