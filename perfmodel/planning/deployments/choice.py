@@ -202,35 +202,30 @@ def device_answers(
     """
     if len(spec.space.hardware) < 2:
         return []
-    return [_answer(device, spec, rate, judged, serving, screened, ruled_out) for device in spec.space.hardware]
 
-
-def _answer(
-    device: str,
-    spec: PlanSpec,
-    rate: float,
-    judged: tuple[Sequence[Finalist], Sequence[Finalist]],
-    serving: Sequence[Deployment],
-    screened: Sequence[Screened],
-    ruled_out: Mapping[str, Mapping[str, int]],
-) -> DeviceAnswer:
-    ranked, missed = ([one for one in each if device_of(one.deployment.screened) == device] for each in judged)
-    if ranked:
-        best = ranked[0]
-        return DeviceAnswer(device, best.label, best.num_devices, best.usd_per_hour, best.rate, True)
-    if missed:
-        near = max(missed, key=lambda each: each.attained)
-        return DeviceAnswer(
-            device, reason=f"{near.label}, simulated, has {near.attained:.1%} of requests within the SLO"
+    def answer(device: str) -> DeviceAnswer:
+        ranked, missed = (
+            [finalist for finalist in judgement if device_of(finalist.deployment.screened) == device]
+            for judgement in judged
         )
-    mine = [each for each in serving if device_of(each.screened) == device]
-    if mine:
-        first = min(mine, key=lambda deployment: objective_key(deployment, spec))
-        label = f"{first.replicas} x {first.screened.candidate.label}"
-        return DeviceAnswer(device, label, first.num_devices, first.usd_per_hour, first.capacity)
-    short = shortfalls([each for each in screened if device_of(each) == device], spec, rate)
-    reasons = {**ruled_out.get(device, {}), **short}
-    return DeviceAnswer(device, reason="; ".join(f"{count:,} {reason}" for reason, count in reasons.items()))
+        if ranked:
+            best = ranked[0]
+            return DeviceAnswer(device, best.label, best.num_devices, best.usd_per_hour, best.rate, True)
+        if missed:
+            near = max(missed, key=lambda finalist: finalist.attained)
+            return DeviceAnswer(
+                device, reason=f"{near.label}, simulated, has {near.attained:.1%} of requests within the SLO"
+            )
+        own = [deployment for deployment in serving if device_of(deployment.screened) == device]
+        if own:
+            first = min(own, key=lambda deployment: objective_key(deployment, spec))
+            label = f"{first.replicas} x {first.screened.candidate.label}"
+            return DeviceAnswer(device, label, first.num_devices, first.usd_per_hour, first.capacity)
+        short = shortfalls([candidate for candidate in screened if device_of(candidate) == device], spec, rate)
+        reasons = {**ruled_out.get(device, {}), **short}
+        return DeviceAnswer(device, reason="; ".join(f"{count:,} {reason}" for reason, count in reasons.items()))
+
+    return [answer(device) for device in spec.space.hardware]
 
 
 _BETTER = 0.001  # of the best figure: what is as good is no better

@@ -180,7 +180,8 @@ def ask_whatif(
     step, label = (given, "The step that was given") if given is not None else _typical(loaded)
     axes = tuple(axis_of(text, loaded, step) for text in vary or suspects(loaded))
     asked = base.metrics or default_metrics(loaded, any(axis.is_device for axis in axes))
-    base = replace(base, metrics=asked, step=step, overrides=_without_step(overrides), intervals=intervals)
+    others = tuple(text for text in overrides if not text.startswith(_STEP))  # the point has its step already
+    base = replace(base, metrics=asked, step=step, overrides=others, intervals=intervals)
     question = WhatIf(base, axes, grid, tuple(against))
     if against:
         load_point(question.point(alternative=True))
@@ -198,11 +199,6 @@ def ask_whatif(
     return WhatIfResult(
         answers, step, label, estimate.bound, bounds, tuple(turns), *largest, load=load_of(answers) if vary else None
     )
-
-
-def _without_step(overrides: Sequence[str]) -> tuple[str, ...]:
-    """What is left of overrides once those of the step are in the point's own step."""
-    return tuple(text for text in overrides if not text.startswith(_STEP))
 
 
 def _largest_batch(taker: Scenario, step: StepSpec) -> tuple[int, str]:
