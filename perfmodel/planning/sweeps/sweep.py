@@ -103,6 +103,7 @@ class Forecast:
 class StoredTask(Protocol):
     """What asks for points, one after the other: the store's file, and the requests of each run that it counts."""
 
+    def __hash__(self) -> int: ...
     @property
     def store(self) -> str: ...
     @property

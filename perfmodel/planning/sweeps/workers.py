@@ -218,7 +218,7 @@ def run_in_processes(
     function: Callable[[Any], Any],
     items: list[tuple[int, Any]],
     on_answer: Callable[[int, Any], list[tuple[int, Any]]],
-    count: int,
+    count: int | None,
 ) -> list[tuple[int, str]]:
     """See `RunItems`: in processes of this machine, each with a pipe of its own.
 
@@ -226,7 +226,7 @@ def run_in_processes(
     """
     todo = deque(items)
     lost: list[tuple[int, str]] = []
-    workers = [_started(function) for _ in range(min(count, len(items)))]
+    workers = [_started(function) for _ in range(min(count or len(items), len(items)))]
     try:
         while workers:
             ready = wait([worker.pipe for worker in workers])
