@@ -23,10 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.planning.deployments.choice import Deployment
-from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.finalist import Deployment, Finalist
 from perfmodel.planning.deployments.result import SURE, PlanResult
-from perfmodel.planning.deployments.trials import Trial, try_rates
+from perfmodel.planning.deployments.runs import Trial, try_rates
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space

@@ -21,8 +21,7 @@ from perfmodel.errors import SpecError
 from perfmodel.planning import search
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.jobs.result import JobPlan
-from perfmodel.planning.sensitivity.ask import ask_whatif
-from perfmodel.planning.sensitivity.result import WhatIfResult
+from perfmodel.planning.sensitivity.ask import WhatIfResult, ask_whatif
 from perfmodel.planning.sensitivity.whatif import default_metrics
 from perfmodel.planning.sweeps.points import Point
 from perfmodel.planning.sweeps.sweep import SweepResult

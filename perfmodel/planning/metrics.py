@@ -19,7 +19,7 @@ __all__ = [
     "study_metric",
 ]
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -293,7 +293,7 @@ def basis_by_name(name: str) -> Basis:
     for basis in ("run", "step", "memory"):
         if name in _METRICS[basis]:
             return basis
-    known = _unique([*_RUN, *_STEP, *_MEMORY])
+    known = list(dict.fromkeys([*_RUN, *_STEP, *_MEMORY]))
     near = did_you_mean(name, known)
     raise ValueError(f"metrics: found {name!r}, allowed {', '.join(known)}{near and '.' + near}")
 
@@ -301,7 +301,3 @@ def basis_by_name(name: str) -> Basis:
 def study_metric(name: str) -> Metric:
     """A metric of runs, steps or memory by its name alone. Raises ValueError for an unknown one."""
     return _METRICS[basis_by_name(name)][name]
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -18,23 +18,28 @@ from pathlib import Path
 
 from perfmodel.files.blocks import block_as
 from perfmodel.planning.deployments.choice import (
-    Deployment,
     Preliminary,
+    Ratios,
+    compared_prices,
     deployed,
+    device_answers,
     finalists,
+    label_of,
     may_have,
     objective_key,
+    origin_notes,
+    overlooked,
+    ratios_of,
+    screened_front,
     shortfalls,
+    simulated_front,
+    with_every_device,
 )
-from perfmodel.planning.deployments.devices import device_answers, with_every_device
-from perfmodel.planning.deployments.doubt import certainty_of, pick, replicas_for
-from perfmodel.planning.deployments.finalist import Finalist
-from perfmodel.planning.deployments.front import label_of, screened_front, simulated_front
-from perfmodel.planning.deployments.judged import attained
-from perfmodel.planning.deployments.overlooked import Ratios, overlooked, ratios_of
+from perfmodel.planning.deployments.doubt import certainty_of, pick
+from perfmodel.planning.deployments.finalist import Deployment, Finalist, Records, attained
 from perfmodel.planning.deployments.resilience import left_out, under_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
-from perfmodel.planning.deployments.runs import Records, Runs, Settled
+from perfmodel.planning.deployments.runs import Runs, Settled
 from perfmodel.planning.jobs.result import JobPlan, PreliminaryJob
 from perfmodel.planning.jobs.search import plan_job
 from perfmodel.planning.screening.candidates import Base
@@ -42,13 +47,13 @@ from perfmodel.planning.screening.demand import at_rate, wanted_rate
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.store import Store, default_store
+from perfmodel.planning.sweeps.sweep import Forecast, StoredSweep
 from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.scenario import Scenario, price_lines, price_notes
+from perfmodel.specs.scenario import Scenario
 
 Tell = Callable[[Preliminary | PreliminaryJob], None]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
@@ -80,22 +85,23 @@ def make_plan(
     base, shown = Base(path, tuple(overrides)), stages or (lambda _: nullcontext())
     scenario = base.load()
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
-    where = store or default_store(), workers, engine
-    Store(where[0]).close()  # a file that cannot be used is refused before the search
+    file = store or default_store()
+    Store(file).close()  # a file that cannot be used is refused before the search
+    sweep = StoredSweep(str(file), workers, engine)
     if spec.is_offline:
-        return plan_job(base, scenario, spec, where, shown, tell)
-    return _plan_rate(base, scenario, spec, where, shown, tell)
+        return plan_job(base, scenario, spec, sweep, shown, tell)
+    return _plan_rate(base, scenario, spec, sweep, shown, tell)
 
 
 def _plan_rate(
     base: Base,
     scenario: Scenario,
     spec: PlanSpec,
-    where: tuple[Path, int | None, str],
+    sweep: StoredSweep,
     shown: Stages,
     tell: Tell | None,
 ) -> PlanResult:
-    """The plan that serves a rate. where: the store, and on how many workers of which engine; the rest as there."""
+    """The plan that serves a rate. sweep: does the simulations; the rest as there."""
     rate = wanted_rate(scenario, spec)
     with shown("screening"):
         space = enumerate_space(base, spec)
@@ -106,11 +112,10 @@ def _plan_rate(
     chosen = with_every_device(finalists(serving, spec), serving, spec)
     if tell is not None:
         tell(Preliminary(rate, spec, len(space.candidates), tuple(chosen)))
-    store, workers, engine = where
     known = {id(deployment.screened) for deployment in serving}
     too_slow = [Deployment(candidate, 0) for candidate in screened if id(candidate) not in known]
     with shown("simulating the finalists' requests") as progress:
-        run = Runs(base, scenario, spec, rate, str(store), workers, engine, Forecast(progress))
+        run = Runs(base, scenario, spec, rate, replace(sweep, forecast=Forecast(progress)))
         stage_two = _simulated(run, screen, chosen, front, [*serving, *too_slow])
     simulated = stage_two.at_rate
     serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile_name(spec.attainment))
@@ -148,7 +153,7 @@ def _simulated(
     run: Runs, screen: Screen, chosen: Sequence[Deployment], front: Sequence[Deployment], cut: Sequence[Deployment]
 ) -> _Simulated:
     """`chosen`, `front`, and those of `cut` that may be better; what does not serve by the screen has no replicas."""
-    run.forecast.expect(_FRONT, run.num_requests([(deployment, deployment.replicas) for deployment in front]))
+    run.sweep.forecast.expect(_FRONT, run.num_requests([(deployment, deployment.replicas) for deployment in front]))
     settled = run.settled(chosen)
     done = run.at_the_rate(settled)
     tried = {id(deployment.screened) for deployment in chosen}
@@ -202,9 +207,8 @@ def _enough(result: PlanResult, finalist: Finalist) -> int:
     if result.spec.objective == "lowest_latency":
         return finalist.replicas
     option, screened = result.option(finalist), finalist.deployment.screened
-    wanted = replicas_for(option.needed, finalist.replicas, result.spec.confidence)
-    allowed = [count for count in range(finalist.replicas, option.most + 1) if may_have(screened, result.spec, count)]
-    return next((count for count in allowed if count >= wanted), max(allowed, default=finalist.replicas))
+    counts = range(finalist.replicas, option.most + 1)
+    return option.enough([count for count in counts if may_have(screened, result.spec, count)], result.spec.confidence)
 
 
 def _ordered(result: PlanResult) -> PlanResult:
@@ -243,7 +247,7 @@ def _with_front(
             deployment = replace(one.deployment, replicas=count)
             by_label[label_of(deployment)] = deployment, records
     missing = [deployment for deployment in front if label_of(deployment) not in by_label]
-    run.forecast.expect(_FRONT, 0)
+    run.sweep.forecast.expect(_FRONT, 0)
     records_of = run.at_rate([(deployment, deployment.replicas) for deployment in missing])
     by_label |= {
         label_of(deployment): (deployment, known) for deployment, known in zip(missing, records_of, strict=True)
@@ -265,10 +269,9 @@ def _completed(result: PlanResult, simulated: Mapping[str, tuple[Deployment, Rec
     choices = result.winner.deployment.screened.candidate.choices(result.winner.replicas)
     traffic = at_rate(result.scenario, result.rate, _REQUESTS)
     run = simulate(result.base.load(as_overrides({**choices, **traffic})), keep_steps=False)
-    origin = result.winner.deployment.screened.origin
     notes = [
         *run.notes,
-        *(["Step times come from the datasheet: this device was not measured."] * (origin == "datasheet")),
+        *origin_notes(result.winner.deployment.screened.origin),
     ]
     if result.scenario.traffic.arrivals.process == "trace":
         notes.append("Arrivals are the trace's own, at other rates the same with longer or shorter gaps.")
@@ -293,9 +296,7 @@ def _prices(result: PlanResult) -> Iterator[str]:
             f"price.usd_per_gpu_hour {price.usd_per_gpu_hour:g} of the scenario is that of every device here, "
             f"{', '.join(devices)}; give each its own, as in --price {next(iter(devices))}=2.50."
         )
-    for sentences in (price_lines, price_notes):
-        for scenario in scenarios:
-            yield from sentences(scenario)
+    yield from compared_prices(scenarios)
 
 
 def _deployments(screen: Screen, screened: Sequence[Screened], spec: PlanSpec, rate: float) -> list[Deployment]:

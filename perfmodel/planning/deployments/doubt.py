@@ -57,6 +57,13 @@ class Option:
         """The share of draws in which its replicas suffice."""
         return float(np.mean(self.needed <= self.replicas))
 
+    def enough(self, allowed: Sequence[int], confidence: float) -> int:
+        """The fewest replicas of `allowed`, no fewer than its own, that suffice in the share `confidence` of the draws;
+        the most where none do."""
+        counts = [count for count in allowed if count >= self.replicas]
+        wanted = replicas_for(self.needed, self.replicas, confidence)
+        return next((count for count in counts if count >= wanted), max(counts, default=self.replicas))
+
     def bills(self, cap: float) -> Floats:
         """What it costs in each draw, replicas that have to be added included: of these at most `cap`."""
         missing = np.maximum(self.needed - self.replicas, 0.0)

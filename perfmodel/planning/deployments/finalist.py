@@ -1,22 +1,98 @@
-"""`Finalist`: a deployment that was simulated, with what common draws make of it. `FrontPoint`: one beside its cost."""
+"""A deployment that a plan may choose: with its cost, its simulated records against the SLO, and common draws."""
 
-__all__ = ["Finalist", "FrontPoint", "Interval", "interval_of", "seed_draws"]
+__all__ = [
+    "Deployment",
+    "Finalist",
+    "FrontPoint",
+    "Interval",
+    "attained",
+    "interval_of",
+    "mean",
+    "meets",
+    "seed_draws",
+    "tightness",
+]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.planning.deployments.choice import Deployment
-from perfmodel.planning.deployments.judged import attained, mean, meets
-from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn
+from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.screening.surfaces import NUM_DRAWS, Drawn
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs.slo import SLO
 
+_LIMITED = ("ttft", "tpot", "max_itl", "e2el")
+
+
+def meets(records: Sequence[Record], slo: SLO, attainment: float) -> bool:
+    """Whether the share `attainment` of the requests of all seeds meets all limits on single requests, and the seeds'
+    mean of each limited statistic is within its limit."""
+    if slo.is_of_requests and attained(records) < attainment:
+        return False
+    return all(limit.is_met(mean(records, limit.metric)) for limit in slo.statistics)
+
+
+def attained(records: Sequence[Record]) -> float:
+    """Share of all requests sent that met the SLO, over the seeds."""
+    return mean(records, "slo_attainment") or 0.0
+
+
+def mean(records: Sequence[Record], metric: str) -> float | None:
+    """A metric over the seeds."""
+    values = [record.values.get(metric) for record in records]
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
+
+
+def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
+    """The limit of the SLO that comes nearest, as latency over limit; 1 is just met. Where the only limit differs from
+    request to request, the requests that miss it over those that may."""
+    shares = []
+    for name in _LIMITED:
+        value, limit = mean(records, f"{quantile}_{name}_ms"), slo.planned_ms(name)
+        if limit is not None and value is not None:
+            shares.append(value / limit)
+    for statistic in slo.statistics:
+        value = mean(records, statistic.metric)
+        if value is not None:
+            shares.append(value / statistic.limit_ms)
+    may_miss = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
+    return max(shares) if shares else (1.0 - attained(records)) / may_miss[quantile] if records else inf
+
+
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
+Records = tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """So many groups (replicas, unless disaggregated) of a candidate.
+
+    tightness: the limit of the SLO that is nearest, as latency over limit at the rate; 1 is just met
+    """
+
+    screened: Screened
+    replicas: int
+    tightness: float = 1.0
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.screened.candidate.num_devices
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.screened.usd_per_hour
+        return None if price is None else price * self.replicas
+
+    @property
+    def capacity(self) -> float:
+        """Requests per second that all of it serves under the SLO."""
+        return self.screened.rate * self.replicas
 
 
 @dataclass(frozen=True)

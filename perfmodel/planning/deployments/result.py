@@ -11,12 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
-from perfmodel.planning.deployments.choice import most_replicas
-from perfmodel.planning.deployments.devices import DeviceAnswer
+from perfmodel.planning.deployments.choice import DeviceAnswer, Ratios, most_replicas
 from perfmodel.planning.deployments.doubt import Certainty, Option, certainty_of
-from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of
-from perfmodel.planning.deployments.judged import tightness
-from perfmodel.planning.deployments.overlooked import Ratios
+from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval, interval_of, tightness
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.findings import TIE

@@ -4,37 +4,58 @@
 2. a run at the wanted rate with these; with one more where it misses the SLO; with one fewer where that may do,
    since several replicas behind a router serve a little more, or less, than so many times what one does
 3. the highest rate again, where the replicas have changed
+
+A trial is the search for one finalist's highest rate under one seed, by bisection over a fixed lattice of rates (2 %
+apart), so that plans that begin elsewhere ask for the same points. Equal seeds give all finalists the same requests
+(common random numbers), so that their differences scatter less than their rates do.
 """
 
-__all__ = ["Runs", "Settled"]
+__all__ = ["FIRST_STRIDE", "METRICS", "Runs", "Settled", "Trial", "Tried", "highest_on_lattice", "lattice", "try_rates"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from math import log
+from typing import TypeVar
 
-from perfmodel.cores import num_processes
-from perfmodel.planning.deployments.choice import Deployment, may_have, pick_replicas
-from perfmodel.planning.deployments.finalist import Finalist
-from perfmodel.planning.deployments.judged import meets
-from perfmodel.planning.deployments.trials import (
-    FIRST_STRIDE,
-    NUM_RUNS_FIRST,
-    NUM_RUNS_NEAR,
-    Check,
-    Checked,
-    Trial,
-    Tried,
-    check,
-    try_rates,
-)
+from perfmodel.planning.deployments.choice import may_have, pick_replicas
+from perfmodel.planning.deployments.finalist import Deployment, Finalist, Records, meets
 from perfmodel.planning.screening.candidates import Base
+from perfmodel.planning.screening.demand import at_rate
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.forecast import Forecast
-from perfmodel.planning.sweeps.points import Record
-from perfmodel.planning.sweeps.workers import engine_of, spread
+from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
+from perfmodel.planning.sweeps.sweep import Forecast, StoredSweep, from_store
+from perfmodel.planning.sweeps.workers import Stepwise
+from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
+Step = TypeVar("Step")
+Answer = TypeVar("Answer")
+
+METRICS = (
+    "slo_attainment",
+    "request_goodput",
+    "request_throughput",
+    "output_throughput",
+    *(
+        f"{statistic}_{name}_ms"
+        for name in ("ttft", "tpot", "itl", "max_itl", "e2el")
+        for statistic in ("mean", "median", "p90", "p95", "p99")
+    ),
+    "usd_per_million_output_tokens",
+    "usd_per_million_input_tokens_split",
+    "usd_per_million_output_tokens_split",
+    "joules_per_output_token",
+    "kv_cache_usage_peak",
+    "preemptions",
+    "mfu",
+    "mbu",
+)
+_RATIO = 1.02  # between rates of the lattice
+FIRST_STRIDE = 4
+# Mean runs of a trial: 2 to enclose the rate and 1 or 2 to halve the stride, more where it begins far off.
+NUM_RUNS_FIRST, NUM_RUNS_NEAR = 6, 4
+_MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
 _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
-_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
 _LIVES = 5  # of the largest batch that a run lasts
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
@@ -43,7 +64,91 @@ _CHECKS = 2  # runs at the wanted rate of each finalist and seed, on average: wi
 _OTHER_SEEDS, _AT_THE_RATE = "other seeds", "at the rate"  # tasks of a forecast that have not begun
 _MOST_MORE = 2  # replicas added where the simulator finds that the SLO is missed
 
-Records = tuple[Record, ...]
+
+@dataclass(frozen=True)
+class Trial:
+    """A deployment under one seed.
+
+    choices: overrides of the base scenario
+    start:   rate at which to begin
+    stride:  steps of the lattice from it to the next rate
+    store:   the store's file
+    forecast: counts its requests
+    """
+
+    base: Base
+    choices: tuple[str, ...]
+    seed: int
+    start: float
+    attainment: float
+    num_requests: int
+    store: str
+    stride: int = FIRST_STRIDE
+    forecast: Forecast = field(default_factory=Forecast, compare=False)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """rate: requests per second, None where no rate is served. num_points: looked at."""
+
+    rate: float | None
+    num_points: int = 0
+
+
+def _point(base: Base, scenario: Scenario, choices: Sequence[str], traffic: tuple[float, int], seed: int) -> Point:
+    """`scenario`, that of `base`, with `choices`, at a rate with so many requests (`traffic`) under a seed."""
+    arrivals = as_overrides({**at_rate(scenario, *traffic), "seed": seed})
+    return Point(base.path, METRICS, (*base.overrides, *choices, *arrivals))
+
+
+def _try_rates(trial: Trial) -> Generator[Point, Record, Tried]:
+    scenario = trial.base.load()
+    records: list[Record] = []
+
+    def is_met(place: int) -> Generator[Point, Record, bool]:
+        traffic = _RATIO**place, trial.num_requests
+        records.append((yield _point(trial.base, scenario, trial.choices, traffic, trial.seed)))
+        return meets(records[-1:], scenario.slo, trial.attainment)
+
+    place = yield from highest_on_lattice(is_met, lattice(trial.start), trial.stride)
+    return Tried(None if place is None else _RATIO**place, len(records))
+
+
+# The highest rate of a trial. Raises SpecError for choices that are wrong.
+try_rates: Stepwise[Trial, Tried] = Stepwise(lambda trial: from_store(trial, _try_rates(trial)), evaluate_timed)
+
+
+def lattice(rate: float) -> int:
+    """The place on the lattice nearest to `rate`."""
+    return round(log(rate) / log(_RATIO))
+
+
+def highest_on_lattice(
+    is_met: Callable[[int], Generator[Step, Answer, bool]], start: int, stride: int = FIRST_STRIDE
+) -> Generator[Step, Answer, int | None]:
+    """The highest whole number that `is_met`, what is met at one being taken to be met below; None if none is.
+
+    Strides that double away from `start`, then bisection: few looks where `start` is near.
+    """
+    longest = stride << _MOST_STRIDES
+    if (yield from is_met(start)):
+        low, high = start, start + stride
+        while (yield from is_met(high)):
+            stride *= 2
+            low, high = high, high + stride
+            if stride > longest:
+                return low
+    else:
+        low, high = start - stride, start
+        while not (yield from is_met(low)):
+            stride *= 2
+            low, high = low - stride, low
+            if stride > longest:
+                return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if (yield from is_met(middle)) else (low, middle)
+    return low
 
 
 @dataclass
@@ -67,16 +172,13 @@ class Settled:
 
 @dataclass(frozen=True)
 class Runs:
-    """The simulations of a plan. forecast: counts their requests."""
+    """The simulations of a plan, done by `sweep`."""
 
     base: Base
     scenario: Scenario
     spec: PlanSpec
     rate: float
-    store: str
-    workers: int | None
-    engine: str
-    forecast: Forecast = field(default_factory=Forecast)
+    sweep: StoredSweep
 
     @property
     def seeds(self) -> range:
@@ -86,7 +188,7 @@ class Runs:
         """Each with its highest rates, and the replicas that these ask for: at most as many as are allowed. Without
         those that serve no rate at all."""
         starts = [deployment.capacity for deployment in chosen]
-        self.forecast.expect(
+        self.sweep.forecast.expect(
             _AT_THE_RATE, _CHECKS * self.num_requests([(deployment, deployment.replicas) for deployment in chosen])
         )
         rates = self._highest([(deployment, deployment.replicas) for deployment in chosen], starts)
@@ -100,7 +202,7 @@ class Runs:
 
     def at_the_rate(self, settled: Sequence[Settled]) -> list[Finalist]:
         """Each as a whole at the wanted rate, with the fewest replicas that the simulator finds to serve it."""
-        self.forecast.expect(_AT_THE_RATE, 0)
+        self.sweep.forecast.expect(_AT_THE_RATE, 0)
         pending = list(settled)
         while pending:
             records = self.at_rate([(deployed.deployment, deployed.replicas) for deployed in pending])
@@ -124,24 +226,14 @@ class Runs:
 
     def at_rate(self, whole: Sequence[tuple[Deployment, int]]) -> list[Records]:
         """Records of each deployment with so many replicas at the wanted rate, for each seed."""
-        checks = [
-            Check(
-                self.base,
-                deployment.screened.candidate.overrides(replicas),
-                seed,
-                self.rate,
-                self._requests(deployment, replicas),
-                self.store,
-                self.forecast,
-            )
+        runs = [
+            (deployment.screened.candidate.overrides(replicas), self._requests(deployment, replicas), seed)
             for deployment, replicas in whole
             for seed in self.seeds
         ]
-        for task in checks:
-            self.forecast.expect(task, task.num_requests)
-        checked = spread(check, checks, _lost_check, None, self._num_workers(checks), self.engine) if checks else []
-        count = len(self.seeds)
-        return [tuple(one.record for one in checked[i * count : (i + 1) * count]) for i in range(len(whole))]
+        points = [_point(self.base, self.scenario, made_of, (self.rate, count), seed) for made_of, count, seed in runs]
+        records = self.sweep.records(points, [count for _, count, _ in runs])
+        return _grouped(records, len(whole))
 
     def _moved(self, one: Settled) -> bool:
         """Change the replicas of `one` to the next that are to be tried; False where it has what it is to have."""
@@ -180,11 +272,11 @@ class Runs:
 
         The first seed's is where the others begin: theirs are near.
         """
-        self.forecast.expect(_OTHER_SEEDS, NUM_RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
+        self.sweep.forecast.expect(_OTHER_SEEDS, NUM_RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
         first = self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE)
         known = [index for index, (rate,) in enumerate(first) if rate is not None]
         near = [first[index][0] or 0.0 for index in known]
-        self.forecast.expect(_OTHER_SEEDS, 0)
+        self.sweep.forecast.expect(_OTHER_SEEDS, 0)
         others = self._tried([whole[index] for index in known], self.seeds[1:], near, _NEAR_STRIDE)
         highest: list[tuple[float, ...] | None] = [None] * len(whole)
         for index, rates in zip(known, others, strict=True):
@@ -198,7 +290,7 @@ class Runs:
         seeds: Sequence[int],
         starts: Sequence[float],
         stride: int,
-    ) -> list[list[float | None]]:
+    ) -> list[tuple[float | None, ...]]:
         """The highest rate of each deployment under each of `seeds`."""
         trials = [
             Trial(
@@ -208,26 +300,18 @@ class Runs:
                 start,
                 self.spec.attainment,
                 self._requests(deployment, replicas),
-                self.store,
+                self.sweep.store,
                 stride,
-                self.forecast,
+                self.sweep.forecast,
             )
             for (deployment, replicas), start in zip(whole, starts, strict=True)
             for seed in seeds
         ]
-        for task in trials:
-            self.forecast.expect(task, task.num_requests * (NUM_RUNS_FIRST if stride > _NEAR_STRIDE else NUM_RUNS_NEAR))
-        workers = self._num_workers(trials)
-        tried = spread(try_rates, trials, _lost_trial, None, workers, self.engine) if trials else []
-        count = len(seeds)
-        return [[one.rate for one in tried[i * count : (i + 1) * count]] for i in range(len(whole))]
-
-    def _num_workers(self, tasks: Sequence[Trial | Check]) -> int | None:
-        """Processes for `tasks`; of this machine as many as it has cores, also for a few tasks that take long."""
-        is_long = sum(task.num_requests for task in tasks) >= _LONG_REQUESTS
-        if self.workers is None and is_long and engine_of(self.engine).name == "local":
-            return num_processes(len(tasks))
-        return self.workers
+        num_runs = NUM_RUNS_FIRST if stride > _NEAR_STRIDE else NUM_RUNS_NEAR
+        for trial in trials:
+            self.sweep.forecast.expect(trial, trial.num_requests * num_runs)
+        rates = [tried.rate for tried in self.sweep.run(try_rates, trials, lambda *_: Tried(None))]
+        return _grouped(rates, len(whole))
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
         """Requests of a run: enough for its batch to come and go a few times, and for a queue to show: a run that is
@@ -242,9 +326,7 @@ class Runs:
         return int(min(wanted, _MOST_REQUESTS))
 
 
-def _lost_trial(_: Trial, reason: str) -> Tried:
-    return Tried(None, 0, reason)
-
-
-def _lost_check(_: Check, reason: str) -> Checked:
-    return Checked(Record(problem=reason))
+def _grouped(results: Sequence[Answer], num_groups: int) -> list[tuple[Answer, ...]]:
+    """So many groups of equal size, in order."""
+    size = len(results) // max(num_groups, 1)
+    return [tuple(results[index * size : (index + 1) * size]) for index in range(num_groups)]

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
 from perfmodel.planning.deployments.doubt import Option, replicas_for
-from perfmodel.planning.deployments.finalist import Interval, interval_of, seed_draws
-from perfmodel.planning.deployments.judged import mean
+from perfmodel.planning.deployments.finalist import Interval, interval_of, mean, seed_draws
 from perfmodel.planning.screening.candidates import Base, Candidate
-from perfmodel.planning.screening.draws import NUM_DRAWS
+from perfmodel.planning.screening.surfaces import NUM_DRAWS
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.printable import Printable, columns_of

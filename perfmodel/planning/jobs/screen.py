@@ -31,9 +31,8 @@ from scipy.special import ndtri
 from perfmodel.planning.jobs.result import Job
 from perfmodel.planning.screening.candidates import Candidate
 from perfmodel.planning.screening.demand import Demand, demand_of
-from perfmodel.planning.screening.draws import NUM_DRAWS, SharedScores, drawn_surfaces
 from perfmodel.planning.screening.service import mean_context
-from perfmodel.planning.screening.surfaces import Surfaces, step_surface
+from perfmodel.planning.screening.surfaces import NUM_DRAWS, SharedScores, Surfaces, drawn_surfaces, step_surface
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.specs.scenario import Scenario
 

@@ -2,35 +2,100 @@
 
 Stage one, in closed form (`screen`): how long the job takes on each number of replicas of each candidate. Stage two, on
 the simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may
-do; then with as many as are done in time in the wanted share of draws (`plan.confidence`). Long jobs are extrapolated
-(`extrapolation`). The choice is the best of those that are so sure, else the surest. Every simulated point is stored,
-as in other plans.
+do; then with as many as are done in time in the wanted share of draws (`plan.confidence`). The choice is the best of
+those that are so sure, else the surest. Every simulated point is stored, as in other plans.
+
+A long job is extrapolated from two short ones with the first requests of the same traffic. Start and drain take the
+same time for any number of requests, and the pace between them is steady. So what grows with the work is linear in the
+number of requests N. Two runs, of n/2 and n requests, give the line:
+
+    x(N) = x(n) + (N - n) (x(n) - x(n/2)) / (n/2)        x: seconds, USD, joules, tokens, preemptions
+
+The slope is that of the steady middle, since both runs have the same start and drain. A share of the time (MFU) is
+extrapolated as its product with the time, a cost per token as its product with the tokens. The drain is constant. The
+slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a request's work: 1 % for c = 1.
 """
 
-__all__ = ["METRICS", "plan_job"]
+__all__ = ["METRICS", "extrapolate", "plan_job", "run_lengths"]
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from math import prod
 
 from perfmodel.errors import SpecError
+from perfmodel.planning.deployments.choice import compared_prices, origin_notes
 from perfmodel.planning.deployments.doubt import pick
-from perfmodel.planning.jobs.extrapolation import extrapolate, run_lengths
 from perfmodel.planning.jobs.result import Job, JobPlan, PreliminaryJob
 from perfmodel.planning.jobs.screen import JobScreen
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.forecast import Forecast
 from perfmodel.planning.sweeps.metrics import device_shares
 from perfmodel.planning.sweeps.points import Point, Record
-from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
-from perfmodel.planning.sweeps.workers import Progress, spread
+from perfmodel.planning.sweeps.sweep import Forecast, StoredSweep
+from perfmodel.planning.sweeps.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.scenario import Scenario, price_lines, price_notes
+from perfmodel.specs.scenario import Scenario
+
+_FEWEST_REQUESTS = 20_000  # of the longer run
+_BATCHES = 8  # full batches of every engine that the longer run lasts at least
+
+# Metrics that grow with the work, and those that do when multiplied by others.
+_FACTORS: dict[str, tuple[str, ...]] = {
+    "duration": (),
+    "usd_total": (),
+    "preemptions": (),
+    "mfu": ("duration",),
+    "mbu": ("duration",),
+    "output_throughput_per_gpu": ("duration",),
+    "total_token_throughput_per_gpu": ("duration",),
+    "usd_per_million_tokens": ("total_token_throughput_per_gpu", "duration"),
+    "usd_per_million_output_tokens": ("output_throughput_per_gpu", "duration"),
+    "joules_per_output_token": ("output_throughput_per_gpu", "duration"),
+}
+_DRAIN = "tail_share"
+
+
+def run_lengths(job: Job, scenario: Scenario) -> tuple[int] | tuple[int, int]:
+    """Requests of the runs that a job takes: all of them, or of a long job n/2 and n.
+
+    scenario: of this traffic; a trace and conversations are simulated as a whole, since they have no steady middle
+    """
+    traffic, whole = scenario.traffic, scenario.traffic.num_requests or 0
+    slots = job.candidate.max_num_seqs * job.candidate.num_engines * job.replicas
+    count = max(_FEWEST_REQUESTS, _BATCHES * slots)
+    if whole <= 2 * count or traffic.trace is not None or traffic.has_conversations:
+        return (whole,)
+    return count // 2, count
+
+
+def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_requests: int) -> Record:
+    """The record of a job of `num_requests`, from `short` and `long`, those of its first `lengths` requests."""
+    if short.problem or long.problem:
+        return short if short.problem else long
+    further = (num_requests - lengths[1]) / (lengths[1] - lengths[0])
+    values = dict(long.values)
+    for name, factors in _FACTORS.items():
+        one, other = (_product(record, (name, *factors)) for record in (short, long))
+        if one is None or other is None:
+            continue
+        value = other + further * max(other - one, 0.0)
+        for factor in factors:
+            value /= values[factor] or 1.0
+        values[name] = value
+    if long.values.get(_DRAIN) is not None:
+        values[_DRAIN] = (_product(long, (_DRAIN, "duration")) or 0.0) / (values["duration"] or 1.0)
+    return Record(values, "", long.clock, long.origin, long.notes)
+
+
+def _product(record: Record, names: tuple[str, ...]) -> float | None:
+    """None where the record lacks one of `names`."""
+    values = [value for name in names if (value := record.values.get(name)) is not None]
+    return prod(values) if len(values) == len(names) else None
+
 
 METRICS = (
     "duration",
@@ -49,23 +114,22 @@ METRICS = (
 _MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only
 _NEARLY = 1.1  # times the deadline in closed form, or with one replica fewer: the simulator may find it met
 _MOST_MOVES = 3  # replicas more or fewer that are tried
-_OTHER_REPLICAS, _RUNS = "other replicas", "runs"  # tasks of the forecast
+_OTHER_REPLICAS = "other replicas"  # a task of the forecast
 _APART = "with prefill and decode apart, which plans of jobs leave out"
 Stages = Callable[[str], AbstractContextManager[Progress | None]]
-Where = tuple[Path, int | None, str]
 
 
 def plan_job(
     base: Base,
     scenario: Scenario,
     spec: PlanSpec,
-    where: Where,
+    sweep: StoredSweep,
     shown: Stages,
     tell: Callable[[PreliminaryJob], None] | None = None,
 ) -> JobPlan:
     """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
 
-    where: file of evaluated points, and workers and engine as for `perfmodel.planning.sweeps.sweep`
+    sweep: does the simulations
     shown: a stage's name -> what shows its progress
     tell:  called with what the closed form has found, before anything is simulated
 
@@ -86,10 +150,10 @@ def plan_job(
     if tell is not None:
         tell(PreliminaryJob(scenario.traffic.num_requests or 0, spec, len(unified), tuple(chosen)))
     with shown("simulating the job's requests") as progress:
-        run = _Runs(base, scenario, spec, *where, Forecast(progress))
+        run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
         # Where its time in closed form asks for it, a job is also tried with other replicas.
         moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
-        run.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
+        run.sweep.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
         settled = screen.under_draws(_settled(run, screen, chosen, spec))
         plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
         sized = _sized(plan, run, screen, settled)
@@ -122,9 +186,7 @@ def _enough(plan: JobPlan, screen: JobScreen, job: Job) -> int:
     """Replicas that are enough, in proportion; the most that are allowed where these are not; its own of a late job."""
     if not _is_in_time(job.seconds, plan.spec):
         return job.replicas
-    wanted = plan.replicas_for_sure(job, plan.spec.confidence)
-    allowed = [count for count in screen.allowed(job.candidate) if count >= job.replicas]
-    return next((count for count in allowed if count >= wanted), max(allowed, default=job.replicas))
+    return plan.option(job).enough(screen.allowed(job.candidate), plan.spec.confidence)
 
 
 def _ordered(plan: JobPlan, jobs: Sequence[Job]) -> list[Job]:
@@ -182,7 +244,7 @@ def _settled(run: "_Runs", screen: JobScreen, chosen: Sequence[Job], spec: PlanS
     while pending:
         for (place, _), job in zip(pending, run.of([job for _, job in pending]), strict=True):
             tried[place][job.replicas] = job
-        run.forecast.expect(_OTHER_REPLICAS, 0)
+        run.sweep.forecast.expect(_OTHER_REPLICAS, 0)
         moves = [(place, _next(known, screen, spec)) for place, known in enumerate(tried)]
         pending = [(place, job) for place, job in moves if job is not None]
     return [_best(known, spec) for known in tried]
@@ -212,15 +274,12 @@ def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The simulations of a plan. forecast: counts their requests."""
+    """The simulations of a plan, done by `sweep`."""
 
     base: Base
     scenario: Scenario
     spec: PlanSpec
-    store: Path
-    workers: int | None
-    engine: str
-    forecast: Forecast
+    sweep: StoredSweep
 
     def num_requests(self, jobs: Sequence[Job]) -> int:
         """Requests that are simulated for `jobs`, under all seeds."""
@@ -229,47 +288,23 @@ class _Runs:
     def of(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs, simulated under each seed; long ones extrapolated."""
         seeds = range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
-        runs = {
-            (place, seed): [self._point(job, seed, length) for length in run_lengths(job, self.scenario)]
-            for place, job in enumerate(jobs)
-            for seed in seeds
-        }
-        record_of = self._records([point for points in runs.values() for point in points], self.num_requests(jobs))
-        done = {key: [record_of[point] for point in points] for key, points in runs.items()}
-        return [
-            replace(job, records=tuple(self._whole(job, done[place, seed]) for seed in seeds))
-            for place, job in enumerate(jobs)
-        ]
+        runs = [(job, seed, count) for job in jobs for seed in seeds for count in run_lengths(job, self.scenario)]
+        points = [self._point(*run) for run in runs]
+        records = iter(self.sweep.records(points, [count for _, _, count in runs]))
+        return [replace(job, records=tuple(self._whole(job, records) for _ in seeds)) for job in jobs]
 
     def _point(self, job: Job, seed: int, num_requests: int) -> Point:
-        choices = job.candidate.overrides(job.replicas)
         changed: dict[str, object] = {"seed": seed}
         if num_requests != self.scenario.traffic.num_requests:
             changed["traffic.num_requests"] = num_requests
+        choices = job.candidate.overrides(job.replicas)
         return Point(self.base.path, METRICS, (*self.base.overrides, *choices, *as_overrides(changed)))
 
-    def _whole(self, job: Job, records: Sequence[Record]) -> Record:
-        if len(records) == 1:
-            return records[0]
-        short, long = run_lengths(job, self.scenario)
-        return extrapolate(records[0], records[1], (short, long), self.scenario.traffic.num_requests or 0)
-
-    def _records(self, points: Sequence[Point], num_requests: int) -> dict[Point, Record]:
-        """Records of `points`: from the store where it has them; new ones are stored as soon as they are known."""
-        items = [StoredPoint(point, str(self.store)) for point in dict.fromkeys(points)]
-        if not items:
-            return {}
-        self.forecast.expect(_RUNS, num_requests)
-
-        def count(done: int, total: int | None) -> None:
-            self.forecast.did(_RUNS, num_requests / len(items), done == total)
-
-        records = spread(stored_records, items, _lost, count, self.workers, self.engine)
-        return {stored.point: record for stored, record in zip(items, records, strict=True)}
-
-
-def _lost(_: StoredPoint, reason: str) -> Record:
-    return Record(problem=f"{reason}.")
+    def _whole(self, job: Job, records: Iterator[Record]) -> Record:
+        lengths = run_lengths(job, self.scenario)
+        if len(lengths) == 1:
+            return next(records)
+        return extrapolate(next(records), next(records), lengths, self.scenario.traffic.num_requests or 0)
 
 
 def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
@@ -285,9 +320,6 @@ def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
             f"The figures of {whole:,} requests are extrapolated from simulations of {lengths[0]:,} and "
             f"{lengths[-1]:,}, which give the steady pace."
         )
-    if screen.origin(plan.winner.candidate) == "datasheet":
-        notes.append("Step times come from the datasheet: this device was not measured.")
-    for sentences in (price_lines, price_notes):
-        for job in (*plan.ranked, *plan.late):
-            notes += sentences(job.candidate.layout.scenario)
+    notes += origin_notes(screen.origin(plan.winner.candidate))
+    notes += compared_prices(job.candidate.layout.scenario for job in (*plan.ranked, *plan.late))
     return replace(plan, bound_share=device_shares(run.summary), notes=list(dict.fromkeys(notes)))

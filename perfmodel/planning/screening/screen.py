@@ -18,9 +18,17 @@ from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
 from perfmodel.planning.screening.candidates import Candidate, Layout
 from perfmodel.planning.screening.demand import Demand, demand_of
-from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn, Grid, SharedScores, drawn_surfaces
 from perfmodel.planning.screening.service import Served, Service, repeated, serve
-from perfmodel.planning.screening.surfaces import StepSurface, Surfaces, step_surface
+from perfmodel.planning.screening.surfaces import (
+    NUM_DRAWS,
+    Drawn,
+    Grid,
+    SharedScores,
+    StepSurface,
+    Surfaces,
+    drawn_surfaces,
+    step_surface,
+)
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario

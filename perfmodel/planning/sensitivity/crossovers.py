@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import log
 
+from perfmodel.cores import num_processes
 from perfmodel.cost import step_costs
 from perfmodel.cost.steps.explain import StepEstimate
 from perfmodel.planning.metrics import study_metric
@@ -99,7 +100,7 @@ def payoffs(
         for number in range(seeds)
     ]
     # Each is a chain of simulations, and all chains can run at once: starting processes pays for a few of them.
-    places = spread(_place, asked, lambda *_: None, progress, workers or min(len(asked), _cores()), engine)
+    places = spread(_place, asked, lambda *_: None, progress, workers or num_processes(len(asked)), engine)
     found = []
     for number, (metric, axis, _, _) in enumerate(tasks):
         mine = [each for each in places[number * seeds : (number + 1) * seeds] if each is not None]
@@ -201,12 +202,6 @@ def _gain(asked: _Crossing, x: float) -> float | None:
     else:
         ratio = log(base / other)
     return ratio if study_metric(asked.metric).is_better_low else -ratio
-
-
-def _cores() -> int:
-    from perfmodel.planning.sweeps.workers import num_workers
-
-    return num_workers(1000)
 
 
 def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:

@@ -16,8 +16,8 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from perfmodel.errors import MissingExtraError, PerfmodelError
-from perfmodel.planning.sweeps.processes import QUIET_GC
 from perfmodel.planning.sweeps.store import installed_version
+from perfmodel.planning.sweeps.workers import QUIET_GC
 
 _PATIENCE_S = 10.0  # for a cluster to answer
 
@@ -29,7 +29,7 @@ def run_on_ray(
     workers: int | None,
     address: str | None,
 ) -> list[tuple[int, str]]:
-    """See `perfmodel.planning.sweeps.workers`: (index, reason) of the items whose worker was lost.
+    """See `RunItems` of `perfmodel.planning.sweeps.workers`.
 
     Raises MissingExtraError without Ray, PerfmodelError where no cluster answers at `address` or its nodes have another
     perfmodel, and what the function raises.

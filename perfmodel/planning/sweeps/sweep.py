@@ -1,23 +1,37 @@
 """Many points, evaluated in processes of this machine or on Ray, answered in the order in which they were asked.
 
-With a store, points whose records it has are not evaluated again (`stored_records`). One that was lost with its worker
-has no record, and nothing is stored for it.
+`sweep` evaluates them; a `StoredSweep` also keeps each record in a store as soon as it is known, and asks there first,
+so that what was stopped goes on where it was. The store stays with the process that asks, whose file it is: others,
+maybe on other machines, only run points. One that was lost with its worker has no record, and nothing is stored for it.
 """
 
-__all__ = ["Progress", "StoredPoint", "SweepResult", "num_workers", "stored_records", "sweep"]
+__all__ = [
+    "Forecast",
+    "StoredPoint",
+    "StoredSweep",
+    "StoredTask",
+    "SweepResult",
+    "from_store",
+    "stored_records",
+    "sweep",
+]
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cores import num_processes
 from perfmodel.planning.sweeps.points import Point, Record, evaluate, evaluate_timed
 from perfmodel.planning.sweeps.store import Store, key_of_point
-from perfmodel.planning.sweeps.workers import Progress, Stepwise, num_workers, spread
+from perfmodel.planning.sweeps.workers import Progress, Stepwise, engine_of, spread
 from perfmodel.printable import Printable
+
+_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,14 +45,13 @@ class SweepResult(Printable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The varied values by path, the metrics (nan without a value), and `problem`: why there is none."""
-        found: dict[str, NDArray[Any]] = {
+        columns: dict[str, NDArray[Any]] = {
             path: np.array([row[number] for row in self.values]) for number, path in enumerate(self.paths)
         }
         for name in self.metrics:
-            values = [record.values.get(name) for record in self.records]
-            found[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-        found["problem"] = np.array([record.problem for record in self.records])
-        return found
+            columns[name] = np.array([record.values.get(name) for record in self.records], dtype=np.float64)
+        columns["problem"] = np.array([record.problem for record in self.records])
+        return columns
 
 
 def sweep(
@@ -54,13 +67,49 @@ def sweep(
     wrong.
     """
     distinct = list(dict.fromkeys(points))
-    records = spread(evaluate, distinct, _lost, progress, workers, engine)
-    found = dict(zip(distinct, records, strict=True))
-    return [found[point] for point in points]
+    records = dict(zip(distinct, spread(evaluate, distinct, _lost, progress, workers, engine), strict=True))
+    return [records[point] for point in points]
 
 
-def _lost(_: Point, reason: str) -> Record:
+def _lost(_: object, reason: str) -> Record:
     return Record(problem=f"{reason}.")
+
+
+class Forecast:
+    """How many requests a search has simulated, and how many it still expects to simulate.
+
+    A run takes time in proportion to its requests, and a search for a highest rate takes several runs. So a forecast
+    counts requests, not searches: the share of them that is done is the share of the time that has passed.
+
+    progress: called with (requests simulated, requests expected in all)
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._progress, self._done = progress, 0.0
+        self._ahead: dict[Hashable, float] = {}
+
+    def expect(self, task: Hashable, requests: float) -> None:
+        """Expect `task` to simulate so many requests from now on; 0: it is over."""
+        self._ahead[task] = requests
+        if self._progress is not None:
+            self._progress(round(self._done), round(self._done + sum(self._ahead.values())))
+
+    def did(self, task: Hashable, requests: float, is_last: bool = False) -> None:
+        """Count a run of `task` with so many requests. Expect at least one more such run unless this one `is_last`."""
+        self._done += requests
+        self.expect(task, 0.0 if is_last else max(self._ahead.get(task, 0.0) - requests, requests))
+
+
+class StoredTask(Protocol):
+    """What asks for points, one after the other: the store's file, and the requests of each run that it counts."""
+
+    def __hash__(self) -> int: ...
+    @property
+    def store(self) -> str: ...
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def forecast(self) -> Forecast: ...
 
 
 @dataclass(frozen=True)
@@ -69,30 +118,69 @@ class StoredPoint:
 
     point: Point
     store: str
+    num_requests: int = 0
+    forecast: Forecast = field(default_factory=Forecast, compare=False)
 
 
-class _Chain:
-    """One evaluation, or none where the record is known."""
+T = TypeVar("T", bound=StoredTask)
+R = TypeVar("R")
 
-    def __init__(self, stored: StoredPoint) -> None:
-        self._stored, self._key = stored, key_of_point(stored.point)
-        store = Store(Path(stored.store))
-        self._record = store.get(self._key)
-        store.close()
 
-    def wanted(self) -> tuple[Point, ...]:
-        return () if self._record is not None else (self._stored.point,)
+def from_store(task: StoredTask, asked: Generator[Point, Record, R]) -> Generator[Point, tuple[Record, float], R]:
+    """`asked`, whose points are answered from the task's store where that has them, and kept there otherwise."""
+    record: Any = None
+    while True:
+        try:
+            point = asked.send(record)
+        except StopIteration as end:
+            task.forecast.expect(task, 0)
+            result: R = end.value
+            return result
+        key, file = key_of_point(point), Path(task.store)
+        with closing(Store(file)) as store:
+            record = store.get(key)
+        if record is None:
+            record, seconds = yield point
+            with closing(Store(file)) as store:
+                store.put(key, record, seconds)
+            task.forecast.did(task, task.num_requests)
 
-    def take(self, answer: tuple[Record, float]) -> None:
-        store = Store(Path(self._stored.store))
-        store.put(self._key, *answer)
-        store.close()
-        self._record = answer[0]
 
-    def result(self) -> Record:
-        assert self._record is not None  # nothing is wanted any more
-        return self._record
+def _one_point(stored: StoredPoint) -> Generator[Point, Record, Record]:
+    return (yield stored.point)
 
 
 # Raises SpecError for overrides that are wrong.
-stored_records: Stepwise[StoredPoint, Record] = Stepwise(_Chain, evaluate_timed)
+stored_records: Stepwise[StoredPoint, Record] = Stepwise(
+    lambda stored: from_store(stored, _one_point(stored)), evaluate_timed
+)
+
+
+@dataclass(frozen=True)
+class StoredSweep:
+    """The simulations of a search. workers, engine: as for `sweep`; forecast: counts their requests"""
+
+    store: str
+    workers: int | None = None
+    engine: str = "local"
+    forecast: Forecast = field(default_factory=Forecast)
+
+    def records(self, points: Sequence[Point], num_requests: Sequence[int]) -> list[Record]:
+        """A record for each point, which simulates so many requests; equal points are evaluated once."""
+        tasks = {
+            point: StoredPoint(point, self.store, count, self.forecast)
+            for point, count in zip(points, num_requests, strict=True)
+        }
+        for task in tasks.values():
+            self.forecast.expect(task, task.num_requests)
+        records = dict(zip(tasks, self.run(stored_records, list(tasks.values()), _lost), strict=True))
+        return [records[point] for point in points]
+
+    def run(self, function: Stepwise[T, R], tasks: Sequence[T], if_lost: Callable[[T, str], R]) -> list[R]:
+        """`function` of each task; of this machine on as many processes as it has cores, also for a few tasks that take
+        long."""
+        workers = self.workers
+        is_long = sum(task.num_requests for task in tasks) >= _LONG_REQUESTS
+        if workers is None and is_long and engine_of(self.engine).name == "local":
+            workers = num_processes(len(tasks))
+        return spread(function, tasks, if_lost, None, workers, self.engine) if tasks else []

@@ -2,21 +2,46 @@
 
 A process that is lost on the way (the kernel's out-of-memory killer, a crash in native code) costs only the item that
 it had: the others go on, in processes that stand in for it. That item is tried once more at the end, when nothing else
-takes memory; lost again, its answer is what the caller has for it.
+takes memory; lost again, its answer is what the caller has for it. (`concurrent.futures` gives up all that is under way
+when one of its processes ends, and cannot say which item did it.)
 
 Where each step needs the answer of the one before it (a bisection), the function is `Stepwise`: only its steps travel;
 what they add up to stays here, and so do files that are written meanwhile.
 """
 
-__all__ = ["Chain", "Engine", "Progress", "Stepwise", "engine_of", "num_workers", "spread"]
+__all__ = [
+    "QUIET_GC",
+    "Engine",
+    "Progress",
+    "Stepwise",
+    "engine_of",
+    "num_workers",
+    "run_in_processes",
+    "spread",
+]
 
-from collections.abc import Callable, Sequence
+import gc
+import multiprocessing
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Generic, TypeVar
 
 from perfmodel.cores import num_processes
-from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
 from perfmodel.files.reach import within_reach
+
+if sys.platform == "win32":
+    from multiprocessing.connection import PipeConnection as Connection
+else:
+    from multiprocessing.connection import Connection
 
 Progress = Callable[[int, int | None], None]
 T = TypeVar("T")
@@ -53,17 +78,8 @@ def num_workers(num_items: int) -> int:
     return num_processes(num_items) if num_items >= _FEWEST else 1
 
 
-class Chain(Protocol):
-    """Steps of which each is known only when the one before it has its answer."""
-
-    def wanted(self) -> tuple[Any, ...]:
-        """The next step, alone, the same one until it has its answer; nothing when the chain is over."""
-
-    def take(self, answer: Any) -> None:
-        """The answer of the step that was wanted."""
-
-    def result(self) -> Any:
-        """What the steps add up to; asked once, when the chain is over."""
+# Steps of which each is known only when the one before it has its answer: yielded, and sent the answer.
+Chain = Generator[Any, Any, R]
 
 
 @dataclass(frozen=True)
@@ -74,15 +90,18 @@ class Stepwise(Generic[T, R]):
     step:  the answer of a step, in any process
     """
 
-    begin: Callable[[T], Chain]
+    begin: Callable[[T], Chain[R]]
     step: Callable[[Any], Any]
 
     def __call__(self, item: T) -> R:
-        chain = self.begin(item)
-        while steps := chain.wanted():
-            chain.take(self.step(*steps))
-        result: R = chain.result()
-        return result
+        chain, answer = self.begin(item), None
+        while True:
+            try:
+                step = chain.send(answer)
+            except StopIteration as end:
+                result: R = end.value
+                return result
+            answer = self.step(step)
 
 
 def spread(
@@ -105,16 +124,24 @@ def spread(
     Raises what the function raises, and MissingExtraError where Ray is asked for and not installed.
     """
     where = engine_of(engine)
+    if where.name == "ray":
+        from perfmodel.planning.sweeps.on_ray import run_on_ray
+
+        return _Spread(function, items, if_lost, progress).over(partial(run_on_ray, address=where.address), workers)
     count = num_workers(len(items)) if workers is None else min(workers, len(items))
-    if where.name == "local" and count <= 1:
-        return _here(function, items, progress)
-    run = _local(count) if where.name == "local" else _ray(where.address, workers)
-    return _Spread(function, items, if_lost, progress).over(run)
+    if count > 1:
+        return _Spread(function, items, if_lost, progress).over(run_in_processes, count)
+    results = []
+    for item in items:
+        results.append(function(item))
+        if progress is not None:
+            progress(len(results), len(items))
+    return results
 
 
-# Steps by the number of their item. RunItems works on some, hands each answer on, goes on with what is to be done next
-# for the same item, if anything, and returns (number, reason) of those that were lost; the last argument limits the
-# processes.
+# Steps by the number of their item. RunItems works on some, on as many workers as its last argument says, hands each
+# answer on, goes on with what is to be done next for the same item, if anything, and returns (number, reason) of those
+# that were lost.
 Numbered = list[tuple[int, Any]]
 OnAnswer = Callable[[int, Any], Numbered]
 RunItems = Callable[[Callable[[Any], Any], Numbered, OnAnswer, int | None], list[tuple[int, str]]]
@@ -131,43 +158,35 @@ class _Spread(Generic[T, R]):
         progress: Progress | None,
     ) -> None:
         self._items, self._if_lost, self._progress = items, if_lost, progress
-        begin: Callable[[T], Chain] = _One
-        self._step: Callable[[Any], Any] = function
-        if isinstance(function, Stepwise):
-            begin, self._step = function.begin, function.step
-        self._step = within_reach(self._step)
+        begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (_one_step, function)
+        self._step: Callable[[Any], Any] = within_reach(step)
         self._chains = [begin(item) for item in items]
-        self._num_answers = [0] * len(items)
+        self._unanswered: dict[int, Numbered] = {}
         self._results: dict[int, R] = {}
 
-    def over(self, run: RunItems) -> list[R]:
-        """All results, by `run`."""
-        steps = [step for number in range(len(self._items)) for step in self._next(number)]
-        for number, reason in sorted(run(self._step, steps, self._on_answer, None)):
-            self._once_more(run, number, reason)
+    def over(self, run: RunItems, workers: int | None) -> list[R]:
+        """All results, by `run`. A chain whose worker was lost goes on alone, and may lose one at several steps."""
+        steps = [step for number in range(len(self._items)) for step in self._resume(number)]
+        for number, reason in sorted(run(self._step, steps, self._resume, workers)):
+            retried: Numbered = []
+            while step := self._unanswered.get(number):
+                if step is retried:
+                    self._finish(number, self._if_lost(self._items[number], f"{reason}, twice"))
+                    break
+                retried = step
+                lost = run(self._step, step, self._resume, 1)
+                reason = lost[0][1] if lost else reason
         return [self._results[number] for number in range(len(self._items))]
 
-    def _once_more(self, run: RunItems, number: int, reason: str) -> None:
-        """Go on with an item whose worker was lost, alone; a chain may lose one at several of its steps."""
-        answers_before = -1
-        while number not in self._results:
-            if self._num_answers[number] == answers_before:
-                self._finish(number, self._if_lost(self._items[number], f"{reason}, twice"))
-                return
-            answers_before = self._num_answers[number]
-            lost = run(self._step, self._next(number), self._on_answer, 1)
-            reason = lost[0][1] if lost else reason
-
-    def _on_answer(self, number: int, answer: Any) -> Numbered:
-        self._num_answers[number] += 1
-        self._chains[number].take(answer)
-        return self._next(number)
-
-    def _next(self, number: int) -> Numbered:
-        steps = self._chains[number].wanted()
-        if not steps:
-            self._finish(number, self._chains[number].result())
-        return [(number, step) for step in steps]
+    def _resume(self, number: int, answer: Any = None) -> Numbered:
+        """The next step of an item after the answer to its last one; none where that was the last."""
+        self._unanswered.pop(number, None)
+        try:
+            self._unanswered[number] = [(number, self._chains[number].send(answer))]
+        except StopIteration as end:
+            self._finish(number, end.value)
+            return []
+        return self._unanswered[number]
 
     def _finish(self, number: int, result: R) -> None:
         self._results[number] = result
@@ -175,39 +194,131 @@ class _Spread(Generic[T, R]):
             self._progress(len(self._results), len(self._items))
 
 
-class _One:
-    """An item that is one step."""
-
-    def __init__(self, item: Any) -> None:
-        self._steps: tuple[Any, ...] = (item,)
-        self._answer: Any = None
-
-    def wanted(self) -> tuple[Any, ...]:
-        return self._steps
-
-    def take(self, answer: Any) -> None:
-        self._steps, self._answer = (), answer
-
-    def result(self) -> Any:
-        return self._answer
+def _one_step(item: Any) -> Chain[Any]:
+    return (yield item)
 
 
-def _here(function: Callable[[T], R], items: Sequence[T], progress: Progress | None) -> list[R]:
-    found = []
-    for done, item in enumerate(items, 1):
-        found.append(function(item))
-        if progress is not None:
-            progress(done, len(items))
-    return found
+# Spawned, not forked: the parent may have threads (BLAS, torch) that a fork would leave in the middle of something.
+_CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
+QUIET_GC = (100_000, 20, 20)  # simulations make few cycles: see perfmodel.cli.main
+_PATIENCE_S = 5.0  # for a process to end when asked to
 
 
-def _local(count: int) -> RunItems:
-    from perfmodel.planning.sweeps.processes import run_in_processes
+@dataclass
+class _Worker:
+    """A process, its pipe, and the index of the item that it has: None before it is ready and between two."""
 
-    return lambda function, items, on_answer, most: run_in_processes(function, items, on_answer, most or count)
+    process: SpawnProcess
+    pipe: Connection
+    index: int | None = None
+    is_ready: bool = False
 
 
-def _ray(address: str | None, workers: int | None) -> RunItems:
-    from perfmodel.planning.sweeps.on_ray import run_on_ray
+def run_in_processes(
+    function: Callable[[Any], Any],
+    items: list[tuple[int, Any]],
+    on_answer: Callable[[int, Any], list[tuple[int, Any]]],
+    count: int | None,
+) -> list[tuple[int, str]]:
+    """See `RunItems`: in processes of this machine, each with a pipe of its own.
 
-    return lambda function, items, on_answer, most: run_on_ray(function, items, on_answer, most or workers, address)
+    Raises what the function raises; the processes are then stopped.
+    """
+    todo = deque(items)
+    lost: list[tuple[int, str]] = []
+    workers = [_started(function) for _ in range(min(count or len(items), len(items)))]
+    try:
+        while workers:
+            ready = wait([worker.pipe for worker in workers])
+            for worker in [each for each in workers if each.pipe in ready]:
+                try:
+                    answer, error = worker.pipe.recv()
+                except (EOFError, OSError):
+                    workers.remove(worker)
+                    lost += _mourned(worker)
+                    if todo:
+                        workers.append(_started(function))
+                    continue
+                if error is not None:
+                    raise error
+                if worker.index is not None:  # what follows goes to the same process, which has its tables
+                    todo.extendleft(on_answer(worker.index, answer))
+                worker.is_ready, worker.index = True, None
+                if not _given_next(worker, todo):
+                    workers.remove(worker)
+                    _stop(worker)
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            _stop(worker)
+    return lost
+
+
+def _started(function: Callable[[Any], Any]) -> _Worker:
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_serve, args=(theirs, function), daemon=True)
+    process.start()
+    theirs.close()  # so that the end of the process is the end of the pipe
+    return _Worker(process, ours)
+
+
+def _given_next(worker: _Worker, todo: deque[tuple[int, Any]]) -> bool:
+    """Whether there was an item for it. One that is lost before it can take it leaves its end to be read."""
+    if not todo:
+        return False
+    worker.index, item = todo.popleft()
+    try:
+        worker.pipe.send(item)
+    except OSError:
+        todo.appendleft((worker.index, item))
+        worker.index = None
+    return True
+
+
+def _mourned(worker: _Worker) -> list[tuple[int, str]]:
+    """The item that the process had when it ended.
+
+    Raises PerfmodelError where it had not even begun: another one would not either.
+    """
+    worker.process.join(_PATIENCE_S)
+    code = worker.process.exitcode or 0
+    _stop(worker)
+    how = f"status {code}"
+    if code < 0:
+        name = signal.Signals(-code).name
+        how = f"signal {name}"
+        if name == "SIGKILL":
+            how += ", as when memory runs out"
+    if not worker.is_ready:
+        raise PerfmodelError(
+            f"a worker process ended at its start ({how}); a script needs `if __name__ == '__main__':` around what "
+            f"starts workers, or workers=1."
+        )
+    return [] if worker.index is None else [(worker.index, f"its worker process was lost ({how})")]
+
+
+def _stop(worker: _Worker) -> None:
+    worker.pipe.close()
+    worker.process.join(_PATIENCE_S)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
+    worker.process.close()
+
+
+def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """What a worker process does until its pipe ends: (answer, None), or (None, error), for each item."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
+    gc.set_threshold(*QUIET_GC)
+    try:
+        pipe.send((None, None))  # ready
+        while True:
+            item = pipe.recv()
+            try:
+                answer = ForkingPickler.dumps((function(item), None))
+            except Exception as error:  # the function's, or of an answer that cannot be sent
+                error.add_note(traceback.format_exc())
+                answer = ForkingPickler.dumps((None, error))
+            pipe.send_bytes(answer)
+    except (EOFError, BrokenPipeError):
+        return

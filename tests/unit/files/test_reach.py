@@ -22,8 +22,8 @@ from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Point
-from perfmodel.planning.sweeps.step_report import estimate_choice
 from perfmodel.planning.sweeps.sweep import sweep
+from perfmodel.planning.sweeps.typical_step import estimate_choice
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario, schema
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.deployments.judged import meets, tightness
+from perfmodel.planning.deployments.finalist import meets, tightness
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.screen import Screen, Screened

@@ -7,7 +7,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from perfmodel.planning.deployments.devices import DeviceAnswer
+from perfmodel.planning.deployments.choice import DeviceAnswer
 from perfmodel.planning.deployments.export import serve_commands
 from perfmodel.planning.deployments.finalist import Finalist, FrontPoint, Interval
 from perfmodel.planning.deployments.result import PlanResult

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from perfmodel.planning.metrics import study_metric
-from perfmodel.planning.sensitivity.result import WhatIfResult
+from perfmodel.planning.sensitivity.ask import WhatIfResult
 from perfmodel.planning.sensitivity.whatif import Sensitivity, WhatIfAnswers
 from perfmodel.report.document import Block, Document, Line, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import MISSING, format_metric

@@ -5,8 +5,8 @@ __all__ = ["path_label", "place_label", "whatif_sentences", "x_label"]
 from collections.abc import Iterator, Sequence
 
 from perfmodel.planning.metrics import study_metric
+from perfmodel.planning.sensitivity.ask import WhatIfResult
 from perfmodel.planning.sensitivity.crossovers import Payoff
-from perfmodel.planning.sensitivity.result import WhatIfResult
 from perfmodel.planning.sensitivity.whatif import Sensitivity
 from perfmodel.report.numbers import format_metric, format_short
 

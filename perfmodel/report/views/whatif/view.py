@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from perfmodel.planning.metrics import Metric, metric_of, study_metric
-from perfmodel.planning.sensitivity.result import WhatIfResult
+from perfmodel.planning.sensitivity.ask import WhatIfResult
 from perfmodel.planning.sensitivity.vary import Axis
 from perfmodel.planning.sensitivity.whatif import NEAR, Sensitivity, WhatIfAnswers
 from perfmodel.planning.sweeps.points import Record

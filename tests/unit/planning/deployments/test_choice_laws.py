@@ -12,27 +12,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.planning.deployments.choice import (
-    Deployment,
     finalists,
     may_have,
     most_replicas,
     objective_key,
     pick_replicas,
+    screened_front,
     shortfalls,
+    simulated_front,
+    with_every_device,
 )
-from perfmodel.planning.deployments.devices import with_every_device
 from perfmodel.planning.deployments.doubt import Option, certainty_of, pick, replicas_for
-from perfmodel.planning.deployments.finalist import Finalist, interval_of, seed_draws
-from perfmodel.planning.deployments.front import screened_front, simulated_front
-from perfmodel.planning.deployments.judged import attained, mean, meets, tightness
+from perfmodel.planning.deployments.export import server_arguments
+from perfmodel.planning.deployments.finalist import (
+    Deployment,
+    Finalist,
+    attained,
+    interval_of,
+    mean,
+    meets,
+    seed_draws,
+    tightness,
+)
 from perfmodel.planning.deployments.resilience import _all_up, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult, quantile_name
-from perfmodel.planning.deployments.servers import server_arguments
 from perfmodel.planning.jobs.result import Job, JobPlan
 from perfmodel.planning.jobs.search import _enough, _figure, _finalists, _next, _ordered, _with_replicas
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn
 from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.screening.surfaces import NUM_DRAWS, Drawn
 from perfmodel.planning.search import _sized
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record

@@ -11,8 +11,8 @@ import pytest
 from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.draws import NUM_DRAWS, Drawn
 from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.screening.surfaces import NUM_DRAWS, Drawn
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.report.views.plan.sentences import plan_sentences

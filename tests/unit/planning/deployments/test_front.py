@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from perfmodel.planning.deployments.choice import Deployment
-from perfmodel.planning.deployments.front import label_of, simulated_front
+from perfmodel.planning.deployments.choice import label_of, simulated_front
+from perfmodel.planning.deployments.finalist import Deployment
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record

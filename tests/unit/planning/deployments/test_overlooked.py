@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.deployments.choice import Deployment
-from perfmodel.planning.deployments.finalist import Finalist
-from perfmodel.planning.deployments.overlooked import Ratios, overlooked, ratios_of
+from perfmodel.planning.deployments.choice import Ratios, overlooked, ratios_of
+from perfmodel.planning.deployments.finalist import Deployment, Finalist
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.search import make_plan

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.deployments.choice import Deployment
-from perfmodel.planning.deployments.finalist import Finalist
+from perfmodel.planning.deployments.finalist import Deployment, Finalist
 from perfmodel.planning.deployments.runs import Runs
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
+from perfmodel.planning.sweeps.sweep import StoredSweep
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
 
@@ -35,7 +35,7 @@ class Known(Runs):
 def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist | None, list[int]]:
     base = Base("llama-3.1-8b-a100")
     plan = PlanSpec.model_validate({"seeds": 1, **spec})
-    run = Known(base, load_scenario(base.path), plan, WANTED, "", 1, "local")
+    run = Known(base, load_scenario(base.path), plan, WANTED, StoredSweep("", 1))
     object.__setattr__(run, "asked", [])
     object.__setattr__(run, "capacity", capacity)
     candidate: Any = SimpleNamespace(num_devices=1, num_engines=1, ratio=None, label="one", kind=1)
@@ -92,7 +92,7 @@ def test_a_run_is_long_enough_for_its_batch_and_for_a_queue(
 ) -> None:
     base = Base("llama-3.1-8b-a100")
     scenario = load_scenario(base.path).model_copy(update={"slo": SLO(**slo)})
-    run = Runs(base, scenario, PlanSpec(), WANTED, "", 1, "local")
+    run = Runs(base, scenario, PlanSpec(), WANTED, StoredSweep("", 1))
     candidate: Any = SimpleNamespace(num_engines=2 if batch == 50 else 1)
     deployment = Deployment(Screened(candidate, rate, "ttft", float(batch), 2.0, ""), replicas)
     assert run._requests(deployment, replicas) == requests
@@ -102,7 +102,7 @@ def test_requests_to_come_are_those_of_all_deployments_under_all_seeds() -> None
     base = Base("llama-3.1-8b-a100")
     plan = PlanSpec.model_validate({"seeds": 3, "num_requests": 500})
     deployment = Deployment(Screened(SimpleNamespace(num_engines=1), 8.0, "ttft", 1.0, 2.0, ""), 2)  # type: ignore[arg-type]
-    run = Runs(base, load_scenario(base.path), plan, WANTED, "", 1, "local")
+    run = Runs(base, load_scenario(base.path), plan, WANTED, StoredSweep("", 1))
     assert run.num_requests([(deployment, 2), (deployment, 3)]) == 2 * 500 * 3
 
 

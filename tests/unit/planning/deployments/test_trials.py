@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.planning.deployments.trials import Check, Trial, check, highest_on_lattice, try_rates
+from perfmodel.planning.deployments.runs import Trial, highest_on_lattice, try_rates
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.sweeps.points import Point, Record
 from perfmodel.planning.sweeps.store import Store, key_of, program_version
+from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
+from perfmodel.planning.sweeps.workers import Stepwise
 from perfmodel.specs import load_scenario
 
 METRICS = ("request_throughput",)
@@ -24,6 +27,14 @@ SMALL = (
     "traffic.input_tokens={distribution: fixed, value: 200}",
     "traffic.output_tokens={distribution: fixed, value: 20}",
 )
+
+
+def highest(is_met: Callable[[int], bool], start: int) -> int | None:
+    def asked(step: int) -> Generator[int, bool, bool]:
+        return (yield step)
+
+    search: Stepwise[int, int | None] = Stepwise(lambda begin: highest_on_lattice(asked, begin), is_met)
+    return search(start)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -37,7 +48,7 @@ def test_the_highest_step_is_found_from_anywhere_in_few_looks(seed: int) -> None
         looks.append(step)
         return step <= truth
 
-    assert highest_on_lattice(is_met, start) == truth
+    assert highest(is_met, start) == truth
     assert len(looks) <= 18
     assert len(set(looks)) == len(looks)
 
@@ -45,14 +56,14 @@ def test_the_highest_step_is_found_from_anywhere_in_few_looks(seed: int) -> None
 def test_what_is_met_everywhere_is_met_where_the_search_ends() -> None:
     """A search that never finds the edge stops after so many doublings, at the highest place that it looked at."""
     looks: list[int] = []
-    found = highest_on_lattice(lambda step: not looks.append(step), 0)  # type: ignore[func-returns-value]
+    found = highest(lambda step: not looks.append(step), 0)  # type: ignore[func-returns-value]
     assert found in looks
     assert found is not None
     assert found > 150
 
 
 def test_nothing_that_is_met_is_told() -> None:
-    assert highest_on_lattice(lambda _: False, 0) is None
+    assert highest(lambda _: False, 0) is None
 
 
 def key(overrides: tuple[str, ...], metrics: tuple[str, ...] = METRICS) -> str:
@@ -90,10 +101,10 @@ def test_a_key_is_the_same_in_every_process() -> None:
 
 def test_a_point_is_evaluated_once_and_comes_back_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "points.sqlite"
-    task = Check(Base("llama-3.1-8b-a100", SMALL), (), 0, 2.0, 20, str(file))
-    first = check(task)
-    assert check(task) == first  # another plan
-    assert first.record.values["request_throughput"]
+    stored = StoredPoint(Point("llama-3.1-8b-a100", METRICS, SMALL), str(file))
+    first = stored_records(stored)
+    assert stored_records(stored) == first  # another plan
+    assert first.values["request_throughput"]
     assert (len(Store(file)), Store(file).most_evaluations()) == (1, 1)
 
 

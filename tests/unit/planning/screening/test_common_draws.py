@@ -7,12 +7,12 @@ import pytest
 
 from perfmodel.cost.calibrations.draws import NUM_SCORES
 from perfmodel.planning.deployments.finalist import seed_draws
-from perfmodel.planning.deployments.trials import highest_on_lattice, lattice
+from perfmodel.planning.deployments.runs import highest_on_lattice, lattice
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.demand import at_rate
-from perfmodel.planning.screening.draws import NUM_DRAWS, SharedScores, drawn_surfaces
 from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.screening.surfaces import NUM_DRAWS, SharedScores, drawn_surfaces
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.sim.driver import _serve_drawn
 from perfmodel.sim.fleet.pool import remembered_basis

@@ -10,8 +10,18 @@ import pytest
 
 from perfmodel.planning.screening.demand import NUM_TYPICAL, Demand
 from perfmodel.planning.screening.screen import _binding, _service, _wanted
-from perfmodel.planning.screening.service import Served, Service, _batch, _chain, _mean_steps, _prompt_work, serve
-from perfmodel.planning.screening.single_tokens import SingleTokens, held_steps, longest_gap
+from perfmodel.planning.screening.service import (
+    Served,
+    Service,
+    SingleTokens,
+    _batch,
+    _chain,
+    _mean_steps,
+    _prompt_work,
+    held_steps,
+    longest_gap,
+    serve,
+)
 from perfmodel.planning.screening.surfaces import BATCHES, CHUNKS, StepSurface, Surfaces
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.deployments.choice import Deployment
-from perfmodel.planning.deployments.finalist import Finalist
-from perfmodel.planning.deployments.servers import server_arguments
+from perfmodel.planning.deployments.export import server_arguments
+from perfmodel.planning.deployments.finalist import Deployment, Finalist
 from perfmodel.planning.screening.candidates import Base
 from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.screening.space import Space, enumerate_space

@@ -12,7 +12,6 @@ import pytest
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning import search
 from perfmodel.planning.sweeps import store as store_module
-from perfmodel.planning.sweeps import sweep as module
 from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
 from perfmodel.planning.sweeps.store import Store
 from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
@@ -46,7 +45,7 @@ def test_points_are_evaluated_once(tmp_path: Path) -> None:
 def test_what_a_lost_worker_leaves_is_not_kept(tmp_path: Path) -> None:
     """The others are, one by one: the next plan asks for the lost one alone, and has it."""
     asked = points(tmp_path / "points.sqlite")
-    dying: Stepwise[StoredPoint, Record] = Stepwise(module._Chain, killed_at_two)
+    dying: Stepwise[StoredPoint, Record] = Stepwise(stored_records.begin, killed_at_two)
     found = spread(dying, asked, lost, workers=2)
     assert [bool(record.problem) for record in found] == [False, False, True, False]
     assert len(Store(tmp_path / "points.sqlite")) == 3

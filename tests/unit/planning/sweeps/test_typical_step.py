@@ -6,8 +6,7 @@ import pytest
 from perfmodel import sim
 from perfmodel.ops.work import BatchShape
 from perfmodel.planning.sweeps.points import Point, evaluate
-from perfmodel.planning.sweeps.step_report import estimate_choice, mean_step
-from perfmodel.planning.sweeps.typical_step import typical_step
+from perfmodel.planning.sweeps.typical_step import estimate_choice, mean_step, typical_step
 from perfmodel.specs import load_scenario
 
 DECODE_S, PER_TOKEN_S = 0.01, 1e-4

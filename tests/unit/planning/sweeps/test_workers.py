@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from pickle import PickleError
 
@@ -48,25 +49,13 @@ def said(item: object, reason: str) -> str:
     return f"{item}: {reason}"
 
 
-@dataclass
-class Doubling:
+def doubling(start: int, mark: Path | None = None) -> Generator[tuple[int, Path | None], int, list[int]]:
     """A chain: what was found is doubled until it is over a hundred. With a mark, its processes die once at each step
     beyond 10."""
-
-    start: int
-    mark: Path | None = None
-
-    def __post_init__(self) -> None:
-        self.found = [self.start]
-
-    def wanted(self) -> tuple[tuple[int, Path | None], ...]:
-        return ((self.found[-1], self.mark),) if self.found[-1] <= 100 else ()
-
-    def take(self, answer: int) -> None:
-        self.found.append(answer)
-
-    def result(self) -> list[int]:
-        return self.found
+    numbers = [start]
+    while numbers[-1] <= 100:
+        numbers.append((yield numbers[-1], mark))
+    return numbers
 
 
 def doubled(step: tuple[int, Path | None]) -> int:
@@ -83,11 +72,7 @@ def always_killed(step: tuple[int, Path | None]) -> int:
     return 2 * step[0]
 
 
-def chain_of(item: int) -> Doubling:
-    return Doubling(item)
-
-
-doublings: Stepwise[int, list[int]] = Stepwise(chain_of, doubled)
+doublings: Stepwise[int, list[int]] = Stepwise(doubling, doubled)
 
 
 def small_points() -> list[Point]:
@@ -128,12 +113,12 @@ def test_steps_of_a_chain_follow_each_other_and_what_they_add_up_to_stays_here()
 
 
 def test_a_chain_goes_on_where_it_lost_a_worker_and_ends_where_it_lost_two(tmp_path):
-    twice = Stepwise(lambda item: Doubling(item, tmp_path / str(item)), doubled)
+    twice = Stepwise(lambda item: doubling(item, tmp_path / str(item)), doubled)
     for item in (5, 7):
         (tmp_path / str(item)).mkdir()
     assert spread(twice, [5, 7], said, workers=2) == [doublings(5), doublings(7)]
     assert sorted(int(each.name) for each in (tmp_path / "5").iterdir()) == [20, 40, 80]
-    lost = spread(Stepwise(chain_of, always_killed), [5, 7], said, workers=2)
+    lost = spread(Stepwise(doubling, always_killed), [5, 7], said, workers=2)
     assert lost[1] == doublings(7)
     assert lost[0].endswith(", twice")
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfmodel.planning.sweeps.step_report import estimate_choice
+from perfmodel.planning.sweeps.typical_step import estimate_choice
 from perfmodel.report.drawing.charts import text_width
 from perfmodel.report.drawing.figures import figure_svg
 from perfmodel.report.plots.step import roofline_figure
