@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from math import ceil
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from perfmodel.dates import today
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.blocks import Block
 from perfmodel.files.units import NonNegativeFloat
+from perfmodel.files.yaml_loader import Positions
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
@@ -64,8 +65,11 @@ _SHARED = (
 class Scenario(Spec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
-    Built by `perfmodel.specs.load_scenario`, which reads the file (names, paths, overrides) and resolves it;
-    `model_changes` are then already applied to `model`, and `cluster.network` is that of all hardware.
+    However it is made, `model_changes` and the engine's formats are applied to `model`, arguments that were not given
+    have the defaults of the engine's version on the device, and `cluster.network` is that of all hardware.
+    `perfmodel.specs.load_scenario` makes one from a file.
+
+    Raises SpecError, UnsupportedError for what the engine does not start with.
     """
 
     name: str
@@ -166,6 +170,16 @@ class Scenario(Spec):
                 f"found {found:,} engines (replicas x data_parallel_size), allowed {_MOST_ENGINES:,}, as each has its "
                 f"own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the traffic"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_served(self, info: ValidationInfo) -> "Scenario":
+        """Defaults of the engine's version and formats of the model, however the scenario was made."""
+        from perfmodel.specs.served import served_fields
+
+        fields = served_fields(self, info.context or Positions(self.name))
+        self.__dict__.update(fields)
+        self.model_fields_set.update(fields)
         return self
 
     @property

@@ -37,7 +37,6 @@ from perfmodel.specs.overrides import (
 from perfmodel.specs.prices import OWN, listed_price
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import read_scenario, refuse_path_as_name
-from perfmodel.specs.served import served_scenario
 from perfmodel.specs.traffic import Traffic
 
 _HAS_PLACE = re.compile(r"\S+:\d+: ")
@@ -75,7 +74,7 @@ def load_scenario(
     compression = data.get("prompt_compression")
     if isinstance(compression, dict) and compression.get("model") is not None:
         _resolve_model(compression, positions, folder, ("prompt_compression",))
-    return served_scenario(parse(Scenario, data, positions), positions)
+    return parse(Scenario, data, positions)
 
 
 def named_model(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> str:
