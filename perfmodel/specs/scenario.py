@@ -3,11 +3,11 @@
 __all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_price_notes"]
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from perfmodel.dates import today
 from perfmodel.files.base import Resolved, Spec
@@ -24,6 +24,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.pools import PoolGroup, PoolSpec
 from perfmodel.specs.prices import OWN, Price, PriceOverride
+from perfmodel.specs.scenario_source import ScenarioSource
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
@@ -94,6 +95,24 @@ class Scenario(Spec):
     plan: Annotated[Spec, Block("plan")] | None = None
     published: Annotated[Spec, Block("published")] | None = None
     technique: Annotated[Spec, Block("technique")] | None = None
+    _source: ScenarioSource = PrivateAttr(ScenarioSource())
+
+    def with_(self, changes: Mapping[str, Any]) -> "Scenario":
+        """The scenario with some fields changed, read and validated anew: `{"engine.max_num_seqs": 64}`.
+
+        changes: from paths to values, as `--set` takes them (`"2x"` multiplies)
+
+        Raises SpecError for values that are not allowed, and for a scenario made in Python that no file could say.
+        """
+        from perfmodel.specs.scenario_file import changed_scenario
+
+        return changed_scenario(self, changes)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Scenario":
+        """As pydantic's, without validation; the copy has no source. `with_` validates."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied._source = ScenarioSource()
+        return copied
 
     @model_validator(mode="after")
     def _pools_fit_together(self) -> "Scenario":
