@@ -30,6 +30,7 @@ from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides, parse_override
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import source_of
 
 Overrides = Mapping[str, Any] | Sequence[str]
 Progress = Callable[[int, int | None], None]
@@ -38,7 +39,7 @@ Progress = Callable[[int, int | None], None]
 def simulate(scenario: Scenario | str | Path, overrides: Overrides = (), /, **options: Any) -> RunResult:
     """Serve a scenario's traffic on the simulated clock: as `perfmodel simulate`.
 
-    scenario:  a name, a path, or what `load_scenario` gave
+    scenario:  a name, a path, or a `Scenario`
     overrides: as `--set` takes them; paths may also be given as keywords, `**{"engine.max_num_seqs": 64}`, `seed=1`
     options:   those of `perfmodel.sim.simulate`: calibration, profile, progress, out, keep_steps, intervals ...
 
@@ -47,17 +48,13 @@ def simulate(scenario: Scenario | str | Path, overrides: Overrides = (), /, **op
     """
     named = {key: options.pop(key) for key in list(options) if "." in key or key in Scenario.model_fields}
     texts = (*_texts(overrides), *_texts(named))
-    if isinstance(scenario, Scenario):
-        if texts:
-            raise SpecError(f"{texts[0]}: overrides change what files say; give the scenario by its name or path.")
-        loaded = scenario
-    else:
-        loaded = load_scenario(scenario, texts)
-    return sim.simulate(loaded, **options)
+    if isinstance(scenario, Scenario) and not texts:
+        return sim.simulate(scenario, **options)
+    return sim.simulate(load_scenario(*_source(scenario, texts)), **options)
 
 
 def whatif(
-    scenario: str | Path,
+    scenario: Scenario | str | Path,
     vary: Mapping[str, Any] | Sequence[str] | str = (),
     overrides: Overrides = (),
     metrics: Sequence[str] | str = (),
@@ -83,10 +80,11 @@ def whatif(
             f"{path}={values if isinstance(values, str) else ','.join(map(str, values))}"
             for path, values in vary.items()
         ]
+    path, texts = _source(scenario, overrides)
     return ask_whatif(
-        str(scenario),
+        path,
         [vary] if isinstance(vary, str) else vary,
-        _texts(overrides),
+        texts,
         [metrics] if isinstance(metrics, str) else metrics,
         grid,
         _texts(against.split() if isinstance(against, str) else against),
@@ -97,7 +95,7 @@ def whatif(
 
 
 def sweep(
-    scenario: str | Path,
+    scenario: Scenario | str | Path,
     over: Mapping[str, Sequence[Any]],
     overrides: Overrides = (),
     metrics: Sequence[str] | str = (),
@@ -114,19 +112,19 @@ def sweep(
     workers: processes; in a script, start them below `if __name__ == "__main__":`
     engine:  local | ray | ray:ADDRESS
     """
-    texts = _texts(overrides)
+    path, texts = _source(scenario, overrides)
     asked = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    asked = asked or default_metrics(load_scenario(scenario, [text for text in texts if not text.startswith("step.")]))
+    asked = asked or default_metrics(load_scenario(path, [text for text in texts if not text.startswith("step.")]))
     combinations = list(product(*over.values()))
     points = [
-        Point(str(scenario), asked, (*texts, *_texts(dict(zip(over, values, strict=True))))) for values in combinations
+        Point(path, asked, (*texts, *_texts(dict(zip(over, values, strict=True))))) for values in combinations
     ]
     records = sweep_points(points, progress, workers, engine)
     return SweepResult(tuple(over), tuple(combinations), asked, tuple(records))
 
 
 def make_plan(
-    scenario: str | Path,
+    scenario: Scenario | str | Path,
     overrides: Overrides = (),
     *,
     store: Path | None = None,
@@ -141,7 +139,20 @@ def make_plan(
     workers:   processes; in a script, start them below `if __name__ == "__main__":`
     engine:    local | ray | ray:ADDRESS
     """
-    return search.make_plan(str(scenario), _texts(overrides), store, workers, engine)
+    return search.make_plan(*_source(scenario, overrides), store, workers, engine)
+
+
+def _source(scenario: Scenario | str | Path, overrides: Overrides) -> tuple[str, tuple[str, ...]]:
+    """The name, path or text of a scenario, as worker processes get it, and its overrides.
+
+    Raises SpecError as `source_of` does, and for a scenario that is a block of a study's file.
+    """
+    if not isinstance(scenario, Scenario):
+        return str(scenario), _texts(overrides)
+    source = source_of(scenario)
+    if source.inside:
+        raise SpecError(f"{scenario.name}: is a block of {source.path}; write it into a file of its own.")
+    return source.path, (*source.overrides, *_texts(overrides))
 
 
 def _texts(overrides: Overrides) -> tuple[str, ...]:

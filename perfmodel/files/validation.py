@@ -47,7 +47,7 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
     """
     _drop_unused_fields(model_class, data, positions)
     try:
-        return model_class.model_validate(data)
+        return model_class.model_validate(data, context=positions)
     except ValidationError as error:
         first = islice(_sentences(error, model_class, data, positions), _MOST_LOOKED_AT)
         by_line = sorted(first, key=lambda found: found[0])

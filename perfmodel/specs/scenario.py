@@ -3,16 +3,17 @@
 __all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_price_notes"]
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from perfmodel.dates import today
 from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.blocks import Block
 from perfmodel.files.units import NonNegativeFloat
+from perfmodel.files.yaml_loader import Positions
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
@@ -23,6 +24,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.pools import PoolGroup, PoolSpec
 from perfmodel.specs.prices import OWN, Price, PriceOverride
+from perfmodel.specs.scenario_source import ScenarioSource
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
@@ -64,8 +66,11 @@ _SHARED = (
 class Scenario(Spec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
-    Built by `perfmodel.specs.load_scenario`, which reads the file (names, paths, overrides) and resolves it;
-    `model_changes` are then already applied to `model`, and `cluster.network` is that of all hardware.
+    However it is made, `model_changes` and the engine's formats are applied to `model`, arguments that were not given
+    have the defaults of the engine's version on the device, and `cluster.network` is that of all hardware.
+    `perfmodel.specs.load_scenario` makes one from a file.
+
+    Raises SpecError, UnsupportedError for what the engine does not start with.
     """
 
     name: str
@@ -90,6 +95,24 @@ class Scenario(Spec):
     plan: Annotated[Spec, Block("plan")] | None = None
     published: Annotated[Spec, Block("published")] | None = None
     technique: Annotated[Spec, Block("technique")] | None = None
+    _source: ScenarioSource = PrivateAttr(ScenarioSource())
+
+    def with_(self, changes: Mapping[str, Any]) -> "Scenario":
+        """The scenario with some fields changed, read and validated anew: `{"engine.max_num_seqs": 64}`.
+
+        changes: from paths to values, as `--set` takes them (`"2x"` multiplies)
+
+        Raises SpecError for values that are not allowed, and for a scenario made in Python that no file could say.
+        """
+        from perfmodel.specs.scenario_file import changed_scenario
+
+        return changed_scenario(self, changes)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Scenario":
+        """As pydantic's, without validation; the copy has no source. `with_` validates."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied._source = ScenarioSource()
+        return copied
 
     @model_validator(mode="after")
     def _pools_fit_together(self) -> "Scenario":
@@ -166,6 +189,16 @@ class Scenario(Spec):
                 f"found {found:,} engines (replicas x data_parallel_size), allowed {_MOST_ENGINES:,}, as each has its "
                 f"own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the traffic"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_served(self, info: ValidationInfo) -> "Scenario":
+        """Defaults of the engine's version and formats of the model, however the scenario was made."""
+        from perfmodel.specs.served import served_fields
+
+        fields = served_fields(self, info.context or Positions(self.name))
+        self.__dict__.update(fields)
+        self.model_fields_set.update(fields)
         return self
 
     @property

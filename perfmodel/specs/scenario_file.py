@@ -4,16 +4,24 @@ Order of authority: `--set`, the scenario file, the files that it names, the def
 `--set hardware=...` and `--set traffic=...` replace the name; deeper paths change what the named file says.
 """
 
-__all__ = ["list_hardware", "load_hardware", "load_scenario", "load_traffic", "named_model"]
+__all__ = [
+    "changed_scenario",
+    "list_hardware",
+    "load_hardware",
+    "load_scenario",
+    "load_traffic",
+    "named_model",
+    "source_of",
+]
 
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from perfmodel.errors import SpecError
-from perfmodel.files.base import default_at
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.base import Spec, default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import expanded, find_file
 from perfmodel.files.device_tables import device_names
@@ -29,6 +37,7 @@ from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
 from perfmodel.specs.overrides import (
     Override,
     apply_override,
+    as_overrides,
     hardware_places,
     is_removed_link,
     list_position,
@@ -36,8 +45,7 @@ from perfmodel.specs.overrides import (
 )
 from perfmodel.specs.prices import OWN, listed_price
 from perfmodel.specs.scenario import Scenario
-from perfmodel.specs.scenario_source import read_scenario, refuse_path_as_name
-from perfmodel.specs.served import served_scenario
+from perfmodel.specs.scenario_source import ScenarioSource, as_text, read_scenario, refuse_path_as_name
 from perfmodel.specs.traffic import Traffic
 
 _HAS_PLACE = re.compile(r"\S+:\d+: ")
@@ -75,7 +83,39 @@ def load_scenario(
     compression = data.get("prompt_compression")
     if isinstance(compression, dict) and compression.get("model") is not None:
         _resolve_model(compression, positions, folder, ("prompt_compression",))
-    return served_scenario(parse(Scenario, data, positions), positions)
+    scenario = parse(Scenario, data, positions)
+    scenario._source = ScenarioSource(str(path_or_name), tuple(inside), tuple(overrides))
+    return scenario
+
+
+def changed_scenario(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
+    """`scenario.with_(changes)`: its source, read anew with further overrides. Raises SpecError as `source_of` does."""
+    source = source_of(scenario)
+    return load_scenario(source.path, (*source.overrides, *as_overrides(changes)), source.inside)
+
+
+def source_of(scenario: Scenario) -> ScenarioSource:
+    """Where `scenario` was read; its own text, if it was made in Python.
+
+    Raises SpecError if no text says the same, as after `model_copy` with a model or a device that no file has.
+    """
+    if scenario._source.path:
+        return scenario._source
+    data: dict[str, Any] = {"name": scenario.name, "model": scenario.model.name, "hardware": scenario.hardware.name}
+    for field in sorted(scenario.model_fields_set - data.keys()):
+        value = getattr(scenario, field)
+        data[field] = value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Spec) else value
+    source = ScenarioSource(as_text(data))
+    try:
+        reason = "" if load_scenario(source.path) == scenario else "read again, it is another one"
+    except PerfmodelError as error:
+        reason = str(error).partition("\n")[0]
+    if reason:
+        raise SpecError(
+            f"{scenario.name}: no text says what this scenario made in Python says ({reason}); write its model and "
+            f"device into files, and use load_scenario."
+        )
+    return source
 
 
 def named_model(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> str:

@@ -4,12 +4,13 @@ Text is what travels: to worker processes, to other machines, into a plan's expo
 line of JSON wherever a name could stand, and everything downstream is as if a file had been given.
 """
 
-__all__ = ["as_text", "given_source", "is_text", "read_scenario", "read_stdin", "refuse_path_as_name"]
+__all__ = ["ScenarioSource", "as_text", "given_source", "is_text", "read_scenario", "read_stdin", "refuse_path_as_name"]
 
 import json
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -21,6 +22,26 @@ from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml, 
 _TEXT = "the scenario"  # how errors name one without a file
 _PLACES = "said by"  # no field of a scenario
 _STDIN, _LONGEST = "-", 2_000_000  # characters, as of a file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScenarioSource:
+    """Where a scenario was read. All sources are equal: scenarios are compared by what they say.
+
+    path:      a name, a path or its own text; empty for a scenario made in Python
+    inside:    the keys of the block of the file that is the scenario
+    overrides: what `--set` changed
+    """
+
+    path: str = ""
+    inside: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScenarioSource)
+
+    def __hash__(self) -> int:
+        return 0
 
 
 def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> str:

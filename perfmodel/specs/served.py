@@ -1,11 +1,12 @@
-"""From a parsed scenario to the one that is served: its model changed and in its formats, defaults filled in.
+"""From the fields of a scenario to those that are served: its model changed and in its formats, defaults filled in.
 
 What the engine does not start with is refused here.
 """
 
-__all__ = ["served_scenario"]
+__all__ = ["served_fields"]
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.files.yaml_loader import Path, Positions
@@ -20,52 +21,45 @@ from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.startup import refuse_to_start
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.traffic import Traffic
 
+if TYPE_CHECKING:
+    from perfmodel.specs.scenario import Scenario
 
-def served_scenario(scenario: Scenario, positions: Positions) -> Scenario:
-    """Changes, and the engine's dtype and quantization, applied to the model, and the context length filled in.
+
+def served_fields(scenario: "Scenario", positions: Positions) -> dict[str, Any]:
+    """The fields of `scenario` that differ once it is served: changes, dtype and quantization applied to the model, the
+    engine's defaults filled in, and `cluster.network` as the network of all hardware.
 
     positions: of the scenario's fields in its file
 
     Raises SpecError, UnsupportedError for what no engine starts with: `file:line: field: ...`.
     """
+    hardware, cluster, traffic = scenario.hardware, scenario.cluster, scenario.traffic
     changed = _changed(scenario.model, scenario.model_changes, positions)
-    engine, model = scenario.engine, _as_served(changed, scenario.engine, scenario.hardware, positions)
-    cluster, pools = scenario.cluster, []
-    for number, pool in enumerate(scenario.cluster.pools):
-        theirs = model
+    model = _as_served(changed, scenario.engine, hardware, positions)
+    pools = []
+    for number, pool in enumerate(cluster.pools):
+        place, device, served = ("cluster", "pools", number), pool.hardware or hardware, model
         if pool.share is not None:  # a model, or a version, of its own
-            where = ("cluster", "pools", number)
-            theirs = _as_served(
-                pool.model or changed, pool.engine, pool.hardware or scenario.hardware, positions, where
-            )
-        own = _with_defaults(pool.engine, theirs, pool.hardware or scenario.hardware, scenario.traffic, positions)
-        pools.append(pool.model_copy(update={"engine": own, "model": None if theirs is model else theirs}))
-        _check_start(theirs, own, pool.hardware or scenario.hardware, positions, ("cluster", "pools", number))
-    cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster
-    engine = _with_defaults(engine, model, scenario.hardware, scenario.traffic, positions)
+            served = _as_served(pool.model or changed, pool.engine, device, positions, place)
+        engine = _with_defaults(pool.engine, served, device, traffic, positions)
+        _check_start(served, engine, device, positions, place)
+        update = {"engine": engine, "model": None if served is model else served}
+        pools.append(pool.model_copy(update=update | _networked(pool.hardware, cluster.network)))
+    engine = _with_defaults(scenario.engine, model, hardware, traffic, positions)
     if not pools:
-        _check_start(model, engine, scenario.hardware, positions)
-    served = {"model": model, "engine": engine, "cluster": cluster}
-    return _networked(scenario.model_copy(update=served))
+        _check_start(model, engine, hardware, positions)
+    cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster
+    return {"model": model, "engine": engine, "cluster": cluster, **_networked(hardware, cluster.network)}
 
 
-def _networked(scenario: Scenario) -> Scenario:
-    """`cluster.network` as the network of all hardware."""
-    cluster = scenario.cluster
-    if cluster.network is None:
-        return scenario
-    update = {"network": cluster.network}
-    pools = tuple(
-        pool.model_copy(update={"hardware": pool.hardware.model_copy(update=update)}) if pool.hardware else pool
-        for pool in cluster.pools
-    )
-    hardware = scenario.hardware.model_copy(update=update)
-    return scenario.model_copy(
-        update={"hardware": hardware, "cluster": cluster.model_copy(update={"pools": pools}) if pools else cluster}
-    )
+def _networked(hardware: HardwareSpec | None, network: NetworkSpec | None) -> dict[str, HardwareSpec]:
+    """`hardware` with the cluster's network, where there are both."""
+    if hardware is None or network is None:
+        return {}
+    return {"hardware": hardware.model_copy(update={"network": network})}
 
 
 def _as_served(

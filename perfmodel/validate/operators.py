@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels.systems import KernelModule, module_of
 from perfmodel.calibrate.kernels.tables import Group, KernelTable, op_of, read_table, table_files, understood
 from perfmodel.cost import Calibration, load_calibration
-from perfmodel.cost.calibrations.files import PASSED_ON
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
@@ -204,7 +203,7 @@ def _judged(
         low=float(np.exp(residuals.p10 * spread)),
         high=float(np.exp(residuals.p90 * spread)),
         fit=fit,
-        is_own=group.key in calibration.families and not calibration.source.startswith(PASSED_ON),
+        is_own=group.key in calibration.families and not calibration.is_passed_on,
         device=device,
         calibration=calibration,
     )

@@ -45,9 +45,8 @@ def test_overrides_are_a_mapping_texts_or_keywords(result):
     by_keyword = pm.simulate(NAME, **{"traffic.num_requests": 40})
     by_scenario = pm.simulate(pm.load_scenario(NAME, ["traffic.num_requests=40"]))
     assert by_text.summary == by_keyword.summary == by_scenario.summary == result.summary
+    assert pm.simulate(pm.load_scenario(NAME), FEW).summary == result.summary
     assert pm.simulate(NAME, FEW, seed=3).scenario.seed == 3
-    with pytest.raises(pm.SpecError, match="by its name or path"):
-        pm.simulate(by_text.scenario, FEW)
 
 
 def test_a_result_prints_itself(result):

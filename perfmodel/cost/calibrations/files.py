@@ -8,7 +8,6 @@ fits have come. With no relation measured, what whole runs say of its architectu
 
 __all__ = [
     "EXECUTOR",
-    "PASSED_ON",
     "SPREAD_SIBLING",
     "calibrated_kernels",
     "load_calibration",
@@ -43,7 +42,6 @@ _LINES = (
     ("hopper", "blackwell-consumer"),
     ("cdna2", "cdna3"),
 )
-PASSED_ON = "passed on from"  # how the source of fits of another device or engine begins
 EXECUTOR = "perfmodel"  # the profile of this project's own executor
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
@@ -123,15 +121,15 @@ def _loaded(source: DeviceSource, _written_at: int) -> HardwareSpec:
 
 
 def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
-    """`own`; for other facts than the device's file has (a what-if) as a sibling's: its fractions stay, less sure."""
+    """`own`, whose source says so where the device's facts are not those of its file (a what-if): fractions stay, and
+    so does the interval, since its fits are the device's own."""
     try:
         listed = _listed(hardware.name)
     except SpecError:
         return own
     if listed.declared == hardware.declared:
         return own
-    source = f"{PASSED_ON} {own.device} as its file declares it: {own.source}"
-    return own.model_copy(update={"source": source, "spread": own.spread * SPREAD_SIBLING})
+    return own.model_copy(update={"source": f"of {own.device} as its file declares it: {own.source}"})
 
 
 def measured_device(hardware: HardwareSpec, engine_profile: str) -> str | None:
@@ -168,8 +166,9 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
     found = _passed_on(nearest, hardware, generation)
     for _, file in others:
         found = _completed(found, _passed_on(file, hardware, generation))
-    source = f"{PASSED_ON} {found.device} under {found.engine}: {found.source}"
-    return found.model_copy(update={"device": hardware.name, "source": source, "spread": found.spread * spread})
+    source = f"passed on from {found.device} under {found.engine}: {found.source}"
+    passed_on = {"device": hardware.name, "source": source, "spread": found.spread * spread, "is_passed_on": True}
+    return found.model_copy(update=passed_on)
 
 
 def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:

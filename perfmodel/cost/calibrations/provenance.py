@@ -15,7 +15,6 @@ from typing import Any
 from perfmodel.cost.calibrations.backends import BackendFits, engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
-from perfmodel.cost.calibrations.files import PASSED_ON
 from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
 from perfmodel.files.base import Spec
 from perfmodel.printable import to_jsonable
@@ -56,7 +55,7 @@ class FittedSource:
             key = f"generation@{fitted.architecture}"
             return cls(key, fitted.source, date, key, _digest(fitted))
         key = f"{fitted.device}@{fitted.engine}"
-        is_own = fitted.origin != "datasheet" and not fitted.source.startswith(PASSED_ON)
+        is_own = fitted.origin != "datasheet" and not fitted.is_passed_on
         name = key if is_own else f"{fitted.device}, no file of its own"
         return cls(name, fitted.source, date, key, _digest(fitted))
 

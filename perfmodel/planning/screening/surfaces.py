@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, SpeculativePricer, StepCosts, scenario_fits
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, Uncertainty
-from perfmodel.cost.calibrations.files import PASSED_ON, SPREAD_SIBLING
+from perfmodel.cost.calibrations.files import SPREAD_SIBLING
 from perfmodel.cost.steps.host import Host
 from perfmodel.cost.steps.stages import step_pricer
 from perfmodel.ops.work import BatchShape, windowed_contexts
@@ -269,24 +269,18 @@ class SharedScores:
     def of(self, scenario: Scenario) -> Floats:
         """Draws of the errors of a scenario's device and engine."""
         calibration, _ = scenario_fits(scenario)
-        return self.of_device(
-            scenario.hardware.name, scenario.hardware.declared.architecture, scenario.engine.profile, calibration
-        )
-
-    def of_device(self, device: str, architecture: str | None, profile: str, calibration: Calibration) -> Floats:
-        """Draws of a device's errors, by its name and architecture, its engine's `profile`, and whether the
-        fits of `calibration` are its own or related."""
-        if architecture is None:
-            return self._normal(f"device {device} {profile}")
-        shared = self._normal(f"architecture {architecture} {profile}")
-        if not calibration.source.startswith(PASSED_ON):
+        declared, profile = scenario.hardware.declared, scenario.engine.profile
+        if declared.architecture is None:
+            return self._normal(f"device {declared!r} {profile}")
+        shared = self._normal(f"architecture {declared.architecture} {profile}")
+        if not calibration.is_passed_on:
             return shared
-        own = self._normal(f"device {device} {profile}")
-        found: Floats = (shared + (SPREAD_SIBLING**2 - 1) ** 0.5 * own) / SPREAD_SIBLING
-        return found
+        own = self._normal(f"device {declared!r} {profile}")
+        scores: Floats = (shared + (SPREAD_SIBLING**2 - 1) ** 0.5 * own) / SPREAD_SIBLING
+        return scores
 
     def _normal(self, name: str) -> Floats:
-        """Standard normal scores that depend on nothing but the name."""
+        """Standard normal scores that depend on nothing but `name`: of a device its facts, whatever it is called."""
         if name not in self._known:
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
             half = np.random.default_rng(seed).standard_normal((NUM_DRAWS // 2, NUM_SCORES))

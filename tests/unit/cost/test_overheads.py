@@ -38,9 +38,11 @@ def test_launches_one_by_one_are_the_hosts():
     assert half.hidden_host_s == pytest.approx(base.hidden_host_s / 2)
 
 
-def test_a_device_with_changed_facts_keeps_its_fractions_and_is_less_sure():
+def test_a_device_with_changed_facts_keeps_its_fractions_and_its_interval():
     known = load_calibration(load_hardware("a100-sxm-80gb"))
     changed = load_calibration(load_hardware("a100-sxm-80gb", ["hardware.hbm.bandwidth=2x"]))
     assert changed.families == known.families
-    assert changed.spread > known.spread
+    assert changed.spread == known.spread
+    assert not changed.is_passed_on
+    assert "as its file declares it" in changed.source
     assert load_calibration(load_hardware("a100-sxm-80gb", ["hardware.price=1"])) == known

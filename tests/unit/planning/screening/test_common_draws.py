@@ -35,6 +35,13 @@ def test_devices_share_as_much_as_their_fits_do() -> None:
     assert correlation("a100-sxm-80gb", "h100-sxm-80gb") == pytest.approx(0.0, abs=0.1)
 
 
+def test_a_renamed_device_has_the_same_scores() -> None:
+    scenario = load_scenario(BASE.path, ["hardware=h200-sxm"])
+    renamed = scenario.model_copy(update={"hardware": scenario.hardware.model_copy(update={"name": "my-h200"})})
+    scores = SharedScores()
+    assert np.array_equal(scores.of(scenario), scores.of(renamed))
+
+
 @pytest.mark.parametrize("device", ["a100-sxm-80gb", "h200-sxm"])
 def test_scores_are_standard_normal_and_even(device: str) -> None:
     scores = SharedScores().of(load_scenario(BASE.path, [f"hardware={device}"]))
