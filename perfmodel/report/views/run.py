@@ -254,19 +254,19 @@ def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Itera
     requests, steps = result.requests, result.steps
     if any(pool.get("replicas_over_time") for pool in pools):
         note = "Replicas that serve, by pool; dotted with those that are starting and paid for; a cross is a failure."
-        yield named_plot("Replicas over time", "fleet.replicas_figure", note, pools, result.summary["duration"])
+        yield named_plot("Replicas over time", "run.replicas_figure", note, pools, result.summary["duration"])
     if steps is not None and len(steps):
         note = "Means over equal intervals, all engines of a pool together."
-        yield named_plot("Requests in each pool", "fleet.pool_load_figure", note, steps, pools)
+        yield named_plot("Requests in each pool", "run.pool_load_figure", note, steps, pools)
     if all(pool.get("usd_total") is not None for pool in pools):
         note = "Replicas are paid for from the beginning of their start until they stop or fail."
-        yield named_plot("Cost by pool", "fleet.pool_costs_figure", note, pools)
+        yield named_plot("Cost by pool", "run.pool_costs_figure", note, pools)
     kinds = result.scenario.traffic.classes
     if kinds and requests is not None and len(requests):
         of_all = class_shares(result.scenario).of_all(requests.request_id)
         ttft = {kind.name: requests.ttft_s[of_all == number] * 1e3 for number, kind in enumerate(kinds)}
         limits = {kind.name: (kind.slo or result.scenario.slo).limit_ms("ttft") for kind in kinds}
-        yield named_plot("TTFT by class", "fleet.classes_figure", "", ttft, limits)
+        yield named_plot("TTFT by class", "run.classes_figure", "", ttft, limits)
 
 
 def _origin(result: RunResult) -> str:

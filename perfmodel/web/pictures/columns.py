@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.planning.metrics import metric_of
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, ORANGE, PINK
+from perfmodel.report.drawing.svg import BLUE, GREEN, GREY, ORANGE, PINK
 from perfmodel.web.desk import Finding
 
 _LETTERS = "ABCD"

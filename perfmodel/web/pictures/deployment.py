@@ -4,7 +4,7 @@ __all__ = ["memory_bar", "step_curve"]
 
 from typing import Any
 
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, INK, ORANGE, SKY
+from perfmodel.report.drawing.svg import BLUE, GREEN, GREY, INK, ORANGE, SKY
 
 _LABELLED = 0.06  # share of the bar below which a part has no name in it; hovering names all
 _FREE = "rgba(128,128,128,0.18)"

@@ -4,7 +4,7 @@ __all__ = ["devices_bars", "front_plot"]
 
 from typing import Any
 
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY
+from perfmodel.report.drawing.svg import BLUE, GREEN, GREY
 
 _ROW, _TOP = 46, 90  # pixels
 _WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it

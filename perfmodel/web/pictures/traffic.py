@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from typing import Any
 
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, METRIC_COLOURS, ORANGE, VERMILION
+from perfmodel.report.drawing.svg import BLUE, GREEN, GREY, METRIC_COLOURS, ORANGE, VERMILION
 
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _RATE = "requests/s"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.planning.metrics import Metric, study_metric
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, ORANGE, SKY
+from perfmodel.report.drawing.svg import BLUE, GREEN, GREY, ORANGE, SKY
 from perfmodel.report.views.whatif.sentences import path_label
 
 _ROW, _TOP = 44, 120  # pixels
