@@ -23,6 +23,7 @@ __all__ = [
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, isfinite, log10
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +61,12 @@ _MOST_SERIES = 6
 _ECDF_STEPS = 120
 _ECDF_ERRORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _ECDF_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
-_BOLD = {"font_weight": "600"}
-_RIM = {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}  # lines do not cross what has one
+_BOLD: dict[str, Any] = {"font_weight": "600"}
+_RIM: dict[str, Any] = {
+    "stroke": "#FFFFFF",
+    "stroke_width": 3,
+    "paint_order": "stroke",
+}  # lines do not cross what has one
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,7 @@ def _rule(x: Scale, y: float, colour: str) -> str:
 def _line(line: Line, x: Scale, y: Scale) -> Iterator[str]:
     places = [(x(a), y(b)) for a, b in line.points]
     dash = "5 4" if line.is_dashed else None
-    stroke = {"fill": "none", "stroke": line.colour, "stroke_width": 2, "stroke_dasharray": dash}
+    stroke: dict[str, Any] = {"fill": "none", "stroke": line.colour, "stroke_width": 2, "stroke_dasharray": dash}
     yield element("polyline", points=points_of(places), **stroke)
     if not line.is_dashed:
         dots = "".join(element("circle", cx=a, cy=b, r=2.6) for a, b in places)

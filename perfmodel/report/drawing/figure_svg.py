@@ -54,7 +54,7 @@ def figure_svg(figure: Data, title: str) -> str:
     top = layout["height"] - 14 - max(more, 0) if is_below else 18
     for number, row in enumerate(legend):
         parts += _legend(row, top + _LEGEND_LINE * number)
-    look = {"font_family": "system-ui, sans-serif", "font_size": _FONT, "fill": INK}
+    look: dict[str, Any] = {"font_family": "system-ui, sans-serif", "font_size": _FONT, "fill": INK}
     view = f"0 0 {_WIDTH} {layout['height']:g}"
     return element("svg", _title(title) + "".join(parts), viewBox=view, role="img", **look)
 
@@ -196,7 +196,8 @@ def _scale(axis: Data, values: Sequence[float], start: float, end: float) -> Sca
 
 
 def _ticks(axis: Data, scale: Scale) -> list[tuple[float, str]]:
-    values, step = axis.get("tickvals"), axis.get("dtick")
+    values: Any = axis.get("tickvals")
+    step: Any = axis.get("dtick")
     if values is None and step is None:
         values = scale.ticks
     elif values is None and scale.is_log:
@@ -338,8 +339,8 @@ def _annotations(notes: Sequence[Data], panels: Sequence[_Panel]) -> Iterator[st
         y -= above + note.get("yshift", 0) + 5
         side = note.get("xanchor", "center")
         x += {"left": 5, "right": -5}.get(side, 0)
-        look = {"fill": font.get("color", INK), "font_size": min(font.get("size", 12), 14)}
-        rim = {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}
+        look: dict[str, Any] = {"fill": font.get("color", INK), "font_size": min(font.get("size", 12), 14)}
+        rim: dict[str, Any] = {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}
         for place, line in enumerate(lines):
             yield text(x, y + _LINE * place, line, _ANCHORS[side], **look, **rim)
 

@@ -46,7 +46,7 @@ def axis(title: str, **more: Any) -> Trace:
 def line(x: Values, y: Values, name: str, colour: str | None, hover: str, **more: Any) -> Trace:
     """A line. hover: plotly's template of what is said beside a pointer; more: `width`, `dash` and `shape` are of the
     line, others of the trace"""
-    style = {"color": colour, **{key: more.pop(key) for key in ("width", "dash", "shape") if key in more}}
+    style: Trace = {"color": colour, **{key: more.pop(key) for key in ("width", "dash", "shape") if key in more}}
     style = {key: value for key, value in style.items() if value is not None}
     data = {"x": _plain(x), "y": _plain(y), "name": name, "line": style, "hovertemplate": hover}
     return {"type": "scatter", "mode": "lines", **data, **more}
@@ -87,7 +87,7 @@ def across(at: float, colour: str, **more: Any) -> Trace:
 
 
 def _rule(ends: Trace, colour: str, more: Trace) -> Trace:
-    style = {"color": colour, **{key: more.pop(key) for key in ("width", "dash") if key in more}}
+    style: Trace = {"color": colour, **{key: more.pop(key) for key in ("width", "dash") if key in more}}
     return {"type": "line", **ends, "line": style, **more}
 
 

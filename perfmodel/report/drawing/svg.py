@@ -31,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
+from typing import Any
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#8A8F98"
@@ -42,7 +43,7 @@ METRIC_COLOURS = {"ttft": BLUE, "tpot": GREEN, "itl": SKY, "e2el": PINK}
 _MOST_TICKS, _FEWEST_TICKS = 7, 3
 
 
-def element(tag: str, content: str = "", **attributes: float | str | None) -> str:
+def element(tag: str, content: str = "", /, **attributes: Any) -> str:
     """An element with its attributes, in whose names `_` stands for `-`; those that are None are left out.
 
     content: markup inside of it
@@ -55,7 +56,7 @@ def element(tag: str, content: str = "", **attributes: float | str | None) -> st
     return f"<{tag}{pairs}>{content}</{tag}>" if content else f"<{tag}{pairs}/>"
 
 
-def text(x: float, y: float, words: str, anchor: str | None = None, **more: float | str | None) -> str:
+def text(x: float, y: float, words: str, anchor: str | None = None, **more: Any) -> str:
     """Words at a place in pixels. anchor: `middle` or `end`, if not their start"""
     return element("text", escape(words), x=x, y=y, text_anchor=anchor, **more)
 

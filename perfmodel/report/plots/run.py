@@ -99,7 +99,10 @@ class _Distribution:
 
 def latency_figure(requests: RequestColumns, slo: SLO) -> Figure:
     """Cumulative distributions of TTFT, TPOT and E2E over requests, with the SLO as a dashed line."""
-    traces, notes, rules, axes = [], [], [], {}
+    traces: list[Trace] = []
+    notes: list[Trace] = []
+    rules: list[Trace] = []
+    axes: dict[str, Trace] = {}
     for number, (metric, name) in enumerate((("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))):
         values_ms = getattr(requests, f"{metric}_s") * 1e3  # one at a time: there may be a million
         limit_ms, colour, of = slo.limit_ms(metric), METRIC_COLOURS[metric], str(number + 1) if number else ""
@@ -144,7 +147,14 @@ def _limit_note(drawn: _Distribution, limit_ms: float, of: str) -> Trace:
     at_ms = limit_ms if is_shown else drawn.right_ms
     words = f"SLO {limit_ms:g} ms{'' if is_shown else ', beyond the axis'}<br>met by {within:.1f} %"
     side = "left" if is_shown and drawn.is_left(limit_ms) else "right"
-    places = {"xref": f"x{of}", "yref": f"y{of}", "xanchor": side, "yanchor": "bottom", "yshift": 4, "align": "right"}
+    places: Trace = {
+        "xref": f"x{of}",
+        "yref": f"y{of}",
+        "xanchor": side,
+        "yanchor": "bottom",
+        "yshift": 4,
+        "align": "right",
+    }
     look = {"font": {"color": VERMILION, "size": 12}, "bgcolor": "rgba(255,255,255,0.85)"}
     return note(words, log10(at_ms) if drawn.is_log else at_ms, 0, **places) | look
 

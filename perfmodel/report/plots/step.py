@@ -35,13 +35,13 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
     floor = min((point.flops / point.duration_s for point in drawable), default=low * bandwidth) / 3
     top = max(roofs) * 3
     decades = [10.0**power for power in range(math.floor(math.log10(floor)), math.ceil(math.log10(top)) + 1)]
-    log = {"type": "log", "minor": {"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"}}
-    ticks = {"tickvals": decades, "ticktext": [format_si(decade, "", 1) for decade in decades]}
+    log: Trace = {"type": "log", "minor": {"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"}}
+    ticks: Trace = {"tickvals": decades, "ticktext": [format_si(decade, "", 1) for decade in decades]}
     x = axis("arithmetic intensity (FLOP/byte)", range=[math.log10(low), math.log10(high)], dtick=1, **log)
     y = axis("FLOP/s", range=[math.log10(floor), math.log10(top)], **log, **ticks)
-    places = {"x": math.log10(high), "xanchor": "right", "yanchor": "bottom"}
+    places: Trace = {"xanchor": "right", "yanchor": "bottom"}
     ridges = [
-        note(f"{rate}: ridge at {peak / bandwidth:.0f} FLOP/byte", y=math.log10(peak), **places)
+        note(f"{rate}: ridge at {peak / bandwidth:.0f} FLOP/byte", math.log10(high), math.log10(peak), **places)
         for peak, rate in roofs.items()
     ]
     lines = [_roof(bandwidth, rate, peak, (low, high), at == 0) for at, (peak, rate) in enumerate(roofs.items())]
