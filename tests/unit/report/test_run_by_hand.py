@@ -9,8 +9,7 @@ from perfmodel.report.document import Paragraph, Span, Table, Tiles, plain
 from perfmodel.report.plots.run import kv_figure, latency_figure, load_figure, throughput_figure
 from perfmodel.report.plots.series import TimeBins, rate, summed
 from perfmodel.report.runs import timeline_json
-from perfmodel.report.views.conversations import conversation_tables
-from perfmodel.report.views.run import latency_table, overload, run_view, shares
+from perfmodel.report.views.run import conversation_tables, latency_table, overload, run_view, shares
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.specs.slo import SLO
 
