@@ -1,4 +1,4 @@
-"""What is known, listed and one by one: devices, networks, scenarios, models; techniques with what was shown of each."""
+"""Listed and one by one: devices, networks, scenarios, models; techniques and what was shown of each."""
 
 __all__ = [
     "device_facts",
