@@ -21,7 +21,7 @@ def answer_devices(kind: str | None = None, maker: str | None = None, name: str 
 
     Raises SpecError where no device passes the filters.
     """
-    from perfmodel.report.views.devices import device_facts, devices_view
+    from perfmodel.report.views.catalog import device_facts, devices_view
 
     if kind is None and maker is None and name is None:
         return Answer(lambda: [device_facts(each) for each in _devices()], _siblings)
@@ -33,7 +33,7 @@ def answer_devices(kind: str | None = None, maker: str | None = None, name: str 
 
 def _siblings() -> "Document":
     from perfmodel import specs
-    from perfmodel.report.views.devices import siblings_view
+    from perfmodel.report.views.catalog import siblings_view
 
     devices = [specs.load_hardware(each) for each in specs.list_names("hardware")]
     networks = [specs.load_network(each) for each in specs.list_networks()]
@@ -62,7 +62,7 @@ def answer_device(name: str) -> Answer:
     Raises SpecError for what is neither's name nor file.
     """
     from perfmodel import specs
-    from perfmodel.report.views.devices import device_view, network_view
+    from perfmodel.report.views.catalog import device_view, network_view
 
     if _is_network(name):
         network = specs.load_network(name)

@@ -147,7 +147,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot to look at closely. draw: gives a figure of plotly's, whose JSON is data and layout"""
+    """A plot to look at closely. draw: gives a figure (`perfmodel.report.drawing.figures`)"""
 
     title: str
     draw: Callable[[], Any]
@@ -222,8 +222,8 @@ def plain(line: Line) -> str:
 def document_json(document: Document) -> dict[str, Any]:
     """The fields of the document and its blocks by their names; `kind` of each block is its class.
 
-    Text with meaning is {text, tone}, alone or in a list. A picture has its `svg`, a plot plotly's data and layout as
-    `figure`; of a table's columns `is_text` tells how they are aligned.
+    Text with meaning is {text, tone}, alone or in a list. A picture has its `svg`, a plot its `figure`; of a table's
+    columns `is_text` tells how they are aligned.
     """
     found: dict[str, Any] = _plain(document)
     return found
@@ -239,7 +239,7 @@ def _plain(value: Any) -> Any:
         case Picture():
             data["svg"] = value.draw()
         case Plot():
-            data["figure"] = to_jsonable(value.draw().to_plotly_json())
+            data["figure"] = to_jsonable(value.draw())
         case Table():
             data["is_text"] = [value.is_text(column) for column in range(len(value.head))]
     return {"kind": type(value).__name__.lower(), **data}

@@ -19,9 +19,15 @@ from perfmodel.web.drops import without_marks
 from perfmodel.web.fields import GROUPS, choices_of, default_of
 from perfmodel.web.figures import figure
 from perfmodel.web.lines import resolved_fields
-from perfmodel.web.pictures.columns import column_bars, measured_dots
-from perfmodel.web.pictures.deployment import memory_bar, step_curve
-from perfmodel.web.pictures.traffic import goodput_curve, latency_curve, prompt_curve
+from perfmodel.web.pictures.runs import (
+    column_bars,
+    goodput_curve,
+    latency_curve,
+    measured_dots,
+    memory_bar,
+    prompt_curve,
+    step_curve,
+)
 from perfmodel.web.questions import Question
 from perfmodel.web.state import PageState
 from perfmodel.web.views import VIEWS, View, ViewPart

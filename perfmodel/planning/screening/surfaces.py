@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import Calibration, SpeculativePricer, StepCosts, scenario_fits
+from perfmodel.cost import SpeculativePricer, StepCosts, scenario_fits
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, Uncertainty
 from perfmodel.cost.calibrations.files import SPREAD_SIBLING
 from perfmodel.cost.steps.host import Host

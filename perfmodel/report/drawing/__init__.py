@@ -1,1 +1,1 @@
-"""Charts as SVG text: axes, lines, bars, fronts, scatter plots, waterfalls; their colours."""
+"""Charts and figures: SVG, and the plain data that plotly draws."""

@@ -1,27 +1,72 @@
-"""Charts as SVG text, for documents that a code host renders: no script, no font file, no dependency.
+"""Charts as SVG files, for documents that a code host renders: no script, no font file, no dependency.
 
 `lines_svg`: a metric over an axis, labelled at the ends of its lines. `bars_svg`: a metric by name. `waterfall_svg`:
-what each rung of a ladder gains. `pareto_svg`: one metric over another, with the front. Panels stand side by side.
+what each rung of a ladder gains. `pareto_svg`: one metric over another, with the front. `scatter_svg`: predicted over
+measured. `ecdf_svg`: which share of the rows lies within which error. Panels stand side by side.
 """
 
-__all__ = ["Bar", "Dot", "Line", "Panel", "bars_svg", "document", "lines_svg", "pareto_svg", "text_width"]
+__all__ = [
+    "Bar",
+    "Dot",
+    "Ladder",
+    "Line",
+    "Panel",
+    "Series",
+    "bars_svg",
+    "ecdf_svg",
+    "lines_svg",
+    "pareto_svg",
+    "scatter_svg",
+    "waterfall_svg",
+]
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
-from math import isfinite
+from math import ceil, floor, isfinite, log10
+from typing import Any
 
-from perfmodel.report.drawing.chart_axes import Scale, scale_over, ticks_at
-from perfmodel.report.drawing.colours import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, VERMILION
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.report.drawing.svg import (
+    BLUE,
+    COLOURS,
+    GREY,
+    GRID,
+    INK,
+    VERMILION,
+    Scale,
+    document,
+    element,
+    points_of,
+    scale_over,
+    text,
+    text_width,
+    ticks_at,
+)
 from perfmodel.report.numbers import format_short
 
-COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
+# In pixels.
 _WIDTH = 860
 _LEFT, _TOP, _HEIGHT, _BOTTOM = 64, 76, 300, 52  # beside the first panel; above, of, below all of them
 _BETWEEN = 44  # panels
-_LINE = 15  # pixels between two labels
-_LEGEND_LINE = 18
+_LINE, _LEGEND_LINE = 15, 18  # between two labels
 _LIFT = 7  # of a number over the line that leads on from its dot
+_RUNG, _RUNGS_TOP, _BETWEEN_LADDERS = 24, 72, 56
+_SQUARE = (74, 24, 520, 400)  # left, top, right and bottom of the axes of rows
+_ROWS_WIDTH, _ROWS_HEIGHT = 760, 470
+
+_MOST_POINTS = 3000  # of all series together: beyond, a fixed sample is drawn
+_MOST_SERIES = 6
+_ECDF_STEPS = 120
+_ECDF_ERRORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_ECDF_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+_BOLD: dict[str, Any] = {"font_weight": "600"}
+_RIM: dict[str, Any] = {
+    "stroke": "#FFFFFF",
+    "stroke_width": 3,
+    "paint_order": "stroke",
+}  # lines do not cross what has one
 
 
 @dataclass(frozen=True)
@@ -69,60 +114,62 @@ class Dot:
     is_front: bool
 
 
-def text_width(text: str, size: float = 12) -> float:
-    """About how many pixels a text takes."""
-    return len(text) * size * 0.6
+@dataclass(frozen=True)
+class Ladder:
+    """gains: how many times better each rung is than the one below, the first being 1; None where one is missing"""
+
+    title: str
+    gains: Sequence[float | None]
+    colour: str = BLUE
 
 
-def document(parts: Sequence[str], title: str, width: float, height: float, has_heading: bool = True) -> str:
-    """The SVG file around its parts, with a title; width and height in pixels; has_heading: the title is drawn, too."""
-    heading = f'<text x="12" y="20" font-size="14" font-weight="600">{escape(title)}</text>'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'height="{height:g}" role="img" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">',
-            f"<title>{escape(title)}</title>",
-            f'<rect width="{width:g}" height="{height:g}" fill="#FFFFFF"/>',
-            *((heading,) if has_heading else ()),
-            *parts,
-            "</svg>\n",
-        ]
-    )
+@dataclass(frozen=True)
+class Series:
+    """Rows of one group: what was predicted and what was measured, in one unit."""
+
+    name: str
+    predicted: NDArray[np.float64]
+    measured: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.measured)
+
+    @property
+    def ape(self) -> NDArray[np.float64]:
+        """|predicted / measured - 1|"""
+        return np.abs(self.predicted / self.measured - 1)
 
 
 def lines_svg(
     panels: Sequence[Panel], title: str, x_title: str, y_title: str, log: Sequence[str] = (), even: float | None = None
 ) -> str:
-    """Lines by panel, all over the same axes.
+    """Lines by panel, all over the same axes; only the last panel has their names.
 
     panels: pictures side by side; title, x_title, y_title: of the whole and of its axes
     log:    which of the axes are logarithmic, of "x" and "y"
     even:   a value at which a thin line says "no difference"
     """
-    xs = list(dict.fromkeys(x for panel in panels for line in panel.lines for x in line.xs))
-    ys = [y for panel in panels for line in panel.lines for _, y in line.points] + ([even] if even is not None else [])
+    lines = [line for panel in panels for line in panel.lines]
+    xs = list(dict.fromkeys(x for line in lines for x in line.xs))
+    ys = [y for line in lines for _, y in line.points] + ([even] if even is not None else [])
     y = scale_over(ys, _TOP + _HEIGHT, _TOP, "y" in log, from_zero=True)
-    margin = 18 + max((text_width(line.name) for panel in panels for line in panel.lines), default=0)
-    shares_labels = len(panels) > 1  # labels only at the last panel, where all have the same lines
-    width = (_WIDTH - _LEFT - margin - _BETWEEN * (len(panels) - 1)) / len(panels)
-    parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']
-    for number, panel in enumerate(panels):
-        left = _LEFT + number * (width + _BETWEEN)
-        x = scale_over(xs, left, left + width, "x" in log)
-        parts += _frame(x, y, sorted(xs), panel.title if shares_labels else "", x_title)
+    margin = 18 + max((text_width(line.name) for line in lines), default=0)
+    parts = [text(12, 40, y_title, fill=GREY)]
+    for panel, (left, right) in zip(panels, _columns(len(panels), margin), strict=True):
+        x = scale_over(xs, left, right, "x" in log)
+        parts += _frame(x, y, sorted(xs), panel.title if len(panels) > 1 else "", x_title)
         if even is not None:
-            parts.append(_rule(x.start, x.end, y(even)))
+            parts.append(_rule(x, y(even), GREY))
         for line in panel.lines:
-            parts += _drawn(line, x, y)
-        if number == len(panels) - 1:
-            parts += _end_labels(panel.lines, x, y)
+            parts += _line(line, x, y)
+    parts += _end_labels(panels[-1].lines, x, y)
     return document(parts, title, _WIDTH, _TOP + _HEIGHT + _BOTTOM)
 
 
-def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str, is_log: bool = False) -> str:
+def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str) -> str:
     """Horizontal bars by group, each with its value at its end; long names stand over their bars, not before them.
 
-    groups: by heading, which may be empty; title, x_title: of the whole and of the axis; is_log: a logarithmic axis
+    groups: by heading, which may be empty; title, x_title: of the whole and of the axis
     """
     bars = [bar for group in groups.values() for bar in group]
     left = 24 + max(text_width(bar.name) for bar in bars)
@@ -130,21 +177,20 @@ def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str, is_l
     left = 12 if is_over else left
     right = _WIDTH - 24 - max(66.0, *(text_width(bar.text) for bar in bars))
     ends = [end for bar in bars for end in bar.interval or () if isfinite(end)]
-    x = scale_over([*(bar.value for bar in bars if bar.value), *ends], left, right, is_log, from_zero=True)
+    x = scale_over([*(bar.value for bar in bars if bar.value), *ends], left, right, False, from_zero=True)
     parts, at = [], 44.0
     for name, group in groups.items():
         if name:
-            parts.append(f'<text x="12" y="{at + 4:.0f}" font-weight="600">{escape(name)}</text>')
+            parts.append(text(12, at + 4, name, **_BOLD))
             at += 20
         for bar in group:
             if is_over:
-                parts.append(f'<text x="{left}" y="{at + 12:.1f}">{escape(bar.name)}</text>')
+                parts.append(text(left, at + 12, bar.name))
                 bar, at = replace(bar, name=""), at + 18
             parts += _bar(bar, x, at)
             at += 28 if is_over else 22
         at += 10
-    parts.append(f'<text x="{(left + right) / 2:.0f}" y="{at + 12:.0f}" text-anchor="middle" fill="{GREY}">')
-    parts.append(f"{escape(x_title)}</text>")
+    parts.append(text((left + right) / 2, at + 12, x_title, "middle", fill=GREY))
     return document(parts, title, _WIDTH, at + 26)
 
 
@@ -161,53 +207,55 @@ def pareto_svg(
     panels: by heading; title, x_title, y_title: of the whole and of its axes
     log:    which of the axes are logarithmic, of "x" and "y"; legend: lines below
     """
-    width = (_WIDTH - _LEFT - 90 - _BETWEEN * (len(panels) - 1)) / len(panels)
-    parts = [f'<text x="12" y="40" fill="{GREY}">{escape(y_title)}</text>']
-    for number, (name, dots) in enumerate(panels.items()):
+    parts = [text(12, 40, y_title, fill=GREY)]
+    for (name, dots), (left, right) in zip(panels.items(), _columns(len(panels), 90), strict=True):
         y = scale_over([dot.y for dot in dots], _TOP + _HEIGHT, _TOP, "y" in log)
-        left = _LEFT + number * (width + _BETWEEN)
-        x = scale_over([dot.x for dot in dots], left, left + width, "x" in log)
+        x = scale_over([dot.x for dot in dots], left, right, "x" in log)
         parts += _frame(x, y, x.ticks, name if len(panels) > 1 else "", x_title)
         front = sorted((dot for dot in dots if dot.is_front), key=lambda dot: dot.x)
-        path = " ".join(f"{x(dot.x):.1f},{y(dot.y):.1f}" for dot in front)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{GREY}" stroke-dasharray="3 3"/>')
+        path = points_of((x(dot.x), y(dot.y)) for dot in front)
+        parts.append(element("polyline", points=path, fill="none", stroke=GREY, stroke_dasharray="3 3"))
         parts += _dots(dots, x, y, _LIFT if legend else 0)
     bottom = _TOP + _HEIGHT + _BOTTOM
-    parts += [
-        f'<text x="{_LEFT}" y="{bottom + _LEGEND_LINE * place:.0f}">{escape(line)}</text>'
-        for place, line in enumerate(legend, 1)
-    ]
+    parts += [text(_LEFT, bottom + _LEGEND_LINE * place, line) for place, line in enumerate(legend, 1)]
     return document(parts, title, _WIDTH, bottom + (_LEGEND_LINE * len(legend) + 12 if legend else 0))
+
+
+def _columns(count: int, margin: float) -> Iterator[tuple[float, float]]:
+    """Where each of the panels side by side starts and ends. margin: right of the last"""
+    width = (_WIDTH - _LEFT - margin - _BETWEEN * (count - 1)) / count
+    for number in range(count):
+        left = _LEFT + number * (width + _BETWEEN)
+        yield left, left + width
 
 
 def _frame(x: Scale, y: Scale, x_values: Sequence[float], name: str, x_title: str) -> Iterator[str]:
     for tick in y.ticks:
-        at = y(tick)
-        yield _rule(x.start, x.end, at, GRID)
-        yield f'<text x="{x.start - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">{format_short(tick)}</text>'
+        yield _rule(x, y(tick), GRID)
+        yield text(x.start - 8, y(tick) + 4, format_short(tick), "end")
     room = 8 + max(text_width(format_short(value), 11) for value in x_values)
     for tick in ticks_at(x_values, x, room):
-        at = x(tick)
-        yield f'<line x1="{at:.1f}" y1="{y.start:.1f}" x2="{at:.1f}" y2="{y.start + 4:.1f}" stroke="{GREY}"/>'
-        yield f'<text x="{at:.1f}" y="{y.start + 18:.1f}" text-anchor="middle">{format_short(tick)}</text>'
-    yield _rule(x.start, x.end, y.start, GREY)
-    middle = (x.start + x.end) / 2
-    yield f'<text x="{middle:.1f}" y="{y.start + 38:.1f}" text-anchor="middle" fill="{GREY}">{escape(x_title)}</text>'
+        yield element("line", x1=x(tick), y1=y.start, x2=x(tick), y2=y.start + 4, stroke=GREY)
+        yield text(x(tick), y.start + 18, format_short(tick), "middle")
+    yield _rule(x, y.start, GREY)
+    yield text((x.start + x.end) / 2, y.start + 38, x_title, "middle", fill=GREY)
     if name:
-        yield f'<text x="{x.start:.1f}" y="{y.end - 8:.1f}" font-weight="600">{escape(name)}</text>'
+        yield text(x.start, y.end - 8, name, **_BOLD)
 
 
-def _rule(x1: float, x2: float, y: float, colour: str = GREY) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
+def _rule(x: Scale, y: float, colour: str) -> str:
+    """A line across a panel."""
+    return element("line", x1=x.start, y1=y, x2=x.end, y2=y, stroke=colour)
 
 
-def _drawn(line: Line, x: Scale, y: Scale) -> Iterator[str]:
-    path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line.points)
-    dash = ' stroke-dasharray="5 4"' if line.is_dashed else ""
-    yield f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"{dash}/>'
+def _line(line: Line, x: Scale, y: Scale) -> Iterator[str]:
+    places = [(x(a), y(b)) for a, b in line.points]
+    dash = "5 4" if line.is_dashed else None
+    stroke: dict[str, Any] = {"fill": "none", "stroke": line.colour, "stroke_width": 2, "stroke_dasharray": dash}
+    yield element("polyline", points=points_of(places), **stroke)
     if not line.is_dashed:
-        dots = "".join(f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.6"/>' for a, b in line.points)
-        yield f'<g fill="{line.colour}" stroke="none">{dots}</g>'
+        dots = "".join(element("circle", cx=a, cy=b, r=2.6) for a, b in places)
+        yield element("g", dots, fill=line.colour, stroke="none")
 
 
 def _end_labels(lines: Sequence[Line], x: Scale, y: Scale) -> Iterator[str]:
@@ -222,35 +270,30 @@ def _end_labels(lines: Sequence[Line], x: Scale, y: Scale) -> Iterator[str]:
         heights[index] -= beyond
         beyond = max(0.0, beyond - (heights[index] + beyond - (heights[index - 1] + _LINE))) if index else 0.0
     for at, (_, line) in zip(heights, ends, strict=True):
-        yield (
-            f'<text x="{x.end + 10:.1f}" y="{at + 4:.1f}" fill="{line.colour}" font-weight="600">'
-            f"{escape(line.name)}</text>"
-        )
+        yield text(x.end + 10, at + 4, line.name, fill=line.colour, **_BOLD)
 
 
 def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
     if bar.name:
-        yield f'<text x="{x.start - 8:.1f}" y="{at + 12:.1f}" text-anchor="end">{escape(bar.name)}</text>'
+        yield text(x.start - 8, at + 12, bar.name, "end")
     if bar.value is None:
-        yield f'<text x="{x.start + 4:.1f}" y="{at + 12:.1f}" fill="{GREY}">{escape(bar.text or "none")}</text>'
+        yield text(x.start + 4, at + 12, bar.text or "none", fill=GREY)
         return
     end = x(bar.value)
-    yield f'<rect x="{x.start:.1f}" y="{at:.1f}" width="{max(end - x.start, 1):.1f}" height="16" fill="{bar.colour}"/>'
+    yield element("rect", x=x.start, y=at, width=max(end - x.start, 1), height=16, fill=bar.colour)
     if bar.interval is not None:
-        low, high = (min(x(each), x.end) if isfinite(each) else x.end for each in bar.interval)
-        yield f'<path d="M{low:.1f},{at + 8:.1f}H{high:.1f}" stroke="{INK}" stroke-width="1.5"/>'
-        for tip in (low, high):
-            yield f'<path d="M{tip:.1f},{at + 4:.1f}v8" stroke="{INK}" stroke-width="1.5"/>'
+        low, high = (min(x(value), x.end) if isfinite(value) else x.end for value in bar.interval)
+        paths = (f"M{low:.1f},{at + 8:.1f}H{high:.1f}", *(f"M{tip:.1f},{at + 4:.1f}v8" for tip in (low, high)))
+        yield from (element("path", d=path, stroke=INK, stroke_width=1.5) for path in paths)
         end = max(end, high)
-    yield f'<text x="{end + 6:.1f}" y="{at + 12:.1f}">{escape(bar.text or format_short(bar.value))}</text>'
+    yield text(end + 6, at + 12, bar.text or format_short(bar.value))
 
 
 def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[str]:
-    """Each with its name beside it in its colour, left of it near the right end, lower where names would collide; names
-    have a white rim, which lines do not cross."""
+    """Each with its name beside it in its colour, left of it near the right end, lower where names would collide."""
     circles = []
     taken = [(x(dot.x) - 5, x(dot.x) + 5, y(dot.y) + 4) for dot in dots]  # left, right, height of dots and names
-    for dot in sorted(dots, key=lambda each: (y(each.y), x(each.x))):
+    for dot in sorted(dots, key=lambda dot: (y(dot.y), x(dot.x))):
         left, at, width = x(dot.x) + 8, y(dot.y) + 4 - lift, text_width(dot.name)
         if left + width > x.end + 12:
             left -= 16 + width
@@ -260,10 +303,135 @@ def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[
         if dot.name:
             taken.append((left, right, at))
         fill = dot.colour if dot.is_front else "#FFFFFF"
-        ring = f'fill="{fill}" stroke="{dot.colour}" stroke-width="2"'
-        circles.append(f'<circle cx="{x(dot.x):.1f}" cy="{y(dot.y):.1f}" r="5" {ring}/>')
-        anchor, beside = ("start", left) if left > x(dot.x) else ("end", right)
-        where = f'x="{beside:.1f}" y="{at:.1f}" text-anchor="{anchor}"'
-        rim = 'stroke="#FFFFFF" stroke-width="3" paint-order="stroke"'
-        yield f'<text {where} fill="{dot.colour}" {rim}>{escape(dot.name)}</text>'
+        circles.append(element("circle", cx=x(dot.x), cy=y(dot.y), r=5, fill=fill, stroke=dot.colour, stroke_width=2))
+        is_left = left < x(dot.x)
+        yield text(right if is_left else left, at, dot.name, "end" if is_left else None, fill=dot.colour, **_RIM)
     yield from circles
+
+
+def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x_title: str) -> str:
+    """One panel for each of `ladders`; rungs from top to bottom, each from where the one above ends, on a logarithmic
+    axis, so that equal gains are equally long.
+
+    names: of the rungs; title, x_title: of the whole and of the axis
+    """
+    left = 24 + max(map(text_width, names))
+    width = max(240.0, (960 - left - 30 - _BETWEEN_LADDERS * (len(ladders) - 1)) / len(ladders))
+    bottom = _RUNGS_TOP + _RUNG * (len(names) + 1)
+    parts = [
+        text(left - 10, _RUNGS_TOP + _RUNG * row + 15, name, "end") for row, name in enumerate([*names, "together"])
+    ]
+    for number, ladder in enumerate(ladders):
+        start = left + number * (width + _BETWEEN_LADDERS)
+        reached = np.cumprod([1.0 if gain is None else gain for gain in ladder.gains]).tolist()
+        x = scale_over([1.0, *reached], start, start + width - 40, is_log=True)
+        for line, words in enumerate(ladder.title.split(", ", 1)):
+            parts.append(text(x.start, _RUNGS_TOP - 26 + 15 * line, words, **_BOLD))
+        for tick in x.ticks:
+            parts.append(element("line", x1=x(tick), y1=_RUNGS_TOP, x2=x(tick), y2=bottom, stroke=GRID))
+            parts.append(text(x(tick), bottom + 16, format_short(tick), "middle"))
+        parts.append(text((x.start + x.end) / 2, bottom + 36, x_title, "middle", fill=GREY))
+        parts += _rungs(ladder, reached, x)
+    whole = left + len(ladders) * (width + _BETWEEN_LADDERS) - _BETWEEN_LADDERS + 20
+    return document(parts, title, whole, bottom + 48)
+
+
+def _rungs(ladder: Ladder, reached: Sequence[float], x: Scale) -> Iterator[str]:
+    """A bar for each rung, from what the rungs below reach to what it reaches; then one for all of them."""
+    below = 1.0
+    for row, (gain, above) in enumerate(zip(ladder.gains, reached, strict=True)):
+        low, high = sorted((x(below), x(above)))
+        colour = ladder.colour if above >= below else VERMILION
+        label = "not run" if gain is None else "start" if row == 0 else f"x{_times(gain)}"
+        at = _RUNGS_TOP + _RUNG * row
+        yield element("rect", x=low, y=at + 3, width=max(high - low, 2), height=16, fill=colour)
+        yield text(high + 6, at + 15, label, fill=GREY if gain is None else colour)
+        below = above
+    at, start = _RUNGS_TOP + _RUNG * len(ladder.gains), x(1.0)
+    yield element("rect", x=start, y=at + 3, width=max(x(below) - start, 2), height=16, fill=GREY)
+    yield text(x(below) + 6, at + 15, f"{_times(below)}x", **_BOLD)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 100 else f"{factor:.3g}" if factor >= 10 else f"{factor:.2f}"
+
+
+def scatter_svg(series: Sequence[Series], unit: str, title: str) -> str:
+    """Predicted over measured, one colour per series; beside the diagonal, dashed, a factor of 1.25 either way."""
+    shown = _largest(series)
+    values = np.concatenate([np.concatenate((group.predicted, group.measured)) for group in shown])
+    low, high = 10 ** floor(log10(values.min())), 10 ** ceil(log10(values.max()))
+    high = low * 10 if low == high else high
+    left, top, right, bottom = _SQUARE
+    x, y = Scale(low, high, left, right, True), Scale(low, high, bottom, top, True)
+    ticks = [10.0**power for power in range(round(log10(low)), round(log10(high)) + 1)]
+    parts = []
+    for factor in (1.0, 1.25, 0.8):
+        start, end = max(low, low / factor), min(high, high / factor)
+        ends = {"x1": x(start), "y1": y(start * factor), "x2": x(end), "y2": y(end * factor)}
+        parts.append(element("line", **ends, stroke=GREY, stroke_dasharray=None if factor == 1 else "4 4"))
+    for group, colour in zip(shown, COLOURS, strict=False):
+        count = max(1, min(len(group), round(_MOST_POINTS * len(group) / sum(map(len, shown)))))
+        rows = np.unique(np.linspace(0, len(group) - 1, count).astype(np.int64))
+        pairs = zip(group.measured[rows].tolist(), group.predicted[rows].tolist(), strict=True)
+        dots = "".join(element("circle", cx=x(measured), cy=y(predicted), r=2) for measured, predicted in pairs)
+        parts.append(element("g", dots, fill=colour, fill_opacity=0.45, stroke="none"))
+    titles = (title, f"measured, {unit}", f"predicted, {unit}")
+    return _rows_svg(shown, parts, titles, (x, ticks), (y, ticks), _power)
+
+
+def ecdf_svg(series: Sequence[Series], title: str) -> str:
+    """The share of each series' rows whose absolute error is at most that on the axis."""
+    shown = _largest(series)
+    left, top, right, bottom = _SQUARE
+    x, y = Scale(_ECDF_ERRORS[0], _ECDF_ERRORS[-1], left, right, True), Scale(0.0, 1.0, bottom, top)
+    errors = np.geomspace(x.low, x.high, _ECDF_STEPS)
+    parts = []
+    for group, colour in zip(shown, COLOURS, strict=False):
+        within = np.searchsorted(np.sort(group.ape), errors, side="right") / len(group)
+        path = points_of((x(error), y(share)) for error, share in zip(errors.tolist(), within.tolist(), strict=True))
+        parts.append(element("polyline", points=path, fill="none", stroke=colour, stroke_width=2))
+    titles = (title, "absolute error, at most", "share of rows")
+    return _rows_svg(shown, parts, titles, (x, _ECDF_ERRORS), (y, _ECDF_SHARES), lambda share: f"{share * 100:g} %")
+
+
+def _largest(series: Sequence[Series]) -> list[Series]:
+    """At most `_MOST_SERIES`, those with the most rows; the others together are the last."""
+    filled = sorted((group for group in series if len(group)), key=lambda group: (-len(group), group.name))
+    if len(filled) <= _MOST_SERIES:
+        return filled
+    kept, rest = filled[: _MOST_SERIES - 1], filled[_MOST_SERIES - 1 :]
+    predicted, measured = (np.concatenate([getattr(group, of) for group in rest]) for of in ("predicted", "measured"))
+    return [*kept, Series(f"{len(rest)} others", predicted, measured)]
+
+
+def _rows_svg(
+    series: Sequence[Series],
+    marks: Sequence[str],
+    titles: tuple[str, str, str],
+    x_ticks: tuple[Scale, Sequence[float]],
+    y_ticks: tuple[Scale, Sequence[float]],
+    label: Callable[[float], str],
+) -> str:
+    """A picture of rows: grid, marks, the legend beside it. titles: of the whole, of the x axis, of the y axis"""
+    left, top, right, bottom = _SQUARE
+    (x, x_values), (y, y_values), parts = x_ticks, y_ticks, []
+    for tick in x_values:
+        parts.append(element("line", x1=x(tick), y1=top, x2=x(tick), y2=bottom, stroke=GRID))
+        parts.append(text(x(tick), bottom + 18, label(tick), "middle"))
+    for tick in y_values:
+        parts += [_rule(x, y(tick), GRID), text(left - 8, y(tick) + 4, label(tick), "end")]
+    parts += marks
+    for number, (group, colour) in enumerate(zip(series, COLOURS, strict=False)):
+        at = top + 10 + 22 * number
+        parts.append(element("rect", x=right + 18, y=at - 9, width=11, height=11, fill=colour))
+        parts.append(text(right + 36, at + 1, f"{group.name} ({len(group):,})"))
+    parts.append(text((left + right) / 2, bottom + 44, titles[1], "middle"))
+    parts.append(text(0, 0, titles[2], "middle", transform=f"translate(18 {(top + bottom) / 2}) rotate(-90)"))
+    return document(parts, titles[0], _ROWS_WIDTH, _ROWS_HEIGHT, has_heading=False)
+
+
+def _power(value: float) -> str:
+    """1, 10, 0.01; powers beyond as 1e-6."""
+    exponent = round(log10(value))
+    return f"1e{exponent}" if abs(exponent) > 3 else f"{value:g}"

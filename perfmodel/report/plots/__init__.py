@@ -1,1 +1,1 @@
-"""Plotly figures of runs and steps."""
+"""Figures of runs and steps, as plain data."""

@@ -1,265 +1,299 @@
-"""Figures of a run: latency distributions, load and throughput over time, KV usage, where the time went."""
+"""Figures of a run: latency distributions, load and throughput over time, KV usage, where the time went; and of a
+fleet: replicas and failures over time, the load and the costs of each pool, classes of requests."""
 
-__all__ = ["bound_figure", "kv_figure", "latency_figure", "load_figure", "throughput_figure"]
+__all__ = [
+    "bound_figure",
+    "classes_figure",
+    "kv_figure",
+    "latency_figure",
+    "load_figure",
+    "pool_costs_figure",
+    "pool_load_figure",
+    "replicas_figure",
+    "throughput_figure",
+]
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from math import log10
 
 import numpy as np
-import plotly.graph_objects as go
-from numpy.typing import NDArray
-from plotly.subplots import make_subplots
 
-from perfmodel.report.drawing.colours import BLUE, BOUND_COLOURS, GREEN, GREY, METRIC_COLOURS, ORANGE, VERMILION
+from perfmodel.report.drawing.figures import (
+    Figure,
+    Floats,
+    Trace,
+    across,
+    axis,
+    band,
+    bars,
+    dots,
+    figure,
+    line,
+    note,
+    translucent,
+)
+from perfmodel.report.drawing.svg import (
+    BLUE,
+    BOUND_COLOURS,
+    GREEN,
+    GREY,
+    METRIC_COLOURS,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+)
 from perfmodel.report.numbers import format_number
 from perfmodel.report.plots.series import (
     Pools,
-    TimeBins,
+    binned_mean,
     blocks_in_use,
     engine_names,
     envelope,
+    pool_names,
     quantile_curve,
     rate,
     replicas_of,
     summed,
     time_bins,
 )
-from perfmodel.report.plots.style import styled
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.specs.slo import SLO
 
-Floats = NDArray[np.float64]
-
 _MAX_REPLICA_LINES = 8
-_BLUE_TINT, _ORANGE_TINT = "rgba(0,114,178,0.22)", "rgba(230,159,0,0.3)"
 _LONG_TAIL = 12.0  # times the median
+_FEW_WAITING = 1.0  # requests, the most on average in an interval: below, nothing is to be seen
+_FEW_REPLICAS = 12  # up to which each has a tick of its own
+_HEIGHT = 320  # pixels
+_LEVELS = (50, 99)  # percentiles that are named
+_POOL_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, GREY)
+_TIME = axis("time (s)")
 
 
-def latency_figure(requests: RequestColumns, slo: SLO) -> go.Figure:
+class _Distribution:
+    """The latencies of requests and the axis that they are drawn on: linear from 0, or where a linear one would squeeze
+    nearly all of the curve into its first pixels, logarithmic."""
+
+    def __init__(self, values_ms: Floats, limit_ms: float | None) -> None:
+        self.finite = finite = values_ms[np.isfinite(values_ms)]
+        self.is_log = bool(len(finite) and finite.min() > 0 and finite.max() > _LONG_TAIL * np.median(finite))
+        largest = float(finite.max()) if len(finite) else 1.0
+        if limit_ms is not None and largest < limit_ms <= 3 * largest:  # a limit further away would squeeze the curve
+            largest = limit_ms
+        self.right_ms = largest * 1.1
+        self.left_ms = 0.9 * float(finite.min()) if self.is_log else 0.0
+
+    def axis(self, title: str) -> Trace:
+        if self.is_log:
+            ends = [log10(self.left_ms), log10(self.right_ms)]
+            return axis(f"{title}, logarithmic", type="log", range=ends)
+        return axis(title, range=[0, self.right_ms])
+
+    def is_left(self, at_ms: float) -> bool:
+        """Whether a place is in the left part of its axis, so that text to its right has room."""
+        if self.is_log:
+            return log10(at_ms / self.left_ms) < 0.5 * log10(self.right_ms / self.left_ms)
+        return at_ms < 0.5 * self.right_ms
+
+
+def latency_figure(requests: RequestColumns, slo: SLO) -> Figure:
     """Cumulative distributions of TTFT, TPOT and E2E over requests, with the SLO as a dashed line."""
-    panels = (
-        ("ttft", "TTFT", slo.limit_ms("ttft")),
-        ("tpot", "TPOT", slo.limit_ms("tpot")),
-        ("e2el", "E2E", slo.limit_ms("e2el")),
-    )
-    figure = make_subplots(
-        rows=1, cols=3, shared_yaxes=True, subplot_titles=[name for _, name, _ in panels], horizontal_spacing=0.05
-    )
-    for column, (metric, name, limit_ms) in enumerate(panels, start=1):
+    traces: list[Trace] = []
+    notes: list[Trace] = []
+    rules: list[Trace] = []
+    axes: dict[str, Trace] = {}
+    for number, (metric, name) in enumerate((("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))):
         values_ms = getattr(requests, f"{metric}_s") * 1e3  # one at a time: there may be a million
+        limit_ms, colour, of = slo.limit_ms(metric), METRIC_COLOURS[metric], str(number + 1) if number else ""
+        drawn = _Distribution(values_ms, limit_ms)
         x, share = quantile_curve(values_ms)
-        colour = METRIC_COLOURS[metric]
-        figure.add_trace(
-            go.Scatter(
-                x=x,
-                y=share * 100,
-                name=name,
-                mode="lines",
-                line={"color": colour, "width": 2.5},
-                hovertemplate=f"%{{y:.1f}} % of requests have {name} ≤ %{{x:.4g}} ms<extra></extra>",
-            ),
-            row=1,
-            col=column,
-        )
-        right_ms = _right_edge(values_ms, limit_ms)
-        _mark_percentiles(figure, column, values_ms, colour, right_ms)
+        hover = f"%{{y:.1f}} % of requests have {name} ≤ %{{x:.4g}} ms<extra></extra>"
+        panel = {"xaxis": f"x{of}", "yaxis": f"y{of}"}
+        traces += [line(x, share * 100, name, colour, hover, width=2.5, **panel)]
+        traces += [{**marks, **panel} for marks in _percentiles(drawn, colour)]
+        start = 0.35 * number
+        notes.append(note(name, start + 0.15, 1, 16, xref="paper", yref="paper", xanchor="center", yanchor="bottom"))
         if limit_ms is not None:
-            _mark_limit(figure, column, values_ms, limit_ms, right_ms)
-        _scale_axis(figure, column, f"{name} (ms)", values_ms, right_ms)
-    figure.update_yaxes(title_text="requests (%)", range=[0, 110], tickvals=[0, 25, 50, 75, 100], row=1, col=1)
-    return styled(figure.update_layout(showlegend=False), 340)
+            rules += _limit(drawn, limit_ms, of)
+            notes.append(_limit_note(drawn, limit_ms, of))
+        axes[f"xaxis{of}"] = {"anchor": f"y{of}", "domain": [start, start + 0.3], **drawn.axis(f"{name} (ms)")}
+        axes[f"yaxis{of}"] = {"anchor": f"x{of}", "matches": "y", "showticklabels": False}
+    axes["yaxis"] = axis("requests (%)", anchor="x", range=[0, 110], tickvals=[0, 25, 50, 75, 100])
+    layout = {"height": 340, **axes, "shapes": rules, "annotations": notes, "showlegend": False}
+    return {"data": traces, "layout": layout}
 
 
-def _has_long_tail(values_ms: Floats) -> bool:
-    """Whether a linear axis up to the largest value would squeeze nearly all of the curve into its first pixels."""
-    finite = values_ms[np.isfinite(values_ms)]
-    if not len(finite) or finite.min() <= 0:
-        return False
-    return bool(finite.max() > _LONG_TAIL * np.median(finite))
+def _percentiles(drawn: _Distribution, colour: str) -> Iterator[Trace]:
+    if len(drawn.finite):
+        points = np.percentile(drawn.finite, _LEVELS)
+        marker = {"color": colour, "size": 8, "line": {"color": "white", "width": 1.5}}
+        texts = [f"p{level}  {format_number(value, 1)}" for level, value in zip(_LEVELS, points, strict=True)]
+        places = ["bottom right" if drawn.is_left(points[0]) else "top left", "top left"]
+        more = {"text": texts, "textposition": places, "hoverinfo": "skip", "cliponaxis": False}
+        yield dots(points, _LEVELS, marker, **more | {"mode": "markers+text"})
 
 
-def _scale_axis(figure: go.Figure, column: int, title: str, values_ms: Floats, right_ms: float) -> None:
-    """A linear axis from 0 to the right edge, or where the tail is long a logarithmic one from the smallest value."""
-    if _has_long_tail(values_ms):
-        ends = [log10(0.9 * float(np.nanmin(values_ms))), log10(right_ms)]
-        figure.update_xaxes(title_text=f"{title}, logarithmic", type="log", range=ends, row=1, col=column)
-    else:
-        figure.update_xaxes(title_text=title, range=[0, right_ms], row=1, col=column)
+def _limit(drawn: _Distribution, limit_ms: float, of: str) -> Iterator[Trace]:
+    if limit_ms < drawn.right_ms:
+        ends = {"xref": f"x{of}", "x0": limit_ms, "x1": limit_ms, "yref": f"y{of} domain", "y0": 0, "y1": 1}
+        yield {"type": "line", **ends, "line": {"color": VERMILION, "dash": "dash", "width": 1.5}}
 
 
-def _right_edge(values_ms: Floats, limit_ms: float | None) -> float:
-    """Where the axis ends: past the largest value, and past the limit if that does not squeeze the curve."""
-    largest = float(np.nanmax(values_ms)) if np.isfinite(values_ms).any() else 1.0
-    if limit_ms is not None and largest < limit_ms <= 3 * largest:
-        largest = limit_ms
-    return largest * 1.1
+def _limit_note(drawn: _Distribution, limit_ms: float, of: str) -> Trace:
+    """The limit in words. of: the number of its panel"""
+    within = float(np.mean(drawn.finite <= limit_ms)) * 100 if len(drawn.finite) else 0.0
+    is_shown = limit_ms < drawn.right_ms
+    at_ms = limit_ms if is_shown else drawn.right_ms
+    words = f"SLO {limit_ms:g} ms{'' if is_shown else ', beyond the axis'}<br>met by {within:.1f} %"
+    side = "left" if is_shown and drawn.is_left(limit_ms) else "right"
+    places: Trace = {
+        "xref": f"x{of}",
+        "yref": f"y{of}",
+        "xanchor": side,
+        "yanchor": "bottom",
+        "yshift": 4,
+        "align": "right",
+    }
+    look = {"font": {"color": VERMILION, "size": 12}, "bgcolor": "rgba(255,255,255,0.85)"}
+    return note(words, log10(at_ms) if drawn.is_log else at_ms, 0, **places) | look
 
 
-def _mark_percentiles(figure: go.Figure, column: int, values_ms: Floats, colour: str, right_ms: float) -> None:
-    finite = values_ms[np.isfinite(values_ms)]
-    if not len(finite):
-        return
-    levels = (50, 99)
-    points = np.percentile(finite, levels)
-    figure.add_trace(
-        go.Scatter(
-            x=points,
-            y=levels,
-            mode="markers+text",
-            marker={"color": colour, "size": 8, "line": {"color": "white", "width": 1.5}},
-            text=[f"p{level}  {format_number(value, 1)}" for level, value in zip(levels, points, strict=True)],
-            textposition=["bottom right" if _is_left(values_ms, points[0], right_ms) else "top left", "top left"],
-            hoverinfo="skip",
-            cliponaxis=False,
-        ),
-        row=1,
-        col=column,
-    )
-
-
-def _mark_limit(figure: go.Figure, column: int, values_ms: Floats, limit_ms: float, right_ms: float) -> None:
-    finite = values_ms[np.isfinite(values_ms)]
-    within = float(np.mean(finite <= limit_ms)) * 100 if len(finite) else 0.0
-    is_shown = limit_ms < right_ms
-    if is_shown:
-        figure.add_vline(x=limit_ms, line={"color": VERMILION, "dash": "dash", "width": 1.5}, row=1, col=column)
-    at_ms = limit_ms if is_shown else right_ms
-    figure.add_annotation(
-        x=log10(at_ms) if _has_long_tail(values_ms) else at_ms,  # plotly takes annotations' places as logarithms
-        y=0,
-        xanchor="left" if is_shown and _is_left(values_ms, limit_ms, right_ms) else "right",
-        yanchor="bottom",
-        yshift=4,
-        showarrow=False,
-        text=f"SLO {limit_ms:g} ms{'' if is_shown else ', beyond the axis'}<br>met by {within:.1f} %",
-        font={"color": VERMILION, "size": 12},
-        align="right",
-        bgcolor="rgba(255,255,255,0.85)",
-        row=1,
-        col=column,
-    )
-
-
-def _is_left(values_ms: Floats, at_ms: float, right_ms: float) -> bool:
-    """Whether a place is in the left part of its axis, so that text to its right has room."""
-    if _has_long_tail(values_ms):
-        left_ms = 0.9 * float(np.nanmin(values_ms))
-        return log10(at_ms / left_ms) < 0.5 * log10(right_ms / left_ms)
-    return at_ms < 0.5 * right_ms
-
-
-def throughput_figure(steps: StepColumns) -> go.Figure:
+def throughput_figure(steps: StepColumns) -> Figure:
     """Tokens per second over time, prompt and generated apart, stacked."""
     bins = time_bins(steps)
     decoded = rate(steps, steps.num_decodes, bins)
     prompt = rate(steps, steps.num_tokens - steps.num_decodes, bins)
-    figure = go.Figure()
-    for name, values, colour in (("decode", decoded, GREEN), ("prefill", prompt, BLUE)):
-        figure.add_trace(
-            go.Scatter(
-                x=bins.centres_s,
-                y=values,
-                name=f"{name} tokens",
-                mode="lines",
-                stackgroup="tokens",
-                line={"color": colour, "width": 1},
-                hovertemplate=f"%{{x:.4g}} s: %{{y:,.0f}} {name} tok/s<extra></extra>",
-            )
-        )
-    figure.update_yaxes(title_text="tokens per second", rangemode="tozero")
-    figure.update_xaxes(title_text="time (s)")
-    return styled(figure, 320)
+    traces = [
+        line(bins.centres_s, values, f"{name} tokens", colour, hover, width=1, stackgroup="tokens")
+        for name, values, colour in (("decode", decoded, GREEN), ("prefill", prompt, BLUE))
+        if (hover := f"%{{x:.4g}} s: %{{y:,.0f}} {name} tok/s<extra></extra>")
+    ]
+    return figure(traces, _HEIGHT, _TIME, axis("tokens per second", rangemode="tozero"))
 
 
-def _band(bins: TimeBins, ends: tuple[Floats, Floats], colour: str) -> go.Scatter:
-    """A band from the minimum to the maximum of each bin, drawn below the line of means. ends: (minima, maxima)"""
-    low, high = ends
-    return go.Scatter(
-        x=np.concatenate((bins.centres_s, bins.centres_s[::-1])),
-        y=np.concatenate((high, low[::-1])),
-        mode="lines",
-        line={"width": 0},
-        fill="toself",
-        fillcolor=colour,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-
-
-def load_figure(steps: StepColumns) -> go.Figure:
+def load_figure(steps: StepColumns) -> Figure:
     """Requests running and waiting over time, all replicas together: means, with bands from minimum to maximum."""
-    bins = time_bins(steps)
-    figure = go.Figure()
-    kinds = (("running", steps.num_running, BLUE, _BLUE_TINT), ("waiting", steps.num_waiting, ORANGE, _ORANGE_TINT))
-    for name, counts, colour, tint in kinds:
+    bins, traces = time_bins(steps), []
+    kinds = (("running", steps.num_running, BLUE, 0.22), ("waiting", steps.num_waiting, ORANGE, 0.3))
+    for name, counts, colour, opacity in kinds:
         values = counts.astype(np.float64)
-        figure.add_trace(_band(bins, envelope(steps, values, bins), tint))
-        figure.add_trace(
-            go.Scatter(
-                x=bins.centres_s,
-                y=summed(steps, values, bins),
-                name=name,
-                mode="lines",
-                line={"color": colour, "width": 2},
-                hovertemplate=f"%{{x:.4g}} s: %{{y:.1f}} {name}<extra></extra>",
-            )
-        )
-    figure.update_yaxes(title_text="requests", rangemode="tozero")
-    figure.update_xaxes(title_text="time (s)")
-    return styled(figure, 320)
+        ends = envelope(steps, values, bins)
+        traces.append(band(bins.centres_s, *ends, translucent(colour, opacity), showlegend=False))
+        hover = f"%{{x:.4g}} s: %{{y:.1f}} {name}<extra></extra>"
+        traces.append(line(bins.centres_s, summed(steps, values, bins), name, colour, hover, width=2))
+    return figure(traces, _HEIGHT, _TIME, axis("requests", rangemode="tozero"))
 
 
-def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> go.Figure:
+def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> Figure:
     """KV cache usage over time, in percent of each replica's blocks; replicas are named by their `pools`. A single
     replica has a band from minimum to maximum."""
-    names = engine_names(pools)
-    bins = time_bins(steps)
-    replicas = replicas_of(steps)
-    figure = go.Figure()
-    top = 0.0
+    names, bins, replicas = engine_names(pools), time_bins(steps), replicas_of(steps)
+    share = 100 / max(num_blocks, 1)
+    traces, top, is_single = [], 0.0, len(replicas) == 1
     for replica in replicas[:_MAX_REPLICA_LINES]:
-        share = 100 / max(num_blocks, 1)
         usage = blocks_in_use(steps, bins, replica) * share
         top = max(top, float(usage.max()))
-        only = len(replicas) == 1
-        if only:
+        if is_single:
             ends = envelope(steps, steps.used_blocks.astype(np.float64) * share, bins)
             top = float(ends[1].max())
-            figure.add_trace(_band(bins, ends, _BLUE_TINT))
-        figure.add_trace(
-            go.Scatter(
-                x=bins.centres_s,
-                y=usage,
-                name="KV blocks in use" if only else names.get(replica, f"replica {replica}"),
-                mode="lines",
-                line={"width": 2} | ({"color": BLUE} if only else {}),
-                hovertemplate="%{x:.4g} s: %{y:.1f} %<extra></extra>",
-            )
-        )
-    figure.add_hline(y=100, line={"color": GREY, "dash": "dot", "width": 1})
-    figure.update_yaxes(title_text=f"of {num_blocks:,} KV blocks (%)", range=[0, min(max(1.4 * top, 5.0), 105.0)])
-    figure.update_xaxes(title_text="time (s)")
-    return styled(figure.update_layout(showlegend=len(replicas) > 1), 320)
+            traces.append(band(bins.centres_s, *ends, translucent(BLUE, 0.22), showlegend=False))
+        name = "KV blocks in use" if is_single else names.get(replica, f"replica {replica}")
+        hover = "%{x:.4g} s: %{y:.1f} %<extra></extra>"
+        traces.append(line(bins.centres_s, usage, name, BLUE if is_single else None, hover, width=2))
+    title, ends_percent = f"of {num_blocks:,} KV blocks (%)", [0, min(max(1.4 * top, 5.0), 105.0)]
+    full = across(100, GREY, dash="dot", width=1)
+    return figure(traces, _HEIGHT, _TIME, axis(title, range=ends_percent), shapes=[full], showlegend=len(replicas) > 1)
 
 
-def bound_figure(shares: Mapping[str, float]) -> go.Figure:
+def bound_figure(shares: Mapping[str, float]) -> Figure:
     """What bounded the time of the run, one bar of 100 %."""
-    figure = go.Figure()
-    for name, share in shares.items():
-        figure.add_trace(
-            go.Bar(
-                x=[share * 100],
-                y=[""],
-                name=name,
-                orientation="h",
-                marker={"color": BOUND_COLOURS.get(name, GREY)},
-                text=[f"{name} {share:.0%}"] if share >= 0.06 else None,
-                textposition="inside",
-                insidetextanchor="middle",
-                textfont={"color": "white"},
-                hovertemplate=f"{name}: %{{x:.1f}} %<extra></extra>",
+    inside = {"textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": "white"}}
+    traces = [
+        bars([share * 100], [""], BOUND_COLOURS.get(name, GREY), f"{name}: %{{x:.1f}} %<extra></extra>", name=name)
+        | {"text": [f"{name} {share:.0%}"] if share >= 0.06 else None, **inside}
+        for name, share in shares.items()
+    ]
+    x = axis("share of busy time (%)", range=[0, 100])
+    return figure(traces, 178, x, {}, barmode="stack", margin={"t": 40, "b": 44})
+
+
+def replicas_figure(pools: Pools, end_s: float) -> Figure:
+    """Replicas of each pool that serve, in steps (dotted: with those that start), and a cross for each failure.
+
+    end_s: of the run
+    """
+    traces: list[Trace] = []
+    fixed = sum(not pool.get("replicas_over_time") for pool in pools)
+    for pool, name, colour in zip(pools, pool_names(pools), cycle(_POOL_COLOURS), strict=False):
+        width = 2.0
+        if not pool.get("replicas_over_time"):  # lines that may lie on each other: the first ones are wider
+            fixed, width = fixed - 1, 2.0 * fixed
+        counts = pool.get("replicas_over_time") or [[0.0, pool["replicas"], pool["replicas"]]]
+        at = [row[0] for row in counts] + [end_s]
+        serving, started = ([row[column] for row in counts] for column in (1, 2))
+        kinds = [(serving, name, "solid", width)]
+        if started != serving:
+            kinds.insert(0, (started, f"{name}, with those that start", "dot", 1))
+        for values, label, dash, pixels in kinds:
+            hover = f"%{{x:.4g}} s: %{{y}} replicas of {label}<extra></extra>"
+            traces.append(line(at, [*values, values[-1]], label, colour, hover, dash=dash, width=pixels, shape="hv"))
+        traces += _failures(name, counts, pool.get("failed_at_s") or [])
+    largest = max((pool.get("replicas_peak") or pool["replicas"] for pool in pools), default=0)
+    unit = {"dtick": 1} if largest <= _FEW_REPLICAS else {}
+    y = axis("replicas", rangemode="tozero", **unit)
+    return figure(traces, _HEIGHT, {**_TIME, "range": [0, end_s]}, y, showlegend=True)
+
+
+def _failures(name: str, counts: Sequence[Sequence[float]], failed_at: Sequence[float]) -> Iterator[Trace]:
+    if failed_at:
+        times = np.array([row[0] for row in counts])
+        serving = [counts[max(int(np.searchsorted(times, at, "right")) - 1, 0)][1] for at in failed_at]
+        cross = {"symbol": "x", "size": 11, "color": VERMILION, "line": {"color": "white", "width": 1}}
+        hover = f"a replica of {name} fails at %{{x:.4g}} s<extra></extra>"
+        yield dots(failed_at, serving, cross, name=f"failures of {name}", hovertemplate=hover)
+
+
+def pool_load_figure(steps: StepColumns, pools: Pools) -> Figure:
+    """Requests that run (solid) and wait (dotted) in the engines of each pool, over time."""
+    bins, traces = time_bins(steps), []
+    for pool, name, colour in zip(pools, pool_names(pools), cycle(_POOL_COLOURS), strict=False):
+        first, count = pool["engines"]
+        for counts, what, dash in ((steps.num_running, "running", "solid"), (steps.num_waiting, "waiting", "dot")):
+            held = counts.astype(np.float64)
+            values = sum(
+                (binned_mean(steps, held, bins, engine) for engine in range(first, first + count)),
+                np.zeros(len(bins.centres_s)),
             )
-        )
-    figure.update_layout(barmode="stack", margin={"t": 40, "b": 44})
-    figure.update_xaxes(title_text="share of busy time (%)", range=[0, 100])
-    return styled(figure, 178)
+            if what == "running" or values.max() >= _FEW_WAITING:
+                label = f"{name}, {what}"
+                hover = f"%{{x:.4g}} s: %{{y:.1f}} in {label}<extra></extra>"
+                traces.append(line(bins.centres_s, values, label, colour, hover, dash=dash, width=2))
+    return figure(traces, _HEIGHT, _TIME, axis("requests", rangemode="tozero"), showlegend=True)
+
+
+def pool_costs_figure(pools: Pools) -> Figure:
+    """USD of each pool over the run, a bar each."""
+    traces = []
+    for pool, name, colour in zip(pools, pool_names(pools), cycle(_POOL_COLOURS), strict=False):
+        usd, hours = pool["usd_total"], pool.get("gpu_hours")
+        words = f"{usd:.2f} USD" + ("" if hours is None else f", {hours:.2f} device hours")
+        hover = f"{name}: {words}<extra></extra>"
+        traces.append(bars([usd], [name], colour, hover, text=[words], textposition="auto"))
+    x, y = axis("USD over the run", rangemode="tozero"), {"autorange": "reversed"}
+    return figure(traces, 110 + 44 * len(pools), x, y, showlegend=False)
+
+
+def classes_figure(ttft_ms: Mapping[str, Floats], limits_ms: Mapping[str, float | None]) -> Figure:
+    """The distribution of TTFT over the requests of each class, on a logarithmic axis, with the limits of classes."""
+    traces = []
+    for (name, values), colour in zip(ttft_ms.items(), cycle(_POOL_COLOURS), strict=False):
+        x, share = quantile_curve(values)
+        hover = f"%{{y:.1f}} % of {name} have TTFT ≤ %{{x:.4g}} ms<extra></extra>"
+        traces.append(line(x, share * 100, name, colour, hover, width=2.5))
+        limit = limits_ms.get(name)
+        if limit is not None:
+            label = f"limit of {name}, {limit:g} ms"
+            traces.append(line([limit, limit], [0, 100], label, colour, "", dash="dash", width=1.5))
+    x_axis, y_axis = axis("TTFT (ms)", type="log"), axis("requests (%)", range=[0, 105])
+    return figure(traces, _HEIGHT, x_axis, y_axis, showlegend=True)

@@ -69,14 +69,14 @@ def binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int
 
     steps: all records, with `values` of each; bins: of time, each of which gets a mean
     """
-    mine = np.flatnonzero(steps.replica == replica)
-    mine = mine[np.argsort(steps.start_s[mine], kind="stable")]
-    if not len(mine):
+    rows = np.flatnonzero(steps.replica == replica)
+    rows = rows[np.argsort(steps.start_s[rows], kind="stable")]
+    if not len(rows):
         return np.zeros(len(bins.edges_s) - 1)
-    start, end = steps.start_s[mine], steps.end_s[mine]
-    area = np.cumsum(values[mine] * (end - start))
+    start, end = steps.start_s[rows], steps.end_s[rows]
+    area = np.cumsum(values[rows] * (end - start))
     times = np.maximum.accumulate(np.column_stack((start, end)).ravel())
-    areas = np.column_stack((area - values[mine] * (end - start), area)).ravel()
+    areas = np.column_stack((area - values[rows] * (end - start), area)).ravel()
     return np.diff(np.interp(bins.edges_s, times, areas)) / bins.width_s
 
 
@@ -123,18 +123,18 @@ def quantile_curve(values: Floats) -> tuple[Floats, Floats]:
 
 def pool_names(pools: Pools) -> list[str]:
     """What each pool is called: its own name, else its deployment and role, with a number where two are alike."""
-    found: list[str] = []
+    names: list[str] = []
     for number, pool in enumerate(pools):
         place = " ".join(str(pool[key]) for key in ("deployment", "role") if pool.get(key))
         name = str(pool.get("name") or place or number) + (" (shadow)" if pool.get("shadow") else "")
-        found.append(f"{name} {number}" if name in found else name)
-    return found
+        names.append(f"{name} {number}" if name in names else name)
+    return names
 
 
 def engine_names(pools: Pools) -> dict[int, str]:
     """Engine -> what a legend calls it: its pool, with a number where that has several."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for pool, name in zip(pools, pool_names(pools), strict=True):
         first, count = pool["engines"]
-        found |= {first + k: f"{name} {k}" if count > 1 else name for k in range(count)}
-    return found
+        names |= {first + k: f"{name} {k}" if count > 1 else name for k in range(count)}
+    return names

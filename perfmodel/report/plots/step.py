@@ -4,17 +4,15 @@ __all__ = ["memory_figure", "operators_figure", "roofline_figure"]
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from perfmodel.cost import MemoryPlan
 from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.steps.explain import OperatorEstimate
-from perfmodel.report.drawing.colours import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
+from perfmodel.report.drawing.figures import Figure, Trace, axis, bars, dots, figure, line, note, upright
+from perfmodel.report.drawing.svg import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK
 from perfmodel.report.numbers import format_si
-from perfmodel.report.plots.style import plot_of
 from perfmodel.specs.hardware import HardwareSpec
 
 _MAX_OPERATORS = 14
@@ -23,7 +21,7 @@ _PLOT_PIXELS, _DECADE_PIXELS, _LETTER_PIXELS = 800, 55, 6  # about: the axes' wi
 _LEAST_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
 
 
-def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> go.Figure:
+def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> Figure:
     """Log-log: achieved FLOP/s over intensity, with a roof for each dtype that the operators use.
 
     Marker area follows the operator's share of the step. Operators without FLOPs or bytes (collectives, launches)
@@ -31,28 +29,28 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
     """
     drawable = [row for row in rows if row.flops > 0 and row.hbm_bytes > 0 and row.duration_s > 0]  # on a log-log plot
     roofs = _roofs(hardware, drawable)
-    intensities = [point.intensity for point in drawable] + [peak / hardware.memory_bandwidth for peak in roofs]
+    bandwidth = hardware.memory_bandwidth
+    intensities = [point.intensity for point in drawable] + [peak / bandwidth for peak in roofs]
     low, high = min(intensities) / 4, max(intensities) * 16
-    floor = min((point.flops / point.duration_s for point in drawable), default=low * hardware.memory_bandwidth)
+    floor = min((point.flops / point.duration_s for point in drawable), default=low * bandwidth) / 3
     top = max(roofs) * 3
-    decades = [10.0**power for power in range(math.floor(math.log10(floor / 3)), math.ceil(math.log10(top)) + 1)]
-    names = [format_si(decade, "", 1) for decade in decades]
-    log_axis = {"type": "log", "minor": {"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"}}
-    x_title, x_range = {"text": "arithmetic intensity (FLOP/byte)"}, _log_range(low, high)
-    y_ticks = {"tickvals": decades, "ticktext": names}
-    layout = {
-        "xaxis": {**log_axis, "title": x_title, "range": x_range, "dtick": 1},
-        "yaxis": {**log_axis, "title": {"text": "FLOP/s"}, "range": _log_range(floor / 3, top), **y_ticks},
-        "annotations": [_ridge(hardware, rate, peak, high) for peak, rate in roofs.items()],
-        "legend": {"yanchor": "top", "y": -0.16},
-        "margin": {"b": 96},
-    }
-    lines = [_roof(hardware, rate, peak, (low, high), at == 0) for at, (peak, rate) in enumerate(roofs.items())]
-    return plot_of([*lines, *_markers(drawable, math.log10(high / low))], layout, 520)
+    decades = [10.0**power for power in range(math.floor(math.log10(floor)), math.ceil(math.log10(top)) + 1)]
+    log: Trace = {"type": "log", "minor": {"dtick": "D1", "showgrid": True, "gridcolor": "#F3F5F7"}}
+    ticks: Trace = {"tickvals": decades, "ticktext": [format_si(decade, "", 1) for decade in decades]}
+    x = axis("arithmetic intensity (FLOP/byte)", range=[math.log10(low), math.log10(high)], dtick=1, **log)
+    y = axis("FLOP/s", range=[math.log10(floor), math.log10(top)], **log, **ticks)
+    places: Trace = {"xanchor": "right", "yanchor": "bottom"}
+    ridges = [
+        note(f"{rate}: ridge at {peak / bandwidth:.0f} FLOP/byte", math.log10(high), math.log10(peak), **places)
+        for peak, rate in roofs.items()
+    ]
+    lines = [_roof(bandwidth, rate, peak, (low, high), at == 0) for at, (peak, rate) in enumerate(roofs.items())]
+    traces = [*lines, *_markers(drawable, math.log10(high / low))]
+    return figure(traces, 520, x, y, annotations=ridges, legend={"yanchor": "top", "y": -0.16}, margin={"b": 96})
 
 
 def _roofs(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> dict[float, str]:
-    """Peak FLOP/s -> the formats that run at it, for the formats of `points`, the busiest first."""
+    """Peak FLOP/s -> the formats that run at it, for the formats of `rows`, the busiest first."""
     busy: dict[str, float] = {}
     for point in rows:
         busy[point.work.rate] = busy.get(point.work.rate, 0.0) + point.duration_s
@@ -64,69 +62,39 @@ def _roofs(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> dict[flo
     return roofs
 
 
-def _log_range(low: float, high: float) -> list[float]:
-    return [math.log10(low), math.log10(high)]
+def _roof(bandwidth: float, rate: str, peak: float, span: tuple[float, float], is_first: bool) -> Trace:
+    x = np.sort(np.append(np.geomspace(*span, 120), peak / bandwidth))
+    name = f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}"
+    hover = f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>"
+    colour, width = (INK, 2.5) if is_first else (GREY, 1.5)
+    return line(x, np.minimum(peak, bandwidth * x), name, colour, hover, width=width)
 
 
-def _roof(hardware: HardwareSpec, rate: str, peak: float, span: tuple[float, float], is_first: bool) -> dict[str, Any]:
-    bandwidth = hardware.memory_bandwidth
-    x = np.geomspace(*span, 120)
-    x = np.sort(np.append(x, peak / bandwidth))
-    return {
-        "type": "scatter",
-        "x": x,
-        "y": np.minimum(peak, bandwidth * x),
-        "mode": "lines",
-        "line": {"color": INK if is_first else GREY, "width": 2.5 if is_first else 1.5},
-        "name": f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}",
-        "hovertemplate": f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>",
-    }
-
-
-def _ridge(hardware: HardwareSpec, rate: str, peak: float, high: float) -> dict[str, Any]:
-    """Where a roof's flat part begins, written at its end. high: of the x axis"""
-    return {
-        "x": math.log10(high),
-        "y": math.log10(peak),
-        "xanchor": "right",
-        "yanchor": "bottom",
-        "text": f"{rate}: ridge at {peak / hardware.memory_bandwidth:.0f} FLOP/byte",
-        "showarrow": False,
-        "font": {"size": 12},
-    }
-
-
-def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[dict[str, Any]]:
+def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace]:
     """Operators, those of each bound in a trace. decades: of the x axis"""
     total = sum(point.duration_s for point in rows) or 1.0
     labels = _labels(rows)
     places = _label_places(rows, labels, decades)
     for bound, colour in BOUND_COLOURS.items():
-        mine = [point for point in rows if point.bound == bound]
-        if not mine:
+        group = [point for point in rows if point.bound == bound]
+        if not group:
             continue
-        yield {
-            "type": "scatter",
-            "x": [point.intensity for point in mine],
-            "y": [point.flops / point.duration_s for point in mine],
-            "mode": "markers+text",
-            "name": _bound_name(bound),
-            "marker": {
-                "color": colour,
-                "opacity": 0.85,
-                "size": [_marker_pixels(point.duration_s / total) for point in mine],
-                "line": {"color": "white", "width": 1},
-            },
-            "text": [labels.get(point.name, "") for point in mine],
-            "textposition": [places.get(point.name, _PLACES[0]) for point in mine],
-            "textfont": {"size": 11},
-            "customdata": [
+        sizes = [_marker_pixels(point.duration_s / total) for point in group]
+        yield dots(
+            [point.intensity for point in group],
+            [point.flops / point.duration_s for point in group],
+            {"color": colour, "opacity": 0.85, "size": sizes, "line": {"color": "white", "width": 1}},
+            name=_bound_name(bound),
+            text=[labels.get(point.name, "") for point in group],
+            textposition=[places.get(point.name, _PLACES[0]) for point in group],
+            textfont={"size": 11},
+            customdata=[
                 [p.name, format_si(p.duration_s, "s"), p.duration_s / total * 100, format_si(p.hbm_bytes, "B")]
-                for p in mine
+                for p in group
             ],
-            "hovertemplate": "<b>%{customdata[0]}</b><br>%{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<br>"
+            hovertemplate="<b>%{customdata[0]}</b><br>%{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<br>"
             "%{customdata[1]} (%{customdata[2]:.1f} %), %{customdata[3]}<extra></extra>",
-        }
+        ) | {"mode": "markers+text"}
 
 
 def _marker_pixels(share: float) -> float:
@@ -188,75 +156,48 @@ def _labels(rows: Sequence[OperatorEstimate]) -> dict[str, str]:
     return {name: f"{name} +{others}" if others else name for name, others in shown.items()}
 
 
-def operators_figure(rows: Sequence[OperatorEstimate]) -> go.Figure:
+def operators_figure(rows: Sequence[OperatorEstimate]) -> Figure:
     """Time of each operator in the step, longest first; what does not fit is one bar called `others`."""
     ordered = sorted((p for p in rows if p.duration_s > 0), key=lambda p: -p.duration_s)
-    shown, rest = ordered[:_MAX_OPERATORS], ordered[_MAX_OPERATORS:]
-    bars = [(p.name, p.duration_s, p.bound) for p in shown]
-    if rest:
-        bars.append((f"{len(rest)} others", sum(p.duration_s for p in rest), "others"))
+    spans = [(p.name, p.duration_s, p.bound) for p in ordered[:_MAX_OPERATORS]]
+    if rest := ordered[_MAX_OPERATORS:]:
+        spans.append((f"{len(rest)} others", sum(p.duration_s for p in rest), "others"))
     total = sum(p.duration_s for p in ordered) or 1.0
-    traces = [
-        {
-            "type": "bar",
-            "y": [name for name, _, _ in mine],
-            "x": [time_s * 1e6 for _, time_s, _ in mine],
-            "orientation": "h",
-            "name": _bound_name(bound),
-            "marker": {"color": colour},
-            "text": [f"{time_s / total:.1%}" for _, time_s, _ in mine],
-            "textposition": "outside",
-            "cliponaxis": False,
-            "hovertemplate": "%{y}: %{x:,.1f} µs<extra></extra>",
-        }
-        for bound, colour in {**BOUND_COLOURS, "others": "#C9CED6"}.items()
-        if (mine := [bar for bar in bars if bar[2] == bound])
-    ]
-    layout = {
-        "xaxis": {"title": {"text": "time in the step (µs)"}},
-        "yaxis": {"categoryorder": "array", "categoryarray": [name for name, _, _ in reversed(bars)]},
-        "barmode": "stack",
-        "margin": {"r": 64},
-    }
-    return plot_of(traces, layout, 130 + 26 * len(bars))
+    traces = []
+    for bound, colour in {**BOUND_COLOURS, "others": "#C9CED6"}.items():
+        group = [(name, seconds) for name, seconds, of in spans if of == bound]
+        if group:
+            texts = {"text": [f"{seconds / total:.1%}" for _, seconds in group], "textposition": "outside"}
+            times, hover = [seconds * 1e6 for _, seconds in group], "%{y}: %{x:,.1f} µs<extra></extra>"
+            trace = bars(times, [name for name, _ in group], colour, hover, name=_bound_name(bound), **texts)
+            traces.append({**trace, "cliponaxis": False})
+    y = {"categoryorder": "array", "categoryarray": [name for name, _, _ in reversed(spans)]}
+    x = axis("time in the step (µs)")
+    return figure(traces, 130 + 26 * len(spans), x, y, barmode="stack", margin={"r": 64})
 
 
-def memory_figure(plan: MemoryPlan) -> go.Figure:
+def memory_figure(plan: MemoryPlan) -> Figure:
     """What lies in one device's memory, one bar, beside what a process sees of it; what is left is not used."""
     parts = (
-        ("weights", plan.weight_bytes),
-        ("activations and reserve", plan.beside_bytes),
-        ("recurrent states", plan.state_bytes),
-        ("KV blocks", plan.kv_bytes),
+        ("weights", plan.weight_bytes, BLUE),
+        ("activations and reserve", plan.beside_bytes, GREEN),
+        ("recurrent states", plan.state_bytes, ORANGE),
+        ("KV blocks", plan.kv_bytes, PINK),
     )
-    capacity_bytes = plan.visible_bytes
-    colours = (BLUE, GREEN, ORANGE, PINK, SKY, VERMILION)
-    free = capacity_bytes - sum(size for _, size in parts)
-    bars = [(name, size, colours[i % len(colours)]) for i, (name, size) in enumerate(parts) if size > 0]
-    if free > 0:
-        bars.append(("not used", free, "#E6E9ED"))
+    visible = plan.visible_bytes
+    unused = ("not used", visible - sum(size for _, size, _ in parts), "#E6E9ED")
     traces = [
-        {
-            "type": "bar",
-            "x": [size / 1e9],
-            "y": [""],
-            "name": name,
-            "orientation": "h",
-            "marker": {"color": colour, "line": {"color": "white", "width": 1}},
-            "text": [f"{name}<br>{size / 1e9:.1f} GB"] if size > 0.07 * capacity_bytes else None,
+        bars([size / 1e9], [""], colour, f"{name}: %{{x:.2f}} GB<extra></extra>", name=name)
+        | {
+            "text": [f"{name}<br>{size / 1e9:.1f} GB"] if size > 0.07 * visible else None,
             "textposition": "inside",
             "insidetextanchor": "middle",
             "textangle": 0,
             "textfont": {"color": INK if name == "not used" else "white"},
-            "hovertemplate": f"{name}: %{{x:.2f}} GB<extra></extra>",
+            "marker": {"color": colour, "line": {"color": "white", "width": 1}},
         }
-        for name, size, colour in bars
+        for name, size, colour in (*parts, unused)
+        if size > 0
     ]
-    end = {"x0": capacity_bytes / 1e9, "x1": capacity_bytes / 1e9, "y0": 0, "y1": 1, "yref": "y domain"}
-    layout = {
-        "shapes": [{"type": "line", **end, "line": {"color": INK, "width": 1.5}}],
-        "barmode": "stack",
-        "margin": {"t": 40, "b": 44},
-        "xaxis": {"title": {"text": "GB on one device"}},
-    }
-    return plot_of(traces, layout, 194)
+    end = upright(visible / 1e9, INK, width=1.5)
+    return figure(traces, 194, axis("GB on one device"), {}, shapes=[end], barmode="stack", margin={"t": 40, "b": 44})

@@ -27,7 +27,7 @@ from perfmodel.report.document import (
     Tiles,
     spans,
 )
-from perfmodel.report.drawing.figures import figure_svg
+from perfmodel.report.drawing.figure_svg import figure_svg
 
 _STYLE = """
 :root { --ink: #1f2933; --soft: #5f6b7a; --line: #e3e7ec; --tint: #f6f8fa; --blue: #0072b2; --green: #00785a;
@@ -172,7 +172,7 @@ def _tiles(block: Tiles) -> str:
 
 
 def _plot(plot: Plot) -> str:
-    return f'<div class="scroll figure">{figure_svg(plot.draw().to_plotly_json(), plot.title)}</div>'
+    return f'<div class="scroll figure">{figure_svg(plot.draw(), plot.title)}</div>'
 
 
 def _line(line: Line) -> str:

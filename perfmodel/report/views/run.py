@@ -1,6 +1,6 @@
 """A run as a document: latencies, throughput, efficiency, cost, what bounded its time, where its numbers come from."""
 
-__all__ = ["latency_table", "overload", "run_view", "shares", "slo_verdict"]
+__all__ = ["conversation_tables", "latency_table", "overload", "run_view", "shares", "slo_verdict"]
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +24,8 @@ from perfmodel.report.document import (
     Tile,
     Tiles,
 )
-from perfmodel.report.numbers import MISSING, format_in, format_number, is_number
+from perfmodel.report.numbers import MISSING, format_in, format_number, format_optional, is_number
 from perfmodel.report.plots.series import pool_names
-from perfmodel.report.views.conversations import conversation_tables
 from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
 from perfmodel.report.views.trust import trust_blocks
@@ -65,6 +64,7 @@ _OF_GROUPS = (
     *("completed", "failed", "timed_out", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"),
     *("p99_e2el_ms", "busy_share", "replicas_peak", "failures", "gpu_hours", "usd_total"),
 )
+_OF_CONVERSATIONS = ("mean_duration", "p99_duration", "mean_waiting", "p99_waiting")
 
 
 def run_view(result: RunResult, step: StepReport | None = None) -> Document:
@@ -210,6 +210,35 @@ def _group_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
             yield Table(("", *(metric.title for metric in metrics)), rows, title)
 
 
+def conversation_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
+    """Turn by turn, where the requests of a run's `summary` are turns."""
+    found = summary.get("conversations")
+    if found is None:
+        return
+    rows = [
+        (
+            each["turn"],
+            f"{each['requests']:,}",
+            format_optional(each["mean_prompt_tokens"], ",.0f"),
+            format_optional(None if each["cached_share"] is None else 100 * each["cached_share"], ".1f"),
+            *(format_optional(each[name], ",.1f") for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms")),
+        )
+        for each in found["turns"]
+    ]
+    head = ("turn", "requests", "prompt tokens", "cached (%)", "mean TTFT (ms)", "p99 TTFT (ms)", "mean TPOT (ms)")
+    of_user = {name: format_optional(_seconds(found[f"{name}_ms"]), ",.1f") for name in _OF_CONVERSATIONS}
+    note = (
+        f"{found['conversations']:,} conversations of {format_optional(found['mean_turns'], '.1f')} turns; each lasts "
+        f"{of_user['mean_duration']} s (p99 {of_user['p99_duration']} s), of which its user waits for answers "
+        f"{of_user['mean_waiting']} s (p99 {of_user['p99_waiting']} s)."
+    )
+    yield Table(head, rows, "Turns of conversations", note=note)
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
+
+
 def shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
     if shares := summary.get("bound_share"):
         yield Paragraph(("Time bound by: ", *bound_shares(shares)))
@@ -254,19 +283,19 @@ def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Itera
     requests, steps = result.requests, result.steps
     if any(pool.get("replicas_over_time") for pool in pools):
         note = "Replicas that serve, by pool; dotted with those that are starting and paid for; a cross is a failure."
-        yield named_plot("Replicas over time", "fleet.replicas_figure", note, pools, result.summary["duration"])
+        yield named_plot("Replicas over time", "run.replicas_figure", note, pools, result.summary["duration"])
     if steps is not None and len(steps):
         note = "Means over equal intervals, all engines of a pool together."
-        yield named_plot("Requests in each pool", "fleet.pool_load_figure", note, steps, pools)
+        yield named_plot("Requests in each pool", "run.pool_load_figure", note, steps, pools)
     if all(pool.get("usd_total") is not None for pool in pools):
         note = "Replicas are paid for from the beginning of their start until they stop or fail."
-        yield named_plot("Cost by pool", "fleet.pool_costs_figure", note, pools)
+        yield named_plot("Cost by pool", "run.pool_costs_figure", note, pools)
     kinds = result.scenario.traffic.classes
     if kinds and requests is not None and len(requests):
         of_all = class_shares(result.scenario).of_all(requests.request_id)
         ttft = {kind.name: requests.ttft_s[of_all == number] * 1e3 for number, kind in enumerate(kinds)}
         limits = {kind.name: (kind.slo or result.scenario.slo).limit_ms("ttft") for kind in kinds}
-        yield named_plot("TTFT by class", "fleet.classes_figure", "", ttft, limits)
+        yield named_plot("TTFT by class", "run.classes_figure", "", ttft, limits)
 
 
 def _origin(result: RunResult) -> str:

@@ -109,7 +109,7 @@ def step_blocks(report: StepReport) -> Iterator[Block]:
 
 
 def named_plot(title: str, drawing: str, note: str, *data: Any) -> Plot:
-    """A plot by its function in `perfmodel.report.plots`, which loads plotly: nothing is drawn before a page asks."""
+    """A plot by its function in `perfmodel.report.plots`, which loads numpy: nothing is drawn before a page asks."""
 
     def draw() -> Any:
         module, _, name = drawing.rpartition(".")

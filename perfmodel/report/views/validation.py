@@ -21,7 +21,7 @@ from perfmodel.report.document import (
     Span,
     Table,
 )
-from perfmodel.report.drawing.scatter import Series, ecdf_svg, scatter_svg
+from perfmodel.report.drawing.charts import Series, ecdf_svg, scatter_svg
 from perfmodel.report.views.bench import bench_blocks
 from perfmodel.validate.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.web.pictures.plan import devices_bars, front_plot
-from perfmodel.web.pictures.whatif import against_lines, bounds_plot, tornado
+from perfmodel.web.pictures.choices import against_lines, bounds_plot, devices_bars, front_plot, tornado
 from perfmodel.web.state import PageState
 from perfmodel.web.views.bounded import is_preview
 from perfmodel.web.views.plan import SERVICE_LEVELS, opened, priced_devices

@@ -9,8 +9,7 @@ from perfmodel.report.document import Paragraph, Span, Table, Tiles, plain
 from perfmodel.report.plots.run import kv_figure, latency_figure, load_figure, throughput_figure
 from perfmodel.report.plots.series import TimeBins, rate, summed
 from perfmodel.report.runs import timeline_json
-from perfmodel.report.views.conversations import conversation_tables
-from perfmodel.report.views.run import latency_table, overload, run_view, shares
+from perfmodel.report.views.run import conversation_tables, latency_table, overload, run_view, shares
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.specs.slo import SLO
 
@@ -84,8 +83,8 @@ def test_curves_are_means_over_time(small) -> None:
 
 def test_figures_show_the_named_series(small) -> None:
     def area(figure, name):
-        (trace,) = [trace for trace in figure.data if trace.name == name]
-        return sum(trace.y) * 1.0  # ten bins of a second
+        (trace,) = [trace for trace in figure["data"] if trace.get("name") == name]
+        return sum(trace["y"]) * 1.0  # ten bins of a second
 
     throughput = throughput_figure(small.steps)
     assert area(throughput, "decode tokens") == pytest.approx(1 + 3)
@@ -93,13 +92,15 @@ def test_figures_show_the_named_series(small) -> None:
     load = load_figure(small.steps)
     assert area(load, "running") == pytest.approx(2 * 1 + 2 * 2 + 6 * 1)
     assert area(load, "waiting") == pytest.approx(2 * 3 + 2 * 1)
-    (kv,) = (trace for trace in kv_figure(small.steps, 80).data if trace.name)  # the other trace is its band
-    assert sum(kv.y) == pytest.approx(2 * 12.5 + 2 * 50 + 6 * 25)
+    (kv,) = (trace for trace in kv_figure(small.steps, 80)["data"] if trace.get("name"))  # the other trace is its band
+    assert sum(kv["y"]) == pytest.approx(2 * 12.5 + 2 * 50 + 6 * 25)
     latencies = latency_figure(small.requests, SLO(ttft_ms=1500, e2el_ms=5000))
-    met = [text.text.rpartition("<br>")[2] for text in latencies.layout.annotations if "met by" in text.text]
+    met = [
+        note["text"].rpartition("<br>")[2] for note in latencies["layout"]["annotations"] if "met by" in note["text"]
+    ]
     assert met == ["met by 0.0 %", "met by 100.0 %"]
-    ttft = next(trace for trace in latencies.data if trace.name == "TTFT")
-    assert (list(ttft.x), list(ttft.y)) == ([2000, 3000], [50, 100])
+    ttft = next(trace for trace in latencies["data"] if trace.get("name") == "TTFT")
+    assert (ttft["x"], ttft["y"]) == ([2000, 3000], [50, 100])
 
 
 def blocks(document, kind):

@@ -18,8 +18,7 @@ from perfmodel.specs.overrides import parse_override
 from perfmodel.web.app import build_app
 from perfmodel.web.desk import Desk
 from perfmodel.web.exports import REPORT
-from perfmodel.web.pictures.plan import devices_bars, front_plot
-from perfmodel.web.pictures.whatif import against_lines, bounds_plot, tornado
+from perfmodel.web.pictures.choices import against_lines, bounds_plot, devices_bars, front_plot, tornado
 from perfmodel.web.questions import Question, Shown, ask
 from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views import VIEWS, find_view

@@ -6,7 +6,7 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from perfmodel.web.desk import Desk, Finding
 from perfmodel.web.pages import Pages
-from perfmodel.web.pictures.columns import column_bars, measured_dots
+from perfmodel.web.pictures.runs import column_bars, measured_dots
 from perfmodel.web.questions import Question, Shown
 from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views.columns import OF_DEPLOYMENTS, compared, headings

@@ -15,7 +15,7 @@ from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.web.fields import GROUPS, choices_of, default_of
 from perfmodel.web.figures import FORMS, figure, shown_number, value_at
-from perfmodel.web.pictures.deployment import memory_bar
+from perfmodel.web.pictures.runs import memory_bar
 from perfmodel.web.state import read_state
 
 FIELDS = [field for group in GROUPS for field in group.fields]

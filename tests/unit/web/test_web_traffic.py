@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from perfmodel.errors import SpecError
-from perfmodel.web.pictures.traffic import goodput_curve, latency_curve, prompt_curve
+from perfmodel.web.pictures.runs import goodput_curve, latency_curve, prompt_curve
 from perfmodel.web.questions import Shown
 from perfmodel.web.state import read_state
 from perfmodel.web.views.traffic import TRAFFIC, asked_rate

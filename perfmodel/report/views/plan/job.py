@@ -9,8 +9,7 @@ from perfmodel.planning.jobs.result import Job, JobPlan, PreliminaryJob, batch_c
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import format_duration, format_metric, format_optional
-from perfmodel.report.views.plan.certainty import in_100
-from perfmodel.report.views.plan.sentences import bound_sentence
+from perfmodel.report.views.plan.sentences import bound_sentence, in_100
 from perfmodel.report.views.trust import trust_blocks
 
 

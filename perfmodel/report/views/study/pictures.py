@@ -12,9 +12,18 @@ from perfmodel.planning.studies.spec import PlotSpec, Study
 from perfmodel.planning.studies.study import Answers, Label, StudyPart
 from perfmodel.planning.sweeps.findings import better_by, ladder_gains, pareto_front
 from perfmodel.report.document import Picture
-from perfmodel.report.drawing.charts import COLOURS, Bar, Dot, Line, Panel, bars_svg, lines_svg, pareto_svg
-from perfmodel.report.drawing.colours import BLUE, ORANGE, SKY
-from perfmodel.report.drawing.waterfall import Ladder, waterfall_svg
+from perfmodel.report.drawing.charts import (
+    Bar,
+    Dot,
+    Ladder,
+    Line,
+    Panel,
+    bars_svg,
+    lines_svg,
+    pareto_svg,
+    waterfall_svg,
+)
+from perfmodel.report.drawing.svg import BLUE, COLOURS, ORANGE, SKY
 from perfmodel.report.views.scenario import headline
 from perfmodel.report.views.study.sentences import place_label
 

@@ -7,7 +7,6 @@ __all__ = ["has_own_table", "sweep_view", "values_tables", "whatif_json", "whati
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from html import escape
 from typing import Any
 
 from perfmodel.planning.metrics import Metric, metric_of, study_metric
@@ -17,9 +16,20 @@ from perfmodel.planning.sensitivity.whatif import NEAR, Sensitivity, WhatIfAnswe
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.planning.sweeps.sweep import SweepResult
 from perfmodel.report.document import Block, Document, Notes, Picture, Sentences, Table
-from perfmodel.report.drawing.chart_axes import Scale, scale_over
-from perfmodel.report.drawing.charts import Line, Panel, document, lines_svg, text_width
-from perfmodel.report.drawing.colours import BLUE, GREY, GRID, ORANGE
+from perfmodel.report.drawing.charts import Line, Panel, lines_svg
+from perfmodel.report.drawing.svg import (
+    BLUE,
+    GREY,
+    GRID,
+    INK,
+    ORANGE,
+    Scale,
+    document,
+    element,
+    scale_over,
+    text,
+    text_width,
+)
 from perfmodel.report.numbers import MISSING, format_metric
 from perfmodel.report.views.scenario import headline_with_slo
 from perfmodel.report.views.trust import trust_blocks
@@ -144,39 +154,33 @@ def _tornado_svg(rows: Sequence[Sensitivity]) -> str:
     x = scale_over([base, *ends], left + _ROOM, _WIDTH - _ROOM, is_log=min([base, *ends]) > 0)
     bottom = _TOP + _ROW * len(rows)
     legend = f"from the low value (blue) to the high one (orange); now {format_metric(metric, base)} {metric.unit}"
-    parts = [f'<text x="12" y="40" fill="{GREY}">{escape(legend)}</text>']
+    parts = [text(12, 40, legend, fill=GREY)]
     for tick in x.ticks:
-        parts.append(f'<line x1="{x(tick):.1f}" y1="{_TOP - 8}" x2="{x(tick):.1f}" y2="{bottom}" stroke="{GRID}"/>')
-        parts.append(
-            f'<text x="{x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{format_metric(metric, tick)}</text>'
-        )
-    for number, each in enumerate(rows):
-        parts += _bars(each, base, x, _TOP + _ROW * number, left)
-    parts.append(f'<line x1="{x(base):.1f}" y1="{_TOP - 8}" x2="{x(base):.1f}" y2="{bottom}" stroke="{GREY}"/>')
+        parts.append(element("line", x1=x(tick), y1=_TOP - 8, x2=x(tick), y2=bottom, stroke=GRID))
+        parts.append(text(x(tick), bottom + 18, format_metric(metric, tick), "middle"))
+    for number, effect in enumerate(rows):
+        parts += _bars(effect, base, x, _TOP + _ROW * number, left)
+    parts.append(element("line", x1=x(base), y1=_TOP - 8, x2=x(base), y2=bottom, stroke=GREY))
     return document(parts, metric.title, _WIDTH, bottom + 32)
 
 
-def _bars(each: Sensitivity, base: float, x: Scale, top: float, left: float) -> Iterator[str]:
-    yield f'<text x="{left - 8:.1f}" y="{top + 13:.1f}" text-anchor="end">{escape(path_label(each.axis.path))}</text>'
-    sides = ((each.low, each.axis.xs[0], BLUE), (each.high, each.axis.xs[-1], ORANGE))
-    same_side = each.low is not None and each.high is not None and (each.low - base) * (each.high - base) > 0
-    for number, (value, at, colour) in enumerate(sides):
+def _bars(effect: Sensitivity, base: float, x: Scale, top: float, left: float) -> Iterator[str]:
+    axis, low, high = effect.axis, effect.low, effect.high
+    yield text(left - 8, top + 13, path_label(axis.path), "end")
+    same_side = low is not None and high is not None and (low - base) * (high - base) > 0
+    for number, (value, other, at, colour) in enumerate(
+        ((low, high, axis.xs[0], BLUE), (high, low, axis.xs[-1], ORANGE))
+    ):
         if value is None:
             continue
         start, end = sorted((x(base), x(value)))
         # Two bars on one side lie one above the other, else they would hide each other.
-        height, y = (_BAR / 2, top + number * _BAR / 2) if same_side else (_BAR, top)
-        yield (
-            f'<rect x="{start:.1f}" y="{y:.1f}" width="{max(end - start, 1):.1f}" height="{height:g}" fill="{colour}"/>'
-        )
-        other = sides[1 - number][0]
+        height, y, shift = (_BAR / 2, top + number * _BAR / 2, 10 if number else 1) if same_side else (_BAR, top, 6)
+        yield element("rect", x=start, y=y, width=max(end - start, 1), height=height, fill=colour)
         beside = number == 1 if other is None or other == base else other < base  # where the other bar is not
         is_right = value > base or (value == base and beside)
-        place = (end + 6, "start") if is_right else (start - 6, "end")
-        text = escape(x_label(at, each.axis.unit))
-        shift = (10 if number else 1) if same_side else 6
-        where = f'x="{place[0]:.1f}" y="{top + shift + 7:.1f}" text-anchor="{place[1]}"'
-        yield f'<text {where} font-size="11">{text}</text>'
+        place, anchor = (end + 6, "start") if is_right else (start - 6, "end")
+        yield text(place, top + shift + 7, x_label(at, axis.unit), anchor, font_size=11)
 
 
 def _heat_svg(answers: WhatIfAnswers, name: str) -> str:
@@ -186,26 +190,21 @@ def _heat_svg(answers: WhatIfAnswers, name: str) -> str:
     there = [value for value in values.values() if value is not None]
     shade = scale_over(there or [0, 1], 0.06, 0.75, is_log=bool(there) and min(there) > 0)
     rows, columns = _places(down), _places(across)
-    left = 30 + max(text_width(text) for text in (*rows, path_label(down.path)))
+    left = 30 + max(map(text_width, (*rows, path_label(down.path))))
     wide = min((_WIDTH - left - 20) / len(columns), 120)
-    parts = [
-        f'<text x="{left:.1f}" y="44" fill="{GREY}">{escape(path_label(across.path))}</text>',
-        f'<text x="{left - 10:.1f}" y="62" text-anchor="end" fill="{GREY}">{escape(path_label(down.path))}</text>',
-    ]
-    for column, text in enumerate(columns):
-        at = left + (column + 0.5) * wide
-        parts.append(f'<text x="{at:.1f}" y="62" text-anchor="middle">{escape(text)}</text>')
-    for row, (text, one) in enumerate(zip(rows, down.overrides, strict=True)):
+    parts = [text(left, 44, path_label(across.path), fill=GREY)]
+    parts.append(text(left - 10, 62, path_label(down.path), "end", fill=GREY))
+    parts += [text(left + (column + 0.5) * wide, 62, words, "middle") for column, words in enumerate(columns)]
+    for row, (words, one) in enumerate(zip(rows, down.overrides, strict=True)):
         top = 70 + row * 30
-        parts.append(f'<text x="{left - 10:.1f}" y="{top + 19}" text-anchor="end">{escape(text)}</text>')
+        parts.append(text(left - 10, top + 19, words, "end"))
         for column, other in enumerate(across.overrides):
             value = values[one, other]
-            dark = 0.0 if value is None else shade(value)
-            at, ink = left + column * wide, "#FFFFFF" if dark > 0.45 else "#1F2933"
-            place = f'x="{at:.1f}" y="{top}" width="{wide - 2:.1f}" height="28"'
-            parts.append(f'<rect {place} fill="{BLUE}" fill-opacity="{dark:.2f}"/>')
-            middle = f'x="{at + wide / 2 - 1:.1f}" y="{top + 19}" text-anchor="middle"'
-            parts.append(f'<text {middle} fill="{ink}">{format_metric(metric, value)}</text>')
+            dark, at = 0.0 if value is None else shade(value), left + column * wide
+            box = {"x": at, "y": top, "width": wide - 2, "height": 28}
+            parts.append(element("rect", **box, fill=BLUE, fill_opacity=dark))
+            ink = "#FFFFFF" if dark > 0.45 else INK
+            parts.append(text(at + wide / 2 - 1, top + 19, format_metric(metric, value), "middle", fill=ink))
     return document(parts, metric.title, _WIDTH, 80 + 30 * len(rows))
 
 

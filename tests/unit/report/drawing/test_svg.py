@@ -5,9 +5,8 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from perfmodel.report.drawing.chart_axes import scale_over
-from perfmodel.report.drawing.charts import Dot, pareto_svg
-from perfmodel.report.drawing.scatter import Series, ecdf_svg, scatter_svg
+from perfmodel.report.drawing.charts import Dot, Series, ecdf_svg, pareto_svg, scatter_svg
+from perfmodel.report.drawing.svg import scale_over
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -31,7 +31,7 @@ def figures(fleet):
 
 
 def names(figure):
-    return [trace.name for trace in figure.data]
+    return [trace.get("name") for trace in figure["data"]]
 
 
 def test_replicas_over_time_add_up_to_what_is_paid_for(fleet, figures):
@@ -45,14 +45,14 @@ def test_replicas_over_time_add_up_to_what_is_paid_for(fleet, figures):
     assert max(row[2] for row in rows) == stable["replicas_peak"] > 1
     drawn = figures["Replicas over time"]
     assert {"stable", "fp8", "failures of stable"} <= set(names(drawn))
-    (cross,) = (trace for trace in drawn.data if trace.name == "failures of stable")
-    assert list(cross.x) == [60.0]
+    (cross,) = (trace for trace in drawn["data"] if trace["name"] == "failures of stable")
+    assert cross["x"] == [60.0]
     assert fp8["usd_total"] == pytest.approx(2.5 * fp8["gpu_hours"])
 
 
 def test_costs_by_pool_add_up_to_the_bill(fleet, figures):
     assert sum(pool["usd_total"] for pool in fleet.summary["pools"]) == pytest.approx(fleet.summary["usd_total"])
-    assert [bar.y[0] for bar in figures["Cost by pool"].data] == ["stable", "fp8"]
+    assert [bar["y"][0] for bar in figures["Cost by pool"]["data"]] == ["stable", "fp8"]
 
 
 def test_pools_have_their_names_in_legends(fleet, figures):
@@ -79,5 +79,5 @@ def test_a_long_tail_takes_a_logarithmic_axis(fleet):
         fleet.scenario.slo,
     )
     even = requests.some(np.flatnonzero(requests.ttft_s < 2 * np.median(requests.ttft_s)))
-    assert tailed.layout.xaxis.type == "log"
-    assert latency_figure(even, fleet.scenario.slo).layout.xaxis.type != "log"
+    assert tailed["layout"]["xaxis"]["type"] == "log"
+    assert latency_figure(even, fleet.scenario.slo)["layout"]["xaxis"].get("type") != "log"

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from perfmodel.planning.sweeps.typical_step import estimate_choice
-from perfmodel.report.drawing.charts import text_width
-from perfmodel.report.drawing.figures import figure_svg
+from perfmodel.report.drawing.figure_svg import figure_svg
+from perfmodel.report.drawing.svg import text_width
 from perfmodel.report.plots.step import roofline_figure
 from perfmodel.specs import load_scenario
 
@@ -17,9 +17,9 @@ def test_operators_of_like_intensity_have_their_names_on_different_sides() -> No
     figure = roofline_figure(scenario.hardware, estimate_choice(scenario, batch=27).estimate.rows)
     places = {
         text: place
-        for trace in figure.data
-        if trace.text is not None
-        for text, place in zip(trace.text, trace.textposition, strict=True)
+        for trace in figure["data"]
+        if "text" in trace
+        for text, place in zip(trace["text"], trace["textposition"], strict=True)
     }
     (attention,) = (place for text, place in places.items() if text.startswith("attention_decode"))
     (experts,) = (place for text, place in places.items() if text.startswith("experts"))
@@ -32,7 +32,7 @@ def test_no_label_overlaps_a_marker(name: str, batch: int) -> None:
     """Read from the drawn SVG."""
     scenario = load_scenario(name)
     rows = estimate_choice(scenario, batch=batch, context=1203).estimate.rows
-    picture = ElementTree.fromstring(figure_svg(roofline_figure(scenario.hardware, rows).to_plotly_json(), name))
+    picture = ElementTree.fromstring(figure_svg(roofline_figure(scenario.hardware, rows), name))
     markers = [tuple(float(circle.attrib[key]) for key in ("cx", "cy", "r")) for circle in picture.iter("circle")]
     names = [text for text in picture.iter("text") if text.attrib.get("font-size") == "11"]
     assert len(names) >= 2

@@ -1,0 +1,407 @@
+"""A figure as an SVG element: a page with such pictures needs no script; plotly's alone is 4.8 MB.
+
+Only what the figures of reports use is known: axes are linear, logarithmic or categorical, panels stand side by side.
+`<title>` elements carry the hover text of `hovertemplate`.
+"""
+
+__all__ = ["figure_svg", "hover_text"]
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+from math import ceil, floor, isfinite, log10
+from typing import Any
+
+from perfmodel.report.drawing.svg import COLOURS, GREY, GRID, INK, Scale, element, points_of, text, text_width
+from perfmodel.report.numbers import format_short, format_si
+
+_WIDTH, _HEIGHT = 1000, 320  # the layout may set another height
+_MARGIN = {"l": 64, "r": 24, "t": 48, "b": 48}
+_HEADROOM = 0.05  # above the values of a linear axis without an explicit range, as a share of their span
+_DASHES = {"dash": "6 5", "dot": "2 4"}
+_ANCHORS = {"left": None, "center": "middle", "right": "end"}
+_LINE = 15  # pixels between two lines of text
+_LEGEND_LINE = 18
+_FONT, _MIN_FONT = 13, 9  # pixels
+_BAR = 0.65  # height of a bar as a share of its row
+# Of a `hovertemplate`: `%{name[position]:form}`, and what is left out of its text.
+_PLACE = re.compile(r"%\{(\w+)(?:\[(\d+)\])?(?::([^}]*))?\}")
+_TAGS = re.compile(r"<extra>.*?</extra>|</?b>")
+
+Data = Mapping[str, Any]
+
+
+def figure_svg(figure: Data, title: str) -> str:
+    """A figure's `data` and `layout` as an `<svg>` element. title: read by screen readers"""
+    layout = {"height": _HEIGHT, **figure["layout"]}
+    panels = _panels(figure["data"], layout)
+    legend = _legend_rows(layout, panels)
+    is_below = (layout.get("legend") or {}).get("y", 1) < 0
+    if (more := _LEGEND_LINE * (len(legend) - 1)) > 0:
+        side = "b" if is_below else "t"
+        margin = {**_MARGIN, **(layout.get("margin") or {})}
+        layout |= {"height": layout["height"] + more, "margin": {**margin, side: margin[side] + more}}
+        panels = _panels(figure["data"], layout)
+    parts: list[str] = []
+    for panel in panels:
+        parts += _frame(panel)
+        parts += _hover_strips(panel)  # below the markers, which have hover text of their own
+        parts += _traces(panel)
+    parts += _shapes(layout.get("shapes") or (), panels)
+    parts += _annotations(layout.get("annotations") or (), panels)
+    top = layout["height"] - 14 - max(more, 0) if is_below else 18
+    for number, row in enumerate(legend):
+        parts += _legend(row, top + _LEGEND_LINE * number)
+    look: dict[str, Any] = {"font_family": "system-ui, sans-serif", "font_size": _FONT, "fill": INK}
+    view = f"0 0 {_WIDTH} {layout['height']:g}"
+    return element("svg", _title(title) + "".join(parts), viewBox=view, role="img", **look)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A pair of axes with its traces.
+
+    x_name, y_name:   plotly's names of the axes, such as `x2` and `y`
+    x, y:             scales from values to pixels
+    names:            row names of a bar chart, bottom to top
+    x_ticks, y_ticks: (pixel, label)
+    paper:            scale from 0..1 to the width of all panels
+    """
+
+    x_name: str
+    y_name: str
+    x: Scale
+    y: Scale
+    traces: Sequence[Data]
+    names: Sequence[str]
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    x_title: str
+    y_title: str
+    has_y_labels: bool
+    paper: Scale
+    filled: dict[str, float] = field(default_factory=dict)  # row -> value at which its next bar starts
+
+    @property
+    def row_height(self) -> float:
+        """Pixels from one bar to the next."""
+        return abs(self.y.start - self.y.end) / max(len(self.names), 1)
+
+    def points(self, trace: Data, bases: dict[str, list[float]]) -> list[tuple[float, float, float]]:
+        """(x, y, y of the baseline) in pixels. bases: running sums by stack group, which this trace adds to"""
+        xs, ys = trace["x"], trace["y"]
+        below = [0.0] * len(ys)
+        if group := trace.get("stackgroup"):
+            below = bases.get(group, below)
+            ys = bases[group] = [base + y for base, y in zip(below, ys, strict=True)]
+        return [
+            (self.x(x), self.y(y), self.y(base))
+            for x, y, base in zip(xs, ys, below, strict=True)
+            if _is_drawn(x, y) and self.is_within(y)
+        ]
+
+    def is_within(self, y: float) -> bool:
+        """Whether a value lies within the range of the y axis."""
+        margin = 1e-9 * abs(self.y.high - self.y.low)
+        return self.y.low - margin <= y <= self.y.high + margin
+
+    def bars(self, trace: Data) -> list[tuple[float, float, float]]:
+        """(start, end, y of the middle) of each bar, in pixels. The bars of the next trace start at their ends."""
+        spans = []
+        for value, name in zip(trace["x"], trace["y"], strict=True):
+            start = self.filled.get(name, 0.0)
+            self.filled[name] = start + value
+            row = self.y.start - (self.names.index(name) + 0.5) * self.row_height
+            spans.append((self.x(start), self.x(start + value), row))
+        return spans
+
+    def place(self, item: Data, axis: str, keys: Iterable[str]) -> list[float]:
+        """Pixels of an item's values on an axis; values may be fractions of the panel (`x domain`) or of the paper."""
+        scale, values = (self.x if axis == "x" else self.y), [item[key] for key in keys]
+        reference = str(item.get(f"{axis}ref", axis))
+        if reference == "paper" and axis == "x":  # across all panels, as panel titles are
+            return [self.paper(value) for value in values]
+        if reference == "paper" or reference.endswith(" domain"):
+            return [scale.start + value * (scale.end - scale.start) for value in values]
+        # On logarithmic axes plotly positions annotations by exponent and shapes by value.
+        is_exponent = scale.is_log and "text" in item
+        return [scale(10.0**value if is_exponent else value) for value in values]
+
+
+def _panels(data: Sequence[Data], layout: Data) -> list[_Panel]:
+    """The panels of a figure, left to right."""
+    groups: dict[tuple[str, str], list[Data]] = {}
+    for number, trace in enumerate(data):
+        line = {"color": COLOURS[number % len(COLOURS)], **(trace.get("line") or {})}
+        groups.setdefault((trace.get("xaxis", "x"), trace.get("yaxis", "y")), []).append({**trace, "line": line})
+    margin = {**_MARGIN, **(layout.get("margin") or {})}
+    names = [str(name) for trace in data if trace["type"] == "bar" for name in trace["y"]]
+    left = max(margin["l"], 14 + max(map(text_width, names), default=0.0))
+    box = (left, _WIDTH - margin["r"], margin["t"], layout["height"] - margin["b"])
+    return [_panel(*axes, traces, layout, box) for axes, traces in groups.items()]
+
+
+def _panel(
+    x_name: str, y_name: str, traces: Sequence[Data], layout: Data, box: tuple[float, float, float, float]
+) -> _Panel:
+    left, right, top, bottom = box
+    x_axis, y_axis = layout.get(f"xaxis{x_name[1:]}") or {}, layout.get(f"yaxis{y_name[1:]}") or {}
+    shared = layout.get("yaxis") or {} if "matches" in y_axis else y_axis
+    paper = Scale(0.0, 1.0, left, right)
+    x = _scale(x_axis, _values(traces, "x"), *map(paper, x_axis.get("domain", (0.0, 1.0))))
+    names = _names(traces, y_axis)
+    y = Scale(0.0, 1.0, bottom, top) if names else _scale(shared, _values(traces, "y"), bottom, top)
+    row = (bottom - top) / max(len(names), 1)
+    rows = [(bottom - (number + 0.5) * row, name) for number, name in enumerate(names)]
+    x_title, y_title = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
+    y_ticks, has_labels = rows if names else _ticks(shared, y), y_axis.get("showticklabels", True)
+    return _Panel(x_name, y_name, x, y, traces, names, _ticks(x_axis, x), y_ticks, x_title, y_title, has_labels, paper)
+
+
+def _names(traces: Sequence[Data], axis: Data) -> list[str]:
+    """Row names of a bar chart, bottom to top; none for lines."""
+    bars = [str(name) for trace in traces if trace["type"] == "bar" for name in trace["y"]]
+    names = list(dict.fromkeys(axis.get("categoryarray") or bars)) if bars else []
+    return names[::-1] if axis.get("autorange") == "reversed" else names
+
+
+def _values(traces: Sequence[Data], axis: str) -> list[float]:
+    """All values on an axis; bars and stacked lines count by their sums."""
+    single: list[float] = []
+    sums: dict[Any, float] = {}
+    for trace in traces:
+        is_bar = trace["type"] == "bar"
+        if is_bar or (axis == "y" and "stackgroup" in trace):
+            values, places = (trace["x"], trace["y"]) if is_bar else (trace["y"], trace["x"])
+            for value, place in zip(values, places, strict=True):
+                sums[place] = sums.get(place, 0.0) + value
+        else:
+            single += trace[axis]
+    return [value for value in (*single, *sums.values(), *([0.0] if sums else [])) if _is_drawn(value)]
+
+
+def _scale(axis: Data, values: Sequence[float], start: float, end: float) -> Scale:
+    if axis.get("type") == "log":
+        positive = [value for value in values if value > 0] or [1.0]
+        low, high = axis.get("range") or (log10(min(positive)), log10(max(positive)))
+        return Scale(10.0**low, 10.0 ** max(high, low + 0.1), start, end, True)
+    low, high = axis.get("range") or (min(values, default=0.0), max(values, default=1.0))
+    if axis.get("rangemode") == "tozero":
+        low = min(low, 0.0)
+    if "range" not in axis and start > end:  # vertical: some headroom
+        high += _HEADROOM * (high - low)
+    return Scale(low, high if high > low else low + 1.0, start, end)
+
+
+def _ticks(axis: Data, scale: Scale) -> list[tuple[float, str]]:
+    values: Any = axis.get("tickvals")
+    step: Any = axis.get("dtick")
+    if values is None and step is None:
+        values = scale.ticks
+    elif values is None and scale.is_log:
+        values = [10.0**power for power in range(ceil(log10(scale.low) - 1e-9), floor(log10(scale.high) + 1e-9) + 1)]
+    elif values is None:
+        values = [step * number for number in range(ceil(scale.low / step), floor(scale.high / step) + 1)]
+    labels = axis.get("ticktext") or [format_short(value) for value in values]
+    pairs = zip(values, labels, strict=True)
+    return [
+        (scale(value), str(label)) for value, label in pairs if scale.low * 0.999999 <= value <= scale.high * 1.000001
+    ]
+
+
+def _is_drawn(*values: Any) -> bool:
+    return all(isinstance(value, int | float) and isfinite(value) for value in values)
+
+
+def _title(words: str) -> str:
+    return f"<title>{escape(words)}</title>" if words else ""
+
+
+def _stroke(line: Data, width: float = 2) -> dict[str, Any]:
+    """The attributes of a stroke. width: where the line has none"""
+    dash = _DASHES.get(line.get("dash", ""))
+    return {"stroke": line.get("color", GREY), "stroke_width": line.get("width", width), "stroke_dasharray": dash}
+
+
+def _frame(panel: _Panel) -> Iterator[str]:
+    """Grid lines, ticks, and the titles of the axes."""
+    x, y = panel.x, panel.y
+    for at, label in panel.x_ticks:
+        yield element("path", d=f"M{at:.1f},{y.end:.1f}V{y.start:.1f}", stroke=GRID)
+        yield text(at, y.start + 18, label, "middle")
+    for at, label in panel.y_ticks:
+        if not panel.names:
+            yield element("path", d=f"M{x.start:.1f},{at:.1f}H{x.end:.1f}", stroke=GRID)
+        if panel.has_y_labels:
+            yield text(x.start - 8, at + 4, label, "end")
+    yield text((x.start + x.end) / 2, y.start + 38, panel.x_title, "middle", fill=GREY)
+    if panel.y_title:
+        middle = (y.start + y.end) / 2
+        yield text(16, middle, panel.y_title, "middle", transform=f"rotate(-90 16 {middle:.1f})", fill=GREY)
+
+
+def _traces(panel: _Panel) -> Iterator[str]:
+    bases: dict[str, list[float]] = {}
+    for trace in panel.traces:
+        if trace["type"] == "bar":
+            yield from _bars(trace, panel)
+            continue
+        points, mode = panel.points(trace, bases), trace.get("mode", "lines")
+        if "lines" in mode:
+            yield from _line(trace, points)
+        if "markers" in mode:
+            yield from _markers(trace, points)
+
+
+def _line(trace: Data, points: Sequence[tuple[float, float, float]]) -> Iterator[str]:
+    """A line and the area below it. points: (x, y, y of the baseline), in pixels"""
+    top = [(x, y) for x, y, _ in points]
+    if trace["line"].get("shape") == "hv":
+        top = [corner for (a, b), (c, d) in pairwise(top) for corner in ((a, b), (c, b), (c, d))]
+    stroke, is_stacked = _stroke(trace["line"]), "stackgroup" in trace
+    if is_stacked or trace.get("fill"):
+        bottom = [] if trace.get("fill") == "toself" else [(x, base) for x, _, base in reversed(points)]
+        fill = {"fill": stroke["stroke"], "fill_opacity": 0.5} if is_stacked else {"fill": trace["fillcolor"]}
+        yield element("polygon", points=points_of([*top, *bottom]), **fill, pointer_events="none")
+    if stroke["stroke_width"]:
+        yield element("polyline", points=points_of(top), fill="none", **stroke, pointer_events="none")
+
+
+def _markers(trace: Data, points: Sequence[tuple[float, float, float]]) -> Iterator[str]:
+    marker = trace.get("marker") or {}
+    sizes, places = marker.get("size", 6), trace.get("textposition", "top center")
+    fill, labels = marker.get("color", GREY), trace.get("text") or [""] * len(points)
+    for number, (x, y, _) in enumerate(points):
+        radius = (sizes[number] if isinstance(sizes, Sequence) else sizes) / 2
+        hover = _title(hover_text(trace, number))
+        pointer = None if hover else "none"  # without hover text it leaves the pointer to what lies below it
+        if marker.get("symbol") == "x":
+            arm = 2 * radius
+            arms = f"M{x - radius:.1f},{y - radius:.1f}l{arm},{arm}m0,{-arm}l{-arm},{arm}"
+            yield element("path", hover, d=arms, stroke=fill, stroke_width=3, pointer_events=pointer)
+        else:
+            opacity = marker.get("opacity", 1)
+            yield element(
+                "circle", hover, cx=x, cy=y, r=radius, fill=fill, fill_opacity=opacity, pointer_events=pointer
+            )
+        if labels[number]:
+            place = places if isinstance(places, str) else places[number]
+            yield _marker_label(x, y, radius, labels[number], place, (trace.get("textfont") or {}).get("size", 12))
+
+
+def _marker_label(x: float, y: float, radius: float, label: str, place: str, size: float) -> str:
+    """The label of a marker. place: plotly's `textposition`, such as `bottom center`"""
+    height, side = place.split()
+    dy = {"top": -radius - 4, "middle": 4, "bottom": radius + 12}[height]
+    dx, anchor = {"left": (-radius - 3, "end"), "center": (0, "middle"), "right": (radius + 3, "start")}[side]
+    return text(x + dx, y + dy, label, anchor, font_size=size)
+
+
+def _bars(trace: Data, panel: _Panel) -> Iterator[str]:
+    """Horizontal bars with their labels, stacked on those of earlier traces."""
+    colour, texts = (trace.get("marker") or {}).get("color", GREY), trace.get("text")
+    height = _BAR * panel.row_height
+    for number, (start, end, at) in enumerate(panel.bars(trace)):
+        box = {"x": start, "y": at - height / 2, "width": max(end - start, 0), "height": height}
+        yield element("rect", _title(hover_text(trace, number)), **box, fill=colour)
+        if not texts or not texts[number]:
+            continue
+        lines = str(texts[number]).split("<br>")
+        width, room = max(text_width(line, _FONT) for line in lines), end - start - 4
+        is_outside = trace["textposition"] == "outside" or (trace["textposition"] == "auto" and room < width)
+        size = _FONT if is_outside else min(_FONT, _FONT * room / width)
+        if size < _MIN_FONT:
+            continue
+        x, anchor = (end + 6, "start") if is_outside else ((start + end) / 2, "middle")
+        ink = INK if is_outside else (trace.get("textfont") or {}).get("color", "white")
+        for place, line in enumerate(lines):
+            y = at + 4 + _LINE * (place - (len(lines) - 1) / 2)
+            yield text(x, y, line, anchor, fill=ink, font_size=f"{size:.3g}", pointer_events="none")
+
+
+def _shapes(shapes: Sequence[Data], panels: Sequence[_Panel]) -> Iterator[str]:
+    """Lines across a panel, where they lie within its y axis."""
+    for shape in shapes:
+        panel = _panel_of(shape, panels)
+        if str(shape.get("yref", "y")).endswith("domain") or panel.is_within(shape["y0"]):
+            (x1, x2), (y1, y2) = (panel.place(shape, axis, (f"{axis}0", f"{axis}1")) for axis in ("x", "y"))
+            yield element("path", d=f"M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}", **_stroke(shape.get("line") or {}, 1))
+
+
+def _annotations(notes: Sequence[Data], panels: Sequence[_Panel]) -> Iterator[str]:
+    for note in notes:
+        panel = _panel_of(note, panels)
+        (x,), (y,) = (panel.place(note, axis, (axis,)) for axis in ("x", "y"))
+        lines, font = note["text"].split("<br>"), note.get("font") or {}
+        above = _LINE * (len(lines) - 1) if note.get("yanchor") == "bottom" else 0
+        y -= above + note.get("yshift", 0) + 5
+        side = note.get("xanchor", "center")
+        x += {"left": 5, "right": -5}.get(side, 0)
+        look: dict[str, Any] = {"fill": font.get("color", INK), "font_size": min(font.get("size", 12), 14)}
+        rim: dict[str, Any] = {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}
+        for place, line in enumerate(lines):
+            yield text(x, y + _LINE * place, line, _ANCHORS[side], **look, **rim)
+
+
+def _panel_of(item: Data, panels: Sequence[_Panel]) -> _Panel:
+    """The panel that an annotation or shape refers to by its axes; the first one for `paper`."""
+    named = {str(item.get(f"{axis}ref", axis)).partition(" ")[0] for axis in ("x", "y")}
+    return next((panel for panel in panels if panel.x_name in named or panel.y_name in named), panels[0])
+
+
+def hover_text(trace: Data, number: int) -> str:
+    """The hover text of point `number` by plotly's `hovertemplate`, with line breaks; empty without a template."""
+
+    def value(place: re.Match[str]) -> str:
+        name, position, form = place.groups()
+        item = trace[name][number]
+        item = item if position is None else item[int(position)]
+        return format_si(item, "", int(form[1:-1])) if (form or "").endswith("s") else format(item, form or "")
+
+    return _PLACE.sub(value, _TAGS.sub("", trace.get("hovertemplate") or "").replace("<br>", "\n"))
+
+
+def _hover_strips(panel: _Panel) -> Iterator[str]:
+    """For line plots: a strip for every pixel column with points, whose hover text lists all of them."""
+    texts_at: dict[int, list[str]] = {}
+    for trace in panel.traces:
+        if trace["type"] == "scatter" and "lines" in trace.get("mode", "lines") and trace.get("hovertemplate"):
+            for number, (x, _, _) in enumerate(panel.points(trace, {})):
+                texts = texts_at.setdefault(round(x), [])
+                texts += [words for words in [hover_text(trace, number)] if words not in texts]
+    columns = sorted(texts_at)
+    if not columns:
+        return
+    edges = [panel.x.start, *((a + b) / 2 for a, b in pairwise(columns)), panel.x.end]
+    for (left, right), column in zip(pairwise(edges), columns, strict=True):
+        box = {"x": left, "y": round(panel.y.end), "width": right - left, "height": round(panel.y.start - panel.y.end)}
+        yield element("rect", _title("\n".join(texts_at[column])), class_="hover", **box)
+
+
+def _legend_rows(layout: Data, panels: Sequence[_Panel]) -> list[list[tuple[float, Data]]]:
+    """The rows of the legend: (x in pixels, trace) of every entry."""
+    traces = [trace for panel in panels for trace in panel.traces]
+    if not layout.get("showlegend", len(traces) > 1):
+        return []
+    rows: list[list[tuple[float, Data]]] = [[]]
+    left = x = panels[0].x.start
+    for trace in traces:
+        if trace.get("name") and trace.get("showlegend") is not False:
+            width = 20 + text_width(trace["name"], 13) + 18
+            if rows[-1] and x + width > _WIDTH:
+                rows.append([])
+                x = left
+            rows[-1].append((x, trace))
+            x += width
+    return rows
+
+
+def _legend(row: Sequence[tuple[float, Data]], y: float) -> Iterator[str]:
+    for x, trace in row:
+        is_line = trace["type"] == "scatter" and "lines" in trace.get("mode", "lines")
+        stroke = {**_stroke(trace["line"]), "stroke_width": 3 if is_line else 10}
+        stroke["stroke"] = (trace.get("marker") or {}).get("color") or stroke["stroke"]
+        yield element("path", d=f"M{x:.0f},{y - 4:.0f}h14", **stroke)
+        yield text(x + 20, y, trace["name"], "start")
