@@ -15,7 +15,7 @@ from perfmodel.planning.deployments.resilience import carried_cluster, requests_
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.deployments.servers import nodes_of, server_arguments
 from perfmodel.planning.screening.demand import at_rate
-from perfmodel.specs.commands.serving import left_out_fields
+from perfmodel.specs.commands.server import left_out_fields
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override

@@ -4,7 +4,7 @@ __all__ = ["nodes_of", "server_arguments"]
 
 from math import ceil
 
-from perfmodel.specs.commands.serving import engine_arguments
+from perfmodel.specs.commands.server import engine_arguments
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
