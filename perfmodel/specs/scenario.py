@@ -15,14 +15,11 @@ from perfmodel.files.blocks import Block
 from perfmodel.files.units import NonNegativeFloat
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
-from perfmodel.specs.cluster import ClusterSpec
+from perfmodel.specs.cluster import ClusterSpec, PoolGroup, PoolSpec
 from perfmodel.specs.engine.devices import refuse_missing_units
-from perfmodel.specs.engine.kv import PromptCompression
-from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.engine.spec import EngineSpec, PromptCompression
+from perfmodel.specs.hardware import OWN, HardwareSpec, Price, PriceOverride
 from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.pools import PoolGroup, PoolSpec
-from perfmodel.specs.prices import OWN, Price, PriceOverride
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from perfmodel.specs.engine.kv import KvOffload
+from perfmodel.specs.engine.spec import KvOffload
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.measure.protocol import Measured
 from perfmodel_executors.runner import Runner

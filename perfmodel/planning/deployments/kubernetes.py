@@ -14,9 +14,9 @@ from typing import Any
 
 from perfmodel.files.yaml_loader import dump_yaml
 from perfmodel.planning.deployments.servers import nodes_of, server_arguments
+from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 # maker -> what its device plugin calls a device, and the image with vLLM for it; AMD's is published from 0.14 on

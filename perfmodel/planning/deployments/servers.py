@@ -4,9 +4,9 @@ __all__ = ["nodes_of", "server_arguments"]
 
 from math import ceil
 
+from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.commands.server import engine_arguments
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}

@@ -10,7 +10,7 @@ from perfmodel.cost import peak_flops_per_s, ridge_point
 from perfmodel.report.document import Block, Document, Paragraph, Span, Table
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.report.views.step import ridge_points
-from perfmodel.specs.devices.family import DeviceFamily
+from perfmodel.specs.devices import DeviceFamily
 from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
 from perfmodel.specs.networks import NetworkFile
 

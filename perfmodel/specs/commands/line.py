@@ -23,7 +23,7 @@ from perfmodel.specs.commands.load import read_load
 from perfmodel.specs.commands.manifests import is_manifest, read_manifest
 from perfmodel.specs.commands.server import Reading, complete, read_server
 from perfmodel.specs.commands.shell import PodPlacement, ShellScript, read_shell
-from perfmodel.specs.devices.files import find_device
+from perfmodel.specs.devices import find_device
 from perfmodel.specs.engine.description import load_engine_description
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.shorthand import name_of

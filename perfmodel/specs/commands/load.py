@@ -119,8 +119,8 @@ def _sglang_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None
     take = reading.line.pop
     name, ratio = take("dataset", "sharegpt"), take("range_ratio", 0.0)
     if name in ("random", "random-ids", "image"):
-        lengths = (_up_to(take(side, 1024), ratio) for side in ("random_input", "random_output"))
-        _synthetic(traffic, *lengths)
+        prompt, answer = _up_to(take("random_input", 1024), ratio), _up_to(take("random_output", 1024), ratio)
+        _synthetic(traffic, prompt, answer)
     elif name == "generated-shared-prefix":
         groups, prefix = take("repeated_groups", 64), take("repeated_prefix", 2048)
         prompt, answer = _uniform(take("repeated_suffix", 128)), _uniform(take("repeated_output", 256))

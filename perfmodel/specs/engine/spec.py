@@ -1,21 +1,67 @@
 """`EngineSpec`: how the model is served, with vLLM's engine-argument names and meanings."""
 
-__all__ = ["EngineSpec", "EplbConfig"]
+__all__ = ["EngineSpec", "EplbConfig", "KvEviction", "KvOffload", "KvTier", "PromptCompression"]
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.base import Spec
-from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
+from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.units import Bytes, Milliseconds, NonNegativeInt, PositiveInt
 from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
-from perfmodel.specs.engine.backends import Backend
-from perfmodel.specs.engine.description import BatchingRules, DescribedEngine, describe_engine
-from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.description import Backend, BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.speculation import SpeculativeConfig
+from perfmodel.specs.networks import GivenLink
+
+
+class KvEviction(Spec):
+    """Keeps the `heavy_tokens` of a sequence with the highest accumulated scores and its `recent_tokens` newest."""
+
+    method: Literal["h2o"] = "h2o"
+    heavy_tokens: PositiveInt
+    recent_tokens: PositiveInt
+
+    @property
+    def num_tokens(self) -> int:
+        """The most that a sequence keeps."""
+        return self.heavy_tokens + self.recent_tokens
+
+
+class KvTier(Spec):
+    """The precision of the next older `tokens` of a sequence (None: all that are older), newest tier first."""
+
+    tokens: PositiveInt | None = None
+    dtype: str = "auto"
+
+
+class KvOffload(GivenLink):
+    """A second tier for KV blocks, in the host's memory or on a disk, behind a link of each device.
+
+    capacity_bytes: of the tier, per device
+    link, bandwidth_bytes_per_s, latency_s: the link to it; the latency is that of one block's copy
+    rule:           KV of a preempted request, or of a prefix that left the device: copied back (restore), computed
+                    again (recompute), or what the cost model says is quicker (faster)
+    overlap:        blocks come layer by layer while earlier layers compute; else the step waits for all of them
+    """
+
+    link: str | None = "pcie"
+    capacity_bytes: Annotated[Bytes, Field(gt=0)]
+    rule: Literal["restore", "recompute", "faster"] = "faster"
+    overlap: bool = True
+
+
+class PromptCompression(Spec):
+    """Prompts are shortened to the share `ratio` of their tokens before they are computed.
+
+    model: reads each prompt in full to do so, on a device like the scenario's; None: shortening costs nothing
+    """
+
+    ratio: Annotated[float, Field(gt=0, le=1)]
+    model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path")] | None = None
 
 
 class EplbConfig(Spec):
