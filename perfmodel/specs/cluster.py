@@ -31,13 +31,7 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import GivenLink, NetworkSpec
 
 RouterName = Literal[
-    "round_robin",
-    "random",
-    "power_of_two",
-    "least_outstanding",
-    "least_kv",
-    "prefix_affinity",
-    "session_affinity",
+    "round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "prefix_affinity", "session_affinity"
 ]
 
 

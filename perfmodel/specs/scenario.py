@@ -67,8 +67,7 @@ class Scenario(Spec):
 
     name: str
     model: Annotated[
-        ModelSpec,
-        Resolved("A name in workloads/models, or a path to a model card or a Hugging Face config.json"),
+        ModelSpec, Resolved("A name in workloads/models, or a path to a model card or a Hugging Face config.json")
     ]
     hardware: Annotated[HardwareSpec, Resolved("A name in hardware_specs, or a path to a hardware file")]
     model_changes: ModelChanges = ModelChanges()

@@ -142,11 +142,7 @@ def _refuse_model_fields(change: Override) -> None:
 
 
 def _resolve_hardware(
-    data: dict[str, Any],
-    positions: Positions,
-    folder: pathlib.Path,
-    changes: list[Override],
-    prefix: Path = (),
+    data: dict[str, Any], positions: Positions, folder: pathlib.Path, changes: list[Override], prefix: Path = ()
 ) -> None:
     place = (*prefix, "hardware")
     name = _name(data, "hardware", positions, place)

@@ -93,13 +93,7 @@ class Graphics:
 
 def read_graphics(tool: str, printed: str) -> list[Graphics]:
     """The GPUs in what a tool of `COMMANDS` printed; none where that is not what the tool prints of GPUs."""
-    readers = {
-        "nvidia-smi": _nvidia,
-        "amd-smi": _amd,
-        "rocm-smi": _rocm,
-        "xpu-smi": _xpu,
-        "system_profiler": _apple,
-    }
+    readers = {"nvidia-smi": _nvidia, "amd-smi": _amd, "rocm-smi": _rocm, "xpu-smi": _xpu, "system_profiler": _apple}
     try:
         return list(readers[tool](printed))
     except (ValueError, KeyError, TypeError, AttributeError):
