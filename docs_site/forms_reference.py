@@ -13,7 +13,7 @@ from docs_site.places import ROOT
 from docs_site.tables import as_code, in_cell, table
 from perfmodel.cost.forms.registry import FORMS, Form
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.specs.meanings import meanings_of
+from perfmodel.specs.json_schema import meanings_of
 
 _FOLDER = ROOT / "hardware_specs" / "calibrations"
 _FIT_HEADER = ("device and engine", "family", "measurements", "10th percentile", "median", "90th percentile")

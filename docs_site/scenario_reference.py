@@ -9,8 +9,7 @@ from typing import Any
 
 from docs_site.tables import as_code, in_cell, table
 from perfmodel import specs
-from perfmodel.specs.json_schema import refs_of
-from perfmodel.specs.meanings import every_spec, summary_of
+from perfmodel.specs.json_schema import every_spec, refs_of, summary_of
 
 _UNITS = (
     ("requests_per_s", "requests/s"),

@@ -116,9 +116,7 @@ def sweep(
     asked = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     asked = asked or default_metrics(load_scenario(path, [text for text in texts if not text.startswith("step.")]))
     combinations = list(product(*over.values()))
-    points = [
-        Point(path, asked, (*texts, *_texts(dict(zip(over, values, strict=True))))) for values in combinations
-    ]
+    points = [Point(path, asked, (*texts, *_texts(dict(zip(over, values, strict=True))))) for values in combinations]
     records = sweep_points(points, progress, workers, engine)
     return SweepResult(tuple(over), tuple(combinations), asked, tuple(records))
 

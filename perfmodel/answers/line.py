@@ -36,7 +36,7 @@ def answer_line(
     Raises SpecError, in one sentence: for unknown flags, for what is missing, for a scenario that cannot be.
     """
     from perfmodel.specs import load_scenario
-    from perfmodel.specs.commands.written import scenario_text
+    from perfmodel.specs.commands.line import scenario_text
     from perfmodel.specs.scenario_source import as_text
 
     found = _scenario(text, place, folder or Path(), asked)

@@ -88,7 +88,7 @@ def _prices(text: str, asked: Asked | None) -> str:
     if "=" not in text:
         return text
     from perfmodel.files.device_tables import named
-    from perfmodel.specs.devices.files import counted_device
+    from perfmodel.specs.devices import counted_device
 
     pairs = [pair.partition("=") for pair in text.split(",")]
     flag = "" if asked is None else asked.given.get("hardware", "")
@@ -113,7 +113,7 @@ def _own_name(device: str) -> str:
 
 def _rest_of_server(given: Mapping[str, Any], asked: Asked) -> dict[str, int]:
     """What `tp` is where `--hardware 8xh100` gives the number of devices and other sizes are given."""
-    from perfmodel.specs.devices.files import counted_device
+    from perfmodel.specs.devices import counted_device
 
     count, device = counted_device(asked.given.get("hardware", ""))
     sizes = {name: int(given[name]) for name in _SIZES if name in given}

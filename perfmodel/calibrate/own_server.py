@@ -32,7 +32,7 @@ from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim import simulate
-from perfmodel.specs.engine.own_calibration import refuse_shipped_name
+from perfmodel.specs.engine.reading import refuse_shipped_name
 from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]

@@ -66,7 +66,7 @@ def fit_to_engine(target: str, scenarios: Sequence[str], asked: OwnServer, as_js
     from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
     from perfmodel.report.views.validation import calibration_view
     from perfmodel.specs import load_scenario
-    from perfmodel.specs.engine.own_calibration import device_file
+    from perfmodel.specs.engine.reading import device_file
     from perfmodel.specs.scenario_file import named_model
     from perfmodel.validate.executed.bridge import load_executor
 

@@ -47,8 +47,7 @@ from typing import Protocol
 from perfmodel.cost.forms.clocks import tdp_w
 from perfmodel.cost.forms.device import OperatorTime, bound_of
 from perfmodel.errors import SpecError
-from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.prices import PriceOverride
+from perfmodel.specs.hardware import HardwareSpec, PriceOverride
 from perfmodel.specs.scenario import price_in_use
 
 _MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle

@@ -22,7 +22,7 @@ from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.sim.replica.replica import EngineRank, Replica
-from perfmodel.specs.pools import AutoscalingSpec
+from perfmodel.specs.cluster import AutoscalingSpec
 from perfmodel.specs.scenario import Scenario
 
 Fate = Literal["finished", "failed", "rate_limited", "timed_out"]

@@ -69,13 +69,12 @@ if TYPE_CHECKING:
     from perfmodel.models.cards import list_models, load_model
     from perfmodel.models.spec import ModelSpec
     from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
-    from perfmodel.specs.devices.files import load_tables
+    from perfmodel.specs.devices import load_tables
     from perfmodel.specs.engine.spec import EngineSpec
     from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
-    from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
+    from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price, PriceOverride
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
     from perfmodel.specs.networks import Link, NetworkFile, NetworkSpec, find_network, list_networks, load_network
-    from perfmodel.specs.prices import Price, PriceOverride
     from perfmodel.specs.scenario import Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
     from perfmodel.specs.slo import SLO
@@ -89,15 +88,13 @@ _NAMES = {
     "perfmodel.models.architecture": ("QuantizationSpec",),
     "perfmodel.models.cards": ("list_models", "load_model"),
     "perfmodel.models.spec": ("ModelSpec",),
-    "perfmodel.specs.cluster": ("ClusterSpec", "KvTransferSpec"),
-    "perfmodel.specs.devices.files": ("load_tables",),
+    "perfmodel.specs.cluster": ("ClusterSpec", "KvTransferSpec", "PoolSpec"),
+    "perfmodel.specs.devices": ("load_tables",),
     "perfmodel.specs.engine.spec": ("EngineSpec",),
     "perfmodel.specs.engine.speculation": ("Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"),
-    "perfmodel.specs.hardware": ("Declared", "HardwareSpec", "MemoryLevel"),
+    "perfmodel.specs.hardware": ("Declared", "HardwareSpec", "MemoryLevel", "Price", "PriceOverride"),
     "perfmodel.specs.json_schema": ("SCHEMA_KINDS", "scenario_schema", "schema"),
     "perfmodel.specs.networks": ("Link", "NetworkFile", "NetworkSpec", "find_network", "list_networks", "load_network"),
-    "perfmodel.specs.pools": ("PoolSpec",),
-    "perfmodel.specs.prices": ("Price", "PriceOverride"),
     "perfmodel.specs.scenario": ("Scenario",),
     "perfmodel.specs.scenario_file": ("list_hardware", "load_hardware", "load_scenario", "load_traffic"),
     "perfmodel.specs.slo": ("SLO",),

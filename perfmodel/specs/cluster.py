@@ -1,15 +1,228 @@
-"""`ClusterSpec`: replicas or pools of them, the router and gateway before them, KV between them."""
+"""`ClusterSpec`: replicas or pools of them, what scales and fails, the router and gateway before them, KV between."""
 
-__all__ = ["ClusterSpec", "GatewaySpec", "KvTransferSpec", "RateLimit", "Retries"]
+__all__ = [
+    "AutoscalingSpec",
+    "ClusterSpec",
+    "FailureEvent",
+    "FailuresSpec",
+    "GatewaySpec",
+    "KvTransferSpec",
+    "PoolGroup",
+    "PoolSpec",
+    "RateLimit",
+    "Retries",
+    "RouterName",
+    "Slowdown",
+    "completed",
+    "deployments",
+]
 
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.base import Spec
+from perfmodel.files.base import Resolved, Spec
 from perfmodel.files.units import BytesPerSecond, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import GivenLink, NetworkSpec
-from perfmodel.specs.pools import AutoscalingSpec, FailuresSpec, PoolGroup, PoolSpec, RouterName, completed, deployments
+
+RouterName = Literal[
+    "round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "prefix_affinity", "session_affinity"
+]
+
+
+class AutoscalingSpec(Spec):
+    """As many replicas as the load asks for: ceil(load / target), the load being counted each `interval_s`.
+
+    metric:             concurrency: requests that wait or run; queue: requests that wait, and then replicas go one at a
+                        time, when no request waits; kv_cache_usage: KV blocks in use, `target` being a share of a
+                        replica's. Requests whose KV is on its way wait, where it goes to
+    scale_down_delay_s: fewer replicas only when fewer would have done for so long; those that go finish what they have
+    min_replicas:       0: the first request that comes starts one
+    cold_start_s:       until a new replica serves; by default the time for its weights at `load_bandwidth_bytes_per_s`
+                        (of one NVMe drive, or a 25 Gb/s network, per replica) and `engine_start_s` (processes,
+                        compilation, CUDA graphs)
+
+    Interval and delay are those of Kubernetes' horizontal pod autoscaler by default.
+    """
+
+    metric: Literal["concurrency", "queue", "kv_cache_usage"] = "concurrency"
+    target: PositiveFloat
+    min_replicas: NonNegativeInt = 1
+    max_replicas: PositiveInt
+    interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
+    scale_down_delay_s: Annotated[Seconds, Field(ge=0)] = 300.0
+    cold_start_s: Annotated[Seconds, Field(ge=0)] | None = None
+    load_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] = 3e9
+    engine_start_s: Annotated[Seconds, Field(ge=0)] = 30.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "AutoscalingSpec":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"found min_replicas {self.min_replicas}, allowed at most max_replicas")
+        if self.metric == "kv_cache_usage" and self.target > 1:
+            raise ValueError(
+                f"found target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1"
+            )
+        return self
+
+    def start_s(self, weight_bytes: float) -> float:
+        """Seconds until a new replica with so many bytes of weights serves."""
+        if self.cold_start_s is not None:
+            return self.cold_start_s
+        return weight_bytes / self.load_bandwidth_bytes_per_s + self.engine_start_s
+
+
+class FailureEvent(Spec):
+    """The replica of this number in the pool of this number (from 0) dies at `at_s` and is away for `down_s`."""
+
+    at_s: Annotated[Seconds, Field(ge=0)]
+    pool: NonNegativeInt = 0
+    replica: NonNegativeInt = 0
+    down_s: Annotated[Seconds, Field(ge=0)] | None = None
+
+
+class Slowdown(Spec):
+    """Steps of this replica in this pool (from 0) take `factor` times as long from `at_s` on, for `for_s` or always."""
+
+    factor: Annotated[float, Field(gt=1)]
+    pool: NonNegativeInt = 0
+    replica: NonNegativeInt = 0
+    at_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    for_s: Annotated[Seconds, Field(gt=0)] | None = None
+
+
+class FailuresSpec(Spec):
+    """Replicas die, and what they had in hand and in their KV caches with them; `slowdowns` of some make stragglers.
+
+    mtbf_s:      mean time between failures of one replica, exponentially distributed
+    repair_s:    until it may start again
+    start_s:     how long it then takes to start, where no autoscaling says so
+    detection_s: until health checks notice that a replica is dead, at the latest when it may start again; requests are
+                 sent to it until then, and wait with those that it had
+    """
+
+    mtbf_s: Annotated[Seconds, Field(gt=0)] | None = None
+    repair_s: Annotated[Seconds, Field(ge=0)] = 60.0
+    start_s: Annotated[Seconds, Field(ge=0)] = 60.0
+    detection_s: Annotated[Seconds, Field(ge=0)] = 0.0
+    events: tuple[FailureEvent, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
+
+    @model_validator(mode="after")
+    def _says_when(self) -> "FailuresSpec":
+        if self.mtbf_s is None and not (self.events or self.slowdowns):
+            raise ValueError("needs `mtbf_s`, or `events` with the times, or `slowdowns`")
+        return self
+
+
+class PoolSpec(Spec):
+    """Equal replicas with one role.
+
+    deployment: pools of one name serve the same requests together: behind one router, or as prefill and decode;
+                without a name a unified pool with a share is a deployment of its own, all others are one
+    model:    another model, or another version of it, for a `share` of the requests; the scenario's unless given
+    share:    of the requests, by a hash of their numbers; else the router chooses among all pools without one
+    shadow:   its `share` are copies: the answers are discarded, and nothing but its cost is counted
+    engine:   in a file, what differs from the scenario's `engine`; here, all of it
+    hardware: the scenario's, unless given
+    router:   how requests are shared out over the pool's replicas; the cluster's, unless given
+
+    What one pool of a deployment says about its model, share and shadow goes for all of them.
+    """
+
+    name: str | None = None
+    deployment: str | None = None
+    role: Literal["unified", "prefill", "decode"] = "unified"
+    replicas: NonNegativeInt = 1
+    engine: EngineSpec = EngineSpec()
+    hardware: (
+        Annotated[HardwareSpec, Resolved("A name in hardware_specs, or a path; the scenario's unless given")] | None
+    ) = None
+    router: RouterName | None = None
+    model: (
+        Annotated[ModelSpec, Resolved("A name in workloads/models, or a path; the scenario's unless given")] | None
+    ) = None
+    share: float | None = Field(default=None, gt=0, le=1)
+    shadow: bool = False
+    autoscaling: AutoscalingSpec | None = None
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas that there are at most."""
+        return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling is not None else 0)
+
+    @model_validator(mode="after")
+    def _has_replicas(self) -> "PoolSpec":
+        if not self.most_replicas:
+            raise ValueError("found 0 replicas, and no autoscaling that would start any; give at least 1")
+        return self
+
+
+class PoolGroup(NamedTuple):
+    """`pools`: the positions of its pools in the cluster; `share`: of the requests, all unless there is one."""
+
+    name: str | None
+    pools: tuple[int, ...]
+    share: float | None
+    is_shadow: bool
+    is_disaggregated: bool
+
+    def check(self, pools: Sequence[PoolSpec]) -> None:
+        """Raise ValueError unless its pools, of the cluster's `pools`, make a deployment."""
+        roles = Counter(pools[number].role for number in self.pools)
+        where = "" if self.name is None else f" in deployment {self.name}"
+        if bool(roles["prefill"]) != bool(roles["decode"]):
+            missing = "decode" if roles["prefill"] else "prefill"
+            raise ValueError(f"found no pool with role {missing}{where}; prefill and decode pools need each other")
+        if roles["unified"] and roles["prefill"]:
+            raise ValueError(
+                f"found unified pools beside prefill and decode ones{where}; give each kind a `share` of the requests, "
+                f"and a `deployment` name where there are several of a kind"
+            )
+        if self.is_shadow and self.share is None:
+            raise ValueError(f"found shadow without share{where}; say of which share of the requests it gets copies")
+
+
+def deployments(pools: Sequence[PoolSpec]) -> tuple[PoolGroup, ...]:
+    """The deployments that `pools` make, in the order of their first pools."""
+    return tuple(
+        PoolGroup(
+            name if isinstance(name, str) else None,
+            tuple(numbers),
+            pools[numbers[0]].share,
+            pools[numbers[0]].shadow,
+            any(pools[number].role == "prefill" for number in numbers),
+        )
+        for name, numbers in _grouped(pools).items()
+    )
+
+
+def completed(pools: Sequence[PoolSpec]) -> tuple[PoolSpec, ...]:
+    """`pools`, each with the model, share and shadow of its deployment. Raises ValueError where two disagree."""
+    complete = list(pools)
+    for numbers in _grouped(pools).values():
+        common: dict[str, Any] = {}
+        for field in ("model", "share", "shadow"):
+            said = [value for number in numbers if (value := getattr(pools[number], field))]
+            if any(value != said[0] for value in said):
+                raise ValueError(f"found more than one {field} in the pools of a deployment; give it once for all")
+            common |= {field: said[0]} if said else {}
+        for number in numbers if len(numbers) > 1 and common else ():
+            complete[number] = pools[number].model_copy(update=common)
+    return tuple(complete)
+
+
+def _grouped(pools: Sequence[PoolSpec]) -> dict[str | int | None, list[int]]:
+    groups: dict[str | int | None, list[int]] = {}
+    for number, pool in enumerate(pools):
+        is_alone = pool.deployment is None and pool.role == "unified" and pool.share is not None
+        groups.setdefault(number if is_alone else pool.deployment, []).append(number)
+    return groups
 
 
 class RateLimit(Spec):

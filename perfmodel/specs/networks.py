@@ -141,10 +141,7 @@ class GivenLink(Spec):
                 f"{hardware.name} has no link {self.link or 'at all'} (its links: {known}), and no network is "
                 f"called so ({', '.join(list_names('networks'))}); name one of them, or give bandwidth_bytes_per_s"
             )
-        given = {
-            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
-            "latency_s": self.latency_s,
-        }
+        given = {"bandwidth_bytes_per_s": self.bandwidth_bytes_per_s, "latency_s": self.latency_s}
         update = {name: value for name, value in given.items() if value is not None}
         if declared is not None:
             return declared.model_copy(update=update)

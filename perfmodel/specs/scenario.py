@@ -16,14 +16,11 @@ from perfmodel.files.units import NonNegativeFloat
 from perfmodel.files.yaml_loader import Positions
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ModelSpec
-from perfmodel.specs.cluster import ClusterSpec
+from perfmodel.specs.cluster import ClusterSpec, PoolGroup, PoolSpec
 from perfmodel.specs.engine.devices import refuse_missing_units
-from perfmodel.specs.engine.kv import PromptCompression
-from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.engine.spec import EngineSpec, PromptCompression
+from perfmodel.specs.hardware import OWN, HardwareSpec, Price, PriceOverride
 from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.pools import PoolGroup, PoolSpec
-from perfmodel.specs.prices import OWN, Price, PriceOverride
 from perfmodel.specs.scenario_source import ScenarioSource
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
@@ -75,8 +72,7 @@ class Scenario(Spec):
 
     name: str
     model: Annotated[
-        ModelSpec,
-        Resolved("A name in workloads/models, or a path to a model card or a Hugging Face config.json"),
+        ModelSpec, Resolved("A name in workloads/models, or a path to a model card or a Hugging Face config.json")
     ]
     hardware: Annotated[HardwareSpec, Resolved("A name in hardware_specs, or a path to a hardware file")]
     model_changes: ModelChanges = ModelChanges()

@@ -1,4 +1,5 @@
-"""From a scenario file to a `Scenario`: names and paths resolved, `--set` applied, everything validated.
+"""From a scenario file to a `Scenario`: names and paths resolved, `--set` applied, everything validated, the model
+changed and in its formats, defaults filled in; what the engine does not start with is refused.
 
 Order of authority: `--set`, the scenario file, the files that it names, the defaults. `--set model=...`,
 `--set hardware=...` and `--set traffic=...` replace the name; deeper paths change what the named file says.
@@ -29,10 +30,10 @@ from perfmodel.files.reach import is_only_names, may_touch, refused
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
-from perfmodel.specs.devices.files import DeviceSource, find_device, read_device
+from perfmodel.specs.devices import DeviceSource, find_device, read_device
 from perfmodel.specs.engine.devices import default_of
 from perfmodel.specs.engine.reading import resolve_engine
-from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.hardware import OWN, HardwareSpec, listed_price
 from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
 from perfmodel.specs.overrides import (
     Override,
@@ -43,7 +44,6 @@ from perfmodel.specs.overrides import (
     list_position,
     parse_override,
 )
-from perfmodel.specs.prices import OWN, listed_price
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import ScenarioSource, as_text, read_scenario, refuse_path_as_name
 from perfmodel.specs.traffic import Traffic
@@ -174,11 +174,7 @@ def _refuse_model_fields(change: Override) -> None:
 
 
 def _resolve_hardware(
-    data: dict[str, Any],
-    positions: Positions,
-    folder: pathlib.Path,
-    changes: list[Override],
-    prefix: Path = (),
+    data: dict[str, Any], positions: Positions, folder: pathlib.Path, changes: list[Override], prefix: Path = ()
 ) -> None:
     place = (*prefix, "hardware")
     name = _name(data, "hardware", positions, place)

@@ -16,10 +16,9 @@ from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.number_formats import with_dtype, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.engine.description import Use
-from perfmodel.specs.engine.devices import with_defaults
+from perfmodel.specs.engine.devices import refuse_to_start, with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.engine.startup import refuse_to_start
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.traffic import Traffic

@@ -11,7 +11,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
 from perfmodel.files.catalog import Kind, expanded, find_file
 from perfmodel.files.reach import may_touch
-from perfmodel.specs.devices.files import counted_device, find_device
+from perfmodel.specs.devices import counted_device, find_device
 from perfmodel.specs.scenario_file import load_traffic
 
 _WITH_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")

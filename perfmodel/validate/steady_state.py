@@ -14,7 +14,7 @@ from perfmodel.calibrate.steady.profile import cell_of
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, num_slices, simulate_steady_states
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost.calibrations.provenance import provenance_of
-from perfmodel.specs.pools import PoolSpec
+from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.traffic import Lengths
 from perfmodel.trust.setups import setup_of
 from perfmodel.validate.report import (

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.meanings import meanings_of
+from perfmodel.specs.json_schema import meanings_of
 from perfmodel.web.figures import value_at
 
 Kind = Literal["text", "names", "choice", "number", "slider", "switch"]

@@ -74,7 +74,7 @@ def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
 
 def serve_line(state: PageState, folder: Path) -> list[str]:
     """Lines for a shell that start the deployment with vLLM. Raises SpecError for a scenario that cannot be."""
-    from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
+    from perfmodel.specs.commands.server import engine_arguments, left_out_fields
 
     question = with_files(Question.of("simulate", state), folder)
     with _only_dropped(folder):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from perfmodel.specs.engine.kv import KvOffload
+from perfmodel.specs.engine.spec import KvOffload
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.measure.protocol import Measured
 from perfmodel_executors.runner import Runner

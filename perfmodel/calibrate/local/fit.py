@@ -38,7 +38,7 @@ from perfmodel.cost.forms.blocks.stream import StreamRates, StreamSizes, stream_
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.errors import PerfmodelError
-from perfmodel.specs.engine.backends import BackendFacts
+from perfmodel.specs.engine.description import BackendFacts
 from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
 

@@ -21,11 +21,10 @@ from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
-from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
+from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec, PoolSpec
 from perfmodel.specs.engine.description import describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.traffic import Arrivals, Lengths, Sampling, Traffic

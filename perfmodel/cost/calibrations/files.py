@@ -28,7 +28,7 @@ from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, write_fitted
-from perfmodel.specs.devices.files import DeviceSource, find_device
+from perfmodel.specs.devices import DeviceSource, find_device
 from perfmodel.specs.engine.description import ExpertsRow, describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec

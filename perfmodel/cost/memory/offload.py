@@ -19,7 +19,7 @@ from perfmodel.cost.steps.stages import estimate_step
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs.engine.kv import KvOffload
+from perfmodel.specs.engine.spec import KvOffload
 from perfmodel.specs.scenario import Scenario
 
 

@@ -38,8 +38,8 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages
 from perfmodel.printable import Printable, columns_of
+from perfmodel.specs.engine.devices import heads_divide
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.engine.startup import heads_divide
 from perfmodel.specs.hardware import HardwareSpec
 
 # cuBLAS's workspace as PyTorch sets it from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp).

@@ -25,7 +25,7 @@ from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import on_device
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape
-from perfmodel.specs.engine.graphs import GraphObstacle
+from perfmodel.specs.engine.description import GraphObstacle
 from perfmodel.specs.scenario import Overheads, Scenario
 
 _SPREAD_OTHER_VERSION = 1.3  # as of kernels measured under another engine [assumed]

@@ -1,9 +1,9 @@
 """Decisions under doubt: replicas that are enough in a wanted share of draws, what being short costs, what knowing is
 worth.
 
-A draw is one plausible state of what calibrations leave unexplained, common to all options (`screening.draws`). In it
-an option needs so many replicas. One that has fewer misses the SLO, and missing it is priced as the replicas that are
-then added, at their own price: at most as much as the surest option costs, which is taken instead.
+A draw is one plausible state of what calibrations leave unexplained, common to all options (`screening.surfaces`). In
+it an option needs so many replicas. One that has fewer misses the SLO, and missing it is priced as the replicas that
+are then added, at their own price: at most as much as the surest option costs, which is taken instead.
 
 Knowing a device is to know the needs of all options on it in the draw at hand. The value of it is what the decision
 costs less on average: for each draw the cheapest of what is then known to serve, or of what the others cost on

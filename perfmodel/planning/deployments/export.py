@@ -23,11 +23,11 @@ from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.resilience import carried_cluster, requests_with_failures
 from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.screening.demand import at_rate
-from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
+from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.commands.server import engine_arguments, left_out_fields
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
-from perfmodel.specs.pools import PoolSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import is_text, read_scenario
 

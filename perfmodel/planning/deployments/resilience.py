@@ -14,8 +14,8 @@ from perfmodel.planning.deployments.finalist import Finalist
 from perfmodel.planning.deployments.result import PlanResult, Resilience
 from perfmodel.planning.screening.demand import at_rate
 from perfmodel.sim import simulate
+from perfmodel.specs.cluster import FailuresSpec
 from perfmodel.specs.overrides import as_overrides
-from perfmodel.specs.pools import FailuresSpec
 from perfmodel.specs.scenario import Scenario
 
 _CARRIED = ("failures", "gateway")

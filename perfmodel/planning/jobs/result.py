@@ -19,7 +19,7 @@ from perfmodel.planning.screening.surfaces import NUM_DRAWS
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.printable import Printable, columns_of
-from perfmodel.specs.commands.serving import engine_arguments
+from perfmodel.specs.commands.server import engine_arguments
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import Trust, trust_of
 

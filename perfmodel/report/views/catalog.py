@@ -25,7 +25,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.report.document import Block, Document, Heading, Paragraph, Span, Table
 from perfmodel.report.numbers import format_number, format_si
 from perfmodel.report.views.step import ridge_points
-from perfmodel.specs.devices.family import DeviceFamily
+from perfmodel.specs.devices import DeviceFamily
 from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
 from perfmodel.specs.networks import NetworkFile
 from perfmodel.validate.techniques.status import TechniqueStatus

@@ -10,7 +10,7 @@ from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.traffic.hashed import hashed
-from perfmodel.specs.pools import AutoscalingSpec, FailuresSpec, Slowdown
+from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, Slowdown
 
 _MOST_EVENTS = 1_000_000  # looks or failures of one run: seven seconds. A week of looks every second has 600,000
 

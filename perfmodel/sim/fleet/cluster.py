@@ -12,7 +12,7 @@ from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool, build_pool
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd
-from perfmodel.specs.pools import PoolGroup, PoolSpec, deployments
+from perfmodel.specs.cluster import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.engine import Request
 from perfmodel.sim.fleet.pool import FleetRouter, Pool
-from perfmodel.specs.pools import PoolGroup
+from perfmodel.specs.cluster import PoolGroup
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.disaggregated import DisaggregatedServer

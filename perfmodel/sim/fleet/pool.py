@@ -32,7 +32,7 @@ from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
 from perfmodel.sim.replica.second_tier import second_tier
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
 from perfmodel.sim.replica.step_costs import shared_step_costs
-from perfmodel.specs.pools import PoolSpec
+from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
 OnFinished = Callable[[EngineRank, Request], None]

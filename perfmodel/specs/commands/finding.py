@@ -10,18 +10,8 @@ from perfmodel.errors import SpecError
 from perfmodel.specs.commands.description import CommandDescription, all_commands
 from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand, ShellScript, Unresolved, read_shell
 
-_SAYS = (
-    "echo",
-    "printf",
-    "cat",
-    "grep",
-    "pkill",
-    "pgrep",
-    "kill",
-    "alias",
-    "which",
-    "man",
-)  # their words are no command
+# Their words are no command.
+_SAYS = ("echo", "printf", "cat", "grep", "pkill", "pgrep", "kill", "alias", "which", "man")
 _SHELLS = ("sh", "bash", "zsh", "dash")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:[.-]?(?:post|rc)\d+)?)")

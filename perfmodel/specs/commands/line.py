@@ -4,9 +4,10 @@ A line, a script, a compose file; what it says of the scenario, what has no part
 modelled. Nothing is passed over in silence.
 """
 
-__all__ = ["Asking", "LineScenario", "read_line"]
+__all__ = ["Asking", "LineScenario", "read_line", "scenario_text"]
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import isfile
 from pathlib import Path
@@ -15,20 +16,21 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import expanded
 from perfmodel.files.reach import may_touch, refused
-from perfmodel.files.yaml_loader import load_yaml, load_yaml_text
+from perfmodel.files.yaml_loader import flow_yaml, load_yaml, load_yaml_text
 from perfmodel.specs.commands.arguments import Arguments, flags_of_mapping, read_arguments
-from perfmodel.specs.commands.engines import complete
 from perfmodel.specs.commands.finding import FoundCommand, find_commands
 from perfmodel.specs.commands.load import read_load
 from perfmodel.specs.commands.manifests import is_manifest, read_manifest
-from perfmodel.specs.commands.server import Reading, read_server
+from perfmodel.specs.commands.server import Reading, complete, read_server
 from perfmodel.specs.commands.shell import PodPlacement, ShellScript, read_shell
-from perfmodel.specs.devices.files import find_device
+from perfmodel.specs.devices import find_device
 from perfmodel.specs.engine.description import load_engine_description
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.shorthand import name_of
 
 _MOST_SERVERS = 64
+_WIDTH = 110  # of comments in the written file
+_BLOCKS = ("engine", "cluster", "traffic", "slo", "sampling")
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -221,10 +223,8 @@ def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[
         raise SpecError(f"{servers[1].place}: prefill and decode servers of different models; give one model.")
     whole.data["engine"] = shared
     whole.data["cluster"] = {"pools": pools}
-    for each in readings[1:]:
-        whole.irrelevant += each.irrelevant
-        whole.unmodelled += each.unmodelled
-        whole.notes += each.notes
+    for reading in readings[1:]:
+        whole.add_remarks(reading)
     return whole
 
 
@@ -239,16 +239,9 @@ def _add_load(base: Reading, loads: Sequence[FoundCommand], script: ShellScript,
     for block, value in reading.data.items():
         base.data.setdefault(block, value)
     base.sources.update({path: source for path, source in reading.sources.items() if path not in base.sources})
-    base.irrelevant += reading.irrelevant
-    base.unmodelled += reading.unmodelled
-    base.notes += reading.notes
-    base.assumed += reading.assumed
+    base.add_remarks(reading)
     if len(loads) > 1:
         base.notes.append(f"{len(loads)} load tests: the first counts ({command.place})")
-
-
-def _is_here(path: Path) -> bool:
-    return may_touch(path) and path.exists()
 
 
 def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, has_server: bool) -> LineScenario:
@@ -263,7 +256,8 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, h
             f"{commands[0].place}: found {' '.join(words)[:60]!r} where a model's name was expected; words of a "
             f"command stand one by one, or behind sh -c as a script."
         )
-    if asking.model is None and is_path and not _is_here(expanded(str(model))):
+    path = expanded(str(model))
+    if asking.model is None and is_path and not (may_touch(path) and path.exists()):
         tail = "/".join(Path(str(model)).parts[-2:]).removeprefix("/")
         raise SpecError(
             f"{commands[0].place}: model {model}: a path of the server's, which is not here; say whose files they are, "
@@ -309,3 +303,46 @@ def _around(commands: Sequence[FoundCommand]) -> list[str]:
                 f"around {command.description.title}, not read: {shown[:200]}{' ...' if len(shown) > 200 else ''}"
             )
     return notes
+
+
+def scenario_text(scenario: LineScenario) -> str:
+    """The text of the file: each field beside the flag that said it, in comments above what is no field."""
+    lines = list(_heading(scenario))
+    for block, value in scenario.data.items():
+        if block in _BLOCKS and isinstance(value, Mapping):
+            lines.append(f"{block}:")
+            lines += [_field(f"  {key}", f"{block}.{key}", each, scenario.sources) for key, each in value.items()]
+        else:
+            lines.append(_field(block, block, value, scenario.sources))
+    return "\n".join(lines) + "\n"
+
+
+def _heading(scenario: LineScenario) -> Iterator[str]:
+    yield from _comment("Read, not run: ", scenario.commands)
+    yield from _comment("Affects time and is not modelled: ", [f"{what} ({why})" for what, why in scenario.unmodelled])
+    yield from _comment("Note: ", scenario.notes)
+    yield from _comment("Assumed: ", scenario.assumed)
+    yield from _comment("No part in time: ", scenario.irrelevant)
+
+
+def _comment(what: str, items: Any) -> Iterator[str]:
+    text = "; ".join(_on_one_line(item) for item in items)
+    if text:
+        yield from textwrap.wrap(
+            f"{what}{text}.", _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+        )
+
+
+def _field(key: str, path: str, value: Any, sources: Mapping[str, str]) -> str:
+    text = f"{key}: {flow_yaml(value)}"
+    texts = [
+        source
+        for place, source in sources.items()
+        if (place == path or place.startswith(f"{path}.")) and source not in ("", value)
+    ]
+    own = "; ".join(_on_one_line(source) for source in dict.fromkeys(texts))
+    return f"{text}  # {own}" if own else text
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -63,7 +63,7 @@ def _arrivals(reading: Reading, traffic: dict[str, Any]) -> None:
     reading.sources["traffic.arrivals"] = source
 
 
-def _uniform(mean: float, ratio: float) -> dict[str, Any]:
+def _uniform(mean: float, ratio: float = 0) -> dict[str, Any]:
     """vLLM's: from mean x (1 - ratio) to mean x (1 + ratio)."""
     if not ratio:
         return {"distribution": "fixed", "value": int(mean)}
@@ -73,19 +73,26 @@ def _uniform(mean: float, ratio: float) -> dict[str, Any]:
 def _up_to(most: int, ratio: float) -> dict[str, Any]:
     """SGLang's: from the ratio of the length up to all of it."""
     low = max(int(most * ratio), 1)
-    return (
-        {"distribution": "fixed", "value": most}
-        if low >= most
-        else {"distribution": "uniform", "low": low, "high": most}
-    )
+    return _uniform(most) if low >= most else {"distribution": "uniform", "low": low, "high": most}
+
+
+def _synthetic(
+    traffic: dict[str, Any], prompt: dict[str, Any], answer: dict[str, Any], prefix: int = 0, groups: int = 1
+) -> None:
+    """Lengths of made-up data; a shared prefix comes before each prompt's own tokens."""
+    for key in ("value", "low", "high", "mean"):
+        if key in prompt and prefix:
+            prompt[key] += prefix
+    traffic |= {"input_tokens": prompt, "output_tokens": answer}
+    if prefix:
+        traffic["prefix"] = {"num_groups": groups, "shared_tokens": prefix}
 
 
 def _vllm_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
-    line = reading.line
-    name = line.pop("dataset", "random")
-    ratio = line.pop("range_ratio", 0.0)
+    take = reading.line.pop
+    name, ratio = take("dataset", "random"), take("range_ratio", 0.0)
     ratios = (ratio.get("input", 0.0), ratio.get("output", 0.0)) if isinstance(ratio, dict) else (ratio, ratio)
-    if not all(isinstance(each, int | float) and 0 <= each < 1 for each in ratios):
+    if not all(isinstance(share, int | float) and 0 <= share < 1 for share in ratios):
         raise SpecError(f"{place}: --random-range-ratio: found {ratio}, allowed from 0 to below 1.")
     if any(ratios) and name.startswith("random"):
         source = reading.sources.get("line.range_ratio", "")
@@ -93,52 +100,32 @@ def _vllm_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
             f"{source}: around the mean, as vLLM since 0.8.3 draws it; earlier: from the ratio up to the length"
         )
     if name in ("random", "random-mm", "random-rerank"):
-        prompt = line.pop("input", line.pop("random_input", 1024))
-        answer = line.pop("output", line.pop("random_output", 128))
-        prefix = line.pop("prefix", 0)
-        lengths = _uniform(prompt, ratios[0])
-        for key in ("value", "low", "high"):
-            if key in lengths:
-                lengths[key] += prefix
-        traffic |= {"input_tokens": lengths, "output_tokens": _uniform(answer, ratios[1])}
-        if prefix:
-            traffic["prefix"] = {"num_groups": 1, "shared_tokens": prefix}
-    elif name == "sonnet":
-        prefix, prompt = line.pop("sonnet_prefix", 200), line.pop("input", line.pop("sonnet_input", 550))
-        traffic |= {
-            "input_tokens": _uniform(prompt, 0),
-            "output_tokens": _uniform(line.pop("output", line.pop("sonnet_output", 150)), 0),
-        }
-        if prefix:
-            traffic["prefix"] = {"num_groups": 1, "shared_tokens": prefix}
+        prompt = _uniform(take("input", take("random_input", 1024)), ratios[0])
+        answer = _uniform(take("output", take("random_output", 128)), ratios[1])
+        _synthetic(traffic, prompt, answer, take("prefix", 0))
+    elif name == "sonnet":  # its input length has the prefix in it
+        prefix, length = take("sonnet_prefix", 200), take("input", take("sonnet_input", 550))
+        answer = _uniform(take("output", take("sonnet_output", 150)))
+        _synthetic(traffic, _uniform(length - prefix), answer, prefix)
     elif name == "prefix_repetition":
-        prefix, suffix = line.pop("repeated_prefix", 256), line.pop("repeated_suffix", 256)
-        traffic |= {
-            "input_tokens": _uniform(prefix + suffix, 0),
-            "output_tokens": _uniform(line.pop("repeated_output", 128), 0),
-            "prefix": {"num_groups": line.pop("repeated_groups", 10), "shared_tokens": prefix},
-        }
+        prefix, groups = take("repeated_prefix", 256), take("repeated_groups", 10)
+        answer = _uniform(take("repeated_output", 128))
+        _synthetic(traffic, _uniform(take("repeated_suffix", 256)), answer, prefix, groups)
     else:
         _data(name, reading, traffic, place)
 
 
 def _sglang_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
-    line = reading.line
-    name, ratio = line.pop("dataset", "sharegpt"), line.pop("range_ratio", 0.0)
+    take = reading.line.pop
+    name, ratio = take("dataset", "sharegpt"), take("range_ratio", 0.0)
     if name in ("random", "random-ids", "image"):
-        traffic |= {
-            "input_tokens": _up_to(line.pop("random_input", 1024), ratio),
-            "output_tokens": _up_to(line.pop("random_output", 1024), ratio),
-        }
+        prompt, answer = _up_to(take("random_input", 1024), ratio), _up_to(take("random_output", 1024), ratio)
+        _synthetic(traffic, prompt, answer)
     elif name == "generated-shared-prefix":
-        groups, each = line.pop("repeated_groups", 64), line.pop("prompts_per_group", 16)
-        prefix, question = line.pop("repeated_prefix", 2048), line.pop("repeated_suffix", 128)
-        traffic |= {
-            "input_tokens": _uniform(prefix + question, 0),
-            "output_tokens": _uniform(line.pop("repeated_output", 256), 0),
-            "prefix": {"num_groups": groups, "shared_tokens": prefix},
-        }
-        line["num_requests"] = groups * each
+        groups, prefix = take("repeated_groups", 64), take("repeated_prefix", 2048)
+        prompt, answer = _uniform(take("repeated_suffix", 128)), _uniform(take("repeated_output", 256))
+        _synthetic(traffic, prompt, answer, prefix, groups)
+        reading.line["num_requests"] = groups * take("prompts_per_group", 16)
     else:
         _data(name, reading, traffic, place)
 
@@ -156,7 +143,7 @@ def _data(name: str, reading: Reading, traffic: dict[str, Any], place: str) -> N
     traffic |= {key: data[key] for key in ("input_tokens", "output_tokens")}
     fixed = reading.line.pop("fixed_output", None) or reading.line.pop("output", None)
     if fixed:
-        traffic["output_tokens"] = _uniform(fixed, 0)
+        traffic["output_tokens"] = _uniform(fixed)
     reading.assumed.append(f"lengths of ShareGPT as traffic {_SHAREGPT} has them")
 
 
@@ -177,29 +164,23 @@ def _aiperf(reading: Reading, traffic: dict[str, Any], place: str) -> None:
         _data(line["dataset"], reading, traffic, place)
     else:
         prefix, groups = line.pop("repeated_prefix", 0) or line.pop("prefix", 0), line.pop("repeated_groups", 1)
-        lengths = _around(line.pop("input", 550), line.pop("input_std", 0), reading)
-        for key in ("value", "mean"):
-            if key in lengths and prefix:
-                lengths[key] += prefix
+        prompt = _normal(line.pop("input", 550), line.pop("input_std", 0), reading)
         answers = line.pop("output", None)
         if answers is None:
             answers = 128
             reading.assumed.append(f"answers of {answers} tokens, as the line has no --osl")
-        traffic |= {"input_tokens": lengths, "output_tokens": _around(answers, line.pop("output_std", 0), reading)}
-        if prefix:
-            traffic["prefix"] = {"num_groups": max(groups, 1), "shared_tokens": prefix}
-    pattern = line.pop("pattern", "poisson")
-    if pattern == "constant":
+        _synthetic(traffic, prompt, _normal(answers, line.pop("output_std", 0), reading), prefix, max(groups, 1))
+    if line.pop("pattern", "poisson") == "constant":
         line["process"] = "constant"
     if "rate" not in line:
         line.setdefault("concurrency", 1)
     line["default_requests"] = max(10, 2 * (line.get("concurrency") or 1))
 
 
-def _around(mean: float, std: float, reading: Reading) -> dict[str, Any]:
+def _normal(mean: float, std: float, reading: Reading) -> dict[str, Any]:
     """A normal distribution, taken for a lognormal one of the same mean and deviation."""
     if not std:
-        return _uniform(mean, 0)
+        return _uniform(mean)
     reading.notes.append(
         f"lengths of mean {mean:g} and deviation {std:g}: a normal distribution is taken for a lognormal"
     )
@@ -236,7 +217,7 @@ def _guidellm(reading: Reading, traffic: dict[str, Any], place: str) -> None:
     for ours, theirs in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
         mean, deviation = data.get(theirs, data["prompt_tokens"]), data.get(f"{theirs}_stdev", 0)
         flag = f"--data {theirs}"
-        traffic[ours] = _around(_amount(mean, flag, place), _amount(deviation, flag, place), reading)
+        traffic[ours] = _normal(_amount(mean, flag, place), _amount(deviation, flag, place), reading)
 
 
 def _amount(value: Any, flag: str, place: str) -> float:

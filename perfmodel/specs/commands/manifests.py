@@ -13,7 +13,6 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import load_yaml_text
-from perfmodel.specs.commands.lexing import Word, parts_of
 from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand, ShellScript, Unresolved, expanded_text
 
 _MOST_REPLICAS = 10_000
@@ -159,7 +158,7 @@ def _words(value: Any, text: Callable[[str], str], place: str) -> list[str]:
 def _text(value: str, place: str) -> str:
     """A word with compose's `${NAME:-default}` replaced; `$$` is a dollar, and quotes are nothing special."""
     plain = re.sub(r"[\\`]", r"\\\g<0>", value).replace("$$", "\\$")
-    return expanded_text(Word(1, parts_of(plain, place), is_quoted=True), place)
+    return expanded_text(plain, place)
 
 
 def _of_kubernetes(value: str, environment: Mapping[str, str]) -> str:

@@ -1,36 +1,69 @@
-"""From a script to its commands: variables that it sets itself replaced, files that it writes kept; nothing is run.
+"""From a pasted script to its commands: `shlex` splits them, variables that the script sets are replaced; none is run.
 
-What only a run could know, the output of `$(...)`, a condition, a loop, is named where a command needs it.
+What only a run could know, the output of `$(...)`, a condition, a loop, is named where a command needs it. Source:
+POSIX.1-2024, Shell Command Language, 2.2 Quoting, 2.6.2 Parameter Expansion, 2.6.4 Arithmetic Expansion; bash's arrays.
 """
 
 __all__ = ["ANYWHERE", "PodPlacement", "ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from perfmodel.errors import SpecError
-from perfmodel.specs.commands.arithmetic import shell_arithmetic
-from perfmodel.specs.commands.lexing import (
-    HereDocument,
-    Operator,
-    Part,
-    ShellReference,
-    Token,
-    Word,
-    parts_of,
-    tokens_of,
-)
 
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)(\+?)=")
+_MAX_SCRIPT = 200_000  # characters; scripts that start servers have some thousands
+_MAX_EXPANDED = 100_000  # characters that variables add to a command
+_MAX_SHOWN = 200  # characters of a word in an error
 _OPENS, _CLOSES = ("if", "for", "while", "until", "case", "select"), ("fi", "done", "esac")
 _PASSED_OVER = ("then", "do", "else", "elif", "{", "}", "!", "time", "exec", "in")
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
-_REDIRECTS = ("<", ">", ">>", ">|", "<<<", ">&", "<&", "&>", "&>>")
-_DEEP = 20
-_MOST_EXPANDED = 100_000  # characters of a word whose variables are replaced
-_LONG = 200  # characters of a word that errors still show as a whole
+_MARK = "\ue000"  # around the number of an unresolved reference in a word that shlex has still to split
+
+
+def _closed(opens: str, closes: str, levels: int = 5) -> str:
+    """A pattern for what stands between two brackets, with brackets and quotes inside."""
+    inside = other = rf"\\.|'[^']*'|\"(?:\\.|[^\"\\])*+\"|[^{opens}{closes}'\"\\]"
+    for _ in range(levels):
+        inside = rf"{other}|\{opens}(?:{inside})*+\{closes}"
+    return rf"\{opens}(?:{inside})*+\{closes}"
+
+
+_REFERENCE = rf"`[^`]*`|\${_closed('(', ')')}|\${_closed('{', '}')}|\$[A-Za-z_]\w*|\$[0-9@*#?$!-]"
+_PIECE = re.compile(
+    rf"""(?P<skipped> \\\n | (?<![^\s;&|()])\#[^\n]* )
+    | (?P<array> "\$\{{\w+\[@\]\}}" )
+    | (?P<double> "(?:\\. | {_REFERENCE} | [^"\\])*+" )
+    | (?P<reference> {_REFERENCE} )
+    | (?P<assigns> (?<![^\s;&|(])[A-Za-z_]\w*\+?=\(? )
+    | (?P<here> <<(?!<)(?P<tabs>-?)[ \t]*(?P<quote>[\\'"]?)(?P<until>\w+)['"]? )
+    | (?P<redirect> (?:(?<!\S)\d+)?(?:&>>?|>>|>\||[<>]&|<<<|[<>])[ \t]*
+        (?P<target> (?:"[^"\n]*"|'[^'\n]*'|[^\s;&|<>()"'])* ) )
+    | (?P<ends> [;&|()\n] )
+    | (?P<blank> [ \t\r]+ )
+    | (?P<text> \\. | \$?'[^']*' | [^ \t\r\n\\'"`$;&|<>()]+ | \$(?![({{]) )
+    | (?P<open> . )""",
+    re.VERBOSE | re.DOTALL,
+)
+_IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`\"\\])|\\\n|(?P<reference>{_REFERENCE})|(?P<open>`|\$[({{])", re.DOTALL)
+_NAMED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(.*)\})", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_MARKED = re.compile(rf"{_MARK}(\d+){_MARK}")
+
+_LONGEST_SUM, _LARGEST_NUMBER = 200, 10**15
+_SUM = re.compile(r"[\w\s+\-*/%()${}]*")
+_SUM_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?")
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),  # towards zero, as C does
+    ast.Mod: lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
+}
 
 
 class Unresolved(str):
@@ -80,14 +113,18 @@ class ShellScript:
     files: Mapping[str, str]
 
 
-@dataclass
-class _State:
-    place: str
-    given: Mapping[str, str]
-    values: dict[str, list[str]] = field(default_factory=dict)
-    exported: dict[str, str] = field(default_factory=dict)
-    conditions: list[int] = field(default_factory=list)  # lines of what is open
-    used: set[str] = field(default_factory=set)  # the script's own variables, which words are made of
+@dataclass(slots=True)
+class _Command:
+    """One command as shlex reads it: references replaced, redirections left out.
+
+    document: the lines after `<< WORD`; target: the file that it writes to; is_array: `NAME=(...)`
+    """
+
+    line: int
+    parts: list[str] = field(default_factory=list)
+    document: str | None = None
+    target: str | None = None
+    is_array: bool = False
 
 
 def read_shell(text: str, place: str = "the line", given: Mapping[str, str] | None = None) -> ShellScript:
@@ -98,209 +135,231 @@ def read_shell(text: str, place: str = "the line", given: Mapping[str, str] | No
 
     Raises SpecError for quotes and brackets that are not closed.
     """
-    state, commands, files = _State(place, given or {}), [], {}
-    for words, documents, targets in _commands(tokens_of(text, place)):
-        command = _command(words, state)
-        for document, target in zip(documents, targets, strict=False):
-            files[str(target)] = document.text if document.is_literal else _plain(document, state)
+    if len(text) > _MAX_SCRIPT:
+        raise SpecError(f"{place}: {len(text):,} characters, allowed {_MAX_SCRIPT:,}; give the command alone.")
+    reader, commands, files = _Reader(place, given or {}), [], {}
+    for part in reader.split(text.replace("\r\n", "\n").replace(_MARK, "?")):
+        command = reader.command(part)
         if command is not None:
             commands.append(command)
-            if command.words[0] == "tee" and documents:
-                files[command.words[-1]] = _plain(documents[0], state)
+        target = command.words[-1] if command is not None and command.words[0] == "tee" else part.target
+        if part.document is not None and target is not None:
+            files[target] = part.document
     return ShellScript(tuple(commands), files)
 
 
-def expanded_text(word: Word, place: str) -> str:
-    """One word outside a script, with its defaults in place of what is not set."""
-    found = _expanded(word, _State(place, {}))
-    return found[0] if found else ""
+def expanded_text(text: str, place: str) -> str:
+    """Text in double quotes outside a script, with its defaults in place of what is not set."""
+    reader = _Reader(place, {})
+    return reader.word(reader.replaced(text))
 
 
-def _commands(tokens: list[Token]) -> Iterator[tuple[list[Word | Operator], list[HereDocument], list[str]]]:
-    """The words of each command, arrays' brackets among them, its here-documents, and the files that it writes to."""
-    words: list[Word | Operator] = []
-    targets: list[str] = []
-    documents = [token for token in tokens if isinstance(token, HereDocument)]
-    in_array, skips, here = False, False, 0
-    for token in tokens:
-        if isinstance(token, HereDocument):
-            continue
-        if isinstance(token, Word):
-            if skips:
-                targets += [token.plain or "".join(each for each in token.parts if isinstance(each, str))]
-            else:
-                words.append(token)
-            skips = False
-        elif token.text in ("<<", "<<-"):
-            here += 1
-        elif token.text in _REDIRECTS:
-            if words and isinstance(words[-1], Word) and (words[-1].plain or "").isdigit() and token.text != "<<<":
-                words.pop()
-            skips = True
-        elif token.text == "(" and words and isinstance(words[-1], Word) and _begins_array(words[-1]):
-            in_array = True
-            words.append(token)
-        elif in_array:
-            if token.text != "\n":
-                words.append(token)
-            in_array = token.text != ")"
-        else:
-            if words:
-                yield words, documents[:here], targets
-            documents, words, targets, here = documents[here:], [], [], 0
-    if words:
-        yield words, documents[:here], targets
+class _Reader:
+    """The state of one script: its variables so far, and what of its words is not known."""
 
+    def __init__(self, place: str, given: Mapping[str, str]) -> None:
+        self.place, self.line = place, 1
+        self.values: dict[str, list[str]] = {name: [value] for name, value in given.items()}
+        self.exported: dict[str, str] = {}
+        self.used: set[str] = set()  # the script's own variables, which words are made of
+        self.unknown: list[Unresolved] = []
+        self.depth = 0  # of conditions and loops
+        self.expanded = 0  # characters that variables have added to this command
 
-def _begins_array(word: Word) -> bool:
-    return isinstance(word.parts[-1], str) and word.parts[-1].endswith("=") if word.parts else False
+    def split(self, text: str) -> Iterator[_Command]:
+        """The commands one by one, so that each sees the variables that those before it set."""
+        at, document_lines, in_value, in_array = 0, 0, False, False
+        command = _Command(1)
+        while at < len(text):
+            piece = _PIECE.match(text, at)
+            assert piece is not None
+            kind, written, at = piece.lastgroup, piece[0], piece.end()
+            if kind == "ends" and not in_array:
+                yield command
+            elif not command.parts:
+                command.line = self.line
+            if kind == "open" and written != "\\":
+                raise self._not_closed(written)
+            elif kind == "text":
+                command.parts.append(written.removeprefix("$") if written.endswith("'") else written)
+            elif kind == "double":
+                command.parts.append(_in_double_quotes(self.replaced(written[1:-1])))
+            elif kind == "array":
+                command.parts.append(shlex.join(self._resolved(written[1:-1])))
+            elif kind == "reference":
+                value = " ".join(self._resolved(written))
+                command.parts.append(shlex.quote(value) if in_value else re.sub(r"[^\w\s]", r"\\\g<0>", value))
+            elif kind == "assigns":
+                in_value, in_array = True, written.endswith("(")
+                command.is_array = in_array
+                command.parts.append(written.replace("(", " "))
+            elif kind == "here":
+                text, document = self._cut_document(text, piece)
+                document_lines += document.count("\n") + 2 if document else 1
+                command.document = document if piece["quote"] else self._document(document)
+            elif kind == "redirect":
+                command.target = command.target or piece["target"].strip("'\"")
+            elif kind in ("ends", "blank"):
+                command.parts += [" "] if command.parts else []
+                in_value = False
+            self.line += written.count("\n")
+            if written == "\n":
+                self.line, document_lines = self.line + document_lines, 0
+            if kind == "ends" and not in_array:
+                command, self.expanded = _Command(self.line), 0
+            elif written == ")":
+                in_array = False
+        yield command
 
+    def _cut_document(self, text: str, here: re.Match[str]) -> tuple[str, str]:
+        """`text` without the lines that a `<< WORD` takes, and these."""
+        begin = text.find("\n", here.end()) + 1
+        end = re.compile(rf"^{chr(9) + '*' if here['tabs'] else ''}{here['until']}$", re.MULTILINE).search(text, begin)
+        if not begin or end is None:
+            raise SpecError(f"{self.place}:{self.line}: the lines until {here['until']!r} are not closed by it.")
+        document = text[begin : end.start()].removesuffix("\n")
+        if here["tabs"]:
+            document = re.sub(r"^\t+", "", document, flags=re.MULTILINE)
+        return text[:begin] + text[end.end() + 1 :], document
 
-def _command(tokens: list[Word | Operator], state: _State) -> ShellCommand | None:
-    """The command that the tokens are, with the shell's own taken off; None where it is the shell's alone."""
-    words = [token for token in tokens if isinstance(token, Word)]
-    line = words[0].line if words else 0
-    while words and (plain := words[0].plain) is not None:
-        if plain in ("for", "select") and len(words) > 1:
-            _loop(words, state)
+    def _document(self, text: str) -> str:
+        read = self.word(self.replaced(text))
+        return text if isinstance(read, Unresolved) else read
+
+    def command(self, part: _Command) -> ShellCommand | None:
+        """The command without the shell's own words; None where it is the shell's alone."""
+        words, first = shlex.split("".join(part.parts)), 0
+        while first < len(words) and words[first] in (*_OPENS, *_CLOSES, *_PASSED_OVER):
+            if words[first] in ("for", "select") and len(words) > first + 1:
+                self._loop(words[first + 1], len(words) - first - 3, part.line)
+                return None
+            self.depth = max(self.depth + (words[first] in _OPENS) - (words[first] in _CLOSES), 0)
+            first += 1
+        declares = first < len(words) and words[first] in _DECLARES
+        first += declares
+        while declares and first < len(words) and words[first].startswith("-"):
+            first += 1
+        own: dict[str, list[str]] = {}
+        while first < len(words) and (match := _ASSIGNMENT.fullmatch(words[first])) is not None:
+            name, adds, value = match.groups()
+            values = [self.word(word) for word in (words[first + 1 :] if part.is_array else (value,))]
+            before = self.values.get(name, []) if adds else []
+            own[name] = [*before, *values] if part.is_array or not before else ["".join((*before, *values))]
+            first = len(words) if part.is_array else first + 1
+        if first == len(words) or declares:
+            self._assign(own, part.line, declares)
             return None
-        if plain in _OPENS:
-            state.conditions.append(line)
-        elif plain in _CLOSES:
-            del state.conditions[-1:]
-        elif plain not in _PASSED_OVER:
-            break
-        words = words[1:]
-    if not words:
-        return None
-    own, is_array = {}, len(words) != len(tokens) and any(isinstance(token, Operator) for token in tokens)
-    declares = words[0].plain in _DECLARES
-    if declares:
-        words = [word for word in words[1:] if not (word.plain or "").startswith("-")]
-    first = 0
-    while first < len(words) and (name := _assigned(words[first])) is not None:
-        values = _expanded_all(words[first + 1 :], state) if is_array else [_value(words[first], state)]
-        own[name[0]] = [*state.values.get(name[0], []), *values] if name[1] and is_array else values
-        if name[1] and not is_array:
-            own[name[0]] = ["".join((*state.values.get(name[0], []), *values))]
-        first = len(words) if is_array else first + 1
-    words = words[first:]
-    if not words or declares:
-        _assign(own, state, line, declares)
-        return None
-    found = _expanded_all(words, state)
-    environment = {name: value for name, value in state.exported.items() if name not in state.used}
-    environment |= {name: " ".join(values) for name, values in own.items()}
-    return ShellCommand(tuple(found), environment, line) if found else None
+        environment = {name: value for name, value in self.exported.items() if name not in self.used}
+        environment |= {name: " ".join(values) for name, values in own.items()}
+        return ShellCommand(tuple(self.word(word) for word in words[first:]), environment, part.line)
 
+    def _loop(self, name: str, count: int, line: int) -> None:
+        self.depth += 1
+        reason = f"takes {max(count, 0) or 'several'} values in a loop (line {line}); put one of them in its place"
+        self.values[name] = [Unresolved(f"${name}", reason)]
 
-def _loop(words: list[Word], state: _State) -> None:
-    name, line = words[1].plain or "", words[0].line
-    values = _expanded_all(words[3:], state) if len(words) > 2 and words[2].plain == "in" else []
-    state.conditions.append(line)
-    reason = f"takes {len(values) or 'several'} values in a loop (line {line}); put one of them in its place"
-    state.values[name] = values if len(values) == 1 else [Unresolved(f"${name}", reason)]
+    def _assign(self, own: Mapping[str, list[str]], line: int, declares: bool) -> None:
+        reason = f"is set under a condition (line {line}); put its value in its place"
+        for name, values in own.items():
+            known: list[str] = [Unresolved(f"${name}", reason)] if self.depth else values
+            self.values[name] = known
+            if declares:
+                self.exported[name] = " ".join(known) if len(known) != 1 else known[0]
 
+    def replaced(self, text: str) -> str:
+        """Text in double quotes without its escapes, its references replaced, unresolved ones by their marks."""
 
-def _assigned(word: Word) -> tuple[str, bool] | None:
-    """The name that a word assigns to, and whether it adds to what was there."""
-    first = word.parts[0] if word.parts else ""
-    match = _ASSIGNMENT.match(first) if isinstance(first, str) else None
-    return None if match is None else (match[1], bool(match[2]))
+        def plain(match: re.Match[str]) -> str:
+            if match["open"]:
+                raise self._not_closed(match["open"])
+            return " ".join(self._resolved(match["reference"])) if match["reference"] else match["escaped"] or ""
 
+        return _IN_QUOTES.sub(plain, text)
 
-def _value(word: Word, state: _State) -> str:
-    assert isinstance(word.parts[0], str)
-    rest = word.parts[0][word.parts[0].index("=") + 1 :]
-    quoted: list[Part] = [
-        part if isinstance(part, str) else replace(part, is_quoted=True) for part in (rest, *word.parts[1:])
-    ]
-    found = _expanded(Word(word.line, quoted, is_quoted=True), state)
-    return found[0] if found else ""
+    def word(self, text: str) -> str:
+        """A word with what stands behind its marks."""
+        first = _MARKED.search(text)
+        if first is None:
+            return text
+        whole = _MARKED.sub(lambda mark: self.unknown[int(mark[1])], text)
+        shown = whole if len(whole) <= _MAX_SHOWN else f"{' '.join(whole[:_MAX_SHOWN].split())} ..."
+        return Unresolved(shown, self.unknown[int(first[1])].reason)
 
+    def _resolved(self, written: str) -> list[str]:
+        """The words that stand in place of a reference; one mark where they are not known."""
+        values = self._values(written)
+        if isinstance(values, str):
+            name = re.fullmatch(r"\$\{(\w+)\}", written)
+            self.unknown.append(Unresolved(f"${name[1]}" if name else written, values))
+            return [f"{_MARK}{len(self.unknown) - 1}{_MARK}"]
+        self.expanded += sum(map(len, values))
+        if self.expanded > _MAX_EXPANDED:
+            raise SpecError(
+                f"{self.place}:{self.line}: got a word that its variables make longer than {_MAX_EXPANDED:,} "
+                f"characters; write what it stands for."
+            )
+        return values
 
-def _assign(own: Mapping[str, list[str]], state: _State, line: int, declares: bool) -> None:
-    for name, values in own.items():
-        known = values
-        if state.conditions:
-            reason = f"is set under a condition (line {line}); put its value in its place"
-            known = [Unresolved(f"${name}", reason)]
-        state.values[name] = known
-        if declares:
-            state.exported[name] = " ".join(known) if len(known) != 1 else known[0]
+    def _values(self, written: str) -> list[str] | str:
+        """What a reference stands for, or why that is not known."""
+        if written.startswith("$((") and written.endswith("))"):
+            known_values = {name: " ".join(values) for name, values in self.values.items()}
+            self.used.update(name for name in known_values if name in written)
+            result = _arithmetic(written[3:-2], known_values)
+            return (
+                "is arithmetic on more than whole numbers that are set; write its value" if result is None else [result]
+            )
+        if written.startswith(("$(", "`")):
+            return "is the output of a command, and none is ever run; write its value"
+        match = _NAMED.fullmatch(written)
+        if match is None:
+            return "is known only where the script runs; write its value"
+        name, rest = match[1] or match[2], match[3] or ""
+        known = self.values.get(name)
+        self.used.add(name)
+        if rest in ("", "[@]", "[*]") or rest.startswith((":?", "?")):
+            if known is None:
+                return f"is not set; put {name}=... before the command, or its value in its place"
+        elif (default := re.match(r":?[-=]", rest)) is None:
+            return "is an expansion that is not read; write its value"
+        elif known is None or (known == [""] and rest.startswith(":")):
+            return [self.replaced(rest[default.end() :].strip("\"'"))]
+        return next((value.reason for value in known if isinstance(value, Unresolved)), known)
 
-
-def _expanded_all(words: list[Word], state: _State) -> list[str]:
-    return [text for word in words for text in _expanded(word, state)]
-
-
-def _expanded(word: Word, state: _State, depth: int = 0) -> list[str]:
-    """The words that one becomes: references replaced, those without quotes split at blanks."""
-    texts: list[str] = [""]
-    was_text, unknown = word.is_quoted, ""
-    for part in word.parts:
-        if isinstance(part, str):
-            texts[-1] += part
-            was_text = True
-            continue
-        values = _values(part, state, depth)
-        unknown = unknown or next((each.reason for each in values if isinstance(each, Unresolved)), "")
-        if not part.is_quoted:
-            values = [piece for value in values for piece in value.split()]
-        elif not part.rest.startswith("[@]"):
-            values = [" ".join(values)]
-        was_text = was_text or bool(values)
-        if values:
-            texts[-1] += values[0]
-            texts += values[1:]
-    if sum(map(len, texts)) > _MOST_EXPANDED:
-        raise SpecError(
-            f"{state.place}:{word.line}: got a word that its variables make longer than {_MOST_EXPANDED:,} characters; "
-            f"write what it stands for."
+    def _not_closed(self, opens: str) -> SpecError:
+        what = {"'": "a quote (')", '"': 'a quote (")', "`": "a backtick (`)", "${": "a bracket ({)"}
+        return SpecError(
+            f"{self.place}:{self.line}: {what.get(opens, 'a bracket (()')} is opened here and not closed; close it."
         )
-    if unknown:
-        whole = "".join(map(_written, word.parts))
-        return [Unresolved(whole if len(whole) <= _LONG else f"{' '.join(whole[:_LONG].split())} ...", unknown)]
-    return texts if was_text else []
 
 
-def _values(reference: ShellReference, state: _State, depth: int) -> list[str]:
-    written, name, rest = _written(reference), reference.name, reference.rest
-    if not name and rest.startswith("$((") and rest.endswith("))"):
-        known_values = {key: " ".join(each) for key, each in state.values.items()}
-        state.used.update(key for key in known_values if key in rest)
-        found = shell_arithmetic(rest[3:-2], known_values)
-        reason = "is arithmetic on more than whole numbers that are set; write its value"
-        return [Unresolved(written, reason) if found is None else str(found)]
-    if not name and rest.startswith(("$(", "`")):
-        return [Unresolved(written, "is the output of a command, and none is ever run; write its value")]
-    if not name:
-        return [Unresolved(written, "is known only where the script runs; write its value")]
-    known = state.values.get(name)
-    state.used.add(name)
-    if known is None and name in state.given:
-        known = [state.given[name]]
-    if rest in ("", "[@]", "[*]") or rest.startswith((":?", "?")):
-        reason = f"is not set; put {name}=... before the command, or its value in its place"
-        return [Unresolved(written, reason)] if known is None else known
-    default = re.match(r":?[-=]", rest)
-    if default is None or depth > _DEEP:
-        return [Unresolved(written, "is an expansion that is not read; write its value")]
-    if known is not None and (known != [""] or not rest.startswith(":")):
-        return known
-    return _expanded(
-        Word(0, parts_of(rest[default.end() :].strip("\"'"), state.place), is_quoted=True), state, depth + 1
-    )
+def _in_double_quotes(text: str) -> str:
+    escaped = re.sub(r'[\\"]', r"\\\g<0>", text)
+    return f'"{escaped}"'
 
 
-def _written(part: Part) -> str:
-    if isinstance(part, str):
-        return part
-    return (
-        f"${{{part.name}{part.rest}}}" if part.name and part.rest else part.rest if not part.name else f"${part.name}"
-    )
+def _arithmetic(text: str, values: Mapping[str, str]) -> str | None:
+    """What stands between the brackets of `$(( ))` comes to; None for what is not as plain as whole numbers."""
+    if len(text) > _LONGEST_SUM or _SUM.fullmatch(text) is None:
+        return None
+    plain = _SUM_NAME.sub(lambda name: f"({values.get(name[1], 'unknown')})", text)
+    try:
+        return str(_number(ast.parse(plain.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
 
 
-def _plain(document: HereDocument, state: _State) -> str:
-    found = _expanded(Word(document.line, parts_of(document.text, state.place), is_quoted=True), state)
-    return document.text if not found or isinstance(found[0], Unresolved) else found[0]
+def _number(node: ast.expr) -> int:
+    """Raises ValueError for what is no whole number or no operation on two."""
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            result = value
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            result = _number(operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+        case ast.BinOp(left=left, right=right, op=op) if type(op) in _OPERATIONS:
+            result = _OPERATIONS[type(op)](_number(left), _number(right))
+        case _:
+            raise ValueError
+    if abs(result) > _LARGEST_NUMBER:
+        raise ValueError
+    return result

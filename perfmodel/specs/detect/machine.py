@@ -1,18 +1,232 @@
-"""This machine, by what is there to ask: nothing is run that is not installed, and no answer is an error."""
+"""This machine: its processor as the system describes it, its GPUs as their makers' tools print them, its memory by a
+copy test.
 
-__all__ = ["Machine", "this_machine"]
+Nothing is run that is not installed, and no answer is an error.
+"""
+
+__all__ = [
+    "COMMANDS",
+    "Graphics",
+    "Machine",
+    "Processor",
+    "copy_bandwidth",
+    "from_cpuinfo",
+    "from_system_profiler",
+    "read_graphics",
+    "this_machine",
+]
 
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from perfmodel.specs.detect.copying import copy_bandwidth
-from perfmodel.specs.detect.graphics import COMMANDS, Graphics, read_graphics
-from perfmodel.specs.detect.processor import Processor, from_cpuinfo, from_system_profiler
+import numpy as np
+
+from perfmodel.cores import num_cores
+
+_BYTES = 256 * 2**20  # of all arrays together: more than nearly all caches hold
+
+
+def copy_bandwidth(seconds: float = 2.0, num_threads: int | None = None) -> float:
+    """Bytes read and written in a second by copies of large arrays.
+
+    num_threads: one for each core that this process may run on unless given; numpy copies without Python's lock
+    """
+    count = num_threads or num_cores()
+    moved, started = [0] * count, threading.Barrier(count + 1)
+
+    def copies(index: int) -> None:
+        source = np.ones(_BYTES // 2 // count // 8)
+        target = np.empty_like(source)
+        np.copyto(target, source)  # pages are there from now on
+        started.wait()
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            np.copyto(target, source)
+            moved[index] += 2 * source.nbytes
+
+    threads = [threading.Thread(target=copies, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return sum(moved) / (time.perf_counter() - begun)
+
+
+_NVIDIA = "name,memory.total,clocks.max.sm,power.limit,pcie.link.gen.max,pcie.link.width.max"
+
+# A tool, and how it is asked for what `read_graphics` reads.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "nvidia-smi": ("nvidia-smi", f"--query-gpu={_NVIDIA}", "--format=csv,noheader,nounits"),
+    "amd-smi": ("amd-smi", "static", "--asic", "--vram", "--json"),
+    "rocm-smi": ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json"),
+    "xpu-smi": ("xpu-smi", "discovery", "--dump", "1,2,16"),
+    "system_profiler": ("system_profiler", "SPDisplaysDataType", "-json"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Graphics:
+    """One GPU, what its tool says of it, and which tool that was.
+
+    clock_hz: the highest of its units; power_w: what it may draw; pcie: as a table has it, `4.0x16`
+    """
+
+    name: str
+    tool: str
+    memory_bytes: float | None = None
+    clock_hz: float | None = None
+    power_w: float | None = None
+    pcie: str | None = None
+
+
+def read_graphics(tool: str, printed: str) -> list[Graphics]:
+    """The GPUs in what a tool of `COMMANDS` printed; none where that is not what the tool prints of GPUs."""
+    readers = {"nvidia-smi": _nvidia, "amd-smi": _amd, "rocm-smi": _rocm, "xpu-smi": _xpu, "system_profiler": _apple}
+    try:
+        return list(readers[tool](printed))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _number(text: Any, factor: float) -> float | None:
+    match = re.search(r"\d+(?:\.\d+)?", str(text))
+    return float(match[0]) * factor if match else None
+
+
+def _nvidia(printed: str) -> Iterator[Graphics]:
+    """`NVIDIA GeForce RTX 4090, 24564, 3105, 450.00, 4, 16`: MiB, MHz, W; `[N/A]` where a figure is not known."""
+    for line in printed.strip().splitlines():
+        name, memory, clock, power, version, lanes = (part.strip() for part in line.split(","))
+        is_linked = version.isdecimal() and lanes.isdecimal()
+        pcie = f"{version}.0x{lanes}" if is_linked else None
+        yield Graphics(name, "nvidia-smi", _number(memory, 2**20), _number(clock, 1e6), _number(power, 1), pcie)
+
+
+def _amd(printed: str) -> Iterator[Graphics]:
+    """A list of cards, or under `gpu_data`; the size of the memory as a number of MB or with its unit."""
+    found = json.loads(printed)
+    for card in found["gpu_data"] if isinstance(found, dict) else found:
+        size = card.get("vram", {}).get("size")
+        size = size.get("value") if isinstance(size, dict) else size
+        yield Graphics(str(card["asic"]["market_name"]), "amd-smi", _number(size, 2**20))
+
+
+def _rocm(printed: str) -> Iterator[Graphics]:
+    """`{"card0": {"Card Series": ..., "VRAM Total Memory (B)": ...}}`; keys' capitals differ between versions."""
+    for name, card in json.loads(printed).items():
+        facts = {key.lower(): value for key, value in card.items()} if name.startswith("card") else {}
+        called = facts.get("card series") or facts.get("card model")
+        if called:
+            yield Graphics(str(called), "rocm-smi", _number(facts.get("vram total memory (b)"), 1))
+
+
+def _xpu(printed: str) -> Iterator[Graphics]:
+    """`Device ID,Device Name,Memory Physical Size`, then a line for each card: `0,"Intel(R) Arc(TM) ...","16 MiB"`."""
+    head, *lines = (line.split(",") for line in printed.strip().splitlines())
+    if "Device Name" not in [part.strip() for part in head]:
+        return
+    for _, name, size, *_ in lines:
+        yield Graphics(name.strip(' "'), "xpu-smi", _number(size, 2**20))
+
+
+def _apple(printed: str) -> Iterator[Graphics]:
+    """The chip and its cores; others than Apple's own by their name."""
+    for card in json.loads(printed).get("SPDisplaysDataType", []):
+        model, cores = str(card["sppci_model"]), card.get("sppci_cores")
+        yield Graphics(f"{model} {cores}GPU" if cores else model, "system_profiler")
+
+
+# How /proc/cpuinfo calls what code can rely on: x86's flags, Arm's features.
+_FLAGS = {
+    "sse4_2": "sse4",
+    "avx": "avx",
+    "avx2": "avx2",
+    "avx512f": "avx512",
+    "avx_vnni": "avx_vnni",
+    "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "amx_tile": "amx",
+    "asimd": "neon",
+    "asimddp": "dotprod",
+    "i8mm": "i8mm",
+    "bf16": "bf16",
+    "sve": "sve",
+    "sme": "sme",
+}
+_OLDER = {"sse4": "avx", "avx": "avx2"}  # what goes without saying beside the newer one
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A machine's processors.
+
+    name:          as the system calls it; "" where it does not
+    num_cores:     of all sockets; num_performance_cores: of them the large ones, where there are two kinds
+    memory_bytes:  that is installed
+    clock_hz:      the highest that is named; None where none is
+    """
+
+    name: str
+    num_cores: int
+    num_sockets: int = 1
+    num_performance_cores: int | None = None
+    instructions: tuple[str, ...] = ()
+    memory_bytes: float | None = None
+    clock_hz: float | None = None
+
+
+def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Processor:
+    """The processor in the text of /proc/cpuinfo, with those of /proc/meminfo and of cpufreq's cpuinfo_max_freq."""
+    blocks = [dict(_pairs(block)) for block in cpuinfo.strip().split("\n\n")]
+    processors = [block for block in blocks if "processor" in block]
+    cores = {(block.get("physical id"), block["core id"]) for block in processors if "core id" in block}
+    known = {key: value for block in reversed(blocks) for key, value in block.items()}
+    words = (known.get("flags") or known.get("Features") or "").split()
+    found = [name for flag, name in _FLAGS.items() if flag in words]
+    memory = re.search(r"MemTotal:\s+(\d+) kB", meminfo)
+    clocks = [float(block["cpu MHz"]) * 1e6 for block in processors if "cpu MHz" in block]
+    return Processor(
+        name=known.get("model name") or known.get("Model") or known.get("Hardware") or "",
+        num_cores=len(cores) or len(processors) or 1,
+        num_sockets=len({block.get("physical id") for block in processors}) or 1,
+        instructions=tuple(name for name in found if _OLDER.get(name) not in found),
+        memory_bytes=float(memory[1]) * 1024 if memory else None,
+        clock_hz=float(highest_khz) * 1e3 if highest_khz.strip() else max(clocks, default=None),
+    )
+
+
+def from_system_profiler(report: Mapping[str, Any]) -> Processor:
+    """The processor in what `system_profiler SPHardwareDataType -json` prints: cores as `proc 10:8:2`."""
+    (about, *_) = report.get("SPHardwareDataType") or [{}]
+    counts = [int(each) for each in re.findall(r"\d+", str(about.get("number_processors", "")))]
+    total, large, small = (*counts, 0, 0, 0)[:3]
+    name = str(about.get("chip_type") or about.get("cpu_type") or "")
+    memory = re.match(r"(\d+) GB", str(about.get("physical_memory", "")))
+    return Processor(
+        name=f"{name} CPU {large}P{small}E" if small else name,
+        num_cores=total or 1,
+        num_performance_cores=large if small else None,
+        instructions=("neon", "dotprod") if name.startswith("Apple") else ("avx2",),
+        memory_bytes=float(memory[1]) * 2**30 if memory else None,
+    )
+
+
+def _pairs(block: str) -> list[tuple[str, str]]:
+    lines = (line.partition(":") for line in block.splitlines())
+    return [(key.strip(), value.strip()) for key, colon, value in lines if colon]
+
 
 _PATIENCE_S = 20.0  # for one tool: nvidia-smi without its daemon takes seconds to wake a GPU
 _HIGHEST = "/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"

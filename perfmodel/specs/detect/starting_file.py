@@ -7,8 +7,7 @@ import re
 from perfmodel.errors import SpecError
 from perfmodel.files.device_spelling import plain_name
 from perfmodel.files.units import shortest_amount
-from perfmodel.specs.detect.graphics import Graphics
-from perfmodel.specs.detect.machine import Machine
+from perfmodel.specs.detect.machine import Graphics, Machine
 from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
 from perfmodel.specs.hardware_template import hardware_template
 from perfmodel.specs.scenario_file import load_hardware

@@ -5,8 +5,11 @@ What is fitted to an engine (its host time, its server) is elsewhere: `hardware_
 
 __all__ = [
     "AllToAll",
+    "Backend",
+    "BackendFacts",
     "BatchingRules",
     "BufferRules",
+    "CaptureRange",
     "DescribedEngine",
     "EngineDefaults",
     "EngineDescription",
@@ -15,16 +18,20 @@ __all__ = [
     "ExpertsRow",
     "FormatRow",
     "FormatSupport",
+    "GraphObstacle",
+    "GraphRules",
     "KvGroupRules",
     "SlotRules",
     "SparseAttentionRow",
     "StandIn",
     "StepBudget",
+    "backend_of",
     "describe_engine",
     "load_engine_description",
 ]
 
 import datetime
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,15 +39,121 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
+from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
 from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.specs.engine.backends import Backend, BackendFacts
-from perfmodel.specs.engine.graphs import GraphRules
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
 from perfmodel.specs.hardware import HardwareSpec
+
+Backend = Literal["cuda", "rocm", "vulkan", "metal", "mlx", "sycl", "opencl", "cpu"]
+
+
+class BackendFacts(Spec):
+    """One backend of an engine.
+
+    kind, makers: of the devices that it is for; any maker unless given
+    default:      it is what these devices are run with unless a scenario says otherwise
+    rate:         the peak that weights in block formats are multiplied at, a key of `peak_flops_per_s`
+    float_rate:   the same of weights in 16 bits
+    """
+
+    kind: Literal["gpu", "cpu"] = "gpu"
+    makers: tuple[str, ...] = ()
+    default: bool = True
+    rate: str
+    float_rate: str
+
+    def takes(self, hardware: HardwareSpec) -> bool:
+        """Whether it runs on `hardware`; a device whose maker no file says may be anybody's."""
+        return self.kind == hardware.kind and (
+            not self.makers or hardware.maker is None or hardware.maker in self.makers
+        )
+
+
+def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:
+    """The backend that `hardware` is run with: the one `asked` for, or the first default one that takes the device.
+
+    Raises SpecError, with those that there are, for one that the engine has not, or has not for the device.
+    """
+    fitting = [name for name, facts in backends.items() if facts.takes(hardware)]
+    if asked is not None and asked not in fitting:
+        allowed = f"allowed there: {', '.join(fitting)}" if fitting else "which the engine has no backend for"
+        raise SpecError(f"engine.backend: found {asked} on {hardware.name} (a {hardware.kind}), {allowed}.")
+    if not fitting:
+        raise SpecError(f"engine.profile: the engine has no backend for {hardware.name} (a {hardware.kind}).")
+    if asked is not None:
+        return asked
+    return next((name for name in fitting if backends[name].default), fitting[0])
+
+
+GraphObstacle = Literal["encoder", "indexer", "data_parallel", "pipeline_parallel", "all2all", "speculation"]
+
+
+class CaptureRange(Spec):
+    """Sizes from `first` on, every `step`, up to where the next range begins."""
+
+    first: PositiveInt
+    step: PositiveInt
+
+
+class GraphRules(Spec):
+    """For which steps CUDA graphs are captured, by their tokens; one of another size runs the graph of the next larger.
+
+    sizes, ranges:     the smallest sizes one by one, then in ranges
+    most_tokens:       the largest size; 0: no graphs
+    per_sequence:      largest size for each of max_num_seqs, up to most_tokens; 0: it does not limit it
+    per_drafted_token: times one and the tokens drafted for a sequence
+    with_prompts:      steps with prompts are captured, too (in pieces around attention); else those that only decode
+    prompts_up_to_budget: those of up to max_num_batched_tokens tokens; else of up to as many as the others
+    most_with_latents: tokens of the largest step with prompts of models that cache latents; 0: as of others
+    prompts_without:   what no step with prompts is captured with
+    inside_memory_share: their memory counts inside gpu_memory_utilization; else it comes on top
+    """
+
+    sizes: tuple[PositiveInt, ...] = ()
+    ranges: tuple[CaptureRange, ...] = ()
+    most_tokens: NonNegativeInt = 0
+    per_sequence: NonNegativeInt = 0
+    per_drafted_token: bool = False
+    with_prompts: bool = False
+    prompts_up_to_budget: bool = False
+    most_with_latents: NonNegativeInt = 0
+    prompts_without: tuple[GraphObstacle, ...] = ()
+    inside_memory_share: bool = False
+
+    def most(self, max_num_seqs: int, max_num_batched_tokens: int, drafted: int = 0) -> int:
+        """Tokens of the largest step that is captured; `drafted`: tokens drafted for a sequence."""
+        most = min(self.most_tokens, max_num_batched_tokens)
+        if not self.per_sequence:
+            return most
+        return min(most, self.per_sequence * max_num_seqs * (1 + (drafted if self.per_drafted_token else 0)))
+
+    def sizes_up_to(self, most: int) -> tuple[int, ...]:
+        """All sizes of up to `most` tokens, ascending."""
+        found = [size for size in self.sizes if size <= most]
+        ends = [*(each.first for each in self.ranges[1:]), most + 1]
+        for each, end in zip(self.ranges, ends, strict=True):
+            found += range(each.first, min(end, most + 1), each.step)
+        return tuple(found)
+
+    def most_with_prompts(
+        self, most: int, max_num_batched_tokens: int, has_latents: bool, obstacles: Collection[GraphObstacle]
+    ) -> int:
+        """Tokens of the largest step with prompts that is captured; 0: none is.
+
+        most: of steps that decode; max_num_batched_tokens: of any step; has_latents: whether the model caches latents
+        obstacles: what the deployment has of `GraphObstacle`
+        """
+        if not self.with_prompts or not most or not set(self.prompts_without).isdisjoint(obstacles):
+            return 0
+        if not self.prompts_up_to_budget:
+            return most
+        limit = self.most_with_latents if has_latents else 0
+        return min(max_num_batched_tokens, limit or max_num_batched_tokens)
+
 
 _S = TypeVar("_S", bound=Spec)
 

@@ -1,21 +1,67 @@
 """`EngineSpec`: how the model is served, with vLLM's engine-argument names and meanings."""
 
-__all__ = ["EngineSpec", "EplbConfig"]
+__all__ = ["EngineSpec", "EplbConfig", "KvEviction", "KvOffload", "KvTier", "PromptCompression"]
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.base import Spec
-from perfmodel.files.units import Milliseconds, NonNegativeInt, PositiveInt
+from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.units import Bytes, Milliseconds, NonNegativeInt, PositiveInt
 from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
-from perfmodel.specs.engine.backends import Backend
-from perfmodel.specs.engine.description import BatchingRules, DescribedEngine, describe_engine
-from perfmodel.specs.engine.kv import KvEviction, KvOffload, KvTier
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.description import Backend, BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.speculation import SpeculativeConfig
+from perfmodel.specs.networks import GivenLink
+
+
+class KvEviction(Spec):
+    """Keeps the `heavy_tokens` of a sequence with the highest accumulated scores and its `recent_tokens` newest."""
+
+    method: Literal["h2o"] = "h2o"
+    heavy_tokens: PositiveInt
+    recent_tokens: PositiveInt
+
+    @property
+    def num_tokens(self) -> int:
+        """The most that a sequence keeps."""
+        return self.heavy_tokens + self.recent_tokens
+
+
+class KvTier(Spec):
+    """The precision of the next older `tokens` of a sequence (None: all that are older), newest tier first."""
+
+    tokens: PositiveInt | None = None
+    dtype: str = "auto"
+
+
+class KvOffload(GivenLink):
+    """A second tier for KV blocks, in the host's memory or on a disk, behind a link of each device.
+
+    capacity_bytes: of the tier, per device
+    link, bandwidth_bytes_per_s, latency_s: the link to it; the latency is that of one block's copy
+    rule:           KV of a preempted request, or of a prefix that left the device: copied back (restore), computed
+                    again (recompute), or what the cost model says is quicker (faster)
+    overlap:        blocks come layer by layer while earlier layers compute; else the step waits for all of them
+    """
+
+    link: str | None = "pcie"
+    capacity_bytes: Annotated[Bytes, Field(gt=0)]
+    rule: Literal["restore", "recompute", "faster"] = "faster"
+    overlap: bool = True
+
+
+class PromptCompression(Spec):
+    """Prompts are shortened to the share `ratio` of their tokens before they are computed.
+
+    model: reads each prompt in full to do so, on a device like the scenario's; None: shortening costs nothing
+    """
+
+    ratio: Annotated[float, Field(gt=0, le=1)]
+    model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path")] | None = None
 
 
 class EplbConfig(Spec):
@@ -130,56 +176,9 @@ class EngineSpec(VariantSpec):
     speculative_config: SpeculativeConfig | None = None
 
     @model_validator(mode="after")
-    def _budget_holds_a_batch(self) -> "EngineSpec":
-        # vLLM refuses this too: a running batch must fit the budget with one token each.
-        both_given = {"max_num_batched_tokens", "max_num_seqs"} <= self.model_fields_set
-        if both_given and self.batching == "continuous" and self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}; "
-                f"raise the first or lower the second"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_are_of_something(self) -> "EngineSpec":
-        if self.quantization_group_size is not None and self.quantization is None:
-            raise ValueError(
-                f"found quantization_group_size={self.quantization_group_size} without quantization; name the format "
-                f"whose weights share scales, as in w4a16"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _flash_has_the_version(self) -> "EngineSpec":
-        if self.flash_attn_version is not None and self.attention != "flash":
-            raise ValueError(
-                f"found flash_attn_version={self.flash_attn_version} with attention={self.attention}; set that to "
-                f"flash, or leave the version out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _speculation_has_one_stage(self) -> "EngineSpec":
-        if self.speculative_config is not None and self.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"found speculative_config with pipeline_parallel_size={self.pipeline_parallel_size}; drafts are "
-                f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _layers_have_a_place(self) -> "EngineSpec":
-        if (self.n_gpu_layers is None) != (self.cpu is None):
-            given, missing = ("n_gpu_layers", "cpu") if self.cpu is None else ("cpu", "n_gpu_layers")
-            raise ValueError(
-                f"found {given}={getattr(self, given)} without {missing}; layers that are not on the device are "
-                f"computed by the host's CPU: give both, or leave both out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _kv_fields_fit_together(self) -> "EngineSpec":
-        _refuse_kv_conflicts(self)
+    def _arguments_fit_together(self) -> "EngineSpec":
+        for sentence in _conflicts(self):
+            raise ValueError(sentence)
         return self
 
     @property
@@ -193,15 +192,6 @@ class EngineSpec(VariantSpec):
     def defers_frees(self) -> bool:
         """Whether an engine that exchanges KV with others frees no blocks that a plan under way may write."""
         return self.rules.defers_frees and (self.plans_ahead or self.pipeline_parallel_size > 1)
-
-    @model_validator(mode="after")
-    def _balances_what_is_shared_out(self) -> "EngineSpec":
-        copies = self.eplb_config.num_redundant_experts
-        if self.enable_eplb and not self.enable_expert_parallel:
-            raise ValueError("found enable_eplb without enable_expert_parallel; experts are whole only with the latter")
-        if copies and not self.enable_eplb:
-            raise ValueError(f"found num_redundant_experts={copies} without enable_eplb; set that, or leave it out")
-        return self
 
     @property
     def gathers_tokens(self) -> bool:
@@ -262,13 +252,45 @@ class EngineSpec(VariantSpec):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
 
 
-def _refuse_kv_conflicts(engine: "EngineSpec") -> None:
-    """Raises ValueError with one sentence for the first conflict."""
-    for sentence in _conflicts(engine):
-        raise ValueError(sentence)
-
-
 def _conflicts(engine: "EngineSpec") -> Iterator[str]:
+    """A sentence for each of the arguments that contradict each other."""
+    both_given = {"max_num_batched_tokens", "max_num_seqs"} <= engine.model_fields_set
+    # vLLM refuses this too: a running batch must fit the budget with one token each.
+    if both_given and engine.batching == "continuous" and engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield (
+            f"max_num_batched_tokens={engine.max_num_batched_tokens} is below max_num_seqs={engine.max_num_seqs}; "
+            f"raise the first or lower the second"
+        )
+    if engine.quantization_group_size is not None and engine.quantization is None:
+        yield (
+            f"found quantization_group_size={engine.quantization_group_size} without quantization; name the format "
+            f"whose weights share scales, as in w4a16"
+        )
+    if engine.flash_attn_version is not None and engine.attention != "flash":
+        yield (
+            f"found flash_attn_version={engine.flash_attn_version} with attention={engine.attention}; set that to "
+            f"flash, or leave the version out"
+        )
+    if engine.speculative_config is not None and engine.pipeline_parallel_size > 1:
+        yield (
+            f"found speculative_config with pipeline_parallel_size={engine.pipeline_parallel_size}; drafts are "
+            f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
+        )
+    if (engine.n_gpu_layers is None) != (engine.cpu is None):
+        given, missing = ("n_gpu_layers", "cpu") if engine.cpu is None else ("cpu", "n_gpu_layers")
+        yield (
+            f"found {given}={getattr(engine, given)} without {missing}; layers that are not on the device are "
+            f"computed by the host's CPU: give both, or leave both out"
+        )
+    yield from _conflicts_of_kv(engine)
+    copies = engine.eplb_config.num_redundant_experts
+    if engine.enable_eplb and not engine.enable_expert_parallel:
+        yield "found enable_eplb without enable_expert_parallel; experts are whole only with the latter"
+    if copies and not engine.enable_eplb:
+        yield f"found num_redundant_experts={copies} without enable_eplb; set that, or leave it out"
+
+
+def _conflicts_of_kv(engine: "EngineSpec") -> Iterator[str]:
     used = [name for name in ("kv_tiers", "kv_eviction", "kv_offload") if getattr(engine, name)]
     used += ["kv_cache_residual_tokens"] if engine.kv_cache_residual_tokens else []
     if engine.kv_cache == "off" and used:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.power import device_power_w
-from perfmodel.specs.prices import PriceOverride
+from perfmodel.specs.hardware import PriceOverride
 from perfmodel.specs.scenario_file import load_hardware
 
 H100 = load_hardware("h100-sxm-80gb")

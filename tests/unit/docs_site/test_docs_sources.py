@@ -7,7 +7,7 @@ from docs_site.generated import filled
 from docs_site.places import place_of, resolved, target_text
 from docs_site.tables import in_cell
 from perfmodel.files.base import Spec
-from perfmodel.specs.meanings import meanings_of, summary_of
+from perfmodel.specs.json_schema import meanings_of, summary_of
 
 LISTS = """Three things:
 - one

@@ -16,8 +16,7 @@ from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.ops.messages import distinct_ranks
 from perfmodel.ops.routing import ExpertLoad
 from perfmodel.ops.work import Depends
-from perfmodel.specs.engine.kv import KvEviction, KvTier
-from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.spec import EngineSpec, KvEviction, KvTier
 
 MODELS = [
     *("llama-3.1-8b", "llama-2-7b", "gemma-2-2b", "opt-13b", "mixtral-8x7b", "gpt-oss-20b", "llama-4-scout"),

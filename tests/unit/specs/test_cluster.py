@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.specs import Scenario, load_scenario, scenario_schema
-from perfmodel.specs.pools import AutoscalingSpec
+from perfmodel.specs.cluster import AutoscalingSpec
 
 Write = Callable[..., Path]
 POOLS = "cluster={pools: [{role: prefill, replicas: 2}, {role: decode, engine: {tensor_parallel_size: 2}}]}"

@@ -9,10 +9,17 @@ from perfmodel.cli import app
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_hardware
 from perfmodel.specs.detect import machine as machines
-from perfmodel.specs.detect.copying import copy_bandwidth
-from perfmodel.specs.detect.graphics import COMMANDS, Graphics, read_graphics
-from perfmodel.specs.detect.machine import Machine, this_machine
-from perfmodel.specs.detect.processor import Processor, from_cpuinfo, from_system_profiler
+from perfmodel.specs.detect.machine import (
+    COMMANDS,
+    Graphics,
+    Machine,
+    Processor,
+    copy_bandwidth,
+    from_cpuinfo,
+    from_system_profiler,
+    read_graphics,
+    this_machine,
+)
 from perfmodel.specs.detect.starting_file import graphics_file, processor_file, summary
 
 CPUINFO = """processor\t: 0

@@ -9,8 +9,8 @@ from perfmodel.errors import SpecError
 from perfmodel.files import catalog, device_tables
 from perfmodel.files.catalog import normal_name
 from perfmodel.files.device_spelling import plain_name, split_size
-from perfmodel.specs import data_dir, list_hardware, load_hardware, load_scenario, prices
-from perfmodel.specs.devices.files import find_device
+from perfmodel.specs import data_dir, hardware, list_hardware, load_hardware, load_scenario
+from perfmodel.specs.devices import find_device
 
 TABLE = """
 kind: gpu
@@ -49,7 +49,7 @@ def table(tmp_path, monkeypatch):
         device_tables.table_rows,
         device_tables._known,
         device_tables.known_architectures,
-        prices._listed,
+        hardware._listed,
     )
     for cached in caches:
         cached.cache_clear()

@@ -11,7 +11,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.files.device_tables import table_rows
 from perfmodel.specs import list_names, load_hardware
-from perfmodel.specs.devices.files import find_device, read_device
+from perfmodel.specs.devices import find_device, read_device
 
 # Device of hardware_facts.csv -> our name, where an alias does not already say so.
 _FACTS_NAMES = {

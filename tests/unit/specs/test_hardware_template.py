@@ -7,10 +7,9 @@ import pytest
 from perfmodel import specs
 from perfmodel.errors import SpecError
 from perfmodel.files.device_tables import table_rows
-from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
+from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price
 from perfmodel.specs.hardware_template import hardware_template
 from perfmodel.specs.networks import Link
-from perfmodel.specs.prices import Price
 
 FIGURES = (
     *("compute_units", "performance_cores", "instructions", "clock_hz", "peak_flops_per_s"),

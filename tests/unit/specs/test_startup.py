@@ -20,7 +20,7 @@ from perfmodel.ops.work import decode_shape
 from perfmodel.planning.sensitivity.ask import ask_whatif
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
-from perfmodel.specs.engine.startup import refuse_to_start
+from perfmodel.specs.engine.devices import refuse_to_start
 
 SCENARIO = "llama-3.1-8b-a100"  # 32 heads, 8 KV heads, 32 layers
 FEW = "traffic.num_requests=3"

@@ -45,7 +45,7 @@ from perfmodel.planning.search import _sized
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs import load_scenario
-from perfmodel.specs.pools import FailuresSpec
+from perfmodel.specs.cluster import FailuresSpec
 from perfmodel.specs.slo import SLO
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")

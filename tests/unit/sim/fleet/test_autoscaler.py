@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
 from perfmodel.sim.fleet.autoscaler import Autoscaler, Failures, add_stragglers
-from perfmodel.specs.pools import AutoscalingSpec, FailuresSpec, Slowdown
+from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, Slowdown
 
 
 class Entrance:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.specs import load_model, load_scenario
 from perfmodel.specs.commands.line import Asking, read_line
-from perfmodel.specs.commands.serving import engine_arguments, left_out_fields
+from perfmodel.specs.commands.server import engine_arguments, left_out_fields
 from perfmodel.specs.engine.spec import EngineSpec
 
 COUNT = st.integers(1, 1 << 20)
