@@ -112,7 +112,7 @@ class Calibration(Spec):
     kernel_overheads: NonNegativeFloat = 1.0
     host_overheads: NonNegativeFloat = 1.0
     spread: float = Field(default=1.0, ge=1)  # how much wider than its residuals say: the fits come from elsewhere
-    is_passed_on: bool = False  # from a related device or engine; no file says it
+    is_passed_on: bool = Field(default=False, exclude=True)  # from a related device or engine; no file says it
 
     def knows(self, family: str) -> bool:
         """Whether any kernel of `family` was measured."""
