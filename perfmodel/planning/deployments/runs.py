@@ -213,8 +213,7 @@ class Runs:
         starts = [deployed.rate * deployed.replicas / deployed.tried_with for deployed in changed]
         again = self._highest([(deployed.deployment, deployed.replicas) for deployed in changed], starts)
         for deployed, rates in zip(changed, again, strict=True):
-            if rates:
-                deployed.rates, deployed.tried_with = rates, deployed.replicas
+            deployed.rates = rates or deployed.rates
         return [
             Finalist(deployed.deployment, deployed.replicas, deployed.rates, deployed.runs[deployed.replicas])
             for deployed in settled

@@ -412,3 +412,12 @@ def test_confident_jobs_rank_first_and_late_ones_are_not_ranked():
     screen: Any = SimpleNamespace(allowed=lambda _: range(1, 9))
     assert _enough(plan, screen, unsure) == 2
     assert _enough(plan, screen, late) == 1
+
+
+def test_of_options_that_cost_the_same_and_always_serve_the_one_with_most_headroom_is_chosen() -> None:
+    """2.4 of 3 replicas busy leave less than 3.0 of 4 at the same bill: 0.8 against 0.75."""
+    always = np.ones(len(NEEDS))
+    full = Option("full", "a", 4.0, 2, 3, 12, always, load=2.4)
+    roomy = Option("roomy", "a", 3.0, 2, 4, 12, always, load=3.0)
+    for options in ((full, roomy), (roomy, full)):
+        assert options[pick(options, 0.9)].name == "roomy"

@@ -86,15 +86,20 @@ def test_ratios_are_simulated_over_screened_figures() -> None:
     assert ratios_of([], SLO(ttft_ms=100.0), "p90") == Ratios((1.0, 1.0), (1.0, 1.0))
 
 
+@pytest.mark.parametrize("rejected_rate", [None, 9.0])
 def test_a_candidate_that_the_screen_underestimates_is_simulated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejected_rate: float | None
 ) -> None:
     """The screen halves all rates, so the ratio of the one finalist is about 2. With that ratio the other device, which
-    the screen rejected, may be cheaper, and is simulated."""
+    the screen rejected, may be cheaper, and is simulated: also where four of it, as many as may be, seem to serve 36
+    of 40 requests/s."""
     screen = Screen.all
-    monkeypatch.setattr(
-        Screen, "all", lambda self: [replace(candidate, rate=candidate.rate / 2) for candidate in screen(self)]
-    )
+
+    def halved(one: Screened) -> Screened:
+        is_rejected = one.candidate.devices == "l40s" and rejected_rate is not None
+        return replace(one, rate=rejected_rate if is_rejected else one.rate / 2)
+
+    monkeypatch.setattr(Screen, "all", lambda self: list(map(halved, screen(self))))
     overrides = (
         *("traffic.input_tokens={distribution: fixed, value: 300}", "traffic.output_tokens.mean=40"),
         *("traffic.output_tokens.p99=90", "traffic.arrivals.rate=40"),
