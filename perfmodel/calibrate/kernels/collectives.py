@@ -17,6 +17,7 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
 from perfmodel.cost.forms.messages.links import link_for
 from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.hardware import Link
 
 Floats = NDArray[np.float64]
@@ -25,7 +26,6 @@ Rows = NDArray[np.int64]
 OPS = ("nccl", "custom_allreduce")
 
 _KINDS = {"alltoall": "all_to_all"}
-_SWITCH_RANKS = {"hopper": 8, "blackwell": 8}  # NVLink switches that add, for a whole node of eight
 _FREE = (
     "launch_s",
     "hop_s",
@@ -127,8 +127,8 @@ def predict(group: Group, fit: CollectiveFit | CustomAllReduceFit, device: Devic
 
 
 def _start(device: DeviceFacts) -> CollectiveFit:
-    architecture = device.hardware.declared.architecture or ""
-    return CollectiveFit(switch_ranks=_SWITCH_RANKS.get(architecture), link_latency_s=_link(device).latency_s or None)
+    architecture = find_architecture(device.hardware.declared.architecture)
+    return CollectiveFit(switch_ranks=architecture.switch_ranks, link_latency_s=_link(device).latency_s or None)
 
 
 def _link(device: DeviceFacts) -> Link:

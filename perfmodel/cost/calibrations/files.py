@@ -28,20 +28,13 @@ from perfmodel.cost.forms.messages.collective import over_link
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, write_fitted
+from perfmodel.specs.architectures import generations_between, name_in_tables
 from perfmodel.specs.devices import DeviceSource, find_device
 from perfmodel.specs.engine.description import ExpertsRow, describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 
-# Lines of architectures: kernels of one are ported to the next, and reach about the same fractions of its peaks.
-_LINES = (
-    ("turing", "ampere", "hopper", "blackwell"),
-    ("turing", "ampere", "ada", "blackwell-consumer"),
-    # Not of one design, but of one age of software: what is compiled for either (Triton) comes with the same tiles.
-    ("hopper", "blackwell-consumer"),
-    ("cdna2", "cdna3"),
-)
 EXECUTOR = "perfmodel"  # the profile of this project's own executor
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
@@ -91,8 +84,8 @@ def load_calibration(
 
 def _stood_in_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:
     """How an engine runs experts on a device with kernels that others stand for, if it does."""
-    generation = hardware.declared.architecture
     rows = describe_engine(engine_profile).facts.experts
+    generation = name_in_tables(hardware.declared.architecture, {name for row in rows for name in row.on})
     return next((row for row in rows if row.stand_in is not None and generation in row.on), None)
 
 
@@ -208,19 +201,9 @@ def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Pat
     for device, other_engine, file in calibrated_kernels(engine):
         if (device, other_engine) == (hardware.name, engine):
             continue
-        steps = _distance(hardware.declared.architecture, _architecture(device))
+        steps = generations_between(hardware.declared.architecture, _architecture(device))
         if steps is None:
             continue
         spread = 1.0 if device == hardware.name else SPREAD_SIBLING
         spread *= _SPREAD_PER_GENERATION**steps * (1.0 if other_engine == engine else _SPREAD_OTHER_ENGINE)
         yield spread, file
-
-
-def _distance(one: str | None, other: str | None) -> int | None:
-    """Generations between two architectures of one line; None if they have no line in common."""
-    if one is None or other is None:
-        return None
-    if one == other:
-        return 0
-    steps = [abs(line.index(one) - line.index(other)) for line in _LINES if one in line and other in line]
-    return min(steps, default=None)

@@ -24,15 +24,10 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
 from perfmodel.files.units import FittedSeconds
+from perfmodel.specs.architectures import find_architecture, generations_between
 from perfmodel.specs.hardware import HardwareSpec
 
 _FILE = "whole_runs.yaml"
-# Architectures of one line: what is known of the nearest of them is passed on, with wider intervals.
-_LINES = (
-    ("cdna1", "cdna2", "cdna3", "cdna4"),
-    ("sapphire-rapids", "emerald-rapids", "granite-rapids"),
-    ("wormhole", "blackhole"),
-)
 _SPREAD_PER_GENERATION = 1.5
 _TRANSFER = "collective"
 OTHERS = {"gpu": "others", "npu": "others", "tpu": "others", "fpga": "others", "cpu": "other-cpus"}  # by kind of device
@@ -130,14 +125,13 @@ def whole_run_calibration(
 
 
 def _nearest(architecture: str | None, fits: WholeRunFits) -> tuple[str, float] | None:
-    """(architecture with a fit, how much wider its intervals are) nearest to one."""
-    if architecture is None:
+    """(architecture of its line with a fit, how much wider its intervals are) nearest to one; of two the older."""
+    near = [
+        (steps, find_architecture(name).steps_from(architecture) is not None, name)
+        for name in fits.architectures
+        if architecture is not None and (steps := generations_between(architecture, name)) is not None
+    ]
+    if not near:
         return None
-    if architecture in fits.architectures:
-        return architecture, 1.0
-    line = next((line for line in _LINES if architecture in line), ())
-    place = {name: abs(line.index(name) - line.index(architecture)) for name in line if name in fits.architectures}
-    if not place:
-        return None
-    nearest = min(place, key=lambda name: place[name])
-    return nearest, _SPREAD_PER_GENERATION ** place[nearest]
+    steps, _, name = min(near)
+    return name, _SPREAD_PER_GENERATION**steps

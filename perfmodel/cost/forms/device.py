@@ -13,6 +13,7 @@ from perfmodel.cost.forms.clocks import tdp_w
 from perfmodel.cost.forms.messages.links import DEFAULT_LINK
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.ops.messages import Message, RankGroup, Spread, spread_over
+from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import Link
 
@@ -30,9 +31,6 @@ FALLBACKS: dict[str, tuple[str, ...]] = {
     "tf32": ("fp32",),
     "fp32": ("tf32", "bf16", "fp16"),
 }
-# Of the tensor peak that mma.sync reaches where tensor cores take WGMMA: Shah et al. 2024 (FlashAttention-3), section 1
-# and blog: "about two-thirds of the peak throughput of the Hopper Tensor Cores". Elsewhere it is the instruction.
-_MMA_SYNC_SHARE = {"hopper": 2 / 3}
 _VECTOR_SHARE = 1 / 16  # of the bf16 rate, where neither a vector nor an fp32 rate is declared (A100: 19.5 of 312)
 # Cache to assume where a file declares none: forms only ask whether something fits in it.
 _SMALLEST_L2_BYTES = 4e6
@@ -57,7 +55,7 @@ def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
     """
     declared = hardware.declared
     if rate.endswith(MMA_SYNC_RATE):
-        share = _MMA_SYNC_SHARE.get(declared.architecture or "", 1.0)
+        share = find_architecture(declared.architecture).mma_sync_share
         return share * peak_flops_per_s(hardware, rate.removesuffix(MMA_SYNC_RATE))
     if rate.endswith(SPARSE_RATE):
         dense = rate.removesuffix(SPARSE_RATE)

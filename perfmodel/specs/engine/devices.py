@@ -20,6 +20,7 @@ from typing import Any
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.models.architecture import Attention, LatentAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.engine.description import EngineDefaults, EngineFacts, StepBudget, Use, backend_of
 from perfmodel.specs.engine.formats import refuse_formats
 from perfmodel.specs.engine.spec import EngineSpec
@@ -135,7 +136,7 @@ def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raises ValueError with one sentence for TF32 that nothing multiplies in, FP16 sums of other products, and
     FlashAttention-3 off Hopper.
     """
-    if engine.flash_attn_version == 3 and hardware.declared.architecture != "hopper":
+    if engine.flash_attn_version == 3 and not find_architecture(hardware.declared.architecture).has_wgmma:
         raise ValueError(
             f"found engine.flash_attn_version=3 on {hardware.name}, and its asynchronous products (WGMMA) and copies "
             f"(TMA) are Hopper's; leave it out, or set 2"

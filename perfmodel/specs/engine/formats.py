@@ -12,7 +12,7 @@ __all__ = [
     "sparse_heads_per_tile",
 ]
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,8 @@ from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.number_formats import kv_format, matmul_rate
 from perfmodel.models.spec import ModelSpec
-from perfmodel.specs.engine.description import ExpertsRow, FormatSupport
+from perfmodel.specs.architectures import name_in_tables
+from perfmodel.specs.engine.description import ExpertsRow, FormatRow, FormatSupport, SparseAttentionRow
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -52,9 +53,9 @@ def format_use(engine: EngineSpec, hardware: HardwareSpec, form: str, of: Format
     that no file of ours has.
     """
     rows = getattr(engine.described.facts, of).get(form)
-    generation = hardware.declared.architecture
-    if rows is None or generation is None:
+    if rows is None or hardware.declared.architecture is None:
         return FormatUse(None)
+    generation = _generation(rows, hardware)
     row = next((row for row in rows if generation in row.on), None)
     if row is not None:
         return FormatUse(row.support, row.kernel)
@@ -68,14 +69,21 @@ def experts_use(
     where its description does not say."""
     form = dtype if "experts" in quantization.kept else form_of(quantization) or dtype
     rows = engine.described.facts.experts
-    return next((row for row in rows if row.fits(form, hardware.declared.architecture)), None)
+    generation = _generation(rows, hardware)
+    return next((row for row in rows if row.fits(form, generation)), None)
 
 
 def sparse_heads_per_tile(engine: EngineSpec, hardware: HardwareSpec) -> int:
     """Heads that `engine`'s kernel for prompts with an indexer computes at least on `hardware`; 1 where its description
     does not say."""
-    rows, generation = engine.described.facts.sparse_attention, hardware.declared.architecture
+    rows = engine.described.facts.sparse_attention
+    generation = _generation(rows, hardware)
     return next((row.heads_per_tile for row in rows if not row.on or generation in row.on), 1)
+
+
+def _generation(rows: Iterable[FormatRow | ExpertsRow | SparseAttentionRow], hardware: HardwareSpec) -> str | None:
+    """The device's architecture as `rows` call it."""
+    return name_in_tables(hardware.declared.architecture, {name for row in rows for name in row.on})
 
 
 def form_of(quantization: QuantizationSpec) -> str | None:

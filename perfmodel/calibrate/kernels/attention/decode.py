@@ -24,6 +24,7 @@ from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.specs.architectures import find_architecture
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -63,16 +64,16 @@ def kernel_names(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     SGLang's FlashAttention-3 is another kernel before Hopper. TensorRT-LLM has two, picked by the size of the group.
     """
     source = table["kernel_source"].astype(str)
-    is_hopper = device.hardware.declared.architecture == "hopper"
+    has_wgmma = find_architecture(device.hardware.declared.architecture).has_wgmma
     known = {
         "vllm_flash_attn": "flash2",
         "vllm_flash_attn_fa3": "flash3",
-        "flash_attention": "flash3" if is_hopper else "flash3_sm80",
+        "flash_attention": "flash3" if has_wgmma else "flash3_sm80",
     }
     names = np.array([known.get(name, name) for name in source], dtype="U32")
     group = numbers(table, "num_heads") / numbers(table, "num_key_value_heads")
     is_mmha = (group < 2) | (group > _MMHA_ABOVE)
-    xqa = np.where(is_hopper & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
+    xqa = np.where(has_wgmma & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
     return np.where(source == "torch_flow", np.where(is_mmha, "mmha", xqa), names)
 
 

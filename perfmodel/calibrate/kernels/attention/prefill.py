@@ -25,6 +25,7 @@ from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
 from perfmodel.ops.extents import HeadsExtent
+from perfmodel.specs.architectures import find_architecture
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -41,12 +42,12 @@ _STARTS: tuple[dict[str, float], ...] = (
 
 def kernel_names(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     """The kernel of each row; SGLang's FlashAttention-3 is another kernel before Hopper, as is TensorRT-LLM's."""
-    is_hopper = device.hardware.declared.architecture == "hopper"
+    has_wgmma = find_architecture(device.hardware.declared.architecture).has_wgmma
     known = {
         "vllm_flash_attn": "flash2",
         "vllm_flash_attn_fa3": "flash3",
-        "flash_attention": "flash3" if is_hopper else "flash3_sm80",
-        "torch_flow": "trtllm_sm90" if is_hopper else "trtllm",
+        "flash_attention": "flash3" if has_wgmma else "flash3_sm80",
+        "torch_flow": "trtllm_sm90" if has_wgmma else "trtllm",
     }
     return np.array([known.get(name, name) for name in table["kernel_source"].astype(str)], dtype="U32")
 

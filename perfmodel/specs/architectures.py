@@ -1,0 +1,77 @@
+"""Architectures of devices: what kernels know of one beyond a device's declared peaks, and which are its relatives.
+
+One file per architecture that anything is known of, `hardware_specs/architectures/<name>.yaml`; any other has no
+relatives and the defaults.
+"""
+
+__all__ = ["Architecture", "find_architecture", "generations_between", "name_in_tables"]
+
+from collections.abc import Collection
+from functools import cache
+from typing import Annotated
+
+from pydantic import Field
+
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.units import PositiveInt
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+
+
+class Architecture(Spec):
+    """What is known of the devices that declare this `architecture`.
+
+    after:          the architectures before it in its line: kernels are ported from one to the next
+    contemporaries: of other designs, compiled for by the same software with the same tiles
+    supported_as:   the architecture whose rows of an engine's formats count where no row names this one
+    has_wgmma:      asynchronous products of a group of warps, from shared memory (PTX: `wgmma`)
+    mma_sync_share: of the tensor peak that products of one warp (`mma.sync`) reach
+    switch_ranks:   devices over which its switches add in the network; None: no such switches
+    """
+
+    name: str
+    source: str = ""
+    after: tuple[str, ...] = ()
+    contemporaries: tuple[str, ...] = ()
+    supported_as: str | None = None
+    has_wgmma: bool = False
+    mma_sync_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    switch_ranks: PositiveInt | None = None
+
+    def steps_from(self, ancestor: str) -> int | None:
+        """Generations since `ancestor`; None if it is not before this one in a line."""
+        if ancestor == self.name:
+            return 0
+        steps = [step for name in self.after if (step := find_architecture(name).steps_from(ancestor)) is not None]
+        return 1 + min(steps) if steps else None
+
+
+@cache
+def find_architecture(name: str | None) -> Architecture:
+    """What is known of an architecture. Raises SpecError for a malformed file."""
+    file = data_dir("architectures") / f"{name}.yaml"
+    if name is None or not file.is_file():
+        return Architecture(name=name or "")
+    loaded = load_yaml(file)
+    return parse(Architecture, loaded.data, loaded.positions)
+
+
+def generations_between(one: str | None, other: str | None) -> int | None:
+    """Generations between two architectures of one line; None if they have no line in common."""
+    if one is None or other is None:
+        return None
+    first, second = find_architecture(one), find_architecture(other)
+    if other in first.contemporaries or one in second.contemporaries:
+        return 1
+    steps = first.steps_from(other), second.steps_from(one)
+    return next((step for step in steps if step is not None), None)
+
+
+def name_in_tables(architecture: str | None, named: Collection[str]) -> str | None:
+    """The name under which an engine's tables have an architecture: its own where they name it, else that of the one
+    whose support it has.
+
+    named: the architectures that a table names
+    """
+    return architecture if architecture in named else find_architecture(architecture).supported_as or architecture
