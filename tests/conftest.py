@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 _IS_DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 _DEPTH = int(os.environ.get("HYPOTHESIS_DEPTH", "20"))
 
-settings.register_profile("repeatable", derandomize=True)
+# No deadlines: these machines are shared
+settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("deep", max_examples=100 * _DEPTH, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
