@@ -9,8 +9,6 @@ A step whose shape was not seen before is first run once untimed: the BLAS compi
 is harmless: it writes the same keys and values to the same slots.
 """
 
-__all__ = ["PS_PER_NS", "ExecutedBackend"]
-
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TypeVar

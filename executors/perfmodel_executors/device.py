@@ -1,16 +1,5 @@
 """The device that a scenario's hardware stands for, its clock, and a sentence for what it cannot hold."""
 
-__all__ = [
-    "DeviceClock",
-    "StepClock",
-    "default_kernels",
-    "device_name",
-    "find_device",
-    "interprets_triton",
-    "memory_as_a_sentence",
-    "present_device",
-]
-
 import os
 import time
 from collections.abc import Iterator

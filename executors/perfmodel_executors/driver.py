@@ -5,19 +5,6 @@ replayed exactly, a noisy machine disturbs only durations, and a run takes as lo
 arrivals are waited for, and the time is that of the wall.
 """
 
-__all__ = [
-    "Arriving",
-    "Clock",
-    "ConversationArrivals",
-    "InStages",
-    "RequestArrivals",
-    "VirtualClock",
-    "WallClock",
-    "arrivals_of",
-    "serve",
-    "serve_arrivals",
-]
-
 import heapq
 import time
 from collections import deque

@@ -6,18 +6,6 @@ sequence has is an input like its block table; should the rows have moved, becau
 anew. What captures is passed in, so all but the capture itself runs on any device.
 """
 
-__all__ = [
-    "TUNED_CONTEXT",
-    "Capture",
-    "CudaCapture",
-    "DecodeGraphs",
-    "DecodeInputs",
-    "StandIns",
-    "capture_sizes",
-    "no_capture",
-    "padded_size",
-]
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 Tiny random models of Hugging Face `transformers`, one for each family and feature whose computation is compared.
 """
 
-__all__ = ["BLOCK", "REFERENCES", "STEPS", "TOLERANCE", "Reference", "build", "executed", "largest_difference"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module

@@ -1,7 +1,5 @@
 """What prompts are cut from where a scenario wants real text (`traffic.prompts`)."""
 
-__all__ = ["text_of"]
-
 from perfmodel.errors import SpecError
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.quality.tokenizer import load_tokenizer, read_text

@@ -1,14 +1,5 @@
 """Whole scenarios on the executed clock: execute one, or put it beside its simulation."""
 
-__all__ = [
-    "as_executed",
-    "check_on_cpu",
-    "execute_scenario",
-    "num_ranks",
-    "serve_calibrated",
-    "validate_executor",
-]
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`StepRunner`: one rank's decoder, KV pool and graphs; takes steps as segments, in the way that is fastest."""
 
-__all__ = ["Runner", "RunnerSetup", "StepRunner", "build_runner"]
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A token's number is a hash of seed, request and position, whoever runs beside it
 drafts change no token, and another run with the seed gives the same text.
 """
 
-__all__ = ["Draws", "SamplingSettings", "settings_of"]
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A scenario beside itself without a technique: both calibrated for together, simulated, and executed in turns."""
 
-__all__ = ["measure_technique"]
-
 from collections.abc import Callable, Sequence
 from statistics import fmean
 

@@ -6,8 +6,6 @@ stretches of a text from random places: models answer those as they do in use. A
 with what was said before it, the model's answers as they came.
 """
 
-__all__ = ["TokenStore"]
-
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 

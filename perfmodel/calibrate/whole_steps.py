@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear  # type: ignore[import-untyped, unused-ignore]
 
-from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit, Residuals
+from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.ops.attention.decode import VERIFYING
 from perfmodel.ops.graphs.step import StepGraph

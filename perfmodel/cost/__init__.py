@@ -51,7 +51,7 @@ __all__ = [
     "usd_per_million_tokens",
 ]
 
-from perfmodel.cost.calibrations.calibration import DATASHEET, Calibration, FamilyFit, HostFit, Residuals, datasheet
+from perfmodel.cost.calibrations.calibration import DATASHEET, Calibration, HostFit, datasheet
 from perfmodel.cost.calibrations.engine_profile import (
     EngineProfile,
     ServerFit,
@@ -60,10 +60,12 @@ from perfmodel.cost.calibrations.engine_profile import (
     save_engine_profile,
 )
 from perfmodel.cost.calibrations.files import load_calibration, save_calibration
-from perfmodel.cost.forms.device import peak_flops_per_s, ridge_point
+from perfmodel.cost.forms.device import OperatorTime, peak_flops_per_s, ridge_point
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory.plan import MemoryPlan, plan_memory
-from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.power import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
 from perfmodel.cost.steps.drafts import DraftTables
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate

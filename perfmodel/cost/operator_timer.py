@@ -1,7 +1,5 @@
 """`OperatorTimer`: how long one operator's work takes on one device, under a calibration."""
 
-__all__ = ["OperatorTime", "OperatorTimer"]
-
 from collections.abc import Sequence
 from typing import Any
 

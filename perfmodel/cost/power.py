@@ -29,17 +29,6 @@ for memory, or for another node, is not affected.
 TDP itself is no cap here: measured times, which calibrations are fitted to, have its throttling in them.
 """
 
-__all__ = [
-    "Load",
-    "PowerCap",
-    "device_power_w",
-    "energy_j",
-    "energy_split_j",
-    "flop_energy",
-    "usd_per_hour",
-    "usd_per_million_tokens",
-]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

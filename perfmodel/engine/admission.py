@@ -18,17 +18,6 @@ A static or dynamic batch keeps its slots and its KV until its last request is d
 computed further.
 """
 
-__all__ = [
-    "DISCIPLINES",
-    "POLICIES",
-    "Discipline",
-    "Policy",
-    "Reservations",
-    "fcfs",
-    "priority",
-    "shortest_first",
-]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What the scheduler may do in one step. Sizes in tokens and sequences, times in ticks of the driving clock."""
 
-__all__ = ["Estimates", "SchedulerConfig", "Slots", "Speculation"]
-
 from dataclasses import dataclass
 from typing import Literal
 

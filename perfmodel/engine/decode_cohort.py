@@ -14,8 +14,6 @@ A member's own counters (`num_computed_tokens`, `num_promised_tokens`, `num_outp
 need since are set aside until then.
 """
 
-__all__ = ["DecodeCohort"]
-
 import heapq
 from collections.abc import Collection, Iterable
 from operator import attrgetter

@@ -22,8 +22,6 @@ were, what it computes stands behind those; what it computes for a request that 
 Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`).
 """
 
-__all__ = ["AcceptanceEstimate", "DraftingRequests"]
-
 from collections.abc import Callable, Mapping, Sequence
 
 from perfmodel.engine.admission import Policy

@@ -7,8 +7,6 @@ its step and goes on in the next. Once one was refused for want of blocks or slo
 leaves. Prompts are in the prefix cache when their step is over, parts of one when the next step is planned.
 """
 
-__all__ = ["EstimatingScheduler", "scheduler_for"]
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

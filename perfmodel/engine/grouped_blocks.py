@@ -9,8 +9,6 @@ A prefix is found in the cache as far as every group has what a query behind it 
 those of the window before it, or of its chunk so far.
 """
 
-__all__ = ["NO_BLOCK", "GroupedKVBlocks"]
-
 from collections.abc import Hashable, Iterable, Sequence
 from typing import cast
 

@@ -6,8 +6,6 @@ How long a copy takes is not known here; from how many tokens on it is worth it,
 the tier, are rules that the engine is given.
 """
 
-__all__ = ["HostBlocks"]
-
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 

@@ -5,8 +5,6 @@ device is read before its new owner writes it. A slot of the tier whose content 
 on, so what a plan pushes out it can still bring back.
 """
 
-__all__ = ["HostCopies"]
-
 from collections.abc import Hashable
 
 

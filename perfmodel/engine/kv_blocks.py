@@ -18,8 +18,6 @@ their number (`set_aside`) and handed out later (`hand_out`): they leave the que
 or the cache holds, in the order that they would have left it one by one.
 """
 
-__all__ = ["BlockListener", "KVBlockManager"]
-
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol

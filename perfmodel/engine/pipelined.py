@@ -9,8 +9,6 @@ beyond them go into the next.
 Which requests a plan finds is different from plan to plan, so there is no cohort: each is looked at when it is back.
 """
 
-__all__ = ["PipelinedRequests"]
-
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 

@@ -1,7 +1,5 @@
 """What passes between the scheduler and a backend: plans, outcomes, step records."""
 
-__all__ = ["Backend", "Grant", "Outcome", "StepPlan", "StepRecord"]
-
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol

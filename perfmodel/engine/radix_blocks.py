@@ -8,8 +8,6 @@ the tree has the same contents already, the request goes on with the tree's bloc
 `num_free` counts what can be had: free blocks, and those that can be evicted.
 """
 
-__all__ = ["RadixKVBlocks", "RadixNode"]
-
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """`Request`: a few counters, and what follows from them. Times are in ticks of whatever clock drives the engine."""
 
-__all__ = ["GroupTables", "Request", "RequestStatus", "TokenTimes"]
-
 from collections.abc import Hashable
 from enum import Enum
 

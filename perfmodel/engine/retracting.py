@@ -7,8 +7,6 @@ waits behind all others. A step in which blocks are missing that requests with t
 give back decodes nothing.
 """
 
-__all__ = ["RetractingRequests"]
-
 from collections.abc import Callable, Sequence
 
 from perfmodel.engine.config import Estimates, SchedulerConfig

@@ -6,8 +6,6 @@ and then the order does not matter: the decodes advance together, as a `DecodeCo
 one by one. Else the requests are gone through in order.
 """
 
-__all__ = ["RunningRequests"]
-
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 

@@ -8,8 +8,6 @@ Counts advance when a plan is *made* (`num_computed_tokens`, `num_promised_token
 this one runs; `apply` then turns promised tokens into output tokens. As lengths are known, none is computed in vain.
 """
 
-__all__ = ["Scheduler"]
-
 import heapq
 from collections.abc import Iterator, Sequence
 from operator import attrgetter

@@ -15,8 +15,6 @@ until it returns None, because the queue is full or no request can be granted to
 end, finishes it, and asks again. What arrives in between is looked at then. Nothing else is planned ahead.
 """
 
-__all__ = ["ServeLoop"]
-
 from collections.abc import Callable, Iterable, Sequence
 from operator import add
 

@@ -13,8 +13,6 @@ whole to a slot whose new request begins with more of it than of what the slot h
 all slots share one pool of KV, so free slots are emptied once they are saved. Nothing limits the second cache here.
 """
 
-__all__ = ["SlottedRequests"]
-
 from bisect import insort
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter

@@ -11,8 +11,6 @@ since the member joined is looked up when it leaves, in a stack of falling value
 what changes, here too; without a watch they cost nothing.
 """
 
-__all__ = ["TokenWatch"]
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise

@@ -4,8 +4,6 @@ The list of those that wait is sorted anew, and stably, before each admission; i
 came, or came back.
 """
 
-__all__ = ["ORDERS", "sort_waiting"]
-
 from collections.abc import Callable
 
 from perfmodel.engine.config import Estimates

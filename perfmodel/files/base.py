@@ -1,7 +1,5 @@
 """The base of every specification read from a file, how a field names another file, and the default of a field."""
 
-__all__ = ["LONGEST_NAME", "FileName", "Resolved", "Spec", "as_file_name", "default_at"]
-
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A room's class is registered by the name of the block (`perfmodel/__init__.py` d
 file has the block. A key that is not registered, and an unknown key inside a block, are refused like any other.
 """
 
-__all__ = ["Block", "block_as", "block_class", "complete_blocks", "register_block"]
-
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -4,17 +4,6 @@ Every reader of a user's file takes its bytes, lines or JSON from here, and none
 than its limit is an `OSError` like a file that cannot be opened, so that whoever says "cannot be read" says why.
 """
 
-__all__ = [
-    "LARGEST_JSON_BYTES",
-    "LARGEST_TABLE_BYTES",
-    "bounded_lines",
-    "parse_json",
-    "read_bounded",
-    "read_bounded_text",
-    "read_json",
-    "read_rows",
-]
-
 import errno
 import json
 import pathlib

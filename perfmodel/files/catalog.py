@@ -4,18 +4,6 @@ An installed wheel carries the data in `perfmodel/_data/`; a checkout has it bes
 is looked up without reading any file; only a name that is no file's own is compared with the aliases.
 """
 
-__all__ = [
-    "Kind",
-    "aliases_of",
-    "data_dir",
-    "expanded",
-    "find_file",
-    "list_names",
-    "looked_up",
-    "normal_name",
-    "unknown_name",
-]
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache

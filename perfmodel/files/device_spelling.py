@@ -1,7 +1,5 @@
 """How people, drivers and benchmarks spell the names of devices: one form for all of them, and a size in the name."""
 
-__all__ = ["plain_name", "split_size"]
-
 import re
 
 from perfmodel.files.catalog import normal_name

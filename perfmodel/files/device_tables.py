@@ -3,8 +3,6 @@
 Each row, and each list of aliases, is one line: `  rtx-4090: [128, ...]  # comment`.
 """
 
-__all__ = ["TableRow", "device_names", "known_architectures", "lines_of", "named", "table_rows"]
-
 import re
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Files of fitted numbers: what `hardware_specs/calibrations/` holds, read once and written by commands alone."""
 
-__all__ = ["HEADER", "load_fitted", "save_fitted", "write_fitted"]
-
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path

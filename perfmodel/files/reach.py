@@ -7,17 +7,6 @@ there, and nothing is fetched from the network. Uploaded files lie in a folder o
 The limits hold in the context (`contextvars`) that set them, and in the worker processes that it starts.
 """
 
-__all__ = [
-    "PACKAGE",
-    "is_only_names",
-    "may_touch",
-    "refuse_path",
-    "refused",
-    "touchable",
-    "within_reach",
-    "without_files",
-]
-
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence

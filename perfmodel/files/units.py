@@ -6,24 +6,6 @@ thing for each of a billion others still fits into 64 bits, and a chain of twent
 that anyone serves, buys or measures comes near; what is found beyond is a slip of the finger or of a unit.
 """
 
-__all__ = [
-    "Bytes",
-    "BytesPerSecond",
-    "FittedSeconds",
-    "FlopsPerSecond",
-    "Hertz",
-    "Milliseconds",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "PositiveFloat",
-    "PositiveInt",
-    "Seconds",
-    "common_numbers",
-    "parse_count",
-    "parse_quantity",
-    "shortest_amount",
-]
-
 import re
 from collections.abc import Callable, Sequence
 from math import inf

@@ -1,7 +1,5 @@
 """From a mapping to a spec, or to one clear sentence per mistake: `file:line: field: found X, allowed Y`."""
 
-__all__ = ["parse", "show_value", "unknown_key"]
-
 import types
 from collections.abc import Iterator, Mapping
 from itertools import islice

@@ -1,7 +1,5 @@
 """`VariantSpec`: a spec with a discriminator, whose variants use different fields."""
 
-__all__ = ["UsedBy", "VariantSpec", "drop_unused_fields"]
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Files written as a whole: each is the old one or the new one, whatever fails on the way, and nothing half stays."""
 
-__all__ = ["write_whole", "write_wholes"]
-
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path

@@ -7,8 +7,6 @@ keys are refused, keys are text, and lines are looked up in the tree when an err
 Size, depth and values are limited: aliases of aliases of aliases are a billion values in nine lines.
 """
 
-__all__ = ["LoadedYaml", "Path", "Positions", "dump_yaml", "flow_yaml", "load_yaml", "load_yaml_text", "parse_value"]
-
 import pathlib
 import re
 from collections.abc import Mapping, Sequence

@@ -10,24 +10,6 @@ Hybrids such as Nemotron-H, where one layer holds only one of the two, use None 
 All sizes are in elements and before any sharding.
 """
 
-__all__ = [
-    "DEFAULT_ROUTING",
-    "Attention",
-    "BlockSparsity",
-    "DenseFFN",
-    "FeedForward",
-    "GatedDeltaNet",
-    "Indexer",
-    "LatentAttention",
-    "Layer",
-    "LinearAttention",
-    "Mamba",
-    "Mixer",
-    "MoEFFN",
-    "QuantizationSpec",
-    "Routing",
-]
-
 from dataclasses import dataclass
 
 from perfmodel.models.rope import DEFAULT_ROPE, Rope

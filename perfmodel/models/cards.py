@@ -4,8 +4,6 @@ A card is a YAML file in `workloads/models/`: who says so, what was published, a
 field names, read exactly as a config.json is.
 """
 
-__all__ = ["Card", "as_asked", "list_models", "load_card", "load_model"]
-
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path

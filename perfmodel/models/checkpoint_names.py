@@ -1,7 +1,5 @@
 """The number format that a checkpoint's name ends with: `nvidia/Llama-3.3-70B-Instruct-FP8`, `Qwen3-32B-AWQ`."""
 
-__all__ = ["format_of_name"]
-
 import re
 
 # What a checkpoint's name ends with, and which quantization that is: weights as the tools of that name write them.

@@ -4,8 +4,6 @@ Facts of specs alone, so that lists of models can say it without torch. That the
 proved against Hugging Face's implementations (`tests/parity/test_against_transformers.py`, docs/parity.md).
 """
 
-__all__ = ["ACTIVATIONS", "FAMILIES", "ROPE_SCALINGS", "why_not_executed"]
-
 from perfmodel.models.architecture import (
     Attention,
     DenseFFN,

@@ -6,8 +6,6 @@ as. What the Hub answers stays in the client's cache, a header's answer in our o
 Environment variables are the client's own: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
-__all__ = ["is_hub_name", "load_from_hub"]
-
 import json
 import os
 import re

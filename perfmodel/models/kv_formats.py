@@ -1,7 +1,5 @@
 """What a cached token takes: number formats by its age, and how many tokens eviction leaves of a sequence."""
 
-__all__ = ["Surplus", "kv_surplus", "surplus_tokens", "unpack_operations", "with_eviction"]
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """`engine.quantization_by_layer`: number formats of single layers, or of blocks in them, instead of the model's."""
 
-__all__ = ["BLOCKS", "LayerQuantization", "bits_per_weight", "with_layer_formats"]
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby

@@ -4,19 +4,6 @@ Each field is one technique of the literature (docs/techniques has a page for ea
 The changes themselves are functions in `perfmodel.models.changes`.
 """
 
-__all__ = [
-    "EarlyExit",
-    "Experts",
-    "LatentChange",
-    "LinearChange",
-    "LowRank",
-    "ModelChanges",
-    "Moefy",
-    "Prune",
-    "SparseAttention",
-    "SsmLayers",
-]
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator

@@ -3,20 +3,6 @@
 Knows formats and methods by name; nothing of kernels or of how a checkpoint writes its settings (`hf/quantization.py`).
 """
 
-__all__ = [
-    "BITS_PER_WEIGHT",
-    "GROUPED_FORMATS",
-    "METHODS",
-    "bytes_per_weight",
-    "component_bytes",
-    "format_of_dtype",
-    "kv_element_bytes",
-    "kv_format",
-    "matmul_rate",
-    "with_dtype",
-    "with_quantization",
-]
-
 from dataclasses import replace
 from types import MappingProxyType
 

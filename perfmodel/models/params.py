@@ -5,16 +5,6 @@ heads, h head size, f intermediate size, E experts, k experts per token, V vocab
 matrix they belong to, all norm weights under "norms".
 """
 
-__all__ = [
-    "SPARSE_COMPONENTS",
-    "ParameterCount",
-    "count_parameters",
-    "layer_parameters",
-    "sparse_bytes",
-    "stored_bytes",
-    "weight_bytes",
-]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Facts of a checkpoint; what rotates by them is the executor's (`perfmodel_executors.models.rotations`).
 """
 
-__all__ = ["DEFAULT_ROPE", "Rope", "RopeScaling"]
-
 from dataclasses import dataclass
 
 

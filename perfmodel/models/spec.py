@@ -1,7 +1,5 @@
 """`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
 
-__all__ = ["COMPONENTS", "ChangedFrom", "ExitSpec", "ModelSpec", "SamplingMethod", "WeightSparsity"]
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ a reduce-scatter, all that a rank sends in an all-to-all (its own share included
 group that talks, or how many neighbours do.
 """
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send_recv"]
-
 from perfmodel.ops.messages import Exchange, Message, RankGroup
 from perfmodel.ops.work import Work
 

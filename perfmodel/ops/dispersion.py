@@ -17,8 +17,6 @@ Source: Skellam 1948 (beta-binomial). Phi is fitted to servers (`perfmodel calib
 balance their experts over a corpus do not do so over the tokens of a batch.
 """
 
-__all__ = ["dispersed_routing", "dispersed_tiles"]
-
 from functools import lru_cache, partial
 from math import ceil, exp, lgamma, sqrt
 from statistics import NormalDist

@@ -2,20 +2,6 @@
 writes into the KV cache, and choosing the next token. Their bytes set their time; FLOPs hardly matter.
 """
 
-__all__ = [
-    "BYTES_PER_LOGIT",
-    "FP32_BYTES",
-    "activation",
-    "embedding",
-    "gate",
-    "kv_concat",
-    "kv_write",
-    "residual_add",
-    "rms_norm",
-    "rope",
-    "sample",
-]
-
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import Work
 

@@ -5,18 +5,6 @@ the same types with a column instead of a number in each field. An operator with
 its own: whatever has `traits`.
 """
 
-__all__ = [
-    "DecodeExtent",
-    "ExpertsExtent",
-    "Extent",
-    "GemmExtent",
-    "HeadsExtent",
-    "KernelTraits",
-    "MixedExtent",
-    "PrefillExtent",
-    "Values",
-]
-
 from typing import Any, NamedTuple, Protocol
 
 Values = Any  # a number, or a column of them

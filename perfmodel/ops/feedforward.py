@@ -14,8 +14,6 @@ The experts of a device, the all-gather and the reduce-scatter see the tokens of
 time: it goes by the rank's own tokens. `routing` says which experts tokens go to.
 """
 
-__all__ = ["EXPERT_KERNELS", "dense_ffn_nodes", "experts", "moe_nodes", "route"]
-
 from functools import partial
 from math import ceil
 

@@ -1,7 +1,5 @@
 """Which number format each part of a served model stores, reads and multiplies in."""
 
-__all__ = ["MMA_SYNC_RATE", "SPARSE_RATE", "LinearFormat", "linear_format", "on_device", "served_model"]
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -12,8 +12,6 @@ For an (m, k) input, n outputs and b bytes of the model's dtype, beside quantizi
 Source: Dettmers et al. 2022, section 3.2; bitsandbytes' MatMul8bitLt has these as kernels of their own.
 """
 
-__all__ = ["gemm", "linear_nodes"]
-
 from collections.abc import Mapping
 from functools import partial
 from math import ceil

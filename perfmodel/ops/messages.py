@@ -6,8 +6,6 @@ Source: vLLM, vllm/distributed/parallel_state.py, initialize_model_parallel: "th
 x TP", arange(world).reshape(dp, pp, tp); expert-parallel groups are dp x tp ranks of one stage.
 """
 
-__all__ = ["Exchange", "Message", "RankGroup", "Route", "Spread", "distinct_nodes", "distinct_ranks", "spread_over"]
-
 from functools import lru_cache
 from math import comb
 from typing import Any, Literal, NamedTuple

@@ -1,16 +1,5 @@
 """`OperatorNode`: an operator as it stands in a model, and what is common to all nodes of one device."""
 
-__all__ = [
-    "LayerContext",
-    "OperatorNode",
-    "on_decodes",
-    "on_group",
-    "on_mixed",
-    "on_prefills",
-    "on_samples",
-    "on_tokens",
-]
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -6,19 +6,6 @@ say so have it (Qwen3.5, Nemotron-3), or in the format that the engine is told; 
 fp32, the window of the causal convolution is in the model's dtype.
 """
 
-__all__ = [
-    "STATE_BYTES",
-    "StateShape",
-    "chunked_delta_rule",
-    "chunked_ssd",
-    "conv_channels",
-    "delta_net_nodes",
-    "mamba_nodes",
-    "selective_scan",
-    "state_shape",
-    "state_update",
-]
-
 from collections.abc import Sequence
 from functools import partial
 from math import ceil

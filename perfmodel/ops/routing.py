@@ -20,26 +20,6 @@ sends them: that noise stays. Source: DeepSeek-AI 2024, "Expert Parallelism Load
 global policy.
 """
 
-__all__ = [
-    "TILE_ROWS",
-    "ExpertLoad",
-    "Placement",
-    "Routing",
-    "Values",
-    "capacity_rows",
-    "consecutive_experts",
-    "distinct_experts",
-    "dropped_share",
-    "expected_tiles",
-    "place_experts",
-    "popularity_of",
-    "power_law_routing",
-    "recorded_routing",
-    "slowest_uniform_routing",
-    "uniform_routing",
-    "with_capacity",
-]
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import ceil, sqrt

@@ -3,8 +3,6 @@
 Sizes that do not divide are rounded up: the device with the larger share sets the time.
 """
 
-__all__ = ["Sharding", "stages"]
-
 from dataclasses import dataclass
 from math import ceil
 

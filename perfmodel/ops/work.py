@@ -5,8 +5,6 @@ depends on which request is which. A `Work` counts FLOPs, bytes per memory level
 how long that takes is the business of `perfmodel.cost`.
 """
 
-__all__ = ["BatchShape", "Depends", "Work", "decode_shape", "windowed_contexts"]
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar

@@ -4,8 +4,6 @@ One file per architecture that anything is known of, `hardware_specs/architectur
 relatives and the defaults.
 """
 
-__all__ = ["Architecture", "find_architecture", "generations_between", "name_in_tables"]
-
 from collections.abc import Collection
 from functools import cache
 from typing import Annotated

@@ -1,22 +1,5 @@
 """`ClusterSpec`: replicas or pools of them, what scales and fails, the router and gateway before them, KV between."""
 
-__all__ = [
-    "AutoscalingSpec",
-    "ClusterSpec",
-    "FailureEvent",
-    "FailuresSpec",
-    "GatewaySpec",
-    "KvTransferSpec",
-    "PoolGroup",
-    "PoolSpec",
-    "RateLimit",
-    "Retries",
-    "RouterName",
-    "Slowdown",
-    "completed",
-    "deployments",
-]
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple

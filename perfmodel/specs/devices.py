@@ -5,17 +5,6 @@ what a file of its own would hold. What follows from other figures is not writte
 transfers, a peak is units times clock times operations of one unit in one clock.
 """
 
-__all__ = [
-    "Column",
-    "DeviceFamily",
-    "DeviceSource",
-    "counted_device",
-    "device_data",
-    "find_device",
-    "load_tables",
-    "read_device",
-]
-
 import copy
 import re
 from collections.abc import Iterator, Mapping

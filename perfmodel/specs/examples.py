@@ -1,7 +1,5 @@
 """The scenarios and the traffic that come along, with what their files say of themselves in their first comment."""
 
-__all__ = ["scenario_files", "traffic_files"]
-
 import pathlib
 import re
 from typing import Any

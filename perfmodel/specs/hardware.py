@@ -3,18 +3,6 @@
 No fitted factor is here. Prices are from the list in hardware_specs/prices, or what a scenario gives in their place.
 """
 
-__all__ = [
-    "OWN",
-    "Declared",
-    "HardwareSpec",
-    "Link",
-    "MemoryLevel",
-    "Price",
-    "PriceKind",
-    "PriceOverride",
-    "listed_price",
-]
-
 import datetime
 from functools import cache
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The file of a device that nobody has described yet: a known one's, with every field explained, to be changed."""
 
-__all__ = ["hardware_template"]
-
 import json
 from collections.abc import Iterator
 

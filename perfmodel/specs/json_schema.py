@@ -4,8 +4,6 @@ Meanings are in the docstrings of the specs and the comments beside their fields
 nothing, or say it of several at once.
 """
 
-__all__ = ["SCHEMA_KINDS", "every_spec", "meanings_of", "refs_of", "scenario_schema", "schema", "summary_of"]
-
 import ast
 import inspect
 import re

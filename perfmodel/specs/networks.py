@@ -1,17 +1,5 @@
 """Links of a device, networks between nodes by name (hardware_specs/networks), and what a scenario says of either."""
 
-__all__ = [
-    "DEFAULT_NETWORK",
-    "GivenLink",
-    "Link",
-    "LinkedDevice",
-    "NetworkFile",
-    "NetworkSpec",
-    "find_network",
-    "list_networks",
-    "load_network",
-]
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol

@@ -7,17 +7,6 @@ short names as well (`hardware.hbm.bandwidth`, `hardware.links.nvlink.latency` o
 role (`cluster.pools.decode.hardware.hbm.bandwidth=2x`).
 """
 
-__all__ = [
-    "Override",
-    "apply_override",
-    "as_overrides",
-    "hardware_path",
-    "hardware_places",
-    "is_removed_link",
-    "list_position",
-    "parse_override",
-]
-
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -26,7 +15,8 @@ from typing import Any, NamedTuple
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.validation import show_value
 from perfmodel.files.yaml_loader import Path, Positions, parse_value
-from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel
+from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
+from perfmodel.specs.networks import Link
 
 _FACTOR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)x")
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*)?")

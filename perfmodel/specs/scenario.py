@@ -1,7 +1,5 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
-__all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_price_notes"]
-
 import datetime
 from collections.abc import Callable, Iterator, Mapping
 from math import ceil

@@ -5,16 +5,6 @@ Order of authority: `--set`, the scenario file, the files that it names, the def
 `--set hardware=...` and `--set traffic=...` replace the name; deeper paths change what the named file says.
 """
 
-__all__ = [
-    "changed_scenario",
-    "list_hardware",
-    "load_hardware",
-    "load_scenario",
-    "load_traffic",
-    "named_model",
-    "source_of",
-]
-
 import pathlib
 import re
 from collections.abc import Mapping, Sequence

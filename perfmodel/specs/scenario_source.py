@@ -4,8 +4,6 @@ Text is what travels: to worker processes, to other machines, into a plan's expo
 line of JSON wherever a name could stand, and everything downstream is as if a file had been given.
 """
 
-__all__ = ["ScenarioSource", "as_text", "given_source", "is_text", "read_scenario", "read_stdin", "refuse_path_as_name"]
-
 import json
 import pathlib
 import sys

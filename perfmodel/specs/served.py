@@ -3,8 +3,6 @@
 What the engine does not start with is refused here.
 """
 
-__all__ = ["served_fields"]
-
 from dataclasses import replace
 from typing import Any
 

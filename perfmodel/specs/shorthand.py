@@ -1,7 +1,5 @@
 """`Shorthand`: a scenario in a few words, and the mapping that a scenario file would hold for them."""
 
-__all__ = ["Shorthand", "name_of", "scenario_name"]
-
 import pathlib
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`SLO`: what counts as a good request, and as a good run, in the ways that people state it."""
 
-__all__ = ["DEFAULT_ATTAINMENT", "SLO", "StatisticLimit"]
-
 from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple

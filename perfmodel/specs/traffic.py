@@ -1,20 +1,5 @@
 """Traffic: arrivals, length distributions, shared prefixes, traces, classes of requests."""
 
-__all__ = [
-    "CONVERSATION_FORMATS",
-    "Arrivals",
-    "Conversations",
-    "ExpertRouting",
-    "Lengths",
-    "Pause",
-    "Prefix",
-    "Sampling",
-    "Stage",
-    "Trace",
-    "Traffic",
-    "TrafficClass",
-]
-
 from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -17,16 +17,6 @@ Registers are handed out to whole warps in units of 256, and a block's shared me
 it. Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; CUDA occupancy calculator.
 """
 
-__all__ = [
-    "BinaryFacts",
-    "Occupancy",
-    "occupancy",
-    "read_binary",
-    "serialised_products",
-    "shared_limit_bytes",
-    "unsettled_products",
-]
-
 import re
 import subprocess
 import tempfile

@@ -6,8 +6,6 @@ divisible by 16 are declared to the compiler as such, without which it neither v
 kernel names in `do_not_specialize` (numbers of tokens, which change with every step) are only their type.
 """
 
-__all__ = ["CompiledKernel", "compile_launch", "compile_problem", "compute_capability", "device_limits"]
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -3,8 +3,6 @@
 The decoder runs on the `meta` device, where tensors have shapes and no memory, with its launches recorded.
 """
 
-__all__ = ["META", "StepKernel", "compile_step", "explain_occupancy", "record_step"]
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

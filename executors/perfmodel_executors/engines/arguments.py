@@ -1,7 +1,5 @@
 """A scenario as arguments of vLLM's engine: what it has names for there; the rest is refused, never dropped."""
 
-__all__ = ["engine_arguments", "environment_of", "refuse_unserved", "sampling_arguments", "write_model"]
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`perfmodel calibrate --on vllm SCENARIO...`: whole steps of this device under vLLM, fitted to runs of scenarios."""
 
-__all__ = ["calibrate_on"]
-
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What another engine tells of a run, as our own executed runs have it: records, totals, and what it ran on."""
 
-__all__ = ["CHUNKS", "Progress", "changed_settings", "collected", "described", "summarized"]
-
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace

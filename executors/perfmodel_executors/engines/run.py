@@ -5,8 +5,6 @@ vllm:PATH               that of another one: its interpreter, or its folder
 vllm:http://HOST:PORT   a server that runs already (`perfmodel_executors.engines.server`); it has no step records
 """
 
-__all__ = ["OnEngine", "execute_all_on", "execute_on", "interpreter_of"]
-
 import json
 import os
 import subprocess

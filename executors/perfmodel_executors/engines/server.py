@@ -5,8 +5,6 @@ steps there were a server does not say, nor whom it preempted; hits of its prefi
 `--enable-prompt-tokens-details`. Plain HTTP, a connection for each request.
 """
 
-__all__ = ["execute_on_server"]
-
 import asyncio
 import json
 import time

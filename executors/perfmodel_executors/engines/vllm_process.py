@@ -19,8 +19,6 @@ values; times are in ns since the start of the load.
     ["error", kind, text]
 """
 
-__all__ = ["main"]
-
 import heapq
 import importlib
 import json

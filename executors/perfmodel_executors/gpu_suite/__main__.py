@@ -1,7 +1,5 @@
 """Command line of the measuring programme; needs nothing but the standard library beside what measures."""
 
-__all__ = ["main"]
-
 import argparse
 import sys
 import time

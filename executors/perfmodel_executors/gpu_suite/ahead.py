@@ -6,8 +6,6 @@ memory. Compiled is what Triton itself makes of such a call, so that its cache k
 here touches the device.
 """
 
-__all__ = ["Ahead", "KernelBuild", "compile_job", "jobs_of", "launches_of", "prepare"]
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@ A pool of the standard library is broken as a whole by a process that aborts (an
 memory), and cannot leave one behind that never ends.
 """
 
-__all__ = ["BrokenError", "ChildPool", "ChildProcess", "TaskError", "TaskTimeoutError"]
-
 import multiprocessing
 import signal
 import time

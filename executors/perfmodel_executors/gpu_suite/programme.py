@@ -1,7 +1,5 @@
 """All tasks of a device. The measuring process lists them for itself, by the same command line."""
 
-__all__ = ["CEILINGS", "TASKS", "Part", "bench_of", "summary_of", "tasks_of"]
-
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial

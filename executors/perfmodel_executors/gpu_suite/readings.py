@@ -3,8 +3,6 @@
 A GPU's are as `nvidia-smi` says; the settings are only read.
 """
 
-__all__ = ["COMMIT", "FIELDS", "DeviceReader", "commit", "versions"]
-
 import os
 import platform
 import shutil

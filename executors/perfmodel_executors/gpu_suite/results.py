@@ -1,7 +1,5 @@
 """The results folder of the suite: every finished task is on disk before the next one begins, and is not run again."""
 
-__all__ = ["Results"]
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

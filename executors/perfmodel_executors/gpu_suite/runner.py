@@ -1,7 +1,5 @@
 """Which task comes next, and when to stop: parts share the budget, within a part the most informative come first."""
 
-__all__ = ["FIRST", "SHARES", "TaskOutcome", "run_here", "run_tasks"]
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """One call of the measuring programme: its processes from beginning to end, and what `suite.json` says of it."""
 
-__all__ = ["SuiteRequest", "measure"]
-
 import datetime
 import platform
 import signal

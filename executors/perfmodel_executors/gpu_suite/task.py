@@ -1,7 +1,5 @@
 """What the suite is made of: tasks, each a measurement of seconds to a minute, and where they run."""
 
-__all__ = ["Bench", "Task"]
-
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ numbers of the device behind, a crash leaves nothing: what follows needs a fresh
 and writes results never touches the device's memory.
 """
 
-__all__ = ["BudgetSpentError", "Reply", "StartError", "TuningRetries", "Worker", "sentence_of"]
-
 import gc
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """A linear layer whatever its weight is stored as: the operator that multiplies by it, from one table."""
 
-__all__ = ["OPERATORS", "apply_linear", "rows_of"]
-
 from types import MappingProxyType
 
 import torch

@@ -6,8 +6,6 @@ padding to the longest context, whose cost would depend on which sequences meet 
 Problems: batches of sequences with ragged contexts in shuffled pages, tiny ones with every feature.
 """
 
-__all__ = ["attend_one", "attention_decode", "serving", "tiny"]
-
 from typing import Any
 
 import torch

@@ -10,8 +10,6 @@ Problems: decodes and prompts of models whose tokens are latents: DeepSeek's siz
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["LatentHeads", "LatentPages", "attention_latent_decode", "attention_latent_prefill", "serving", "tiny"]
-
 import math
 from itertools import accumulate
 from typing import Any, NamedTuple

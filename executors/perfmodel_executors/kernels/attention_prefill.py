@@ -7,8 +7,6 @@ those that verify drafted tokens, go to torch's own attention, which reads keys 
 Problems: prompts, chunks behind a prefix and trees of drafted tokens, in shuffled pages.
 """
 
-__all__ = ["FEW_QUERIES", "QUERY_TILE", "attend", "attend_masked", "attention_prefill", "serving", "tiny"]
-
 import math
 from typing import Any
 

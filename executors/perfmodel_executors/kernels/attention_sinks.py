@@ -10,8 +10,6 @@ In a rolling cache (`Ring`) a prompt chunk longer than the window overwrites key
 attends to what the ring held and to its own keys, before these are written.
 """
 
-__all__ = ["Ring", "attention_sinks_decode", "attention_sinks_prefill"]
-
 import math
 from typing import NamedTuple
 

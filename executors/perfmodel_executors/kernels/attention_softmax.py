@@ -7,8 +7,6 @@ A sink is a logit of each query head that takes its part of the softmax and has 
 Problems: heads of gpt-oss and Gemma 2, and odd ones.
 """
 
-__all__ = ["attention_softmax_decode", "attention_softmax_prefill", "serving", "tiny"]
-
 import math
 from dataclasses import replace
 from typing import Any

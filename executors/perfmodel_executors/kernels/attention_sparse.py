@@ -6,8 +6,6 @@ seen is gathered page by page. Positions are those in the text.
 Problems: BigBird's pattern and windows of blocks, odd ones and those of long prompts.
 """
 
-__all__ = ["attention_sparse_decode", "attention_sparse_prefill", "seen_blocks", "serving", "tiny"]
-
 import math
 import random
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Problems: one prompt, its keys and values contiguous.
 """
 
-__all__ = ["attention_standard", "serving", "tiny"]
-
 import math
 
 import torch

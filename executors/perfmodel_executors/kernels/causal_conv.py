@@ -3,8 +3,6 @@
 Problems: convolutions in front of scans, those of Qwen3-Next and Mamba-2, and odd ones.
 """
 
-__all__ = ["causal_conv_decode", "causal_conv_prefill", "serving", "tiny"]
-
 from itertools import accumulate
 from typing import Any
 

@@ -4,8 +4,6 @@ Implementations are named, not imported, so that a backend's library (triton) is
 A faster kernel is one module in the backend's folder; what a backend lacks falls back to `torch`.
 """
 
-__all__ = ["KERNELS", "Kernels", "check_capability", "check_interpreter", "load_kernels"]
-
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module

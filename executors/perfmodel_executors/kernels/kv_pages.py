@@ -18,24 +18,6 @@ Random pages for problems, and the same keys and values contiguous, as library c
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = [
-    "FP8",
-    "FP8_MAX",
-    "INT8_MAX",
-    "LEAST_SCALE",
-    "NAMES",
-    "TOLERANCE",
-    "KVPages",
-    "Packing",
-    "contiguous_kv",
-    "dequantized",
-    "empty_pages",
-    "packed",
-    "quantized",
-    "random_pages",
-    "unpacked",
-]
-
 import math
 from functools import partial
 from typing import Any, NamedTuple

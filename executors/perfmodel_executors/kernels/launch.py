@@ -7,8 +7,6 @@ with all that their compilation depends on, so that a kernel can be compiled ahe
 call that would have run it (on tensors of the `meta` device, which have shapes and no memory).
 """
 
-__all__ = ["KernelError", "Launch", "Options", "kernel_error", "launch", "recording"]
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

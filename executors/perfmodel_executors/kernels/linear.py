@@ -3,8 +3,6 @@
 Problems: decode batches that read a weight once, chunks of prompts that fill the tensor cores.
 """
 
-__all__ = ["linear", "serving", "tiny"]
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -5,19 +5,6 @@ q(x) in INT8 (-127..127, accumulated in int32) or in e4m3 (accumulated in fp32).
 and 128 inputs, and the weight one for each 128 x 128.
 """
 
-__all__ = [
-    "int8_product",
-    "linear_fp8",
-    "linear_fp8_block",
-    "linear_w4a8",
-    "linear_w8a8",
-    "linear_w8a8_static",
-    "quantize_tokens_fp8",
-    "quantize_tokens_int8",
-    "serving",
-    "tiny",
-]
-
 import torch
 from torch import Tensor
 from torch.nn import functional

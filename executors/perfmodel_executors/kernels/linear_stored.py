@@ -21,8 +21,6 @@ newer in fp16 and bf16. There is no Triton kernel: Triton's `tl.dot` has no spar
 product of the decompressed weight saves nothing but bytes. Elsewhere the dense product, exact and no faster.
 """
 
-__all__ = ["linear_gguf", "linear_signs", "linear_sparse24"]
-
 from typing import Any
 from weakref import WeakKeyDictionary
 

@@ -5,8 +5,6 @@ On a CPU with few tokens, torch's kernels that read the packed weight; they are 
 the limits below (measured in bf16 on AVX512, 2048 x 2048), and in fp32 always.
 """
 
-__all__ = ["linear_w4a16", "linear_w8a16", "serving", "tiny"]
-
 from weakref import WeakKeyDictionary
 
 import torch

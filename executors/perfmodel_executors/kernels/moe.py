@@ -8,19 +8,6 @@ fine experts.
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = [
-    "EXPERTS_BY_LIBRARY",
-    "LEAST_SUM",
-    "PLAIN_RULE",
-    "ExpertLayer",
-    "RoutingRule",
-    "capacity_experts",
-    "grouped_experts",
-    "route",
-    "serving",
-    "tiny",
-]
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ backend that its heuristics allow, which need not be the fastest, and does not s
 call raises RuntimeError.
 """
 
-__all__ = ["Inputs", "Problem", "Sizes", "by_backend", "problems_of"]
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -3,8 +3,6 @@
 Problems: rows of a model's width, and of single heads.
 """
 
-__all__ = ["add_rms_norm", "rms_norm", "serving", "tiny"]
-
 import torch
 from torch import Tensor
 from torch.nn import functional

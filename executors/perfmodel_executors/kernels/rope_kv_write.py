@@ -5,8 +5,6 @@ Rotations are in the half-rotation layout (pairs are elements i and i + H/2 of a
 Problems: queries, keys and values as slices of one projection's output, written to shuffled slots.
 """
 
-__all__ = ["kv_write", "rope", "rope_kv_write", "rope_table", "serving", "tiny"]
-
 from dataclasses import replace
 from typing import Any
 

@@ -33,17 +33,6 @@ most likely ones, a phrase found in the text) have a q that is 1 at the candidat
 The next tokens of a batch of sequences.
 """
 
-__all__ = [
-    "DRAW_BITS",
-    "WEIGHT_BITS",
-    "greedy",
-    "sample_top_k_top_p",
-    "serving",
-    "tiny",
-    "verify_greedy",
-    "verify_stochastic",
-]
-
 from collections.abc import Callable, Sequence
 
 import torch

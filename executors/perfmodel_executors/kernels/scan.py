@@ -10,8 +10,6 @@ Problems: sizes of Mamba-2 2.7B and Qwen3-Next, and odd ones.
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["ScanInputs", "scan_decode", "scan_prefill", "serving", "tiny"]
-
 from itertools import accumulate
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Which keys a query sees: causal, limited by a sliding window or by a chunk; and trees, which have neither."""
 
-__all__ = ["check_tree", "first_visible", "visible"]
-
 import torch
 from torch import Tensor
 

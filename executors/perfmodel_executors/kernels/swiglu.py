@@ -1,7 +1,5 @@
 """Activations: gated (act(gate) * up, SwiGLU when act is SiLU) and plain."""
 
-__all__ = ["ACTIVATIONS", "activate", "serving", "tiny"]
-
 from collections.abc import Callable
 
 import torch

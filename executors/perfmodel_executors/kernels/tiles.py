@@ -11,23 +11,6 @@ the remaining ones are timed once per problem and the choice is kept for the pro
 needs 3 % less time, which is more than repeated timings of one kernel differ by.
 """
 
-__all__ = [
-    "DeviceLimits",
-    "TileConfig",
-    "capability_of",
-    "choices",
-    "compute_units",
-    "fitting",
-    "limits_of",
-    "listing",
-    "padded",
-    "pick",
-    "pipelined_bytes",
-    "targeting",
-    "tuning",
-    "untuned",
-]
-
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

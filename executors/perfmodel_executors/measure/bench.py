@@ -1,7 +1,5 @@
 """`StepBench`: any step shape of a model as a function to time, on random tokens and a filled KV cache."""
 
-__all__ = ["StepBench", "StepGrants"]
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

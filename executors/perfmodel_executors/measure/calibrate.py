@@ -4,19 +4,6 @@ The result predicts steps of the models it was measured on: which part of a step
 only as far as those models' steps differ. Half a minute a model.
 """
 
-__all__ = [
-    "CalibratedMachine",
-    "ServedModel",
-    "StepCase",
-    "StepTimes",
-    "calibrate_cpu",
-    "calibrate_machine",
-    "documented",
-    "time_steps",
-    "time_together",
-    "widest_pass",
-]
-
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ One model's blocks have one size, so what a block takes is all that is learnt. I
 scenario states are taken off; the rest is a block's latency. Where nothing is left, all of it is bandwidth.
 """
 
-__all__ = ["CopyCase", "CpuCeilings", "copy_cases", "measure_ceilings", "with_measured_link"]
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which steps to time: a grid over the range of shapes that a scenario can produce, none taken from its workload."""
 
-__all__ = ["REFERENCE", "REFERENCE_WITHOUT_CACHE", "StepRange", "calibration_grid", "drafting_grid", "scenario_range"]
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ the host do not show, as they do not in serving. What cannot be captured is time
 On a CPU a sample is the thread's CPU time of one call.
 """
 
-__all__ = ["Timing", "num_copies", "time_calls"]
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

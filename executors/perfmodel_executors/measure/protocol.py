@@ -12,8 +12,6 @@ time 5 %. So: CPU time of one thread, samples in random order over rounds, each 
 median over rounds of time / reference, times the reference's own median over the whole session.
 """
 
-__all__ = ["DriftMeter", "Measured", "PairedCases", "measure_paired", "measure_together", "quantile", "uninterrupted"]
-
 import gc
 import random
 import time

@@ -4,8 +4,6 @@ Durations are restated by a drift meter whose reference step is the same for all
 those of the work and not of the minute in which each ran.
 """
 
-__all__ = ["RepeatedRuns", "execute_repeatedly"]
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Keys and values are written to the pages before they are attended to, but in a r
 overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
 """
 
-__all__ = ["attend", "heads_normed", "keys_and_values", "ring_of"]
-
 from itertools import pairwise
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = ["StepBatch", "TokenSegment", "TreeNodes", "Trees", "build_batch", "first_rows", "slot"]
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

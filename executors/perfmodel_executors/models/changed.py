@@ -4,17 +4,6 @@ Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, 
 afterwards, and no data is looked at: quality is that of the plain cut.
 """
 
-__all__ = [
-    "WEIGHT_CHANGES",
-    "changed_weights",
-    "pruned",
-    "with_kv_heads",
-    "with_low_rank",
-    "with_matrices",
-    "with_shared_layers",
-    "with_tied_table",
-]
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType

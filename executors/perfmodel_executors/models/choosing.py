@@ -1,7 +1,5 @@
 """`TokenChooser`: from logits to tokens, greedily or as drawn, and what it met that no model should compute."""
 
-__all__ = ["TokenChooser"]
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ the rows that are sampled: the structure of the step that the cost model's graph
 the table of mixers; norms, multipliers and caps are facts of the model.
 """
 
-__all__ = ["Decoder", "load_decoder"]
-
 from dataclasses import replace
 from functools import partial
 

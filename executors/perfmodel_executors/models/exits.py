@@ -6,8 +6,6 @@ layers. How many a token passes is drawn at the scenario's rates (`DrawnExits`).
 run in one go.
 """
 
-__all__ = ["DrawnExits", "leave_early"]
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise

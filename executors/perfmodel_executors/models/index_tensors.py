@@ -4,8 +4,6 @@ Each begins at a multiple of 16 bytes, as an allocation of its own would: Triton
 that does not.
 """
 
-__all__ = ["IndexArray", "on_device"]
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias

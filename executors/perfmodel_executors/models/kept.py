@@ -3,8 +3,6 @@
 All of it lies in tensors with a row for each sequence, as the states of recurrent layers do.
 """
 
-__all__ = ["HeldTokens", "KVTiers", "Tier", "empty_held", "empty_rings", "with_rings"]
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ a GPU the host's memory is pinned, and the copies lie in its current stream, bef
 both tiers are its memory; the copy is work of the thread that computes.
 """
 
-__all__ = ["HostPages", "KVCache"]
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 

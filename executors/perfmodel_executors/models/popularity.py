@@ -8,8 +8,6 @@ Source: for serving with weights that mean nothing and a routing that is given, 
 (`VLLM_MOE_ROUTING_SIMULATION_STRATEGY`), which replaces the choice instead.
 """
 
-__all__ = ["TRAINED", "popular_biases", "with_popularity"]
-
 from collections.abc import Sequence
 from dataclasses import replace
 

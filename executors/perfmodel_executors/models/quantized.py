@@ -4,8 +4,6 @@ As the cost model's `served_model` has it: embedding, LM head, router and norms 
 else the format keeps. Formats are known by what they store and multiply in, not by the name of the method.
 """
 
-__all__ = ["check_quantization", "keeps_format", "layer_quantizer", "table_quantizer"]
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -6,8 +6,6 @@ make equal weights on every machine; a GPU draws others, which are its own, in s
 tensor parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
 """
 
-__all__ = ["random_layers", "random_matrix", "random_weights"]
-
 import math
 from collections.abc import Callable
 from typing import Any

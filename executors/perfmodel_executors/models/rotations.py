@@ -5,8 +5,6 @@ sines. Where only the first elements of a head rotate, the others have the frequ
 out so that the pairs are those.
 """
 
-__all__ = ["SCALED_BY_LENGTH", "SCALINGS", "Rotations", "inverse_frequencies", "rotary_table"]
-
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """From a router's logits to each token's experts and their weights, by the rules of the model's `Routing`."""
 
-__all__ = ["route_tokens"]
-
 from torch import Tensor
 
 from perfmodel.models.architecture import MoEFFN

@@ -9,8 +9,6 @@ share one scale, max |x'| / 127; weights have one for each output.
 Source: Xiao et al. 2023 (SmoothQuant), eq. 3 and 4, and section 4.
 """
 
-__all__ = ["has_static_scales", "loads_smoothed"]
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -7,8 +7,6 @@ prefixes being not shared where a model has states; so what began with a block t
 over, and its row is free; sooner, if the engine says that the sequence has lost its blocks (`release`).
 """
 
-__all__ = ["LayerState", "StatePool", "StateRows"]
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod

@@ -1,21 +1,5 @@
 """What the decoder runs, and a sentence for what it does not."""
 
-__all__ = [
-    "CPU",
-    "check_blocks",
-    "check_capacity",
-    "check_capturable",
-    "check_engine",
-    "check_executable",
-    "check_memory",
-    "check_served",
-    "kv_dtype",
-    "kv_packing",
-    "kv_tiers",
-    "torch_dtype",
-    "with_plain_weights",
-]
-
 import math
 import os
 import sys

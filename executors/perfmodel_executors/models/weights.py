@@ -1,19 +1,5 @@
 """What the weights of a decoder are: one object per block, matrices in the layout [out, in], plain or quantised."""
 
-__all__ = [
-    "AttentionWeights",
-    "DecoderWeights",
-    "DeltaWeights",
-    "FFNWeights",
-    "LatentWeights",
-    "LayerWeights",
-    "LinearAttentionWeights",
-    "MambaWeights",
-    "MixerWeights",
-    "MoEWeights",
-    "used_in_turn",
-]
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

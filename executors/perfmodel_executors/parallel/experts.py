@@ -5,8 +5,6 @@ and the ranks' sums are added up. Where experts are placed, and how their copies
 (`perfmodel.ops.routing`).
 """
 
-__all__ = ["ExpertSharing", "LocalExperts", "layer_chances"]
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 For a single rank every call returns what it got, so the decoder has one form.
 """
 
-__all__ = ["ALONE", "ONLY_STAGE", "Alone", "DistributedGroup", "MessageLog", "PipelineStage", "TensorGroup", "embed"]
-
 import time
 from itertools import pairwise
 from typing import NamedTuple, Protocol

@@ -9,8 +9,6 @@ them are counted. A message costs what that thread does for it (handing over, ad
 way through sockets, which threads of Gloo's walk, is left out: the loopback interface is no link between devices.
 """
 
-__all__ = ["LeadingRunner", "PathClock", "Ranks", "open_ranks", "open_runner", "sharing_of"]
-
 import os
 import pickle
 import sys

@@ -6,16 +6,6 @@ once a rank. Experts are cut so, too, or shared out whole. Where there are fewer
 hold the same one. The vocabulary is cut in equal rows, the last ones padded with zeros.
 """
 
-__all__ = [
-    "check_divisible",
-    "check_stages",
-    "shard_layer_weights",
-    "shard_model",
-    "shard_rows",
-    "stage_model",
-    "stage_weights",
-]
-
 from collections.abc import Sequence
 from dataclasses import replace
 

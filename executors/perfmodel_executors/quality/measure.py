@@ -5,19 +5,6 @@ Greedy answers of a scenario's engine to real prompts, and how many of them two 
 The quality of a scenario's model in the formats and with the techniques that its engine serves it with.
 """
 
-__all__ = [
-    "Perplexity",
-    "Quality",
-    "exact_match",
-    "greedy_outputs",
-    "measure_quality",
-    "note_on_weights",
-    "open_runner",
-    "perplexity",
-    "prompts_of",
-    "text_ids",
-]
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace

@@ -4,8 +4,6 @@ Measured on text that follows the stretch that perplexities are compared on, so 
 was made from (on the same stretch where the text is too short for two).
 """
 
-__all__ = ["LayerSensitivity", "measure_sensitivity"]
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log

@@ -3,8 +3,6 @@
 The tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights.
 """
 
-__all__ = ["PYDOC", "Tokenizer", "load_tokenizer", "read_text"]
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol

@@ -3,8 +3,6 @@
 Decoders that draft with the model's own weights have its first layers, all of them in fewer bits, or one more layer.
 """
 
-__all__ = ["build_speculator", "check_speculation", "eagle_layer", "eagle_projection", "first_layers", "in_fewer_bits"]
-
 from dataclasses import replace
 from math import gcd
 

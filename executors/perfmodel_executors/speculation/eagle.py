@@ -10,8 +10,6 @@ place of the draft's; where these are fewer, the last one is repeated behind its
 Prompts pass through the layer behind the model's own pass, which gives their states.
 """
 
-__all__ = ["EaglePasses", "EagleProposer"]
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 

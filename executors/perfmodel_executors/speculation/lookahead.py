@@ -9,8 +9,6 @@ A row of the window sees row 0 up to its column and its column's rows before it;
 own tokens. Nothing sees the guesses but themselves, so what the model says of them is what it says of a text.
 """
 
-__all__ = ["LookaheadBranches", "LookaheadProposer", "NgramPool"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

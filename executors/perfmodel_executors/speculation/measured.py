@@ -1,7 +1,5 @@
 """`AcceptanceCounts`: how many drafted tokens were right, by depth and candidate, as `acceptance.measured` reads it."""
 
-__all__ = ["AcceptanceCounts"]
-
 from collections.abc import Sequence
 from pathlib import Path
 

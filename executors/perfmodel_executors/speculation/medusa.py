@@ -6,8 +6,6 @@ All heads run once a round, whatever the depth of single sequences. Of a tree al
 children: head i's likeliest tokens. The candidates are verified as any tree.
 """
 
-__all__ = ["MedusaHeads", "MedusaProposer"]
-
 from collections.abc import Sequence
 from copy import deepcopy
 

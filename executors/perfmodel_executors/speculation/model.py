@@ -13,8 +13,6 @@ Verifying takes the tokens that no pass has read yet (the deepest of each draft,
 first layers, then all tokens together through the rest.
 """
 
-__all__ = ["ModelProposer", "SelfProposer", "SkippingProposer", "level_of"]
-
 from collections.abc import Sequence
 
 import torch

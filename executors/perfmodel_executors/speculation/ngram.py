@@ -5,8 +5,6 @@ what followed there. Nothing is drafted where no suffix came before. Lists are s
 thousands of tokens.
 """
 
-__all__ = ["NgramProposer", "lookup"]
-
 from array import array
 from collections.abc import Sequence
 

@@ -9,8 +9,6 @@ sequence's last block: in blocks of the drafter alone, before those that the tab
 has blocks for it, where it is copied to; so that a step may be taken twice, the next one writes to other such blocks.
 """
 
-__all__ = ["DraftedAhead", "PipelinedProposer", "PipelinedSpeculator"]
-
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a drafter is asked, and what it answers."""
 
-__all__ = ["Drafting", "Passes", "PlainProposer", "Proposer", "by_row"]
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 

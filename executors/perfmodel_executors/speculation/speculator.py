@@ -3,8 +3,6 @@ are what the model itself would have said: its likeliest token, or the one that 
 token's position. So drafts change no text; and a token x that was drafted for certain is kept with probability p(x), as
 by rejection (`rejection_sampling`)."""
 
-__all__ = ["Speculator", "Verified"]
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

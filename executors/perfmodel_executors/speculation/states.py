@@ -4,8 +4,6 @@ Kept for the newest token of each KV block: a block that other sequences find in
 behind its end is there for them, too. Nothing has to be known of a sequence.
 """
 
-__all__ = ["NewestStates", "states_of"]
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """`DraftShape`, the shape of a draft, and `DraftTree`. A chain is a tree with one candidate at each depth."""
 
-__all__ = ["DraftShape", "DraftTree"]
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol

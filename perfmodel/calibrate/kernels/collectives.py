@@ -18,7 +18,7 @@ from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_
 from perfmodel.cost.forms.messages.links import link_for
 from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.specs.architectures import find_architecture
-from perfmodel.specs.hardware import Link
+from perfmodel.specs.networks import Link
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

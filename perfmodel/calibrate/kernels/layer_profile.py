@@ -14,9 +14,8 @@ import numpy as np
 
 from perfmodel.calibrate.kernels.tables import KernelTable
 from perfmodel.calibrate.robust import residuals_of
-from perfmodel.cost.calibrations.calibration import FamilyFit
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.roofline import roofline_time
+from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml

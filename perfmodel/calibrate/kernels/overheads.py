@@ -34,7 +34,8 @@ from perfmodel.models.cards import load_model
 from perfmodel.ops import build_graph
 from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec, Link
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.networks import Link
 
 Floats = NDArray[np.float64]
 _FREE = ("low_latency_fraction", "simple_fraction", "simple_start_s")

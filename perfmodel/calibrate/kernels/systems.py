@@ -19,8 +19,9 @@ from perfmodel.calibrate.kernels.attention import mixed as mixed_attention
 from perfmodel.calibrate.kernels.layer_profile import fit_small_kernels, read_layer_profile
 from perfmodel.calibrate.kernels.tables import Group, KernelTable, op_of, read_table, table_files, understood
 from perfmodel.calibrate.origins import KERNEL_TABLES, LAYER_PROFILE
-from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.specs import HardwareSpec, load_hardware

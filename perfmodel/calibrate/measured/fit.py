@@ -29,10 +29,10 @@ from perfmodel.calibrate.kernels.tables import KernelTable
 from perfmodel.calibrate.measured.host import fit_host, step_rows
 from perfmodel.calibrate.measured.records import KernelRecord, MeasuredStep, Measurements, Size
 from perfmodel.calibrate.whole_steps import fit_steps
-from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.files import EXECUTOR
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.roofline import roofline_time
+from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.ops.work import Work

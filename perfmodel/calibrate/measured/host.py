@@ -18,8 +18,9 @@ from perfmodel.calibrate.measured.records import MeasuredStep
 from perfmodel.calibrate.robust import residuals_of
 from perfmodel.calibrate.whole_steps import features
 from perfmodel.cost import StepCosts, step_costs
-from perfmodel.cost.calibrations.calibration import Calibration, HostFit, Residuals
+from perfmodel.cost.calibrations.calibration import Calibration, HostFit
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario

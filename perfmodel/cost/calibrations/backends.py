@@ -14,19 +14,6 @@ declared figures.
     cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.forms.blocks.matmul`)
 """
 
-__all__ = [
-    "BackendFit",
-    "BackendFits",
-    "Factors",
-    "backend_calibration",
-    "engine_calibration",
-    "generation_of",
-    "has_small_cores",
-    "load_backends",
-    "power_factor",
-    "product_rates",
-]
-
 import datetime
 from collections.abc import Mapping
 from typing import Any

@@ -8,18 +8,6 @@ The datasheet's assumes what a kernel costs beside its bytes and FLOPs (launch, 
 Real kernels reach 0.75-0.9 of the bandwidth and 0.5-0.9 of the tensor rate, so it is optimistic for large work.
 """
 
-__all__ = [
-    "DATASHEET",
-    "EAGER_LAUNCH_S",
-    "EAGER_OPERATOR_S",
-    "LAUNCH_OVERHEAD_S",
-    "Calibration",
-    "FamilyFit",
-    "HostFit",
-    "Residuals",
-    "datasheet",
-]
-
 import datetime
 from typing import Literal
 

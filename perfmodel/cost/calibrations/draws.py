@@ -13,8 +13,6 @@ every step. A draw is such a state of affairs, as factors (log-normal, by scores
 residuals, engines without recorded runs and the datasheet have assumed spreads, below.
 """
 
-__all__ = ["NUM_SCORES", "Draw", "LogNormal", "Scores", "Uncertainty"]
-
 from math import exp
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ It belongs to the engine, not to the device: `hardware_specs/calibrations/engine
 serving runs by `perfmodel calibrate`, never by hand. An engine without a fit adds nothing, and the answer says so.
 """
 
-__all__ = ["EngineProfile", "ServerFit", "load_engine_profile", "profile_of", "save_engine_profile"]
-
 import datetime
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ One file, `hardware_specs/calibrations/exchange.yaml`, written by `perfmodel cal
 these messages; what is known are the figures that two publishers give.
 """
 
-__all__ = ["ExchangeFits", "load_exchange_fits"]
-
 import datetime
 
 from perfmodel.cost.forms.messages.exchange import ExchangeFit

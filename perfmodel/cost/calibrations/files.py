@@ -6,15 +6,6 @@ and times per kernel, so what differs in the datasheets moves the prediction by 
 fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
 """
 
-__all__ = [
-    "EXECUTOR",
-    "SPREAD_SIBLING",
-    "calibrated_kernels",
-    "load_calibration",
-    "measured_device",
-    "save_calibration",
-]
-
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path

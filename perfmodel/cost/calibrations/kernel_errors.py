@@ -5,8 +5,6 @@ residuals are over all shapes of a table; a run has the shapes of one model. Wha
 and lengths stays in the run, what it is off by at single ones averages out.
 """
 
-__all__ = ["KernelErrors", "load_kernel_errors"]
-
 import datetime
 
 from pydantic import Field

@@ -4,8 +4,6 @@ Calibrations are named with a hash of all that they say, also where a device has
 passed on: equal hashes are equal step times.
 """
 
-__all__ = ["EngineSource", "FittedSource", "Provenance", "provenance_of", "resolved"]
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

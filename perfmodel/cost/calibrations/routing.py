@@ -9,8 +9,6 @@ Coarse experts are more alike than fine ones. An expert that stands for m finer 
 and a sum of m equal, independent shares has an m-th of their relative variance: phi = phi(128) E / 128.
 """
 
-__all__ = ["RoutingFit", "balance_notes", "load_routing_fit", "routing_of"]
-
 import datetime
 
 from pydantic import Field

@@ -21,8 +21,6 @@ next, and the software that feeds them follows years later. One file per archite
 its devices; kernel tables of a device itself, once there are some, take its place.
 """
 
-__all__ = ["GenerationFit", "load_generation", "with_unmeasured"]
-
 import datetime
 from typing import Any
 

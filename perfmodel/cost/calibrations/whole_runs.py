@@ -6,20 +6,13 @@ together, what a kernel costs beside its work, and the host's time of a step. It
 tables: a device with tables of its own, or related to one, has those.
 """
 
-__all__ = [
-    "OTHERS",
-    "ArchitectureFit",
-    "WholeRunFits",
-    "load_whole_runs",
-    "whole_run_calibration",
-]
-
 import datetime
 
 from pydantic import Field
 
-from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, FamilyFit, HostFit
+from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, HostFit
 from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted

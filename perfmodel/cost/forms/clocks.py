@@ -12,8 +12,6 @@ measured have it in their fits; for others it stands between the datasheet and w
 Source: Afzal et al. 2026 (power and clock of A40 to H200); e is fitted to measured matrix products of four generations.
 """
 
-__all__ = ["sustained_share", "tdp_w"]
-
 from perfmodel.specs.hardware import HardwareSpec
 
 # Where a file declares no TDP [assumed]; a CPU by core (Xeon 8480+: 350 W for 56 cores).

@@ -5,8 +5,6 @@ formula come from a namespace `xp`: numpy for tables and fits, `SCALARS` for the
 at a time and would wait some ten times longer for arrays of size one.
 """
 
-__all__ = ["SCALARS", "KernelSeconds", "Namespace", "joined", "take"]
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar

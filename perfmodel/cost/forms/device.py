@@ -3,8 +3,6 @@
 A declared rate may stand for a format that the device does not have; and where compute and memory balance follows.
 """
 
-__all__ = ["FALLBACKS", "DeviceFacts", "OperatorTime", "bound_of", "peak_flops_per_s", "ridge_point"]
-
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple

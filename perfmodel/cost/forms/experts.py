@@ -15,8 +15,6 @@ Rows of f not a multiple of 16 lose vector loads (`misaligned`). Parameters are 
 ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
-__all__ = ["ExpertSizes", "GroupedExpertsFit", "expert_seconds", "time_experts"]
-
 from typing import Literal, NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ block's fixed cost counted in key tokens is a time as well: it follows the clock
 unit. Devices of one architecture with another memory (H100 -> H200) differ by the declared bandwidth only.
 """
 
-__all__ = ["Domain", "Residuals", "distance", "transferred"]
-
 from math import log2
 from typing import Any, TypeVar
 

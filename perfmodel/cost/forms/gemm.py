@@ -15,18 +15,6 @@ Source of the form: wave quantization as in NVIDIA's "Matrix Multiplication Back
 the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
-__all__ = [
-    "GemmSizes",
-    "TileStep",
-    "TiledGemmFit",
-    "gemm_seconds",
-    "k_step_s",
-    "knee_of",
-    "tile_allowed",
-    "time_gemm",
-    "waves",
-]
-
 from typing import Any, Literal, NamedTuple
 
 import numpy as np

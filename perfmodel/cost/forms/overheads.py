@@ -5,8 +5,6 @@ One file, `hardware_specs/calibrations/overheads.yaml`, written by `perfmodel ca
 what the layer profiles of two cards say.
 """
 
-__all__ = ["OverPcieFit", "OverheadFits", "load_overheads"]
-
 import datetime
 
 from pydantic import Field

@@ -4,8 +4,6 @@ A form is a fit (a spec with a `form`, its parameters and `residuals`) and a fun
 `OperatorTime`. Which operators it times is up to the calibrations that hold its fits.
 """
 
-__all__ = ["FORMS", "Form", "FormFit", "time_work"]
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Self

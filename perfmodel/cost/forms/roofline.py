@@ -12,8 +12,6 @@ bandwidth for its KV (`thread_blocks` of the extent). Activations were written b
 L2 may be read from there (`cached_speedup`), all of them up to 0.7 of its size, none from twice that.
 """
 
-__all__ = ["FamilyFit", "knee", "roofline_time"]
-
 from typing import Literal
 
 from pydantic import Field

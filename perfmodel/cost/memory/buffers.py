@@ -6,8 +6,6 @@ An engine that sizes its KV cache by a profiling run computes `max_num_batched_t
 encoder's activations (some 0.3 GB for the largest image of Llama-4 Scout on two devices, less than its sampler takes).
 """
 
-__all__ = ["activation_bytes", "rotary_table_bytes", "sampler_bytes_per_logit"]
-
 from math import ceil
 
 from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN

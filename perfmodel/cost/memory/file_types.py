@@ -6,8 +6,6 @@ room for? A scenario that gives no slots is planned with one: llama.cpp's defaul
 sequence may fill it. A scenario that gives no context is planned with the least that llama.cpp shortens it to.
 """
 
-__all__ = ["FILE_TYPES", "AskedSlots", "TypeFit", "fits_of_types"]
-
 from bisect import bisect_left
 from dataclasses import dataclass
 

@@ -12,18 +12,6 @@ medusa          k (d^2 + d V)
 self_skip, ngram, lookahead  nothing
 """
 
-__all__ = [
-    "DraftFootprint",
-    "draft_footprint",
-    "is_rolling",
-    "kv_bytes",
-    "kv_bytes_per_token",
-    "rolling_bytes_per_sequence",
-    "shard_layer",
-    "state_bytes_per_sequence",
-    "weights",
-]
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -18,8 +18,6 @@ vllm/config/vllm.py (what disables the manager: platforms without it, as TPUs; K
 apart).
 """
 
-__all__ = ["LayerGroup", "StateBlocks", "kv_groups", "largest_share", "layer_groups", "state_blocks"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil

@@ -9,8 +9,6 @@ Source: CachedAttention (Gao et al. 2024): loading layer by layer; vLLM's offloa
 `CacheEngine.swap_out` and `swap_in`: copies both ways on the stream of the step that follows.
 """
 
-__all__ = ["RestoreCost", "least_restored_tokens", "restore_cost"]
-
 from dataclasses import dataclass
 
 from perfmodel.cost.memory.footprint import kv_bytes_per_token

@@ -9,8 +9,6 @@ the share leaves. With groups of layers (`perfmodel.cost.memory.groups`) a block
 modelled: fragmentation, memory that other processes hold, an encoder's activations.
 """
 
-__all__ = ["MemoryPlan", "num_buffers", "plan_memory", "smallest_fitting_tp"]
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ steps is an arithmetic series.
 All times are whole picoseconds: sums do not depend on the order of their terms.
 """
 
-__all__ = ["Curve", "DecodeRun", "HostWait", "Piece", "Segment", "Used"]
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import repeat

@@ -4,8 +4,6 @@ The passes of a drafter run on the same devices as the model, one behind the oth
 launches them ahead: a pass takes the longer of its operators and its launches.
 """
 
-__all__ = ["DraftTables", "Pass", "draft_tables", "ngram_seconds", "passes_of"]
-
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple

@@ -6,15 +6,14 @@ Operators run one after another on a device, each bounded by its own resource: n
 several pipeline stages, a step is the round in which each sequence of the batch gets a token (`stages`).
 """
 
-__all__ = ["OperatorEstimate", "PipelineEstimate", "StepEstimate", "bound_share", "explain", "summed"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
+from perfmodel.cost.forms.device import OperatorTime
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.host import Host, step_seconds
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode

@@ -5,8 +5,6 @@
 `serial` parts always show; `hidden` parts run beside the device, and show where they are the longer ones.
 """
 
-__all__ = ["Host", "host_fit", "launch_seconds", "launching_calls", "step_seconds", "step_ticks"]
-
 from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.forms.overheads import load_overheads

@@ -6,8 +6,6 @@ grouping of the terms, and steps that are advanced together take exactly as long
 A pricer also counts how often each cost is used; `usage` multiplies out FLOPs, bytes and what bounded them.
 """
 
-__all__ = ["GraphPricer", "StepPricer"]
-
 from collections.abc import Hashable
 from typing import Protocol
 

@@ -14,8 +14,6 @@ What comes of a round in which a draft was wrong (the next one has none to verif
 (`perfmodel.engine.config`).
 """
 
-__all__ = ["SpeculativePricer"]
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby

@@ -9,8 +9,6 @@ One piece, as of all steps that only decode, gains nothing. Source: GPipe (Huang
 `llama_context::decode`, which hands over all pieces of a batch before it waits for the first.
 """
 
-__all__ = ["LayerSplit", "SplitPricer", "layer_split_of"]
-
 from math import ceil
 from typing import NamedTuple
 

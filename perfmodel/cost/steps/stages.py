@@ -19,8 +19,6 @@ What a stage costs has one home, its step graph: `StagedPricer` asks a pricer of
 (`perfmodel.sim.replica.pipeline`) asks it for the plans' times.
 """
 
-__all__ = ["StageTicks", "StageTimes", "StagedPricer", "estimate_step", "plans_of_round", "round_time", "step_pricer"]
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil

@@ -3,8 +3,6 @@
 Whoever predicts a scenario (the simulator, `explain`, reports) asks here, so that all of them predict the same.
 """
 
-__all__ = ["StepCosts", "scenario_drafts", "scenario_fits", "scenario_graph", "step_costs"]
-
 from dataclasses import dataclass
 
 from perfmodel.cost.calibrations.backends import engine_calibration

@@ -6,17 +6,16 @@ one model on one device can share a table. Costs are kept apart by the fit that 
 factors (`DrawnTables`) only multiplies.
 """
 
-__all__ = ["PS_PER_S", "DrawnTables", "OperatorGroup", "StepCost", "StepTables", "Usage", "to_ps"]
-
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perfmodel.cost.calibrations.draws import Draw
+from perfmodel.cost.forms.device import OperatorTime
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.registry import FormFit
-from perfmodel.cost.operator_timer import OperatorTime, OperatorTimer
+from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.power import flop_energy
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.messages import Spread

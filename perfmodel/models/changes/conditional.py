@@ -1,7 +1,5 @@
 """Conditional computation: mixtures of experts; tokens that leave before the last layer."""
 
-__all__ = ["moefied", "with_early_exit", "with_experts"]
-
 from dataclasses import replace
 from itertools import accumulate
 

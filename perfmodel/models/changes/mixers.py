@@ -1,14 +1,5 @@
 """Other mixers: shared key/value heads, latents, windows with sinks, blocks; states of constant size."""
 
-__all__ = [
-    "with_kv_heads",
-    "with_latent",
-    "with_linear_attention",
-    "with_sparse_attention",
-    "with_ssm_layers",
-    "with_window",
-]
-
 from dataclasses import replace
 
 from perfmodel.errors import SpecError

@@ -1,7 +1,5 @@
 """A model with other layers: what every change of structure ends in."""
 
-__all__ = ["plain_attention", "with_layers", "with_mixers"]
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby

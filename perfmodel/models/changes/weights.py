@@ -3,8 +3,6 @@
 Pruned are single weights, two of every four, heads and columns, or whole layers.
 """
 
-__all__ = ["kept_layers", "pruned", "with_low_rank", "with_shared_layers", "with_tied_embeddings"]
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil

@@ -1,16 +1,5 @@
 """Blocks from fields: mixers (attention, latents, delta nets, scans), feed-forward blocks, which layers have which."""
 
-__all__ = [
-    "attention",
-    "dense_ffn",
-    "gated_delta_net",
-    "is_moe_layer",
-    "latent_attention",
-    "mamba",
-    "moe_ffn",
-    "num_experts",
-]
-
 import math
 from dataclasses import replace
 

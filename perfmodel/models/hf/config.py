@@ -4,8 +4,6 @@ Rules are driven by fields; what a family fixes in its code stands in `hf/famili
 recognised fields loads as a Llama-like decoder. Fields that do not concern the architecture are ignored.
 """
 
-__all__ = ["load_config", "model_from_config"]
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

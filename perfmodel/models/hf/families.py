@@ -5,8 +5,6 @@ files of transformers 4.57 and 5, and of the repositories that carry their own (
 minimax_m2, nemotron-nas).
 """
 
-__all__ = ["CLASS_DEFAULTS", "Family", "family_of", "refuse_unless_decoder", "refuse_unless_generative"]
-
 import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType

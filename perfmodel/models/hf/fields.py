@@ -3,8 +3,6 @@
 Knows names, types and nesting; nothing of what a field means for the architecture.
 """
 
-__all__ = ["Fields", "Json"]
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -4,8 +4,6 @@ Written patterns come first (`block_configs`, `hybrid_override_pattern`, `layer_
 offsets, then the rule of the family.
 """
 
-__all__ = ["decoder_layers"]
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

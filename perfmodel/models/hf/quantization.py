@@ -4,8 +4,6 @@ Reads fp8, gptq, awq, compressed-tensors, mxfp4, modelopt and bitsandbytes setti
 unquantized are matched against the module names that Hugging Face checkpoints use.
 """
 
-__all__ = ["quantization_from_config"]
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate

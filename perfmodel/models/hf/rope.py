@@ -1,7 +1,5 @@
 """Rotary positions from fields: `rope_theta`, `rope_scaling`, `rope_parameters`, for each kind of layer."""
 
-__all__ = ["latent_softmax_scale", "rope_of"]
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Reads versions 2 and 3, little-endian; standard library only. Knows the container and llama.cpp's key names.
 """
 
-__all__ = ["GGML_BLOCKS", "GgufHeader", "config_from_gguf", "read_gguf"]
-
 import re
 import struct
 from collections import Counter

@@ -6,8 +6,6 @@ format. Source: `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp, for 
 matrix.
 """
 
-__all__ = ["GGUF_MIXES", "GgufMix", "component_bits", "table_formats", "tensor_formats"]
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Only headers are read, never weights; standard library only.
 """
 
-__all__ = ["load_header", "read_safetensors", "stored_beside", "weight_files"]
-
 import re
 import struct
 from collections.abc import Mapping

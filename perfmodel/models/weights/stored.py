@@ -1,7 +1,5 @@
 """What the tensors of a checkpoint are stored as, in the fields of a config.json that leaves it open."""
 
-__all__ = ["HF_QUANT_CONFIG", "is_format_said", "said_fields", "stored_settings"]
-
 from collections import Counter
 from collections.abc import Mapping
 from math import prod

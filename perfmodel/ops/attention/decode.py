@@ -3,8 +3,6 @@
 How unequal the contexts of sequences are that decode side by side is a `ContextSpread`.
 """
 
-__all__ = ["VERIFYING", "ContextSpread", "attention_decode", "mixed_attention"]
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -10,18 +10,6 @@ of a step see no more tokens than that, nothing is left out, and engines compute
 nsa_backend.py, set_nsa_prefill_impl; vllm, mla_attention.py (`prefill_max_seq_len <= topk_tokens`).
 """
 
-__all__ = [
-    "absorb",
-    "expanded_heads",
-    "index_decode",
-    "index_prefill",
-    "index_preparation",
-    "latent_decode",
-    "latent_heads",
-    "latent_nodes",
-    "sparse_prefill",
-]
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ A norm over the queries of all heads needs the sum of squares of all ranks: one 
 `MiniMaxText01RMSNormTP` (its OLMo-2 gathers queries and keys themselves instead, which takes as long for a few tokens).
 """
 
-__all__ = ["attention_heads", "attention_nodes"]
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ and values, h_k + h_v (Linformer). Kept in fp32, as the states of `scan` are. Pr
 matrix multiplications: scores inside a chunk, the state between chunks.
 """
 
-__all__ = ["LinearHeads", "linear_attention_nodes", "linear_decode", "linear_heads"]
-
 from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple

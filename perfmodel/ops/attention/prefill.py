@@ -7,16 +7,6 @@ A query at position p (0-based) sees min(p + 1, window) keys under a window and 
 counts are differences of prefix sums, so that chunked prefills add up to the whole one exactly.
 """
 
-__all__ = [
-    "SCORE_SUM_BYTES",
-    "Heads",
-    "flash_prefill",
-    "standard_prefill",
-    "tile_pairs",
-    "visible_keys",
-    "visible_pairs",
-]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil

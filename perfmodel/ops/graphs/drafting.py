@@ -10,8 +10,6 @@ ngram, lookahead  nothing on the device: the host looks up n-grams; the step its
 Source: Leviathan et al. 2023; Elhoushi et al. 2024 (LayerSkip); Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE).
 """
 
-__all__ = ["Drafter", "draft_engine", "draft_model_of", "drafter_of", "medusa_weights", "rejection", "skipping_parts"]
-
 from dataclasses import dataclass, replace
 from functools import partial
 

@@ -10,8 +10,6 @@ projection runs for the other (1 - p_i) B rows. Source: Schuster et al. 2022 (CA
 q_i: tokens that leave independently of each other. Equal layers are timed at their mean number of rows.
 """
 
-__all__ = ["asking_nodes", "filling_nodes", "leaving_node"]
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

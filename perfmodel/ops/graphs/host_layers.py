@@ -4,8 +4,6 @@ Engines for a single machine keep the first layers of a model that is too large 
 the table of words always; the last layers, and behind them the head, lie on the device (llama.cpp's n_gpu_layers).
 """
 
-__all__ = ["HOST", "host_family", "on_host"]
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A layer of any kind as a list of operators, and what stands before and after the layers."""
 
-__all__ = ["embedding_nodes", "head_nodes", "layer_nodes", "passing_on_nodes"]
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -12,8 +12,6 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
     expert:    whole experts are shared out over tp * dp ranks
 """
 
-__all__ = ["GraphPart", "LaunchedLayers", "StepGraph", "build_graph"]
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -34,7 +34,7 @@ from perfmodel.cost import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
-from perfmodel.specs.hardware import Link
+from perfmodel.specs.networks import Link
 from perfmodel.specs.scenario import Scenario
 
 

@@ -5,8 +5,6 @@ beginnings of names; the last of several counts. As vLLM does: `-O3`, `--json-fl
 `--json-flag.key+ item` (vllm/utils/argparse_utils.py, FlexibleArgumentParser).
 """
 
-__all__ = ["Arguments", "Given", "flags_of_mapping", "read_arguments"]
-
 import json
 import re
 from collections import deque

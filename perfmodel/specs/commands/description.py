@@ -5,17 +5,6 @@ have one that is not modelled. A flag with a dot is a key of another's JSON (`sp
 with `.*` stands for all other keys there.
 """
 
-__all__ = [
-    "CommandDescription",
-    "EnvironmentRules",
-    "FlagGroup",
-    "FlagRule",
-    "ModelledFlag",
-    "about_flag",
-    "all_commands",
-    "load_command",
-]
-
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache

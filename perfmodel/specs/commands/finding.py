@@ -1,7 +1,5 @@
 """Which command of a script starts a server or a load test, with what around it: docker, sudo, mpirun, `sh -c`."""
 
-__all__ = ["FoundCommand", "find_commands"]
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A line, a script, a compose file; what it says of the scenario, what has no part
 modelled. Nothing is passed over in silence.
 """
 
-__all__ = ["Asking", "LineScenario", "read_line", "scenario_text"]
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

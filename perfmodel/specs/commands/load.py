@@ -1,7 +1,5 @@
 """What the arguments of a load test say of the traffic: arrivals, lengths, shared prefixes, limits."""
 
-__all__ = ["read_load"]
-
 import json
 from collections.abc import Callable
 from math import ceil, floor, inf

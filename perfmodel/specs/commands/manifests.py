@@ -4,8 +4,6 @@ Compose replaces `$NAME` and `${NAME}` itself, Kubernetes `$(NAME)` by what the 
 leaves all else to a shell, where there is one (kubernetes.io, Define Dependent Environment Variables).
 """
 
-__all__ = ["is_manifest", "read_manifest"]
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ Fields, what has no part in time, what has one that is not modelled; then what s
 ranks, the second tier of KV blocks. `line.py` reads back what `engine_arguments` writes.
 """
 
-__all__ = ["Reading", "complete", "engine_arguments", "left_out_fields", "read_server"]
-
 import json
 import re
 from collections.abc import Callable, Mapping

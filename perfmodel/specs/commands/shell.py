@@ -4,8 +4,6 @@ What only a run could know, the output of `$(...)`, a condition, a loop, is name
 POSIX.1-2024, Shell Command Language, 2.2 Quoting, 2.6.2 Parameter Expansion, 2.6.4 Arithmetic Expansion; bash's arrays.
 """
 
-__all__ = ["ANYWHERE", "PodPlacement", "ShellCommand", "ShellScript", "Unresolved", "expanded_text", "read_shell"]
-
 import ast
 import operator
 import re

@@ -4,18 +4,6 @@ copy test.
 Nothing is run that is not installed, and no answer is an error.
 """
 
-__all__ = [
-    "COMMANDS",
-    "Graphics",
-    "Machine",
-    "Processor",
-    "copy_bandwidth",
-    "from_cpuinfo",
-    "from_system_profiler",
-    "read_graphics",
-    "this_machine",
-]
-
 import json
 import os
 import platform

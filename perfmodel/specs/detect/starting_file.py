@@ -1,7 +1,5 @@
 """A device's file to start from: what this machine says of itself, beside what is known of devices of its name."""
 
-__all__ = ["graphics_file", "processor_file", "summary"]
-
 import re
 
 from perfmodel.errors import SpecError

@@ -3,33 +3,6 @@
 What is fitted to an engine (its host time, its server) is elsewhere: `hardware_specs/calibrations/engine@<name>.yaml`.
 """
 
-__all__ = [
-    "AllToAll",
-    "Backend",
-    "BackendFacts",
-    "BatchingRules",
-    "BufferRules",
-    "CaptureRange",
-    "DescribedEngine",
-    "EngineDefaults",
-    "EngineDescription",
-    "EngineFacts",
-    "EstimateRules",
-    "ExpertsRow",
-    "FormatRow",
-    "FormatSupport",
-    "GraphObstacle",
-    "GraphRules",
-    "KvGroupRules",
-    "SlotRules",
-    "SparseAttentionRow",
-    "StandIn",
-    "StepBudget",
-    "backend_of",
-    "describe_engine",
-    "load_engine_description",
-]
-
 import datetime
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

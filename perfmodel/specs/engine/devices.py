@@ -4,16 +4,6 @@ number formats, degrees of parallelism, sizes of KV blocks, lengths.
 Whoever reads a deployment asks here (`load_scenario`, and with it every command), so that all of them refuse the same.
 """
 
-__all__ = [
-    "VERSIONED_DEFAULTS",
-    "default_of",
-    "engine_notes",
-    "heads_divide",
-    "refuse_missing_units",
-    "refuse_to_start",
-    "with_defaults",
-]
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,17 +1,5 @@
 """Which number formats an engine's version takes on a generation of devices: native, emulated, weight-only, refused."""
 
-__all__ = [
-    "FormatUse",
-    "allowed_formats",
-    "auto_dtype",
-    "experts_use",
-    "form_of",
-    "format_use",
-    "refuse_formats",
-    "serving_notes",
-    "sparse_heads_per_tile",
-]
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -5,8 +5,6 @@ in their folder `calibrations`, then among the shipped ones. Kernels of a device
 beside it (`cpu@my-h100.yaml`). What ships has its name to itself: a file called like an engine is never read.
 """
 
-__all__ = ["OwnCalibration", "device_file", "own_calibration", "refuse_shipped_name", "resolve_engine"]
-
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`EngineSpec`: how the model is served, with vLLM's engine-argument names and meanings."""
 
-__all__ = ["EngineSpec", "EplbConfig", "KvEviction", "KvOffload", "KvTier", "PromptCompression"]
-
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 

@@ -4,8 +4,6 @@ What a draft costs follows from the method (`perfmodel.cost.steps.speculation`);
 `Acceptance`, which the simulator draws from and an executed run measures.
 """
 
-__all__ = ["RIGHT_OF_MTP", "RIGHT_OF_NGRAMS", "Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"]
-
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate

@@ -4,8 +4,6 @@ Read as PEP 440 has them, as far as engines use it: `0.21`, `v0.11.1rc2.dev200+g
 nightly without a number (`nightly-5b8c30d`, `main`) is newer than every release.
 """
 
-__all__ = ["ChosenVersion", "choose_version", "parse_version"]
-
 import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple

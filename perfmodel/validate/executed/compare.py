@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.calibrations.calibration import Residuals
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult

@@ -28,8 +28,9 @@ from perfmodel.calibrate.measured import Ceilings, KernelRecord, Measurements, S
 from perfmodel.calibrate.measured.fit import KernelPrediction, fit_measured, predict_kernels
 from perfmodel.calibrate.measured.host import costs_of
 from perfmodel.calibrate.measured.records import MeasuredStep
-from perfmodel.cost.calibrations.calibration import Calibration, Residuals
+from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import simulate
 from perfmodel.specs import load_hardware, load_scenario

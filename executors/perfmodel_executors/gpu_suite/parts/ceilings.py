@@ -1,7 +1,5 @@
 """What the device can do at best: copies by size, library products by number format, launches."""
 
-__all__ = ["measure_device"]
-
 from contextlib import suppress
 from functools import partial
 from typing import Any

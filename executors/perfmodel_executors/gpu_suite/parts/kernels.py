@@ -1,7 +1,5 @@
 """Kernels of the suite: every operator's serving problems, right and fast."""
 
-__all__ = ["check_repeats", "difference", "kernel_tasks", "measure_problem", "tensors_of"]
-
 import math
 import sys
 from collections.abc import Iterator

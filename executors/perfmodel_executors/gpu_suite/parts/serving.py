@@ -6,8 +6,6 @@ On a GPU the pairs of `scenarios/executor/pairs`, on a CPU those of the same nam
 models one core gets through.
 """
 
-__all__ = ["PAIRS", "SCENARIOS", "pair_tasks", "pair_tasks_of", "serve", "serving_tasks", "sides_of"]
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path

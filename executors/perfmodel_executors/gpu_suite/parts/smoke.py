@@ -7,8 +7,6 @@
 Kernels run with their first tiles here, so that few are compiled.
 """
 
-__all__ = ["SERVED", "check_parity", "check_problem", "check_tokens", "dtypes_of", "served_scenario", "smoke_tasks"]
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping

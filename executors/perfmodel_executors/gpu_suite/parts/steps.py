@@ -4,8 +4,6 @@ Decodes are replayed from CUDA graphs where the engine has them, prompts are lau
 serving run counts: building the index tensors, the step, and the sampled tokens back on the host.
 """
 
-__all__ = ["DECODES", "MODELS", "PROMPTS", "reference_meter", "step_tasks"]
-
 import time
 from collections.abc import Iterator
 from functools import partial

@@ -10,8 +10,6 @@ program takes a share of the context, known only on the device, and a second ker
 by their softmax sums. How many splits there are follows from shapes alone, so that a CUDA graph can hold the launches.
 """
 
-__all__ = ["attention_decode", "combine_splits", "num_splits_for", "shared_bytes"]
-
 import math
 
 import torch

@@ -32,17 +32,6 @@ where there is a copy engine, it fetches them (tensor descriptors), and no threa
 groups whose keys and values fit a workspace, which bounds the memory that a long context takes.
 """
 
-__all__ = [
-    "TOKENS",
-    "Chunks",
-    "ExpandedKV",
-    "attention_latent_decode",
-    "attention_latent_prefill",
-    "expand_latents",
-    "expanded_shared_bytes",
-    "latent_shared_bytes",
-]
-
 import math
 from typing import NamedTuple, TypeAlias
 

@@ -17,8 +17,6 @@ Tiles of all chunks lie behind one another in the grid (`segments`). The last ti
 come first.
 """
 
-__all__ = ["attention_prefill", "candidates_for", "shared_bytes"]
-
 import math
 from functools import partial
 

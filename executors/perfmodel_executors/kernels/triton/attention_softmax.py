@@ -1,7 +1,5 @@
 """Attention with caps and sinks: the kernels of plain attention, which take both as options (`softmax_terms`)."""
 
-__all__ = ["attention_softmax_decode", "attention_softmax_prefill"]
-
 from typing import Any
 
 from torch import Tensor

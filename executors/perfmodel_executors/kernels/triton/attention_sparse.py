@@ -5,8 +5,6 @@ table, and each block of a prompt is a chunk of its own, behind a prefix of the 
 read, and the tables are made on the device, from shapes: a CUDA graph holds the decodes.
 """
 
-__all__ = ["attention_sparse_decode", "attention_sparse_prefill"]
-
 from functools import lru_cache
 
 import torch

@@ -5,8 +5,6 @@
 The masked half is computed and thrown away. Source: Dao et al. 2022, algorithm 0.
 """
 
-__all__ = ["attention_standard"]
-
 import math
 
 import triton

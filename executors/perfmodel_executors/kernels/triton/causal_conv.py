@@ -5,8 +5,6 @@ token further back, which the caches have. The program of a sequence's first til
 left behind, and it alone writes those that it leaves now, after it has read them.
 """
 
-__all__ = ["causal_conv_decode", "causal_conv_prefill"]
-
 import torch
 import triton
 import triton.language as tl

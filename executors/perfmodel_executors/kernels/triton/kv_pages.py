@@ -9,18 +9,6 @@ Values of decodes are read as pairs of neighbouring elements (`load_pairs`): ten
 and what transposes on the way from SRAM moves 16 bits at a time; bytes would be loaded one by one.
 """
 
-__all__ = [
-    "encode_fp8",
-    "encode_int8",
-    "format_of",
-    "load_pages",
-    "load_pairs",
-    "page_buffers",
-    "product_dtype",
-    "raw",
-    "token_rows",
-]
-
 import torch
 import triton
 import triton.language as tl

@@ -2,8 +2,6 @@
 few (limited by reading W once) `swapped_product`, which has the roles swapped.
 """
 
-__all__ = ["linear"]
-
 from torch import Tensor
 
 from perfmodel_executors.kernels.tiles import TileConfig

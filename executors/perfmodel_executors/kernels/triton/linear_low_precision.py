@@ -5,8 +5,6 @@ the rounding; blocks have a scale for 128 inputs). The others are those of plain
 needs sm_89; Hopper sums FP8 products with fewer bits than fp32 has, and blocks promote their sums after 128 inputs.
 """
 
-__all__ = ["linear_fp8", "linear_fp8_block", "linear_w8a8", "quantize_tokens"]
-
 import torch
 import triton
 import triton.language as tl

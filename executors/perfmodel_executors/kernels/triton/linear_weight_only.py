@@ -4,8 +4,6 @@ Few tokens meet the codes as they are stored, which is what they are limited by.
 vLLM does for AWQ from 256 tokens on: one more pass over it, and products at the rate of plain weights.
 """
 
-__all__ = ["linear_w4a16", "linear_w8a16"]
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ Codes are summed as they are (INT8 in int32, e4m3 in fp32) and scaled once; e4m3
 each 128 inputs, with the scales of its block, which are loaded one block ahead.
 """
 
-__all__ = ["many_tokens_product", "many_tokens_shared_bytes"]
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType

@@ -15,8 +15,6 @@ take 3 even for one token, and 2 more where activations are quantised for them. 
 results.
 """
 
-__all__ = ["grouped_experts", "route"]
-
 import torch
 import triton
 import triton.language as tl

@@ -7,8 +7,6 @@ kernel sums a token's rows. One token needs no such rows: a program reads its co
 stores the sum, without a second launch.
 """
 
-__all__ = ["grouped_down", "grouped_up", "sum_in_splits"]
-
 from collections.abc import Callable
 
 import torch

@@ -10,8 +10,6 @@ before each product, which gives every row a scale. Where experts have a gate, a
 eight by eight: a thread that has row i of a fragment has row i + 8, so that gate and up meet without a shuffle.
 """
 
-__all__ = ["block_rows", "candidates", "grouped_down", "grouped_up"]
-
 from collections.abc import Callable
 from functools import partial
 from math import sqrt

@@ -24,20 +24,6 @@ one     One token: each of its pairs is a tile.
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = [
-    "FEW_TOKENS",
-    "GROUP",
-    "ExpertRows",
-    "SortedPairs",
-    "block_rows",
-    "candidates",
-    "most_tiles",
-    "num_splits",
-    "own_tile",
-    "shared_bytes",
-    "sort_pairs",
-]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt

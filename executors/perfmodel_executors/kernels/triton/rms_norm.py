@@ -6,8 +6,6 @@
 The row stays in registers between the sum of squares and the scaling, so C is limited by them (32 k in bf16).
 """
 
-__all__ = ["add_rms_norm", "rms_norm"]
-
 import torch
 import triton
 import triton.language as tl

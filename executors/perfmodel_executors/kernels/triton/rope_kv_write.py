@@ -6,8 +6,6 @@ A program takes a few heads of a few tokens: heads of one token share its rotati
 The rotation runs in fp32 and is rounded once (the reference rounds each product to the activations' dtype).
 """
 
-__all__ = ["rope_kv_write"]
-
 import torch
 import triton
 import triton.language as tl

@@ -2,8 +2,6 @@
 whose descriptor is made once a program (tensor descriptors).
 """
 
-__all__ = ["has_copy_engine", "provide_scratch", "row_tiles", "tile_rows"]
-
 import torch
 import triton
 import triton.language as tl

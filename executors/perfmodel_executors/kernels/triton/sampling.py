@@ -12,8 +12,6 @@ row is read from L2 some eleven times, by as many programs as it has pieces; one
 us at a vocabulary of 128k. Nothing depends on the host.
 """
 
-__all__ = ["greedy", "sample_top_k_top_p"]
-
 import torch
 import triton
 import triton.language as tl

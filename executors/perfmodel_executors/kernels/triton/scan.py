@@ -26,8 +26,6 @@ tiles: two products a tile at most, in a chain. It leaves behind the state befor
 order. What tokens write is b v, or U - W S under the delta rule, which then lies where U lay.
 """
 
-__all__ = ["TILE", "erase_terms", "scan_decode", "scan_prefill"]
-
 import torch
 import triton
 import triton.language as tl

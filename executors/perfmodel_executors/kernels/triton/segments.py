@@ -4,8 +4,6 @@ Segment s has its tiles from starts[s] // TILE + s on, and there are at most `T 
 follows from shapes, in which a few programs find nothing to do.
 """
 
-__all__ = ["num_tiles", "tile_of_segment"]
-
 import triton
 import triton.language as tl
 

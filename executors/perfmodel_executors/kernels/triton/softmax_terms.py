@@ -6,8 +6,6 @@
 A sink is where the running softmax begins: its logit is the largest so far, and the sum is one.
 """
 
-__all__ = ["begin_softmax", "soft_capped"]
-
 import triton
 import triton.language as tl
 

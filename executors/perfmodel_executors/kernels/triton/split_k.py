@@ -3,8 +3,6 @@
 One addition order, so equal inputs give equal bits; no host synchronisation, no counters that outlive a call.
 """
 
-__all__ = ["add_slices", "num_slices", "own_blocks", "slice_buffer"]
-
 import torch
 import triton
 import triton.language as tl

@@ -20,18 +20,6 @@ A stored weight written out in the activations' dtype, once, for a product with 
 codes in every tile would take longer than reading them wide.
 """
 
-__all__ = [
-    "add_fp4",
-    "add_int4",
-    "add_values",
-    "check_format",
-    "expand_fp4",
-    "expand_int4",
-    "expand_weight",
-    "scaled",
-    "tile_sums",
-]
-
 from collections.abc import Iterator
 
 import torch

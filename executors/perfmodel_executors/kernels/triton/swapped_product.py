@@ -10,8 +10,6 @@ Tensor cores take fragments of the left operand from registers, where codes are 
 the format's (`weight_formats`). With few tiles K is cut into slices, which a second kernel adds up.
 """
 
-__all__ = ["FEW_TOKENS", "candidates", "shared_bytes", "swapped_product"]
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType

@@ -4,8 +4,6 @@ gated: reads gate and up, writes their product   3 T F bytes per element's
 plain: reads and writes                          2 T F
 """
 
-__all__ = ["act", "act_gated", "activate"]
-
 import torch
 import triton
 import triton.language as tl

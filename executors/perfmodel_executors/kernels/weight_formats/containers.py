@@ -5,23 +5,6 @@ Containers are compared by identity, so that a library's own packing of one can 
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-__all__ = [
-    "FP8_BLOCK",
-    "BlockFp8Weight",
-    "Fp4Weight",
-    "Fp8Weight",
-    "GgufWeight",
-    "Int4Int8Weight",
-    "Int4Weight",
-    "Int8Weight",
-    "LowRankWeight",
-    "MatrixWeight",
-    "RowsWeight",
-    "SignsWeight",
-    "Sparse24Weight",
-    "Weight",
-]
-
 from dataclasses import dataclass
 
 from torch import Tensor

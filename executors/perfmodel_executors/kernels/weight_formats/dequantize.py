@@ -7,8 +7,6 @@ Expanding on each call would take ten times as long as the product on a CPU. The
 The product that a quantised one is compared with: by the same weight in the activations' dtype.
 """
 
-__all__ = ["dense_product", "dense_weight", "dequantize", "expanded", "int4_codes", "int8_values", "sign_fields"]
-
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 

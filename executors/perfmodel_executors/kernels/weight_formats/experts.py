@@ -1,7 +1,5 @@
 """Matrices of all experts of a layer in one weight format, laid out for one launch over all of them."""
 
-__all__ = ["ExpertWeight", "Stacked", "quantize_experts", "stack_experts"]
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ A weight is code * scale + offset, with a scale (and an offset) for each group o
 and their scale in fp16; those of 256 ("k") have 8 or 16 groups, whose scales are integers times one of the block.
 """
 
-__all__ = ["BLOCK_SIZES", "HIGH_SHIFTS", "unpack_blocks"]
-
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import NamedTuple

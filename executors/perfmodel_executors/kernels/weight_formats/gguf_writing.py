@@ -3,8 +3,6 @@
 The other way round than `gguf_reading`: codes and scales of all groups at once, then their bytes.
 """
 
-__all__ = ["quantize_gguf"]
-
 from collections.abc import Callable
 from types import MappingProxyType
 

@@ -3,8 +3,6 @@
 Rows of stored weights: put below one another, in another order, or looked up one by one.
 """
 
-__all__ = ["Operand", "join_rows", "operand_of", "reordered", "table_rows"]
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

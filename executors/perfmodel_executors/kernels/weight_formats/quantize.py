@@ -9,24 +9,6 @@ E2M1 has a sign, two bits of exponent and one of mantissa: 0, 0.5, 1, 1.5, 2, 3,
 for 32 inputs (OCP Microscaling Formats 1.0), or in E4M3 for 16, with another one in fp32 above (NVIDIA, NVFP4).
 """
 
-__all__ = [
-    "FP8_MAX",
-    "INT8_MAX",
-    "OUTLIER_THRESHOLD",
-    "SPAN",
-    "dequantize_fp4",
-    "fp4_from_pairs",
-    "quantize_fp8",
-    "quantize_fp8_block",
-    "quantize_int4",
-    "quantize_int4_int8",
-    "quantize_int8",
-    "quantize_mxfp4",
-    "quantize_nvfp4",
-    "quantize_signs",
-    "sparsify_24",
-]
-
 from math import gcd
 
 import torch

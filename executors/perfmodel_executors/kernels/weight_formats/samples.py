@@ -3,8 +3,6 @@
 Names are those of tables of measured kernels (`gemm_dtype`, `moe_dtype`).
 """
 
-__all__ = ["FORMATS", "SampleFormat"]
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A decoder's weights from a file: projections that we compute as one product are laid one after the other."""
 
-__all__ = ["load_weights"]
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice

@@ -4,8 +4,6 @@ Projections of one product come one after the other, rows in the order in which 
 product, experts one behind the other.
 """
 
-__all__ = ["feed_forward_weights", "mixer_weights"]
-
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType

@@ -7,8 +7,6 @@ stored (`matrix`), or dequantised (`get`).
 `Reader`: a model's tensors by name, of known shapes, on the device and in the dtype of the decoder.
 """
 
-__all__ = ["GgufFile", "Reader", "SafetensorsFiles", "TensorFile", "open_tensors"]
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol

@@ -3,8 +3,6 @@
 Other than computed: rotated pairs, fused products, interleaved gates, experts in MXFP4.
 """
 
-__all__ = ["NAMES", "TensorName", "halved", "rotated_rows", "split_pairs"]
-
 from typing import NamedTuple
 
 import torch

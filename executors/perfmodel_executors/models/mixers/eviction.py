@@ -9,8 +9,6 @@ of the others those with the highest scores. Keys stay rotated by the positions 
 Source: Zhang et al. 2023 (H2O), algorithm 1.
 """
 
-__all__ = ["attend_evicting"]
-
 import math
 
 import torch

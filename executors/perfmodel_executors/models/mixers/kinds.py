@@ -4,8 +4,6 @@ Each takes (step, inputs behind the layer's norm [T, C], mixer of this rank, its
 sequences) and returns what the block adds, [T, C], before ranks add up.
 """
 
-__all__ = ["MIXERS"]
-
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any

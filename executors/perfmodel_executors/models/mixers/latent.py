@@ -1,7 +1,5 @@
 """Multi-head latent attention (DeepSeek-V2, section 2.1): queries through a thin product or not, latents into pages."""
 
-__all__ = ["latent_attention"]
-
 import math
 
 import torch

@@ -11,8 +11,6 @@ Source: Choromanski et al. 2020, lemma 1 and section 3.1 (FAVOR+); Wang et al. 2
 Katharopoulos et al. 2020, eq. 18 to 20.
 """
 
-__all__ = ["linear_attention"]
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -7,8 +7,6 @@ Gated DeltaNet (Yang et al. 2025): a convolution, the gated delta rule over unit
 States are [heads, key, value].
 """
 
-__all__ = ["convolved", "gated_delta_net", "mamba", "scanned"]
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Softmax attention: one product for queries, keys, values and the gate; norms; attention; the output's product."""
 
-__all__ = ["softmax_attention"]
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """`MixerStep`: what a mixer of any kind sees of a step, beside its own inputs, weights and cache."""
 
-__all__ = ["MixerStep"]
-
 from dataclasses import dataclass
 
 from perfmodel_executors.kernels import Kernels

@@ -7,8 +7,6 @@ longer has is read there and rewritten in the next. So a prompt's chunk sees its
 Source: Liu et al. 2024 (KIVI), section 3.2: a residual window of full precision beside quantised groups.
 """
 
-__all__ = ["attend_in_tiers"]
-
 from typing import NamedTuple
 
 import torch

@@ -35,15 +35,6 @@ the last, and what its blocks compute does not overlap:
     tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
 """
 
-__all__ = [
-    "DecodeKernel",
-    "DecodeSizes",
-    "FlashDecodeFit",
-    "decode_seconds",
-    "decode_time",
-    "with_cache_of",
-]
-
 from math import ceil
 from typing import Any, Literal, NamedTuple, TypeVar
 

@@ -11,16 +11,6 @@ launched one by one: serving replays graphs and does not pay it, nor the project
 The fractions of projections and of attention are separated by the number of heads only: neither means much alone.
 """
 
-__all__ = [
-    "LatentDecodeFit",
-    "LatentPrefillFit",
-    "LatentSizes",
-    "latent_decode_seconds",
-    "latent_decode_time",
-    "latent_prefill_seconds",
-    "latent_prefill_time",
-]
-
 from typing import Literal, NamedTuple
 
 import numpy as np

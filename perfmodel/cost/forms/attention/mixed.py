@@ -14,8 +14,6 @@ a KV head are B blocks apart, so that they read it again once the batch's KV of 
 Source of the form: kernel times of vLLM 0.19 over (chunk, cached, decodes, context) on two consumer-class GPUs.
 """
 
-__all__ = ["MixedAttentionFit", "MixedSizes", "mixed_seconds", "mixed_time"]
-
 from typing import Any, Literal, NamedTuple
 
 import numpy as np

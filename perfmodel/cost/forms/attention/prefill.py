@@ -18,15 +18,6 @@ in vLLM one thread block per token with a thread per element, which costs its th
 Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources.
 """
 
-__all__ = [
-    "FlashPrefillFit",
-    "PrefillKernel",
-    "PrefillSizes",
-    "prefill_seconds",
-    "prefill_time",
-    "prompt_tiles",
-]
-
 from typing import Any, Literal, NamedTuple
 
 import numpy as np

@@ -15,17 +15,6 @@ Engines compute a batch in pieces of up to `micro_batch` tokens, each of which r
 Source: the kernels mul_mat_vec_q, mul_mat_q of ggml-cuda, kernel_mul_mv and kernel_mul_mm of ggml-metal.
 """
 
-__all__ = [
-    "BlockMatmulFit",
-    "BlockSizes",
-    "MatmulRates",
-    "block_matmul_time",
-    "block_sizes",
-    "matmul_seconds",
-    "piece_of",
-    "pieces",
-]
-
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field

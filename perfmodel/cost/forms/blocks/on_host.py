@@ -5,8 +5,6 @@ piece of the step; what multiplies no weights, attention over the host's part of
 Source: llama.cpp's --op-offload (ggml_backend_cuda_device_offload_op: batches of 32 and more).
 """
 
-__all__ = ["OnHostFit", "on_host_time"]
-
 from collections.abc import Callable
 from typing import Any, Literal
 

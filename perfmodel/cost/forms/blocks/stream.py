@@ -5,8 +5,6 @@
 Prompts are added up over pieces of up to `micro_batch` tokens, each with its own launches.
 """
 
-__all__ = ["BlockStreamFit", "StreamRates", "StreamSizes", "block_stream_time", "stream_seconds"]
-
 from math import ceil
 from typing import Literal, NamedTuple
 

@@ -17,14 +17,6 @@ other's memory: `over_link`, by what is fitted in `perfmodel.cost.forms.overhead
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
-__all__ = [
-    "CustomAllReduceFit",
-    "collective_time",
-    "custom_seconds",
-    "custom_time",
-    "over_link",
-]
-
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -47,7 +39,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.messages import Message
 from perfmodel.ops.work import Work
-from perfmodel.specs.hardware import Link
+from perfmodel.specs.networks import Link
 
 Fit = TypeVar("Fit")
 

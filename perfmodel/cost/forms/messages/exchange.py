@@ -13,8 +13,6 @@ of this formula. What engines other than TensorRT-LLM have (DeepEP's low-latency
 be no faster. The start between nodes from DeepEP's README: 40 us more than the bytes between nodes take.
 """
 
-__all__ = ["ExchangeFit", "exchange_time"]
-
 from typing import Literal
 
 from pydantic import Field

@@ -26,25 +26,14 @@ Source: NCCL, src/graph/tuning.cc (steps and latencies of rings and trees; all-g
 only; trees of two nodes have the bandwidth within a node); Sanders, Speck and Träff 2009 (two trees).
 """
 
-__all__ = [
-    "DEFAULT_LINK",
-    "TwoLevel",
-    "collective_time",
-    "link_for",
-    "most_ranks_of_own_kernels",
-    "network_time",
-    "path_of",
-    "two_level",
-    "ways_of",
-]
-
 from functools import lru_cache
 from math import ceil, inf, log2
 from typing import NamedTuple
 
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.ops.messages import Message, RankGroup, Spread, distinct_nodes, spread_over
-from perfmodel.specs.hardware import HardwareSpec, Link
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.networks import Link
 
 # Least seconds per step of an algorithm: a flag seen and answered, not just a packet on the wire. One NVLink hop of
 # NCCL's low-latency protocol takes 0.8-1.0 us on A100 and H100 (fits to nccl-tests) [assumed of other links].

@@ -15,16 +15,6 @@ it to the ranks of its experts; once to each rank; or once to each expert. `star
 and at least that between nodes, and one hop more where tokens are handed on.
 """
 
-__all__ = [
-    "CollectiveFit",
-    "CollectiveParts",
-    "CollectiveSizes",
-    "collective_seconds",
-    "exchange_between_nodes",
-    "latency_ratio",
-    "nccl_between_nodes",
-]
-
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,7 +27,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.extents import Values
 from perfmodel.ops.messages import Message, Spread
-from perfmodel.specs.hardware import Link
+from perfmodel.specs.networks import Link
 
 # (steps per k - 1, fixed steps, wire per payload and (k - 1) / k, fixed wire per payload)
 _SHAPES = {
