@@ -47,12 +47,10 @@ from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows
 from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations.backends import BackendFits
-from perfmodel.cost.calibrations.exchanges import ExchangeFits, load_exchange_fits
-from perfmodel.cost.calibrations.kernel_errors import KernelErrors
-from perfmodel.cost.calibrations.routing import RoutingFit
-from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.files import GenerationFit
+from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit, load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits
-from perfmodel.cost.forms.overheads import OverheadFits, load_overheads
+from perfmodel.cost.forms.roofline import OverheadFits, load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec

@@ -67,11 +67,10 @@ from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_
 from perfmodel.cost.memory.plan import MemoryPlan, plan_memory
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.power import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
-from perfmodel.cost.steps.drafts import DraftTables
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
 from perfmodel.cost.steps.host import host_fit
 from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
-from perfmodel.cost.steps.speculation import SpeculativePricer
+from perfmodel.cost.steps.speculation import DraftTables, SpeculativePricer
 from perfmodel.cost.steps.stages import StagedPricer, StageTicks, estimate_step
 from perfmodel.cost.steps.step_costs import StepCosts, scenario_drafts, scenario_fits, scenario_graph, step_costs
 from perfmodel.cost.steps.tables import StepTables, Usage

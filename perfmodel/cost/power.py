@@ -33,8 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from perfmodel.cost.forms.clocks import tdp_w
-from perfmodel.cost.forms.device import OperatorTime, bound_of
+from perfmodel.cost.forms.device import OperatorTime, bound_of, tdp_w
 from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec, PriceOverride
 from perfmodel.specs.scenario import price_in_use

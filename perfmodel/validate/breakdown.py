@@ -20,13 +20,17 @@ from perfmodel.calibrate.kernels.tables import Group
 from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
 from perfmodel.cost.forms.attention.latent import LatentSizes
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
+from perfmodel.cost.forms.fits import take
 from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
-from perfmodel.cost.forms.messages.links import link_for
-from perfmodel.cost.forms.messages.nccl import CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.messages import (
+    CollectiveSizes,
+    CustomAllReduceFit,
+    collective_seconds,
+    custom_seconds,
+    link_for,
+)
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.validate.report import NOT_APPLICABLE, Dimension, range_names
 

@@ -14,13 +14,11 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
-from perfmodel.cost.calibrations.exchanges import ExchangeFits
-from perfmodel.cost.calibrations.kernel_errors import KernelErrors
-from perfmodel.cost.calibrations.routing import RoutingFit
-from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.files import GenerationFit
+from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
-from perfmodel.cost.forms.overheads import OverheadFits
 from perfmodel.cost.forms.registry import FormFit
+from perfmodel.cost.forms.roofline import OverheadFits
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.fitted import HEADER
 from perfmodel.files.yaml_loader import load_yaml

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from executor_models import MODELS  # noqa: E402
 
-from perfmodel.cost.steps.drafts import passes_of  # noqa: E402
+from perfmodel.cost.steps.speculation import passes_of  # noqa: E402
 from perfmodel.ops.graphs.drafting import drafter_of  # noqa: E402
 from perfmodel.ops.work import BatchShape  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402

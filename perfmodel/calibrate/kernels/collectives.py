@@ -12,11 +12,16 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.tables import Group, KernelTable, engine_name, format_bytes, numbers
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
-from perfmodel.cost.forms.messages.links import link_for
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.fits import take
+from perfmodel.cost.forms.messages import (
+    CollectiveFit,
+    CollectiveSizes,
+    CustomAllReduceFit,
+    collective_seconds,
+    custom_seconds,
+    link_for,
+)
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.networks import Link
 

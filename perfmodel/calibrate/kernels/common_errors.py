@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels.systems import module_of
 from perfmodel.calibrate.kernels.tables import Column, KernelTable, op_of, read_table, table_files, understood
 from perfmodel.cost import load_calibration
-from perfmodel.cost.calibrations.kernel_errors import KernelErrors
+from perfmodel.cost.calibrations.for_all import KernelErrors
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_hardware

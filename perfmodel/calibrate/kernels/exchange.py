@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.origins import MALFORMED
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.calibrations.exchanges import ExchangeFits
+from perfmodel.cost.calibrations.for_all import ExchangeFits
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.messages.exchange import ExchangeFit
+from perfmodel.cost.forms.messages import ExchangeFit
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.specs import load_hardware

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.fits import take
 from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, TileStep, gemm_seconds
 from perfmodel.ops.extents import GemmExtent
 

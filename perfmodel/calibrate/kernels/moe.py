@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.kernels.expert_load import rank_load
 from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name, numbers
 from perfmodel.calibrate.robust import fit_form, residuals_of
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
-from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.forms.fits import Domain, take
 from perfmodel.cost.forms.gemm import TileStep
 from perfmodel.errors import SpecError
 from perfmodel.ops.extents import ExpertsExtent

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.origins import MALFORMED
 from perfmodel.calibrate.robust import fit_form
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.messages.links import DEFAULT_LINK
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
-from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
+from perfmodel.cost.forms.messages import DEFAULT_LINK, CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.roofline import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_rows

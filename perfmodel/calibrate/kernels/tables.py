@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.origins import MALFORMED
-from perfmodel.cost.forms.columns import take
+from perfmodel.cost.forms.fits import take
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.files.bounded import read_rows
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.local.rows import LocalRow
 from perfmodel.calibrate.local.steps import row_tests
-from perfmodel.cost.forms.blocks.matmul import BlockSizes, block_sizes, piece_of, pieces
-from perfmodel.cost.steps.split import layer_split_of
+from perfmodel.cost.forms.blocks import BlockSizes, block_sizes, piece_of, pieces
+from perfmodel.cost.steps.stages import layer_split_of
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.hardware import HardwareSpec

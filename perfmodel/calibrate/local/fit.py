@@ -33,8 +33,7 @@ from perfmodel.cost.calibrations.backends import (
     power_factor,
     product_rates,
 )
-from perfmodel.cost.forms.blocks.matmul import MatmulRates, matmul_seconds
-from perfmodel.cost.forms.blocks.stream import StreamRates, StreamSizes, stream_seconds
+from perfmodel.cost.forms.blocks import MatmulRates, StreamRates, StreamSizes, matmul_seconds, stream_seconds
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.errors import PerfmodelError

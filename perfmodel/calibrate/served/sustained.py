@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.cost import OperatorTimer, load_calibration
 from perfmodel.cost.calibrations.files import calibrated_kernels
-from perfmodel.cost.forms.clocks import sustained_share, tdp_w
+from perfmodel.cost.forms.device import sustained_share, tdp_w
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
 from perfmodel.specs.hardware import HardwareSpec

@@ -20,8 +20,8 @@ from perfmodel.calibrate.profile_fit import Parameter, fit_parameters, values_of
 from perfmodel.calibrate.steady.profile import cell_of, log_errors
 from perfmodel.calibrate.steady.simulation import simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, with_dispersion
-from perfmodel.cost.calibrations.routing import RoutingFit
-from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.files import GenerationFit
+from perfmodel.cost.calibrations.for_all import RoutingFit
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import MoEFFN
 

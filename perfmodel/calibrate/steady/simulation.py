@@ -22,7 +22,7 @@ import numpy as np
 from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.calibrate.steady.states import SteadyState
 from perfmodel.cost import EngineProfile, load_calibration
-from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.specs import Scenario

@@ -11,7 +11,7 @@ declared figures.
                         what cores read, are divided by (1 + (core_w cores / TDP)**2) ** (power / 2); 0: no effect
     small_cores         threads have equal shares and wait for the slowest: where some cores are small ones, clocks are
                         divided by it
-    cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.forms.blocks.matmul`)
+    cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.forms.blocks`)
 """
 
 import datetime
@@ -22,9 +22,7 @@ from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.files import load_calibration
-from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit
-from perfmodel.cost.forms.blocks.on_host import OnHostFit
-from perfmodel.cost.forms.blocks.stream import BlockStreamFit
+from perfmodel.cost.forms.blocks import BlockMatmulFit, BlockStreamFit, OnHostFit
 from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit

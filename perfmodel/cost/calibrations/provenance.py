@@ -13,7 +13,7 @@ from typing import Any
 from perfmodel.cost.calibrations.backends import BackendFits, engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
-from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
+from perfmodel.cost.calibrations.files import GenerationFit, load_generation
 from perfmodel.files.base import Spec
 from perfmodel.printable import to_jsonable
 from perfmodel.specs import list_hardware, load_hardware

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfmodel.cost.forms.clocks import tdp_w
-from perfmodel.cost.forms.messages.links import DEFAULT_LINK
+from perfmodel.cost.forms.messages import DEFAULT_LINK
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.ops.messages import Message, RankGroup, Spread, spread_over
 from perfmodel.specs.architectures import find_architecture
@@ -151,3 +150,21 @@ def bound_of(compute: float, memory: float, communication: float, overhead: floa
     if largest == compute:
         return "compute"
     return "communication" if largest == communication else "overhead"
+
+
+# Where a file declares no TDP [assumed]; a CPU by core (Xeon 8480+: 350 W for 56 cores).
+_TDP_W = {"gpu": 400.0, "tpu": 200.0, "npu": 600.0, "fpga": 100.0}
+_CPU_CORE_W = 6.25
+
+
+def tdp_w(hardware: HardwareSpec) -> float:
+    """What the device draws at most, in watts: declared, or assumed for its kind."""
+    declared = hardware.declared
+    assumed = _CPU_CORE_W * declared.compute_units if hardware.kind == "cpu" else _TDP_W[hardware.kind]
+    return declared.tdp_w or assumed
+
+
+def sustained_share(tdp: float, rate: float, operation_j: float) -> float:
+    """The share of `rate`, operations per second, that `tdp` watts sustain; operation_j: joules of one (0: nothing)."""
+    drawn = rate * operation_j
+    return 1.0 if drawn <= tdp else (tdp / drawn) ** (1 / 3)

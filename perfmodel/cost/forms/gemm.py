@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.forms.columns import KernelSeconds, joined, take
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.fits import KernelSeconds, Residuals, joined, take
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import SPARSE_RATE

@@ -17,13 +17,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.overheads import load_overheads
-from perfmodel.cost.memory.buffers import activation_bytes, rotary_table_bytes
+from perfmodel.cost.forms.roofline import load_overheads
 from perfmodel.cost.memory.footprint import (
+    activation_bytes,
     draft_footprint,
     is_rolling,
     kv_bytes_per_token,
     rolling_bytes_per_sequence,
+    rotary_table_bytes,
     state_bytes_per_sequence,
     weights,
 )

@@ -40,6 +40,7 @@ from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
 from perfmodel.cost.steps.tables import StepTables, Usage, to_ps
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
+from perfmodel.specs.engine.spec import EngineSpec
 
 
 class StageTicks(NamedTuple):
@@ -198,3 +199,50 @@ def _explain_round(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) ->
             bubble_share=1.0 - busy / duration if duration else 0.0,
         ),
     )
+
+
+class LayerSplit(NamedTuple):
+    """lanes: pieces that are computed at the same time; piece: its tokens, 0 where steps are computed whole"""
+
+    lanes: int
+    piece: int
+
+    def share(self, num_tokens: int) -> float:
+        """What a step of so many tokens takes, of what it would on one device."""
+        pieces = ceil(num_tokens / self.piece) if self.piece else 1
+        return (pieces + self.lanes - 1) / (pieces * self.lanes)
+
+
+def layer_split_of(engine: EngineSpec) -> LayerSplit | None:
+    """How the layers are split; None on one device."""
+    if engine.layer_split == 1:
+        return None
+    return LayerSplit(min(engine.layer_split, engine.described.facts.pieces_under_way or 1), engine.ubatch_size)
+
+
+class SplitPricer:
+    """Prices the steps of `whole`, on one device, as those of devices that its layers are split over."""
+
+    def __init__(self, whole: StepPricer, split: LayerSplit) -> None:
+        self.has_runs = False
+        self._whole, self._split = whole, split
+
+    def price(self, shape: BatchShape) -> int:
+        """Picoseconds of a step, which is counted as taken."""
+        return round(self._whole.price(shape) * self._split.share(shape.num_tokens))
+
+    def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
+        """None: steps are priced one by one."""
+        return None
+
+    def explain(self, shape: BatchShape) -> StepEstimate:
+        """The step operator by operator, in seconds, as if nothing overlapped."""
+        return self._whole.explain(shape)
+
+    def usage(self) -> Usage:
+        """Totals over all steps so far, of all devices together."""
+        return self._whole.usage()
+
+    def fresh(self) -> "SplitPricer":
+        """A pricer of the same steps that has counted nothing."""
+        return SplitPricer(self._whole.fresh(), self._split)

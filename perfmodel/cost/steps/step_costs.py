@@ -9,14 +9,12 @@ from perfmodel.cost.calibrations.backends import engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
-from perfmodel.cost.calibrations.routing import routing_of
+from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.cost.operator_timer import OperatorTimer
-from perfmodel.cost.steps.drafts import DraftTables, draft_tables
 from perfmodel.cost.steps.explain import StepEstimate
 from perfmodel.cost.steps.pricer import StepPricer
-from perfmodel.cost.steps.speculation import SpeculativePricer
-from perfmodel.cost.steps.split import LayerSplit, SplitPricer, layer_split_of
-from perfmodel.cost.steps.stages import estimate_step, step_pricer
+from perfmodel.cost.steps.speculation import DraftTables, SpeculativePricer, draft_tables
+from perfmodel.cost.steps.stages import LayerSplit, SplitPricer, estimate_step, layer_split_of, step_pricer
 from perfmodel.cost.steps.tables import StepTables
 from perfmodel.models.architecture import LatentAttention
 from perfmodel.ops.attention.decode import ContextSpread

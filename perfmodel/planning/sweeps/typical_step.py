@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from perfmodel.cost import StepEstimate, plan_memory, step_costs
+from perfmodel.cost.calibrations.for_all import balance_notes
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
-from perfmodel.cost.calibrations.routing import balance_notes
 from perfmodel.errors import DoesNotFitError
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeInt, PositiveInt

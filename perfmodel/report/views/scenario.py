@@ -2,7 +2,7 @@
 
 __all__ = ["describe_traffic", "hardware_source", "headline", "headline_with_slo", "scenario_facts"]
 
-from perfmodel.cost.forms.clocks import tdp_w
+from perfmodel.cost.forms.device import tdp_w
 from perfmodel.report.document import Fact, Facts
 from perfmodel.report.numbers import format_si
 from perfmodel.specs.scenario import Scenario

@@ -5,7 +5,7 @@ __all__ = ["eager_notes", "network_notes", "run_notes", "workload_notes"]
 from math import ceil
 
 from perfmodel.cost import Calibration, profile_of, step_costs
-from perfmodel.cost.calibrations.routing import balance_notes
+from perfmodel.cost.calibrations.for_all import balance_notes
 from perfmodel.cost.steps.host import host_fit, launch_seconds
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of

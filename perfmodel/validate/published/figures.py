@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEstimate, load_calibration, step_costs
-from perfmodel.cost.calibrations.routing import routing_of
+from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.blocks import block_as
 from perfmodel.models.architecture import MoEFFN

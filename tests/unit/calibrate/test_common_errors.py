@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate.kernels.common_errors import common_share, fit_kernel_errors
-from perfmodel.cost.calibrations.kernel_errors import KernelErrors, load_kernel_errors
+from perfmodel.cost.calibrations.for_all import KernelErrors, load_kernel_errors
 from perfmodel.errors import SpecError
 
 MEASURED = Path(__file__).resolve().parents[3] / "measurements" / "operators"

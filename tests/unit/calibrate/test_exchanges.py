@@ -8,9 +8,9 @@ import pytest
 
 from perfmodel.calibrate.kernels.exchange import fit_exchanges, read_exchanges
 from perfmodel.calibrate.recorded import fit_recorded_exchanges
-from perfmodel.cost.calibrations.exchanges import load_exchange_fits
+from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.messages.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.forms.messages import ExchangeFit, exchange_time
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_to_all

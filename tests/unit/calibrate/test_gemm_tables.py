@@ -13,8 +13,8 @@ from perfmodel.calibrate.kernels.expert_load import _filled, _in_turn, rank_load
 from perfmodel.calibrate.kernels.tables import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.experts import GroupedExpertsFit
+from perfmodel.cost.forms.fits import take
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import MoEFFN

@@ -8,8 +8,8 @@ import pytest
 from perfmodel.calibrate.kernels.overheads import OverheadRow, fit_overheads, read_overhead_rows
 from perfmodel.calibrate.recorded import fit_recorded_overheads
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.forms.messages import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.roofline import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_hardware
 

@@ -12,7 +12,7 @@ from perfmodel.calibrate.steady.profile import fit_steady_profile, fitting_rows,
 from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
 from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
-from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.errors import SpecError
 
 HEADER = (

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.calibrate.served.sustained import fit_operation_j, measured_shares
 from perfmodel.cost import OperatorTimer, load_calibration
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
-from perfmodel.cost.forms.clocks import sustained_share
+from perfmodel.cost.forms.device import sustained_share
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
 from perfmodel.specs import load_hardware

@@ -15,7 +15,7 @@ from perfmodel.cost.calibrations.backends import (
     product_rates,
 )
 from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.steps.split import LayerSplit
+from perfmodel.cost.steps.stages import LayerSplit
 from perfmodel.errors import SpecError
 from perfmodel.files.fitted import load_fitted, save_fitted
 from perfmodel.specs import EngineSpec, load_hardware

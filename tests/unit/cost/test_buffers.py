@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import plan_memory
-from perfmodel.cost.memory.buffers import activation_bytes, rotary_table_bytes, sampler_bytes_per_logit
+from perfmodel.cost.memory.footprint import activation_bytes, rotary_table_bytes, sampler_bytes_per_logit
 from perfmodel.models.cards import load_model
 from perfmodel.models.hf.config import model_from_config
 from perfmodel.ops.sharding import Sharding

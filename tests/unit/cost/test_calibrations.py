@@ -5,8 +5,7 @@ import datetime
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, Residuals, load_calibration, save_calibration
-from perfmodel.cost.calibrations.files import calibrated_kernels
-from perfmodel.cost.calibrations.unmeasured import GenerationFit, load_generation
+from perfmodel.cost.calibrations.files import GenerationFit, calibrated_kernels, load_generation
 from perfmodel.errors import SpecError
 from perfmodel.files.fitted import save_fitted
 from perfmodel.specs.scenario_file import load_hardware
@@ -49,7 +48,7 @@ def test_the_file_of_the_device_and_profile_is_found(tmp_path, monkeypatch):
 
 def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_distance(tmp_path, monkeypatch):
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
-    monkeypatch.setattr("perfmodel.cost.calibrations.unmeasured.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     save_calibration(FITTED, tmp_path / "a100-sxm-80gb@vllm.yaml")
     spreads = []
     for device, engine in (
@@ -72,7 +71,7 @@ def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
-    monkeypatch.setattr("perfmodel.cost.calibrations.unmeasured.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     save_calibration(FITTED.model_copy(update={"device": "h100-sxm-80gb"}), tmp_path / "h100-sxm-80gb@vllm.yaml")
     known = GenerationFit(architecture="blackwell", compute=0.5, memory=0.9)
     assert load_generation("blackwell") is None

@@ -16,7 +16,7 @@ from perfmodel.cost import (
 )
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, LogNormal, Uncertainty
 from perfmodel.cost.calibrations.engine_profile import ServerFit
-from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
+from perfmodel.cost.calibrations.for_all import load_kernel_errors
 from perfmodel.cost.steps.host import Host
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import load_hardware, load_model

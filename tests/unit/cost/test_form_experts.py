@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.columns import joined
 from perfmodel.cost.forms.experts import GroupedExpertsFit, expert_seconds, time_experts
 from perfmodel.cost.forms.experts import _sizes as sizes_of_work
+from perfmodel.cost.forms.fits import joined
 from perfmodel.cost.forms.gemm import TileStep
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.feedforward import experts

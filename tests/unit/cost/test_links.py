@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms.messages.links import DEFAULT_LINK, collective_time, link_for
+from perfmodel.cost.forms.messages import DEFAULT_LINK, alpha_beta_time, link_for
 from perfmodel.ops import Message
 from perfmodel.specs.hardware import Link
 from perfmodel.specs.networks import DEFAULT_NETWORK
@@ -15,7 +15,7 @@ KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"
 
 
 def time(kind, size, ranks):
-    return collective_time(Message(kind, size, ranks), NVLINK)
+    return alpha_beta_time(Message(kind, size, ranks), NVLINK)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -67,4 +67,4 @@ def test_links_by_the_number_of_ranks():
 
 def test_links_without_a_declared_latency_have_one():
     bare = Link(name="nvlink", bandwidth_bytes_per_s=300e9)
-    assert collective_time(Message("send_recv", 1, 2), bare) >= 1e-6
+    assert alpha_beta_time(Message("send_recv", 1, 2), bare) >= 1e-6

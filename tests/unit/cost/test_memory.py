@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import plan_memory
-from perfmodel.cost.memory.buffers import activation_bytes
+from perfmodel.cost.memory.footprint import activation_bytes
 from perfmodel.cost.memory.plan import smallest_fitting_tp
 from perfmodel.errors import DoesNotFitError
 from perfmodel.models.cards import list_models, load_model

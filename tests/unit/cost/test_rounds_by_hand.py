@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import OperatorTimer, SpeculativePricer, StepTables, datasheet, step_costs
-from perfmodel.cost.steps.drafts import Pass, draft_tables, passes_of
+from perfmodel.cost.steps.speculation import Pass, draft_tables, passes_of
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.ops.graphs.drafting import Drafter, drafter_of, medusa_weights, rejection
 from perfmodel.ops.sharding import Sharding

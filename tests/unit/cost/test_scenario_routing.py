@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.calibrations.routing import RoutingFit, load_routing_fit, routing_of
+from perfmodel.cost.calibrations.for_all import RoutingFit, load_routing_fit, routing_of
 from perfmodel.files.fitted import save_fitted
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import slowest_uniform_routing

@@ -16,7 +16,7 @@ from perfmodel.cost import (
     load_calibration,
     step_costs,
 )
-from perfmodel.cost.steps.drafts import draft_tables
+from perfmodel.cost.steps.speculation import draft_tables
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.ops.graphs.drafting import drafter_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms.messages.links import collective_time, network_time, two_level, ways_of
+from perfmodel.cost.forms.messages import alpha_beta_time, network_time, two_level, ways_of
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.messages import Exchange, Message, RankGroup, distinct_ranks, spread_over
 from perfmodel.specs.networks import Link
@@ -131,8 +131,8 @@ def test_a_network_without_limits_leaves_what_a_node_takes(kind, shape):
     spread = on_nodes(*shape)
     free = Link(name="free", bandwidth_bytes_per_s=1e18)
     time = network_time(Message(kind, 1e13, spread.num_ranks), spread, NVLINK, free)
-    assert time <= collective_time(Message(kind, 1e13, spread.num_ranks), NVLINK) * (1 + 1e-3)
-    alone = collective_time(Message(kind, 1e13, shape[1]), NVLINK)
+    assert time <= alpha_beta_time(Message(kind, 1e13, spread.num_ranks), NVLINK) * (1 + 1e-3)
+    alone = alpha_beta_time(Message(kind, 1e13, shape[1]), NVLINK)
     assert time >= alone * (1 - 1e-3) * (1 if kind != "all_to_all" else 1 / shape[0])
 
 
@@ -150,6 +150,6 @@ def test_sends_that_stay_on_a_node_pay_no_network():
     """Four stages of four on nodes of eight: one of three sends crosses."""
     message = Message("send_recv", 1e6, 2)
     spread = spread_over(RankGroup("pipeline", 4, 4), 8)
-    within = collective_time(message, NVLINK)
+    within = alpha_beta_time(message, NVLINK)
     expected = (2 * within + NETWORK.latency_s + 1e6 / 50e9) / 3
     assert network_time(message, spread, NVLINK, NETWORK) == pytest.approx(expected)

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
-from perfmodel.cost.calibrations.unmeasured import GenerationFit, with_unmeasured
+from perfmodel.cost.calibrations.files import GenerationFit, with_unmeasured
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.models.number_formats import with_quantization

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer
 from perfmodel.cost.forms.attention.decode import FlashDecodeFit
-from perfmodel.cost.forms.columns import joined, take
-from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.forms.fits import Domain, joined, take
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import MoEFFN

@@ -20,9 +20,8 @@ from perfmodel.calibrate.kernels.tables import (
 )
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.forms.fits import Domain, take
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 from perfmodel.specs.architectures import find_architecture
 

@@ -29,9 +29,8 @@ from perfmodel.cost.forms.attention.latent import (
     latent_prefill_seconds,
 )
 from perfmodel.cost.forms.attention.prefill import PrefillSizes
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.forms.fits import Domain, take
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 
 Floats = NDArray[np.float64]

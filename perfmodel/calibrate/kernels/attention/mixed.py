@@ -21,10 +21,9 @@ from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes
-from perfmodel.cost.forms.columns import joined, take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Domain
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.forms.fits import Domain, joined, take
+from perfmodel.cost.forms.roofline import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml

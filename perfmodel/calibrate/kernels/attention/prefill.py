@@ -21,9 +21,8 @@ from perfmodel.calibrate.kernels.tables import (
 )
 from perfmodel.calibrate.robust import fit_form, residuals_of
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes, prefill_seconds
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.forms.fits import Domain, take
 from perfmodel.ops.extents import HeadsExtent
 from perfmodel.specs.architectures import find_architecture
 

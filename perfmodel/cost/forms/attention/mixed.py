@@ -20,9 +20,8 @@ import numpy as np
 from pydantic import Field
 
 from perfmodel.cost.forms.attention.prefill import PrefillKernel, prompt_tiles
-from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.cost.forms.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.ops.extents import HeadsExtent, MixedExtent, Values
 from perfmodel.ops.work import Work

@@ -23,9 +23,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.columns import SCALARS, KernelSeconds
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.cost.forms.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveInt
 from perfmodel.ops.extents import HeadsExtent, PrefillExtent, Values

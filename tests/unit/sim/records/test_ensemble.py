@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
 from perfmodel.cost.calibrations.draws import NUM_SCORES
-from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
+from perfmodel.cost.calibrations.for_all import load_kernel_errors
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import Ensemble, _backlog_s, design, interval_of, mean_latencies
 from perfmodel.specs import Scenario, load_scenario

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Calibration, EngineProfile, FamilyFit, Residuals, ServerFit
-from perfmodel.cost.calibrations.kernel_errors import load_kernel_errors
+from perfmodel.cost.calibrations.for_all import load_kernel_errors
 from perfmodel.sim import simulate
 from perfmodel.sim.records.ensemble import MOST, Ensemble
 from perfmodel.sim.records.result import RunResult

@@ -1,18 +1,12 @@
-"""How unequally popular experts are on real servers, and the routing of a scenario that goes by it.
-
-One number for all models, in `hardware_specs/calibrations/routing.yaml`, written by `perfmodel calibrate --routing`:
-weights of experts that nobody chose are not read, so steps of mixtures of experts grow less with their batch than under
-uniform routing. Only that growth is fitted to, within deployments: what a deployment's steps are too long or too short
-by at all sizes has other causes.
-
-Coarse experts are more alike than fine ones. An expert that stands for m finer ones is chosen as often as all of them,
-and a sum of m equal, independent shares has an m-th of their relative variance: phi = phi(128) E / 128.
+"""What was fitted once for all devices: how unequally popular experts are on real servers, what the exchanges of expert
+parallelism take where a switch joins the ranks, and what all calls of one kernel in a run have in common.
 """
 
 import datetime
 
 from pydantic import Field
 
+from perfmodel.cost.forms.messages import ExchangeFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
@@ -30,7 +24,6 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting
 
-_FILE = "routing.yaml"
 _EXPERTS = 128
 
 
@@ -57,7 +50,7 @@ class RoutingFit(Spec):
 
 def load_routing_fit() -> RoutingFit:
     """The committed fit, or uniform routing where there is none."""
-    file = data_dir("calibrations") / _FILE
+    file = data_dir("calibrations") / "routing.yaml"
     return load_fitted(RoutingFit, file) if file.is_file() else RoutingFit()
 
 
@@ -99,3 +92,41 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
     if spec.dispersion is not None:
         return dispersed_routing(spec.dispersion, engine.enable_eplb)
     return (fit or load_routing_fit()).routing(engine.enable_eplb)
+
+
+class ExchangeFits(Spec):
+    """The fits of both directions, and where they come from."""
+
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
+    dispatch: ExchangeFit
+    combine: ExchangeFit
+
+
+def load_exchange_fits() -> ExchangeFits:
+    """The committed fits. Raises SpecError for a file that is missing or malformed."""
+    return load_fitted(ExchangeFits, data_dir("calibrations") / "exchange.yaml")
+
+
+class KernelErrors(Spec):
+    """common: by operator family, the standard deviation that all calls share over that of the residuals"""
+
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
+    common: dict[str, float] = Field(min_length=1)
+
+    def of(self, family: str) -> float:
+        """The share of a family; of one that no table has, the mean of its kind (all attention), else of all."""
+        if family in self.common:
+            return self.common[family]
+        kind = family.split("_")[0]
+        alike = [share for name, share in self.common.items() if name.split("_")[0] == kind]
+        shares = alike or list(self.common.values())
+        return sum(shares) / len(shares)
+
+
+def load_kernel_errors() -> KernelErrors:
+    """The committed shares. Raises SpecError for a file that is missing or malformed."""
+    return load_fitted(KernelErrors, data_dir("calibrations") / "kernel_errors.yaml")
