@@ -25,7 +25,7 @@ from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
 from perfmodel.calibrate.over_cores import over_cores
 from perfmodel.cost import EngineProfile, ServerFit, plan_memory, profile_of
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.bounded import read_rows
+from perfmodel.files.reach import read_rows
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import RequestColumns, simulate

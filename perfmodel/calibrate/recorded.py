@@ -50,7 +50,7 @@ from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit, load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits
-from perfmodel.cost.forms.roofline import OverheadFits, load_overheads
+from perfmodel.cost.forms.overheads import OverheadFits, load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec

@@ -59,7 +59,7 @@ def _read(line: str) -> tuple[str, str, Path]:
         raise SpecError(f"{line}: no such file; give one, or a command line in quotes.")
     if not is_file:
         return line, "line", Path()
-    from perfmodel.files.bounded import read_bounded_text
+    from perfmodel.files.reach import read_bounded_text
 
     try:
         return read_bounded_text(path, _LONGEST), path.name, path.parent

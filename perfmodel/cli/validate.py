@@ -250,7 +250,7 @@ def _run_of_engine(
     scenario: str, folder: Path, overrides: list[str] | None, seed: int | None, progress: Progress | None
 ) -> "ValidationReport":
     from perfmodel.calibrate.engine_runs import read_chunks
-    from perfmodel.files.bounded import read_json
+    from perfmodel.files.reach import read_json
     from perfmodel.report.runs import read_requests, read_steps
     from perfmodel.validate.executed.recorded import validate_recorded
 

@@ -35,8 +35,7 @@ from perfmodel.engine.admission import DISCIPLINES, POLICIES, Discipline
 from perfmodel.engine.config import Estimates, SchedulerConfig, Slots, Speculation
 from perfmodel.engine.estimating import EstimatingScheduler, scheduler_for
 from perfmodel.engine.grouped_blocks import GroupedKVBlocks
-from perfmodel.engine.host_blocks import HostBlocks
-from perfmodel.engine.host_copies import HostCopies
+from perfmodel.engine.host_blocks import HostBlocks, HostCopies
 from perfmodel.engine.kv_blocks import BlockListener, KVBlockManager
 from perfmodel.engine.plan import Backend, Grant, Outcome, StepPlan, StepRecord
 from perfmodel.engine.radix_blocks import RadixKVBlocks

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from perfmodel.engine.admission import POLICIES
+from perfmodel.engine.admission import ORDERS, POLICIES, sort_waiting
 from perfmodel.engine.config import Estimates, SchedulerConfig
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
@@ -20,7 +20,6 @@ from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.retracting import RetractingRequests
 from perfmodel.engine.scheduler import Scheduler
 from perfmodel.engine.token_watch import TokenWatch
-from perfmodel.engine.waiting_order import ORDERS, sort_waiting
 from perfmodel.errors import SpecError, WorkloadError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_bounded_text
+from perfmodel.files.reach import read_bounded_text
 
 Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
 

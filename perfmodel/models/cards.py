@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
-from perfmodel.files.bounded import read_json
 from perfmodel.files.catalog import aliases_of, expanded, list_names, looked_up, normal_name, unknown_name
-from perfmodel.files.reach import may_touch
+from perfmodel.files.reach import may_touch, read_json
 from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.models.checkpoint_names import format_of_name
+from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.hf.families import refuse_unless_generative
 from perfmodel.models.hub import is_hub_name, load_from_hub

@@ -21,8 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perfmodel.errors import MissingExtraError, SpecError
-from perfmodel.files.bounded import read_json
-from perfmodel.files.reach import is_only_names, touchable
+from perfmodel.files.reach import is_only_names, read_json, touchable
 from perfmodel.models.hf.config import load_config
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 from perfmodel.models.weights.stored import HF_QUANT_CONFIG, is_format_said, said_fields

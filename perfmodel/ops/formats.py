@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import GatedDeltaNet, LatentAttention, Mamba, QuantizationSpec
-from perfmodel.models.kv_formats import with_eviction
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,
@@ -17,6 +16,7 @@ from perfmodel.models.number_formats import (
     kv_format,
     matmul_rate,
     with_dtype,
+    with_eviction,
     with_quantization,
 )
 from perfmodel.models.params import SPARSE_COMPONENTS, sparse_bytes

@@ -15,7 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_json
+from perfmodel.files.reach import read_json
 from perfmodel.planning.metrics import Metric, metric_of
 from perfmodel.printable import Printable, columns_of
 

@@ -9,7 +9,7 @@ __all__ = ["RUN_FILES", "RunFolder"]
 from pathlib import Path
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_json
+from perfmodel.files.reach import read_json
 from perfmodel.sim.records.collector import REQUEST_COLUMNS, STEP_COLUMNS
 
 RUN_FILES = (

@@ -17,8 +17,7 @@ from pydantic import Field, model_validator
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import looked_up, unknown_name
-from perfmodel.files.device_spelling import plain_name, split_size
-from perfmodel.files.device_tables import TableRow, lines_of, named, table_rows
+from perfmodel.files.device_tables import TableRow, lines_of, named, plain_name, split_size, table_rows
 from perfmodel.files.units import PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text

@@ -8,10 +8,9 @@ from typing import Any
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.files.yaml_loader import Path, Positions
-from perfmodel.models.kv_formats import with_eviction
 from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
-from perfmodel.models.number_formats import with_dtype, with_quantization
+from perfmodel.models.number_formats import with_dtype, with_eviction, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.cluster import ClusterSpec
 from perfmodel.specs.engine.description import Use

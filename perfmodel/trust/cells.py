@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_rows
 from perfmodel.files.catalog import data_dir
+from perfmodel.files.reach import read_rows
 from perfmodel.trust.setups import SIZES, MeasuredSetup
 
 _NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)

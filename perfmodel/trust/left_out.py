@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Literal, NamedTuple
 
-from perfmodel.files.bounded import read_rows
 from perfmodel.files.catalog import data_dir
+from perfmodel.files.reach import read_rows
 
 # What was left out of the fit, nearest first: a cell is a model in a number format under one version of an engine on a
 # device; an architecture leaves no kernel times behind; with a datasheet nothing is fitted at all.

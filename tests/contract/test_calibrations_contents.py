@@ -17,8 +17,8 @@ from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
+from perfmodel.cost.forms.overheads import OverheadFits
 from perfmodel.cost.forms.registry import FormFit
-from perfmodel.cost.forms.roofline import OverheadFits
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.fitted import HEADER
 from perfmodel.files.yaml_loader import load_yaml

@@ -17,7 +17,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, LatentAttention, Layer, MoEFFN, QuantizationSpec
 from perfmodel.models.number_formats import METHODS
 from perfmodel.models.spec import ModelSpec
-from perfmodel.models.weights.gguf_mixes import GGUF_MIXES, table_formats, tensor_formats
+from perfmodel.models.weights.gguf import GGUF_MIXES, table_formats, tensor_formats
 from perfmodel_executors.kernels.weight_formats import (
     BLOCK_SIZES,
     FP8_BLOCK,

@@ -133,7 +133,7 @@ class DistributedGroup:
 class MessageLog:
     """The messages of one step of a rank, and what its thread did between them.
 
-    messages: kind and payload bytes of each, as the cost model counts them (`perfmodel.ops.collectives`)
+    messages: kind and payload bytes of each, as the cost model counts them (`perfmodel.ops.messages`)
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from perfmodel.calibrate.bench.runs import LARGEST_RESULT_BYTES, BenchRun
 from perfmodel.calibrate.bench.trtllm import is_trtllm_report, read_trtllm_report
 from perfmodel.calibrate.bench.vllm import is_vllm_result, read_vllm_result
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.bounded import parse_json, read_bounded_text
+from perfmodel.files.reach import parse_json, read_bounded_text
 
 FORMATS = (
     "vllm bench serve",

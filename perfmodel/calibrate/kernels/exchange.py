@@ -19,7 +19,7 @@ from perfmodel.cost.calibrations.for_all import ExchangeFits
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.messages import ExchangeFit
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_rows
+from perfmodel.files.reach import read_rows
 from perfmodel.specs import load_hardware
 
 Floats = NDArray[np.float64]

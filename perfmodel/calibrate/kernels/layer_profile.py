@@ -17,7 +17,7 @@ from perfmodel.calibrate.robust import residuals_of
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_rows
+from perfmodel.files.reach import read_rows
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.ops import BatchShape, StepGraph, Work, build_graph
 from perfmodel.ops.extents import GemmExtent

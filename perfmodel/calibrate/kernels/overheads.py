@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.origins import MALFORMED
 from perfmodel.calibrate.robust import fit_form
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.messages import DEFAULT_LINK, CollectiveFit, CollectiveSizes, collective_seconds
-from perfmodel.cost.forms.roofline import OverheadFits, OverPcieFit
+from perfmodel.cost.forms.device import DEFAULT_LINK, DeviceFacts
+from perfmodel.cost.forms.messages import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_rows
+from perfmodel.files.reach import read_rows
 from perfmodel.models.cards import load_model
 from perfmodel.ops import build_graph
 from perfmodel.specs import load_hardware

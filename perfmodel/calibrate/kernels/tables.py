@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.origins import MALFORMED
 from perfmodel.cost.forms.fits import take
 from perfmodel.errors import MissingExtraError, SpecError
-from perfmodel.files.bounded import read_rows
+from perfmodel.files.reach import read_rows
 
 Column = NDArray[Any]
 

@@ -17,7 +17,7 @@ from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import BITS_PER_WEIGHT, with_dtype, with_quantization
 from perfmodel.models.params import count_parameters, weight_bytes
 from perfmodel.models.spec import COMPONENTS, ModelSpec
-from perfmodel.models.weights.gguf_mixes import GGUF_MIXES
+from perfmodel.models.weights.gguf import GGUF_MIXES
 
 _WIDTH_PER_LAYER = 110.0  # of Llama 3 (128, 102), Qwen2.5 (107, 80) and Qwen3 (114, 80): the mean of all
 _HEAD = 128

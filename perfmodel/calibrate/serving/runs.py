@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.bounded import read_json, read_rows
+from perfmodel.files.reach import read_json, read_rows
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.specs import (
     Arrivals,

@@ -29,7 +29,7 @@ from pathlib import Path
 from perfmodel.calibrate.origins import MALFORMED, incomplete, recorded_engine
 from perfmodel.calibrate.steady.recipes import recipe_arguments
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.bounded import read_rows
+from perfmodel.files.reach import read_rows
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.specs import (
     Arrivals,

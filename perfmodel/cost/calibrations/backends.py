@@ -32,7 +32,7 @@ from perfmodel.files.fitted import load_fitted
 from perfmodel.files.units import FittedSeconds, NonNegativeFloat, PositiveFloat
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.weights.gguf import GGML_BLOCKS
-from perfmodel.ops.graphs.host_layers import host_family
+from perfmodel.ops.graphs.layers import host_family
 from perfmodel.specs.engine.description import BackendFacts, backend_of
 from perfmodel.specs.engine.reading import device_file
 from perfmodel.specs.engine.spec import EngineSpec

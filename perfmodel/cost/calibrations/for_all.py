@@ -11,10 +11,10 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.dispersion import dispersed_routing
 from perfmodel.ops.routing import (
     ExpertLoad,
     Routing,
+    dispersed_routing,
     power_law_routing,
     recorded_routing,
     slowest_uniform_routing,

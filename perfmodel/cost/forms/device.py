@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfmodel.cost.forms.messages import DEFAULT_LINK
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
 from perfmodel.ops.messages import Message, RankGroup, Spread, spread_over
 from perfmodel.specs.architectures import find_architecture
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import Link
 
+DEFAULT_LINK = Link(name="pcie", bandwidth_bytes_per_s=31.5e9)  # PCIe 4.0 x16, where a file declares no link at all
 # A format that the device lacks is converted to the next wider one that it has (weight-only kernels: Marlin's FP8 on
 # Ampere, int4 everywhere); narrower integers never replace floats. The last resort is the fastest declared rate.
 FALLBACKS: dict[str, tuple[str, ...]] = {

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
+from perfmodel.cost.forms.device import DEFAULT_LINK, DeviceFacts, OperatorTime
 from perfmodel.cost.forms.fits import SCALARS, Residuals
-from perfmodel.cost.forms.roofline import OverPcieFit, load_overheads
+from perfmodel.cost.forms.overheads import OverPcieFit, load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.extents import Values
@@ -24,7 +24,6 @@ from perfmodel.specs.networks import Link
 # NCCL's low-latency protocol takes 0.8-1.0 us on A100 and H100 (fits to nccl-tests) [assumed of other links].
 _DEFAULT_HOP_S = 1e-6
 _MOST_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: kernels of its own serve more only where NVLink connects all
-DEFAULT_LINK = Link(name="pcie", bandwidth_bytes_per_s=31.5e9)  # PCIe 4.0 x16, where a file declares no link at all
 
 
 def link_for(hardware: HardwareSpec, group: int | RankGroup) -> Link:

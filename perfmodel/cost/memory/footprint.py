@@ -31,8 +31,7 @@ from perfmodel.models.architecture import (
     MoEFFN,
     QuantizationSpec,
 )
-from perfmodel.models.kv_formats import kv_surplus
-from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes
+from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec

@@ -25,7 +25,7 @@ from math import ceil
 from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.kv_groups import KVGroup
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, Mamba, Mixer
-from perfmodel.models.kv_formats import surplus_tokens
+from perfmodel.models.number_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding

@@ -17,7 +17,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.roofline import load_overheads
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.memory.footprint import (
     activation_bytes,
     draft_footprint,
@@ -32,7 +32,7 @@ from perfmodel.cost.memory.groups import LayerGroup, largest_share, layer_groups
 from perfmodel.errors import DoesNotFitError
 from perfmodel.kv_groups import KVGroup, most_rows
 from perfmodel.models.architecture import Attention, LatentAttention, Layer
-from perfmodel.models.kv_formats import surplus_tokens
+from perfmodel.models.number_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_json
+from perfmodel.files.reach import read_json
 from perfmodel.models.architecture import Attention, LatentAttention, Layer
-from perfmodel.models.checkpoint_names import format_of_name
+from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
 from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.layouts import decoder_layers

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import parse_json, read_json
 from perfmodel.files.catalog import expanded
-from perfmodel.files.reach import refuse_path
+from perfmodel.files.reach import parse_json, read_json, refuse_path
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import config_from_gguf, read_gguf

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_json
+from perfmodel.files.reach import read_json
 
 HF_QUANT_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside a config.json
 

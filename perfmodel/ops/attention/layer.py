@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from perfmodel.models.architecture import Attention
-from perfmodel.models.kv_formats import kv_surplus, unpack_operations
+from perfmodel.models.number_formats import kv_surplus, unpack_operations
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
 from perfmodel.ops.collectives import all_reduce

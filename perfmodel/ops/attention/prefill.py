@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from perfmodel.models.kv_formats import Surplus
+from perfmodel.models.number_formats import Surplus
 from perfmodel.ops.elementwise import FP32_BYTES
 from perfmodel.ops.extents import HeadsExtent, PrefillExtent
 from perfmodel.ops.formats import MMA_SYNC_RATE

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, cast
 
 from perfmodel.models.architecture import (
     Attention,
@@ -17,16 +18,82 @@ from perfmodel.models.architecture import (
     QuantizationSpec,
 )
 from perfmodel.ops.attention.latent import latent_nodes
-from perfmodel.ops.attention.layer import attention_nodes
+from perfmodel.ops.attention.layer import attention_heads, attention_nodes
 from perfmodel.ops.attention.linear import linear_attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
 from perfmodel.ops.elementwise import embedding, residual_add, rms_norm, sample
 from perfmodel.ops.feedforward import dense_ffn_nodes, moe_nodes
-from perfmodel.ops.graphs.exits import asking_nodes, filling_nodes, leaving_node
-from perfmodel.ops.linear import gemm
+from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
 from perfmodel.ops.recurrent import delta_net_nodes, mamba_nodes
-from perfmodel.ops.work import Depends
+from perfmodel.ops.work import BatchShape, Depends, Work
+
+
+def leaving_node(node: OperatorNode, reach: Sequence[float]) -> OperatorNode:
+    """`node`, in each of some layers, for the tokens that come to them: `reach` of the decodes, layer by layer.
+
+    The cache is written for all tokens in any case. A kernel for prompts and decodes alike is left as it is: the graph
+    does without, where prompts pass layers that decodes leave out.
+    """
+    if node.name == "kv_write" or node.depends in (Depends.PREFILL, Depends.MIXED):
+        return replace(node, count=node.count * len(reach))
+    return _limited(node, reach)
+
+
+def filling_nodes(mixer: Mixer | None, context: LayerContext, reach: Sequence[float]) -> list[OperatorNode]:
+    """Keys and values (or the latent) of the tokens that do not come to the layers of `mixer`."""
+    hidden, form = context.hidden, context.format("attention")
+    if isinstance(mixer, Attention):
+        widths = {"skipped_kv_proj": attention_heads(mixer, context).kv_elements}
+        nodes = linear_nodes(widths, hidden, form, rank=mixer.qkv_rank)
+    elif isinstance(mixer, LatentAttention):
+        nodes = linear_nodes({"skipped_kv_proj": mixer.kv_lora_rank + mixer.qk_rope_head_dim}, hidden, form)
+    else:
+        return []
+    return [_limited(node, [1 - p for p in reach], has_prompts=False) for node in nodes]
+
+
+def asking_nodes(context: LayerContext, reach: Sequence[float]) -> list[OperatorNode]:
+    """The LM head behind each layer but the last, where it decides who leaves."""
+    exits = context.model.exits
+    if exits is None or not exits.asks_lm_head or not reach:
+        return []
+    columns = context.shard.columns(context.model.vocab_size)
+    work = partial(gemm, "exit_lm_head", n=columns, k=context.hidden, form=context.format("lm_head"))
+    return [_limited(on_tokens("exit_lm_head", work), reach, has_prompts=False)]
+
+
+def _limited(node: OperatorNode, reach: Sequence[float], has_prompts: bool = True) -> OperatorNode:
+    is_decode, each = node.depends is Depends.DECODE, node.count
+    num_layers, sum_reach = len(reach), sum(reach)
+
+    def prompts(shape: BatchShape) -> int:
+        return shape.num_tokens - shape.num_decodes if has_prompts and not is_decode else 0
+
+    def runs(shape: BatchShape) -> float:
+        if prompts(shape):
+            return float(each * num_layers)
+        return each * sum(1.0 - (1.0 - p) ** shape.num_decodes for p in reach)
+
+    def work(shape: BatchShape) -> Work:
+        num_runs = runs(shape) / each
+        if not num_runs:
+            return node.work(BatchShape(0, 0))
+        share = sum_reach / num_runs
+        rows = num_layers * prompts(shape) / num_runs + shape.num_decodes * share
+        # Means over the runs: operators count in real numbers, whatever the shapes of real steps are.
+        return node.work(
+            shape._replace(
+                num_tokens=cast(int, rows),
+                num_decodes=cast(int, shape.num_decodes * share),
+                decode_context=cast(int, shape.decode_context * share),
+                decode_windowed=tuple(cast(int, context * share) for context in shape.decode_windowed),
+            )
+        )
+
+    depends = node.depends if is_decode else Depends.ROWS
+    return replace(node, count=each * num_layers, depends=depends, work=work, runs=runs)
+
 
 Block = TypeVar("Block", Mixer, FeedForward)
 Formats = tuple[tuple[str, QuantizationSpec], ...]
@@ -211,3 +278,27 @@ def _kind(block: Mixer | FeedForward) -> str:
             return "sparse"
         return f"chunk_{block.chunk}" if block.chunk is not None else "full"
     return _LABELS[type(block).__name__]
+
+
+HOST = "host"
+
+
+def host_family(family: str) -> str:
+    """The family that calibrations have fits under for operators of `family` on the host."""
+    return f"{HOST}_{family}"
+
+
+def on_host(nodes: Iterable[OperatorNode]) -> list[OperatorNode]:
+    """`nodes` as the host computes them, named after it."""
+    return [replace(node, name=f"{node.name}@{HOST}", work=_Marked(node)) for node in nodes]
+
+
+class _Marked:
+    """The work of a node under the family of the host's."""
+
+    def __init__(self, node: OperatorNode) -> None:
+        self._node = node
+
+    def __call__(self, shape: BatchShape) -> Work:
+        work = self._node.work(shape)
+        return replace(work, family=host_family(work.family))

@@ -21,8 +21,7 @@ from perfmodel.models.architecture import LatentAttention, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.ops.formats import served_model
-from perfmodel.ops.graphs.host_layers import on_host
-from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, passing_on_nodes
+from perfmodel.ops.graphs.layers import embedding_nodes, head_nodes, layer_nodes, on_host, passing_on_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode
 from perfmodel.ops.routing import Routing, slowest_uniform_routing
 from perfmodel.ops.sharding import Sharding, stages

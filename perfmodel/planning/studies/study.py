@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_json
+from perfmodel.files.reach import read_json
 from perfmodel.files.yaml_loader import Path
 from perfmodel.planning.metrics import basis_by_name
 from perfmodel.planning.studies.spec import AxisSpec, BaseScenario, Setting, Study, StudyFile

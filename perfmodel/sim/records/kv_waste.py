@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.engine.admission import DISCIPLINES
 from perfmodel.kv_groups import KVGroup
-from perfmodel.models.kv_formats import kv_surplus, surplus_tokens
-from perfmodel.models.number_formats import kv_element_bytes
+from perfmodel.models.number_formats import kv_element_bytes, kv_surplus, surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim.records.columns import RequestColumns

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError, WorkloadError
-from perfmodel.files.bounded import LARGEST_TABLE_BYTES, read_bounded_text
+from perfmodel.files.reach import LARGEST_TABLE_BYTES, read_bounded_text
 from perfmodel.specs.traffic import Arrivals, Lengths, Prefix
 
 _CHUNK = 4096

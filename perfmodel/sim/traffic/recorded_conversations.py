@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.errors import WorkloadError
-from perfmodel.files.bounded import LARGEST_TABLE_BYTES, bounded_lines, parse_json, read_bounded_text
-from perfmodel.files.reach import refuse_path
+from perfmodel.files.reach import LARGEST_TABLE_BYTES, bounded_lines, parse_json, read_bounded_text, refuse_path
 
 _CHARACTERS_PER_TOKEN = 4
 _MOST_TOKENS = 1_000_000_000

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from perfmodel.errors import WorkloadError
-from perfmodel.files.bounded import bounded_lines, parse_json
-from perfmodel.files.reach import refuse_path
+from perfmodel.files.reach import bounded_lines, parse_json, refuse_path
 
 _LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
 _MOST_TOKENS = 1_000_000_000  # of a prompt, or an answer: far beyond any context

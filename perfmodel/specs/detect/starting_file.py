@@ -3,7 +3,7 @@
 import re
 
 from perfmodel.errors import SpecError
-from perfmodel.files.device_spelling import plain_name
+from perfmodel.files.device_tables import plain_name
 from perfmodel.files.units import shortest_amount
 from perfmodel.specs.detect.machine import Graphics, Machine
 from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel

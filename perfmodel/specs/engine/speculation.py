@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Resolved, Spec
-from perfmodel.files.bounded import LARGEST_JSON_BYTES, read_bounded
+from perfmodel.files.reach import LARGEST_JSON_BYTES, read_bounded
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import ModelSpec

@@ -11,7 +11,7 @@ from perfmodel.cost import step_costs
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.blocks import block_as
+from perfmodel.files.base import block_as
 from perfmodel.ops.work import BatchShape
 from perfmodel.planning.sweeps.metrics import run_metric
 from perfmodel.sim import simulate

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.blocks import block_as
+from perfmodel.files.base import block_as
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.published.figures import Prediction, predict

@@ -10,7 +10,7 @@ from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEstimate, load_calibration, step_costs
 from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.files.blocks import block_as
+from perfmodel.files.base import block_as
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,

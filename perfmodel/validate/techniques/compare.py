@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.blocks import block_as
-from perfmodel.files.bounded import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
+from perfmodel.files.base import block_as
+from perfmodel.files.reach import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.bridge import load_executor

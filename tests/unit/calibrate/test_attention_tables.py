@@ -17,8 +17,8 @@ from perfmodel.cost.forms.attention.latent import LatentDecodeFit
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
 from perfmodel.cost.forms.messages import CollectiveFit, CustomAllReduceFit
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.forms.registry import time_work
-from perfmodel.cost.forms.roofline import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.ops.attention.decode import attention_decode as attention_decode_work
 from perfmodel.ops.attention.prefill import Heads

@@ -9,7 +9,7 @@ from perfmodel.calibrate.kernels.overheads import OverheadRow, fit_overheads, re
 from perfmodel.calibrate.recorded import fit_recorded_overheads
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.messages import CollectiveFit, CollectiveSizes, collective_seconds
-from perfmodel.cost.forms.roofline import load_overheads
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.specs import load_hardware
 

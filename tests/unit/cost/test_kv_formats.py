@@ -5,7 +5,7 @@ import pytest
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.cost.memory.footprint import kv_bytes
 from perfmodel.errors import SpecError
-from perfmodel.models.kv_formats import unpack_operations
+from perfmodel.models.number_formats import unpack_operations
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, decode_shape

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import Request, StepPlan
-from perfmodel.engine.host_blocks import HostBlocks
-from perfmodel.engine.host_copies import HostCopies
+from perfmodel.engine.host_blocks import HostBlocks, HostCopies
 
 BLOCK_SIZE = 4
 # (what happens, to which request or content, with how many blocks)

@@ -1,7 +1,7 @@
 """SGLang's schedule policies by hand: in which order those that wait are looked at."""
 
 from perfmodel.engine import Estimates, RadixKVBlocks, Request
-from perfmodel.engine.waiting_order import sort_waiting
+from perfmodel.engine.admission import sort_waiting
 
 SIZE = 4
 RULES = Estimates(duplicate_tokens=8, most_sorted=10)

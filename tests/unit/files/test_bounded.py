@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import bounded_lines, parse_json, read_bounded, read_json, read_rows
+from perfmodel.files.reach import bounded_lines, parse_json, read_bounded, read_json, read_rows
 from perfmodel.files.yaml_loader import load_yaml, parse_value
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.models.params import weight_bytes
-from perfmodel.models.weights.gguf import GGML_BLOCKS
-from perfmodel.models.weights.gguf_mixes import GGUF_MIXES, tensor_formats
+from perfmodel.models.weights.gguf import GGML_BLOCKS, GGUF_MIXES, tensor_formats
 from perfmodel.ops.formats import served_model
 from perfmodel.specs import EngineSpec, load_model
 

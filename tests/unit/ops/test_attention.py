@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.models.cards import load_model
-from perfmodel.models.kv_formats import Surplus
+from perfmodel.models.number_formats import Surplus
 from perfmodel.ops import BatchShape, build_graph
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.latent import (

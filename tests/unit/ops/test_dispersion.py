@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.dispersion import dispersed_routing, dispersed_tiles
-from perfmodel.ops.routing import TILE_ROWS, slowest_uniform_routing
+from perfmodel.ops.routing import TILE_ROWS, dispersed_routing, dispersed_tiles, slowest_uniform_routing
 
 BLOCK = MoEFFN(128, 8, 1408)
 BLOCKS = st.builds(MoEFFN, st.sampled_from([8, 60, 128, 256]), st.integers(1, 8), st.just(1408))

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.files import catalog, device_tables
 from perfmodel.files.catalog import normal_name
-from perfmodel.files.device_spelling import plain_name, split_size
+from perfmodel.files.device_tables import plain_name, split_size
 from perfmodel.specs import data_dir, hardware, list_hardware, load_hardware, load_scenario
 from perfmodel.specs.devices import find_device
 

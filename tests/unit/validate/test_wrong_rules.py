@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.engine import GroupedKVBlocks, KVBlockManager, RadixKVBlocks, Scheduler, waiting_order
+from perfmodel.engine import GroupedKVBlocks, KVBlockManager, RadixKVBlocks, Scheduler, admission
 from perfmodel.engine.decode_cohort import DecodeCohort
 from perfmodel.engine.drafting import DraftingRequests
 from perfmodel.engine.retracting import RetractingRequests
@@ -289,8 +289,8 @@ def serves_duplicates_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_weights_of_subtrees(patch: pytest.MonkeyPatch) -> None:
-    children_first = waiting_order._children_first
-    patch.setattr(waiting_order, "_children_first", lambda blocks, weights=None: children_first(blocks))
+    children_first = admission._children_first
+    patch.setattr(admission, "_children_first", lambda blocks, weights=None: children_first(blocks))
 
 
 # Of layers that keep different parts of a sequence.

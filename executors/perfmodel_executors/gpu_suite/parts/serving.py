@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.calibrate.measured.records import SIDES
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.errors import SpecError
-from perfmodel.files.blocks import block_as
+from perfmodel.files.base import block_as
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim.replica.backend import shape_of
 from perfmodel.specs.scenario import Scenario

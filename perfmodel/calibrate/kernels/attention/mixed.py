@@ -23,9 +23,9 @@ from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, 
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain, joined, take
-from perfmodel.cost.forms.roofline import load_overheads
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.errors import SpecError
-from perfmodel.files.bounded import read_rows
+from perfmodel.files.reach import read_rows
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent

@@ -43,7 +43,7 @@ from pydantic import Field
 
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import SCALARS, Domain, KernelSeconds, Residuals
-from perfmodel.cost.forms.roofline import load_overheads
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.extents import DecodeExtent, Values
