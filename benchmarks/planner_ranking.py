@@ -23,15 +23,14 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.planning.deployments.finalist import Deployment, Finalist
-from perfmodel.planning.deployments.result import SURE, PlanResult
-from perfmodel.planning.deployments.runs import Trial, try_rates
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screen, Screened
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import SURE, PlanResult
+from perfmodel.planning.runs import Trial, try_rates
+from perfmodel.planning.screen import Screen
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
-from perfmodel.planning.sweeps.workers import spread
+from perfmodel.planning.workers import spread
 
 _MODELS = ("llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b", "llama-3.1-70b-fp8")
 _DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "l40s")

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.planning.sweeps.workers import QUIET_GC
+from perfmodel.planning.workers import QUIET_GC
 from perfmodel.web.known import Known
 from perfmodel.web.questions import Progress, Question, Shown
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
-from perfmodel.planning.sweeps.typical_step import StepReport
+from perfmodel.planning.typical_step import StepReport
 from perfmodel.report.document import (
     Block,
     Details,

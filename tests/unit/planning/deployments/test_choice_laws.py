@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.planning.deployments.choice import (
+from perfmodel.planning.choice import (
     finalists,
     may_have,
     most_replicas,
@@ -22,28 +22,30 @@ from perfmodel.planning.deployments.choice import (
     simulated_front,
     with_every_device,
 )
-from perfmodel.planning.deployments.doubt import Option, certainty_of, pick, replicas_for
-from perfmodel.planning.deployments.export import server_arguments
-from perfmodel.planning.deployments.finalist import (
+from perfmodel.planning.export import server_arguments
+from perfmodel.planning.finalist import (
     Deployment,
     Finalist,
+    Job,
+    Option,
+    Screened,
     attained,
+    certainty_of,
     interval_of,
     mean,
     meets,
+    pick,
+    replicas_for,
     seed_draws,
     tightness,
 )
-from perfmodel.planning.deployments.resilience import _all_up, requests_with_failures
-from perfmodel.planning.deployments.result import PlanResult, quantile_name
-from perfmodel.planning.jobs.result import Job, JobPlan
-from perfmodel.planning.jobs.search import _enough, _figure, _finalists, _next, _ordered, _with_replicas
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screened
-from perfmodel.planning.screening.surfaces import NUM_DRAWS, Drawn
-from perfmodel.planning.search import _sized
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
+from perfmodel.planning.runs import _all_up, requests_with_failures
+from perfmodel.planning.search import _enough, _figure, _finalists, _next, _ordered, _sized, _with_replicas
+from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import FailuresSpec
 from perfmodel.specs.slo import SLO

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.planning.deployments.finalist import Finalist
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screened
-from perfmodel.planning.screening.surfaces import NUM_DRAWS, Drawn
+from perfmodel.planning.finalist import Finalist, Screened
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import PlanResult
+from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
-from perfmodel.report.views.plan.sentences import plan_sentences
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn
+from perfmodel.report.views.plan import plan_sentences
 from perfmodel.specs import load_scenario
 
 GOOD = Record({"slo_attainment": 0.95, "p90_ttft_ms": 400.0})

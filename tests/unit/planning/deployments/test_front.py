@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
-from perfmodel.planning.deployments.choice import label_of, simulated_front
-from perfmodel.planning.deployments.finalist import Deployment
-from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.choice import label_of, simulated_front
+from perfmodel.planning.finalist import Deployment, Screened
+from perfmodel.planning.points import Record
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs.slo import SLO
 
 LIMITS = SLO(ttft_ms=1000)

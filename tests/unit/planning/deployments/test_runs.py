@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.deployments.finalist import Deployment, Finalist
-from perfmodel.planning.deployments.runs import Runs
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.points import Record
+from perfmodel.planning.runs import Runs
+from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
-from perfmodel.planning.sweeps.sweep import StoredSweep
+from perfmodel.planning.sweep import StoredSweep
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
 

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.jobs.result import JobPlan
-from perfmodel.planning.jobs.screen import JobScreen, _rests, _whole
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.result import JobPlan
+from perfmodel.planning.screen import JobScreen, _rests, _whole
 from perfmodel.planning.search import make_plan
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.store import Store
-from perfmodel.report.views.plan.job import job_view, preliminary_job_sentence
+from perfmodel.planning.sweep import Store
+from perfmodel.report.views.plan import job_view, preliminary_job_sentence
 from perfmodel.sim import simulate
 
 SMALL = (
