@@ -66,12 +66,6 @@ def answer_plan(
 
 def told(found: "Preliminary | PreliminaryJob") -> str:
     """What the screen has found, in a sentence."""
-    from perfmodel.planning.finalist import PreliminaryJob
-
-    if isinstance(found, PreliminaryJob):
-        from perfmodel.report.views.plan import preliminary_job_sentence
-
-        return preliminary_job_sentence(found)
     from perfmodel.report.views.plan import preliminary_sentence
 
     return preliminary_sentence(found)

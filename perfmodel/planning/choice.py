@@ -266,11 +266,11 @@ def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec
     found = [replace(each, tightness=value) for each, value in zip(more, near, strict=True)]
     best: dict[float, Deployment] = {}  # of equal cost only the one with the shortest latencies can be on the front
     for each in found:
-        if _cost(each) not in best or each.tightness < best[_cost(each)].tightness:
-            best[_cost(each)] = each
-    values = {label_of(each): (_cost(each), each.tightness) for each in best.values()}
+        if each.cost not in best or each.tightness < best[each.cost].tightness:
+            best[each.cost] = each
+    values = {each.label: (each.cost, each.tightness) for each in best.values()}
     front = set(pareto_front(values, (True, True)))
-    ordered = [best[cost] for cost in sorted(best) if label_of(best[cost]) in front]
+    ordered = [best[cost] for cost in sorted(best) if best[cost].label in front]
     last = len(ordered) - 1
     count = min(last + 1, _MOST_POINTS)
     return [ordered[round(index * last / max(count - 1, 1))] for index in range(count)]
@@ -308,18 +308,9 @@ def simulated_front(
         if each.cost not in best or each.tightness < best[each.cost].tightness:
             best[each.cost] = each
     front = set(pareto_front({each.label: (each.cost, each.tightness) for each in best.values()}, (True, True)))
-    labels = [label_of(each) for each in screened]
+    labels = [each.label for each in screened]
     not_serving = [points[label] for label in labels if label in points and points[label] not in serving]
     return [each for each in best.values() if each.label in front], not_serving
-
-
-def label_of(deployment: Deployment) -> str:
-    """`3 x h100-sxm-80gb TP2 ...`"""
-    return f"{deployment.replicas} x {deployment.screened.candidate.label}"
-
-
-def _cost(deployment: Deployment) -> float:
-    return float(deployment.num_devices) if deployment.usd_per_hour is None else deployment.usd_per_hour
 
 
 def origin_notes(origin: str) -> list[str]:

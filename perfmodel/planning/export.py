@@ -17,8 +17,8 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.whole import write_wholes
 from perfmodel.files.yaml_loader import Positions, dump_yaml
-from perfmodel.planning.finalist import Finalist
-from perfmodel.planning.result import PlanResult
+from perfmodel.planning.finalist import Finalist, Job
+from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.runs import carried_cluster, requests_with_failures
 from perfmodel.planning.service import at_rate
 from perfmodel.specs.cluster import PoolSpec
@@ -287,3 +287,15 @@ def export_plan(result: PlanResult, folder: Path) -> list[Path]:
     if not texts:
         raise SpecError(f"--export {folder}: nothing serves the rate, so there is nothing to write; see the answer.")
     return write_wholes({folder / name: text for name, text in texts.items()})
+
+
+def batch_command(plan: JobPlan, job: Job) -> list[str]:
+    """The command of each replica, which takes its share of the requests."""
+    scenario = plan.base.load(job.candidate.overrides(job.replicas))
+    engine = scenario.pools[0].engine
+    name = scenario.model.hf_id or scenario.model.name
+    arguments = ["vllm", "run-batch", "-i", "requests.jsonl", "-o", "answers.jsonl", "--model", name]
+    where = (
+        f"# {job.replicas} x, each with its share of the requests, on {engine.num_devices} x {scenario.hardware.name}"
+    )
+    return [where, shlex.join([*arguments, *engine_arguments(engine, scenario.model)])]

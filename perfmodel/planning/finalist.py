@@ -1,6 +1,6 @@
 """A deployment that a plan may choose: with its cost, its simulated records against the SLO, and common draws."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, exp, inf, log
 
@@ -94,13 +94,27 @@ class Deployment:
     tightness: float = 1.0
 
     @property
+    def candidate(self) -> Candidate:
+        return self.screened.candidate
+
+    @property
+    def label(self) -> str:
+        """`3 x h100-sxm-80gb TP2 ...`"""
+        return f"{self.replicas} x {self.candidate.label}"
+
+    @property
     def num_devices(self) -> int:
-        return self.replicas * self.screened.candidate.num_devices
+        return self.replicas * self.candidate.num_devices
 
     @property
     def usd_per_hour(self) -> float | None:
         price = self.screened.usd_per_hour
         return None if price is None else price * self.replicas
+
+    @property
+    def cost(self) -> float:
+        """USD per hour; devices where no price is known."""
+        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
 
     @property
     def capacity(self) -> float:
@@ -116,6 +130,7 @@ class Finalist:
     rates:    its highest rate under the SLO, for each seed
     records:  what it does at the wanted rate, for each seed
     drawn:    factors on both under draws of what the calibration leaves unexplained
+    runs:     the same for each number of replicas that was tried
     spare:    of its replicas those that it has for doubt, beyond the fewest that were simulated to serve; its highest
               rates are then in proportion to the replicas
     """
@@ -126,6 +141,7 @@ class Finalist:
     records: tuple[Record, ...] = ()
     drawn: Drawn = field(default_factory=Drawn.none)
     spare: int = 0
+    runs: Mapping[int, Records] = field(default_factory=dict)
 
     @property
     def fewest(self) -> int:
@@ -138,12 +154,16 @@ class Finalist:
         return replace(self, replicas=replicas, rates=rates, records=tuple(records), spare=replicas - self.fewest)
 
     @property
+    def candidate(self) -> Candidate:
+        return self.deployment.screened.candidate
+
+    @property
     def label(self) -> str:
-        return f"{self.replicas} x {self.deployment.screened.candidate.label}"
+        return f"{self.replicas} x {self.candidate.label}"
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.deployment.screened.candidate.num_devices
+        return self.replicas * self.candidate.num_devices
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -152,7 +172,7 @@ class Finalist:
 
     @property
     def has_unconfirmed_price(self) -> bool:
-        return self.deployment.screened.candidate.has_unconfirmed_price
+        return self.candidate.has_unconfirmed_price
 
     @property
     def cost(self) -> float:
@@ -431,10 +451,9 @@ class Job:
         return self.replicas * self.candidate.num_devices
 
     @property
-    def price(self) -> float:
-        """USD per hour; device hours per hour where there is no price."""
-        each = self.candidate.usd_per_hour
-        return float(self.num_devices) if each is None else each * self.replicas
+    def usd_per_hour(self) -> float | None:
+        price = self.candidate.usd_per_hour
+        return None if price is None else price * self.replicas
 
     @property
     def seconds(self) -> float:
@@ -448,7 +467,8 @@ class Job:
     @property
     def bill(self) -> float:
         """USD of the whole job; device hours where there is no price."""
-        return self.price * self.seconds / 3600
+        price = float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
+        return price * self.seconds / 3600
 
     @property
     def seconds_draws(self) -> Floats:

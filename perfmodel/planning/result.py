@@ -1,10 +1,9 @@
-"""`PlanResult`: the finalists in order, the front, why the winner wins and how sure that is."""
+"""What came of a plan: finalists in order, why others are none, how sure that is; at a rate, or of an offline job."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil, inf, isfinite
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +26,12 @@ from perfmodel.planning.findings import TIE
 from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.printable import Printable, columns_of
-from perfmodel.specs.commands.server import engine_arguments
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import LEVELS, Trust, trust_of
 
 Floats = NDArray[np.float64]
+Row = TypeVar("Row", Finalist, Job)
 
-SURE = 0.9  # of the draws in which one has to be better than another for their order not to be in doubt
 _AT_THE_RATE = (
     "usd_per_million_input_tokens_split",
     "usd_per_million_output_tokens_split",
@@ -41,6 +39,11 @@ _AT_THE_RATE = (
     "joules_per_output_token",
 )
 _QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
+
+
+def quantile_name(share: float) -> str:
+    """The percentile that a share of requests asks for, as metrics name it: the nearest that is not lower."""
+    return next((name for known, name in _QUANTILES.items() if known >= share - 1e-9), "p99")
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,50 @@ class Resilience:
 
 
 @dataclass(frozen=True, repr=False)
-class PlanResult(Printable):
-    """What came of a plan.
+class _Plan(Printable, Generic[Row]):
+    """What both kinds of plan have: the best first in `everyone`, those that do not do what is asked for last."""
+
+    base: Base
+    scenario: Scenario
+    spec: PlanSpec
+
+    @property
+    def _judged(self) -> tuple[Sequence[Row], Sequence[Row]]:
+        """Those that do what is asked for, best first, and those that do not."""
+        raise NotImplementedError
+
+    @property
+    def winner(self) -> Row | None:
+        return next(iter(self._judged[0]), None)
+
+    @property
+    def everyone(self) -> list[Row]:
+        return [row for rows in self._judged for row in rows]
+
+    @property
+    def trust(self) -> Trust | None:
+        """How near the winner is to what was measured; None without one."""
+        return None if self.winner is None else _trust(self.winner)
+
+    def _provenance(self, kind: str, **inputs: Any) -> dict[str, Any]:
+        layouts = [layout for row in self.everyone for layout, _ in row.candidate.counts]
+        used = [layout.scenario for layout in layouts]
+        return provenance_of([self.scenario, *used]).to_json(kind, {"scenario": resolved(self.scenario), **inputs})
+
+    def _base_row(self, row: Row) -> dict[str, Any]:
+        return {
+            "label": row.label,
+            "choices": row.candidate.choices(row.replicas),
+            "replicas": row.replicas,
+            "gpus": row.num_devices,
+            "usd_per_hour": row.usd_per_hour,
+            "has_unconfirmed_price": row.candidate.has_unconfirmed_price,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult(_Plan[Finalist]):
+    """What came of a plan at a rate.
 
     ranked:      finalists that serve the rate, best first; `missed`: those that the simulator found not to
     ruled_out:   candidates by why they are none
@@ -77,9 +122,6 @@ class PlanResult(Printable):
     num_overlooked: candidates that may be better by these ratios, and were not simulated
     """
 
-    base: Base
-    scenario: Scenario
-    spec: PlanSpec
     rate: float
     num_candidates: int
     num_serving: int
@@ -100,30 +142,23 @@ class PlanResult(Printable):
     num_overlooked: int = 0
 
     @property
-    def winner(self) -> Finalist | None:
-        return self.ranked[0] if self.ranked else None
+    def _judged(self) -> tuple[Sequence[Finalist], Sequence[Finalist]]:
+        return self.ranked, self.missed
 
     @property
     def replicas(self) -> int:
         """The winner's replicas, those for failures of the scenario included, where so many were found."""
-        found = self.resilience.replicas if self.resilience is not None else None
-        return found or (self.winner.replicas if self.winner is not None else 0)
-
-    @property
-    def runner_up(self) -> Finalist | None:
-        """The next one that is another kind of deployment, or else the next one."""
-        if len(self.ranked) < 2:
-            return None
-        first = self.ranked[0].deployment.screened.candidate
-        for each in self.ranked[1:]:
-            if each.deployment.screened.candidate.kind != first.kind:
-                return each
-        return self.ranked[1]
+        enough = self.resilience.replicas if self.resilience is not None else None
+        return enough or (self.winner.replicas if self.winner is not None else 0)
 
     @property
     def quantile(self) -> str:
         """The percentile that the SLO asks for, as metrics name it."""
         return quantile_name(self.spec.attainment)
+
+    @property
+    def is_better_low(self) -> bool:
+        return self.spec.objective != "goodput_per_gpu"
 
     def figure(self, finalist: Finalist) -> float:
         """What the objective compares; smaller is better except for goodput_per_gpu."""
@@ -142,6 +177,10 @@ class PlanResult(Printable):
         if self.spec.objective == "lowest_latency":
             return self._tightness_draws(finalist)
         return self.figure(finalist) / finalist.replicas * self.replicas_needed(finalist)
+
+    def interval(self, finalist: Finalist) -> Interval:
+        """80 % of `figure`."""
+        return interval_of(self.figure_draws(finalist), self.figure(finalist))
 
     def replicas_needed(self, finalist: Finalist) -> Floats:
         """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it: more
@@ -166,13 +205,11 @@ class PlanResult(Printable):
         """The finalist as something to decide for; what is not sold by the hour costs its devices."""
         screened, spec = finalist.deployment.screened, self.spec
         usd, size = screened.usd_per_hour, screened.candidate.num_devices
-        is_bought = spec.objective in ("cheapest", "fewest_gpus")
-        price = float(size) if usd is None or spec.objective == "fewest_gpus" else usd
-        load = self._load(finalist)
+        is_bought, load = spec.objective in ("cheapest", "fewest_gpus"), self._load(finalist)
         return Option(
-            finalist.deployment.screened.candidate.label,
+            screened.candidate.label,
             screened.candidate.devices,
-            price,
+            float(size) if usd is None or spec.objective == "fewest_gpus" else usd,
             finalist.fewest if not isfinite(load) else max(finalist.fewest, ceil(load - 1e-9)),
             finalist.replicas,
             max(most_replicas(screened, spec), finalist.replicas),
@@ -186,22 +223,17 @@ class PlanResult(Printable):
         """How sure the choice is, and what that costs; None without a choice."""
         if self.winner is None:
             return None
-        options = [self.option(each) for each in (*self.ranked, *self.missed)]
-        return certainty_of(options, 0, self.spec.confidence)
-
-    def interval(self, finalist: Finalist) -> Interval:
-        """80 % of `figure`."""
-        return interval_of(self.figure_draws(finalist), self.figure(finalist))
+        return certainty_of([self.option(finalist) for finalist in self.everyone], 0, self.spec.confidence)
 
     def better_share(self, one: Finalist, other: Finalist) -> float:
         """The share of draws, the same for both, in which `one` is better than `other`: by the objective, and where
         that does not separate them by who has more headroom."""
         sign = 1.0 if self.is_better_low else -1.0
-        mine, its = sign * self.figure_draws(one), sign * self.figure_draws(other)
-        reserve = np.sign(one.rate_draws - other.rate_draws)
+        first, second = sign * self.figure_draws(one), sign * self.figure_draws(other)
         with np.errstate(invalid="ignore"):
-            is_alike = (mine == its) | (np.abs(mine - its) <= TIE * np.abs(its))
-        score = np.where(is_alike, reserve, np.sign(np.nan_to_num(its) - np.nan_to_num(mine)))
+            is_alike = (first == second) | (np.abs(first - second) <= TIE * np.abs(second))
+        by_figure = np.sign(np.nan_to_num(second) - np.nan_to_num(first))
+        score = np.where(is_alike, np.sign(one.rate_draws - other.rate_draws), by_figure)
         return float(np.mean((score + 1) / 2))
 
     def tightness(self, finalist: Finalist) -> float:
@@ -209,40 +241,24 @@ class PlanResult(Printable):
         return tightness(finalist.records, self.scenario.slo, self.quantile)
 
     def _tightness_draws(self, finalist: Finalist) -> Floats:
-        shares = []
-        for name in ("ttft", "tpot", "e2el"):
-            draws, limit = finalist.latency_draws(self.quantile, name), self.scenario.slo.planned_ms(name)
-            if limit is not None and draws is not None:
-                shares.append(draws / limit)
-        for statistic in self.scenario.slo.statistics:
-            draws = finalist.latency_draws(statistic.metric.split("_")[0], statistic.latency)
-            if draws is not None:
-                shares.append(draws / statistic.limit_ms)
+        slo = self.scenario.slo
+        limits = [(self.quantile, name, slo.planned_ms(name)) for name in ("ttft", "tpot", "e2el")]
+        limits += [(each.metric.split("_")[0], each.latency, each.limit_ms) for each in slo.statistics]
+        shares = [
+            draws / limit
+            for quantile, name, limit in limits
+            if limit is not None and (draws := finalist.latency_draws(quantile, name)) is not None
+        ]
         return np.max(shares, axis=0) if shares else np.full(len(finalist.rate_draws), inf)
-
-    @property
-    def is_better_low(self) -> bool:
-        return self.spec.objective != "goodput_per_gpu"
-
-    def margin(self, other: Finalist) -> float:
-        """By what share the winner's figure is better than the other's."""
-        assert self.winner is not None
-        mine, its = self.figure(self.winner), self.figure(other)
-        worse, better = (its, mine) if self.is_better_low else (mine, its)
-        return worse / better - 1.0 if better else 0.0
-
-    def is_doubtful(self, other: Finalist) -> bool:
-        """Whether the winner is better than the other in too few draws."""
-        assert self.winner is not None
-        return self.better_share(self.winner, other) < SURE
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
-        return columns_of([{**self._row(finalist), "serves": serves} for finalist, serves in self._judged])
+        rows = enumerate(self.everyone)
+        return columns_of([{**self._row(row), "serves": place < len(self.ranked)} for place, row in rows])
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences: the plan, and what each finalist's simulations gave."""
-        certainty = self.certainty
+        certainty, trust = self.certainty, self.trust
         return {
             "scenario": self.scenario.name,
             "objective": self.spec.objective,
@@ -256,7 +272,7 @@ class PlanResult(Printable):
             "overlooked": self.num_overlooked,
             "confidence": self.spec.confidence,
             "certainty": None if certainty is None else asdict(certainty) | {"extra_cost": certainty.extra_cost},
-            "winner": self._row(self.winner) if self.winner is not None else None,
+            "winner": None if self.winner is None else self._row(self.winner),
             "ranked": [self._row(finalist) for finalist in self.ranked],
             "missed": [self._row(finalist) for finalist in self.missed],
             "fewer_replicas": dict(self.fewer),
@@ -267,35 +283,16 @@ class PlanResult(Printable):
             "under_failures": None if self.resilience is None else vars(self.resilience),
             "left_out": list(self.left_out),
             "notes": list(self.notes),
-            "trust": None if (trust := self.trust) is None else trust.to_json(),
-            "provenance": self._provenance(),
+            "trust": None if trust is None else trust.to_json(),
+            "provenance": self._provenance("plan", rate=self.rate),
         }
-
-    @property
-    def trust(self) -> Trust | None:
-        """How near the winner is to what was measured; None without one."""
-        return None if self.winner is None else _trust(self.winner)
-
-    def _provenance(self) -> dict[str, Any]:
-        layouts = [layout for each, _ in self._judged for layout, _ in each.deployment.screened.candidate.counts]
-        used = provenance_of([self.scenario, *(layout.scenario for layout in layouts)])
-        return used.to_json("plan", {"scenario": resolved(self.scenario), "rate": self.rate})
-
-    @property
-    def _judged(self) -> list[tuple[Finalist, bool]]:
-        return [*((each, True) for each in self.ranked), *((each, False) for each in self.missed)]
 
     def _row(self, finalist: Finalist) -> dict[str, Any]:
         screened, quantile, winner = finalist.deployment.screened, self.quantile, self.winner
         better = None if winner is None or finalist is winner else self.better_share(winner, finalist)
         names = ("ttft", "tpot")
         return {
-            "label": finalist.label,
-            "choices": screened.candidate.choices(finalist.replicas),
-            "replicas": finalist.replicas,
-            "gpus": finalist.num_devices,
-            "usd_per_hour": finalist.usd_per_hour,
-            "has_unconfirmed_price": finalist.has_unconfirmed_price,
+            **self._base_row(finalist),
             **{metric: finalist.mean(metric) for metric in _AT_THE_RATE},
             "max_rate": finalist.rate,
             "max_rate_interval": list(finalist.rate_interval),
@@ -316,19 +313,14 @@ class PlanResult(Printable):
         }
 
 
-def _trust(finalist: Finalist) -> Trust:
+def _trust(row: Finalist | Job) -> Trust:
     """That of the engine that is nearest to nothing: of separate workers each has a layout of its own."""
-    layouts = [layout for layout, _ in finalist.deployment.screened.candidate.counts]
-    return max((trust_of(layout.scenario) for layout in layouts), key=lambda each: LEVELS.index(each.level))
-
-
-def quantile_name(share: float) -> str:
-    """The percentile that a share of requests asks for, as metrics name it: the nearest that is not lower."""
-    return next((name for known, name in _QUANTILES.items() if known >= share - 1e-9), "p99")
+    levels = (trust_of(layout.scenario) for layout, _ in row.candidate.counts)
+    return max(levels, key=lambda trust: LEVELS.index(trust.level))
 
 
 @dataclass(frozen=True, repr=False)
-class JobPlan(Printable):
+class JobPlan(_Plan[Job]):
     """What came of the plan of a job.
 
     ranked:      finalists that are done before the deadline, the choice first; `late`: those that are not
@@ -337,9 +329,6 @@ class JobPlan(Printable):
     bound_share: of the winner's busy time, by what bounds it
     """
 
-    base: Base
-    scenario: Scenario
-    spec: PlanSpec
     num_candidates: int
     num_in_time: int
     ruled_out: Mapping[str, int]
@@ -350,8 +339,8 @@ class JobPlan(Printable):
     notes: Sequence[str] = ()
 
     @property
-    def winner(self) -> Job | None:
-        return self.ranked[0] if self.ranked else None
+    def _judged(self) -> tuple[Sequence[Job], Sequence[Job]]:
+        return self.ranked, self.late
 
     @property
     def num_requests(self) -> int:
@@ -361,30 +350,24 @@ class JobPlan(Printable):
         """What the objective compares; smaller is better."""
         return job.bill if self.spec.objective == "cheapest_job" else job.seconds
 
-    def figure_draws(self, job: Job) -> Floats:
-        scale: Floats = job.seconds_draws * (self.figure(job) / job.seconds)
-        return scale
-
     def better_share(self, one: Job, other: Job) -> float:
         """The share of draws, the same for both, in which `one` is better."""
-        return float(np.mean(self.figure_draws(one) < self.figure_draws(other)))
+        first, second = (job.seconds_draws * (self.figure(job) / job.seconds) for job in (one, other))
+        return float(np.mean(first < second))
 
     def in_time(self, job: Job) -> float:
         """The share of draws in which it is done before the deadline."""
-        if self.spec.deadline_s is None:
-            return 1.0
-        return float(np.mean(job.seconds_draws <= self.spec.deadline_s))
+        deadline = self.spec.deadline_s
+        return 1.0 if deadline is None else float(np.mean(job.seconds_draws <= deadline))
 
     def option(self, job: Job) -> Option:
         """The job as something to decide about: replicas that are done in time in each draw, in proportion."""
         times, deadline = job.seconds_draws, self.spec.deadline_s
         needed = np.zeros(len(times)) if deadline is None else np.ceil(job.replicas * times / deadline - 1e-9)
-        device = job.candidate.layout.scenario.hardware.name
         most = self.spec.max_gpus // job.candidate.num_devices
-        share = self.figure(job) / job.replicas
-        return Option(
-            job.label, device, share, job.replicas, job.replicas, most, needed, None if deadline else self.figure(job)
-        )
+        figure, device = self.figure(job), job.candidate.layout.scenario.hardware.name
+        share = figure / job.replicas
+        return Option(job.label, device, share, job.replicas, job.replicas, most, needed, None if deadline else figure)
 
     def replicas_for_sure(self, job: Job, share: float) -> int:
         """Replicas, in proportion, that are done in time in such a share of draws."""
@@ -392,8 +375,8 @@ class JobPlan(Printable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists, best first, then those that are not done `in_time`."""
-        jobs = [*((job, True) for job in self.ranked), *((job, False) for job in self.late)]
-        return columns_of([{**self._row(job), "in_time": in_time} for job, in_time in jobs])
+        rows = enumerate(self.everyone)
+        return columns_of([{**self._row(job), "in_time": place < len(self.ranked)} for place, job in rows])
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences."""
@@ -412,45 +395,17 @@ class JobPlan(Printable):
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),
             "trust": None if (trust := self.trust) is None else trust.to_json(),
-            "provenance": self._provenance(),
+            "provenance": self._provenance("job"),
         }
 
-    @property
-    def trust(self) -> Trust | None:
-        """How near the first of the ranked deployments is to what was measured; None without one."""
-        return trust_of(self.ranked[0].candidate.layout.scenario) if self.ranked else None
-
-    def _provenance(self) -> dict[str, Any]:
-        used = [job.candidate.layout.scenario for job in (*self.ranked, *self.late)]
-        inputs = {"scenario": resolved(self.scenario)}
-        return provenance_of([self.scenario, *used]).to_json("job", inputs)
-
     def _row(self, job: Job) -> dict[str, Any]:
-        has_price = job.candidate.usd_per_hour is not None
         return {
-            "label": job.label,
-            "choices": job.candidate.choices(job.replicas),
-            "replicas": job.replicas,
-            "gpus": job.num_devices,
-            "usd_per_hour": job.price if has_price else None,
-            "has_unconfirmed_price": job.candidate.has_unconfirmed_price,
+            **self._base_row(job),
             "duration_s": job.seconds,
             "duration_interval_s": list(job.seconds_interval),
             "screened_duration_s": job.screened_s,
-            "usd_total": job.bill if has_price else None,
+            "usd_total": None if job.usd_per_hour is None else job.bill,
             "in_time_in_share_of_draws": self.in_time(job),
             "metrics": {name: job.mean(name) for name in (job.records[0].values if job.records else ())},
             "problems": [record.problem for record in job.records if record.problem],
         }
-
-
-def batch_command(plan: JobPlan, job: Job) -> list[str]:
-    """The command of each replica, which takes its share of the requests."""
-    scenario = plan.base.load(job.candidate.overrides(job.replicas))
-    engine = scenario.pools[0].engine
-    name = scenario.model.hf_id or scenario.model.name
-    arguments = ["vllm", "run-batch", "-i", "requests.jsonl", "-o", "answers.jsonl", "--model", name]
-    where = (
-        f"# {job.replicas} x, each with its share of the requests, on {engine.num_devices} x {scenario.hardware.name}"
-    )
-    return [where, shlex.join([*arguments, *engine_arguments(engine, scenario.model)])]

@@ -153,25 +153,6 @@ def highest_on_lattice(
     return low
 
 
-@dataclass
-class Settled:
-    """What runs at the wanted rate have shown of one candidate.
-
-    runs:     replicas -> records of each seed
-    replicas: the fewest that serve; the most that were tried where none does
-    """
-
-    deployment: Deployment
-    rates: tuple[float, ...]
-    tried_with: int
-    replicas: int
-    runs: dict[int, Records] = field(default_factory=dict)
-
-    @property
-    def rate(self) -> float:
-        return Finalist(self.deployment, self.tried_with, self.rates).rate
-
-
 @dataclass(frozen=True)
 class Runs:
     """The simulations of a plan, done by `sweep`."""
@@ -186,40 +167,33 @@ class Runs:
     def seeds(self) -> range:
         return range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
 
-    def settled(self, chosen: Sequence[Deployment]) -> list[Settled]:
-        """Each with its highest rates, and the replicas that these ask for: at most as many as are allowed. Without
-        those that serve no rate at all."""
-        starts = [deployment.capacity for deployment in chosen]
-        self.sweep.forecast.expect(
-            _AT_THE_RATE, _CHECKS * self.num_requests([(deployment, deployment.replicas) for deployment in chosen])
-        )
-        rates = self._highest([(deployment, deployment.replicas) for deployment in chosen], starts)
-        settled = []
-        for deployment, known in zip(chosen, rates, strict=True):
-            if known:
-                one = Settled(deployment, known, deployment.replicas, deployment.replicas)
+    def settled(self, chosen: Sequence[Deployment]) -> list[Finalist]:
+        """Each as a whole at the wanted rate, with the fewest replicas that the simulator finds to serve it, and its
+        highest rates with these; without those that serve no rate at all."""
+        starts, whole = [one.capacity for one in chosen], [(one, one.replicas) for one in chosen]
+        self.sweep.forecast.expect(_AT_THE_RATE, _CHECKS * self.num_requests(whole))
+        found = []
+        for deployment, rates in zip(chosen, self._highest(whole, starts), strict=True):
+            if rates:
+                one = Finalist(deployment, deployment.replicas, rates)
                 needed = pick_replicas(deployment.screened, self.spec, self.rate, one.rate / deployment.replicas)
-                settled.append(replace(one, replicas=deployment.replicas if needed is None else needed))
-        return settled
-
-    def at_the_rate(self, settled: Sequence[Settled]) -> list[Finalist]:
-        """Each as a whole at the wanted rate, with the fewest replicas that the simulator finds to serve it."""
+                found.append(one if needed is None else replace(one, replicas=needed))
         self.sweep.forecast.expect(_AT_THE_RATE, 0)
-        pending = list(settled)
+        pending = list(range(len(found)))
         while pending:
-            records = self.at_rate([(deployed.deployment, deployed.replicas) for deployed in pending])
-            for deployed, known in zip(pending, records, strict=True):
-                deployed.runs[deployed.replicas] = known
-            pending = [deployed for deployed in pending if self._moved(deployed)]
-        changed = [deployed for deployed in settled if deployed.replicas != deployed.tried_with]
-        starts = [deployed.rate * deployed.replicas / deployed.tried_with for deployed in changed]
-        again = self._highest([(deployed.deployment, deployed.replicas) for deployed in changed], starts)
-        for deployed, rates in zip(changed, again, strict=True):
-            deployed.rates = rates or deployed.rates
-        return [
-            Finalist(deployed.deployment, deployed.replicas, deployed.rates, deployed.runs[deployed.replicas])
-            for deployed in settled
-        ]
+            records = self.at_rate([(found[place].deployment, found[place].replicas) for place in pending])
+            for place, known in zip(pending, records, strict=True):
+                one = found[place]
+                found[place] = self._next(replace(one, runs={**one.runs, one.replicas: known}))
+            pending = [place for place in pending if found[place].replicas not in found[place].runs]
+        found = [replace(one, records=one.runs[one.replicas]) for one in found]
+        # `rates` are of as many replicas as the screen took it to need.
+        changed = [place for place, one in enumerate(found) if one.replicas != one.deployment.replicas]
+        starts = [found[place].rate * found[place].replicas / found[place].deployment.replicas for place in changed]
+        again = self._highest([(found[place].deployment, found[place].replicas) for place in changed], starts)
+        for place, known_rates in zip(changed, again, strict=True):
+            found[place] = replace(found[place], rates=known_rates or found[place].rates)
+        return found
 
     def num_requests(self, whole: Sequence[tuple[Deployment, int]]) -> int:
         """Requests of a run of each deployment with so many replicas, for all seeds."""
@@ -236,30 +210,22 @@ class Runs:
         records = self.sweep.records(points, [count for _, count, _ in runs])
         return _grouped(records, len(whole))
 
-    def _moved(self, one: Settled) -> bool:
-        """Change the replicas of `one` to the next that are to be tried; False where it has what it is to have."""
-        first = next(iter(one.runs))
-        serving = [count for count, records in one.runs.items() if self._serves(records, count < first)]
-        others = [] if self.spec.objective == "lowest_latency" else self._allowed(one)
+    def _next(self, one: Finalist) -> Finalist:
+        """`one` with the replicas that are to be tried next; with those that it is to have where these were run."""
+        tried, first = one.runs, next(iter(one.runs))
+        serving = [count for count, records in tried.items() if self._serves(records, count < first)]
+        counts = sorted(self.spec.space.replicas) or range(1, self.spec.max_gpus + 1)
+        others = [count for count in counts if may_have(one.deployment.screened, self.spec, count)]
+        if self.spec.objective == "lowest_latency":
+            others = []
         if not serving:
             more = [count for count in others if count > one.replicas]
-            if not more or len(one.runs) > _MOST_MORE:
-                return False
-            one.replicas = more[0]
-            return True
-        one.replicas = min(serving)
-        fewer = [count for count in others if count < one.replicas][-1:]
-        might_do = [count for count in fewer if count * one.rate / one.tried_with >= _NEARLY * self.rate]
-        if not might_do or might_do[0] in one.runs:
-            return False
-        one.replicas = might_do[0]
-        return True
-
-    def _allowed(self, one: Settled) -> list[int]:
-        """The numbers of replicas that the plan allows, in order."""
-        screened, spec = one.deployment.screened, self.spec
-        counts = sorted(spec.space.replicas) or range(1, spec.max_gpus + 1)
-        return [count for count in counts if may_have(screened, spec, count)]
+            return one if not more or len(tried) > _MOST_MORE else replace(one, replicas=more[0])
+        fewest = min(serving)
+        fewer = [count for count in others if count < fewest][-1:]
+        each = one.rate / one.deployment.replicas
+        might_do = [count for count in fewer if count * each >= _NEARLY * self.rate and count not in tried]
+        return replace(one, replicas=might_do[0] if might_do else fewest)
 
     def _serves(self, records: Records, in_all_seeds: bool) -> bool:
         """Fewer replicas than the highest rate asks for have to do in each seed, not only in all together."""

@@ -19,8 +19,9 @@ Half of the draws are the others with the signs turned, so that their mean is th
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,6 +226,7 @@ def _read(table: Floats, which: Ints, index: Ints, share: Floats) -> Floats:
     return found
 
 
+Engine = tuple[Scenario, int]  # of a layout, with the tokens of its plans
 Grid = tuple[float, float, int, int, int]  # the arguments of `step_surface` beside the scenario
 
 NUM_DRAWS = 256
@@ -327,3 +329,44 @@ def _scaled(centre: StepSurface, factors: Floats) -> list[StepSurface]:
         )
         for row in factors
     ]
+
+
+class EngineSurfaces:
+    """The surfaces of engines (a layout's scenario, tokens of its plans), each worked out once. Only where plans pass
+    stages does it matter how large one may be.
+
+    limits: context, prompt, batches and chunk of `step_surface`, for all of them
+    """
+
+    def __init__(self, engines: Iterable[Engine], *limits: Any) -> None:
+        self._limits, self._scores = limits, SharedScores()
+        by_layout: dict[int, dict[tuple[int, int], Engine]] = {}
+        for engine in engines:
+            by_layout.setdefault(id(engine[0]), {})[self._key(engine)] = engine
+        self._known: dict[tuple[int, int], StepSurface] = {}
+        for same in by_layout.values():
+            costs = shared_step_costs(next(iter(same.values()))[0])
+            self._known |= {key: step_surface(one[0], *self._grid(one), costs=costs) for key, one in same.items()}
+
+    def _grid(self, engine: Engine) -> Grid:
+        return (*self._limits, engine[1] if engine[0].engine.pipeline_parallel_size > 1 else 0)
+
+    def _key(self, engine: Engine) -> tuple[int, int]:
+        return id(engine[0]), self._grid(engine)[-1]
+
+    def read(self, engines: Sequence[Engine]) -> Surfaces:
+        """The surfaces of the engines of so many candidates."""
+        keys = [self._key(engine) for engine in engines]
+        place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        return Surfaces([self._known[key] for key in place], np.array([place[key] for key in keys], np.intp))
+
+    def drawn(self, engine: Engine, is_disaggregated: bool = False) -> tuple[Surfaces, Floats]:
+        """`drawn_surfaces` of the engine, under the draws that all candidates have in common."""
+        scores = self._scores.of(engine[0])
+        surfaces, server = drawn_surfaces(engine[0], self._grid(engine), scores, is_disaggregated)
+        return Surfaces(surfaces, np.arange(NUM_DRAWS)), server
+
+    def origin(self, *engines: Engine) -> str:
+        """Of the step times: the datasheet where any of them comes from there."""
+        origins = [self._known[self._key(engine)].origin for engine in engines]
+        return "datasheet" if "datasheet" in origins else origins[0]

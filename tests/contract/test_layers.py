@@ -48,8 +48,8 @@ WITHIN = {
     ),
     "planning": (
         *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes"),
-        *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "result", "runs"),
-        *("search", "export"),
+        *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "result", "jobs"),
+        *("runs", "search", "export"),
     ),
 }
 # Third parties that only some rooms may use.

@@ -39,7 +39,7 @@ def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist |
     object.__setattr__(run, "capacity", capacity)
     candidate: Any = SimpleNamespace(num_devices=1, num_engines=1, ratio=None, label="one", kind=1)
     deployment = Deployment(Screened(candidate, screened_rate, "ttft", 1.0, 2.0, ""), -(-30 // int(screened_rate)))
-    done = run.at_the_rate(run.settled([deployment]))
+    done = run.settled([deployment])
     return (done[0] if done else None), run.asked
 
 
