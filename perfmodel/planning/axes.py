@@ -2,17 +2,25 @@
 
 Values are absolute, or multiples of the present one (`0.5x..2x`). Ranges are spaced evenly in their ratios, as hardware
 and load are compared; from 0, evenly.
+
+Along an axis the bound of a step changes at places that are bracketed until nothing is between, on the cost model alone.
 """
 
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from perfmodel.cost import step_costs
+from perfmodel.cost.steps.explain import StepEstimate
 from perfmodel.errors import SpecError
 from perfmodel.files.units import parse_count
-from perfmodel.planning.typical_step import StepSpec
+from perfmodel.planning.points import Point, batch_shape, load_point, step_of
+from perfmodel.planning.typical_step import StepSpec, engine_of_step
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import hardware_path, list_position
 from perfmodel.specs.scenario import Scenario
@@ -237,3 +245,72 @@ def _hardware_value(path: tuple[str, ...], hardware: HardwareSpec, text: str) ->
 
 def _number(value: Any) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+_EXACT = 1e-6  # of bounds: the cost model has no noise
+
+
+@dataclass(frozen=True, slots=True)
+class BoundChange:
+    """A change of bound along the axis: from `at` on, something is bound by `after` and no longer by `before`.
+
+    what: an operator, or "step": what bounds the largest share of its time
+    """
+
+    path: str
+    what: str
+    before: str
+    after: str
+    at: float
+    unit: str = ""
+
+
+def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list[BoundChange]:
+    """Where the bound of the point's step (and, `with_operators`, of each of its operators) changes along the axis.
+
+    The axis needs numbers; a value at which the scenario cannot be loaded or timed raises what that raises.
+    """
+    estimate = _estimates(base, axis)
+    ends = sorted(axis.xs)
+    if len(ends) < 2:
+        return []
+
+    def bound_of(name: str, x: float) -> str:
+        return next((row.bound for row in estimate(x).rows if row.name == name), "")
+
+    found = list(_changes(axis, "step", lambda x: estimate(x).bound, ends))
+    if with_operators:
+        for name in dict.fromkeys(row.name for row in estimate(ends[0]).rows):
+            found += _changes(axis, name, partial(bound_of, name), ends)
+    return found
+
+
+def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
+    """The estimate of the point's step at each value of the axis; along a step's own fields with one set of costs."""
+    scenario, step = load_point(base)
+    engine = engine_of_step(scenario, is_prompt=step is not None and not step.batch)
+    costs = step_costs(engine) if axis.path.startswith("step.") else None
+
+    @lru_cache(maxsize=4096)
+    def estimate(x: float) -> StepEstimate:
+        point = replace(base, overrides=(*base.overrides, axis.override(x)))
+        taker, step = (engine, step_of(point)) if costs is not None else load_point(point)
+        assert step is not None  # bounds are asked for of points with a step
+        taker = taker if costs is not None else engine_of_step(taker, is_prompt=not step.batch)
+        return (costs or step_costs(taker)).estimate(batch_shape(step, taker))
+
+    return estimate
+
+
+def _changes(axis: Axis, what: str, bound: Callable[[float], str], xs: Sequence[float]) -> Iterator[BoundChange]:
+    for low, high in itertools.pairwise(xs):
+        start = low
+        while bound(start) != bound(high):
+            below, above = start, high
+            while above - below > _EXACT * abs(below):
+                middle = axis.middle(below, above)
+                if middle is None:
+                    break
+                below, above = (middle, above) if bound(middle) == bound(start) else (below, middle)
+            yield BoundChange(axis.path, what, bound(start), bound(above), above, axis.unit)
+            start = above

@@ -23,7 +23,7 @@ from perfmodel.planning.finalist import (
     tightness,
 )
 from perfmodel.planning.findings import TIE
-from perfmodel.planning.space import Base
+from perfmodel.planning.space import Base, Layout
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.printable import Printable, columns_of
 from perfmodel.specs.scenario import Scenario
@@ -90,9 +90,10 @@ class _Plan(Printable, Generic[Row]):
         return None if self.winner is None else _trust(self.winner)
 
     def _provenance(self, kind: str, **inputs: Any) -> dict[str, Any]:
-        layouts = [layout for row in self.everyone for layout, _ in row.candidate.counts]
-        used = [layout.scenario for layout in layouts]
-        return provenance_of([self.scenario, *used]).to_json(kind, {"scenario": resolved(self.scenario), **inputs})
+        layouts: list[Layout] = [layout for row in self.everyone for layout, _ in row.candidate.counts]
+        return provenance_of([self.scenario, *(layout.scenario for layout in layouts)]).to_json(
+            kind, {"scenario": resolved(self.scenario), **inputs}
+        )
 
     def _base_row(self, row: Row) -> dict[str, Any]:
         return {

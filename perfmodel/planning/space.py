@@ -5,10 +5,10 @@ the rate. It is text that `--set` takes, so that it can be simulated, stored and
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
 from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
@@ -229,16 +229,16 @@ class Candidate:
         return {**hardware, **({"engine": engine} if engine else {})}
 
 
+T = TypeVar("T")
 NO_PRICE = "no price known"  # the reason for candidates that cannot be compared by price
 # Choices that the times of steps depend on, and the fields of a scenario that they set.
+_ENGINE_CHOICES = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
+    *("quantization", "kv_cache_dtype"),
+)
 _LAYOUT_FIELDS = {
     "hardware": "hardware",
-    "tensor_parallel_size": "engine.tensor_parallel_size",
-    "pipeline_parallel_size": "engine.pipeline_parallel_size",
-    "data_parallel_size": "engine.data_parallel_size",
-    "enable_expert_parallel": "engine.enable_expert_parallel",
-    "quantization": "engine.quantization",
-    "kv_cache_dtype": "engine.kv_cache_dtype",
+    **{name: f"engine.{name}" for name in _ENGINE_CHOICES},
     "speculation": "engine.speculative_config",
 }
 
@@ -276,82 +276,35 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
 
     Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
     """
-    rooms = _Layouts(base, spec, base.load())
-    enumerated = _Enumeration([], Counter(), {}, {})
-    space = _with_own_cut(_for_experts(spec, rooms.scenario), rooms.scenario.engine)
+    candidates = _Candidates(base, spec)
+    own_engine = candidates.scenario.engine
+    space = _with_own_cut(_for_experts(spec, candidates.scenario), own_engine)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
+    own = [ratio for ratio in ratios if ratio is None or not is_unequal]
     for choices in _layout_choices(space):
-        if not _is_usual(choices, spec.space, rooms.scenario.engine):
-            continue
-        own = [ratio for ratio in ratios if ratio is None or not is_unequal]
-        _add(
-            enumerated,
-            rooms,
-            choices,
-            [(*schedule, ratio, None) for schedule in _schedules(space, rooms.engine(choices)) for ratio in own],
-        )
+        if _is_usual(choices, spec.space, own_engine):
+            schedules = _schedules(space, candidates.engine(choices))
+            candidates.add(choices, [(*schedule, ratio, None) for schedule in schedules for ratio in own])
     if is_unequal:
         _check_hardware_is_whole(base, space)
-        apart = [ratio for ratio in ratios if ratio is not None]
         decode = _overlaid(space, space.decode)
         for choices in _layout_choices(decode):
-            with_prefills = [
+            with_prefills: list[_Schedule] = [
                 (*schedule, ratio, prefill)
-                for schedule in _schedules(decode, rooms.engine(choices))
-                for ratio in apart
+                for schedule in _schedules(decode, candidates.engine(choices))
+                for ratio in ratios
+                if ratio is not None
                 for prefill in _prefills(choices, space.prefill, *schedule[:2])
             ]
-            _add(enumerated, rooms, choices, with_prefills)
-    ruled_out = dict(enumerated.ruled_out.most_common())
-    return Space(tuple(enumerated.candidates), ruled_out, enumerated.examples, enumerated.by_device, _searched(space))
+            candidates.add(choices, with_prefills)
+    ruled_out = dict(candidates.ruled_out.most_common())
+    return Space(tuple(candidates.found), ruled_out, candidates.examples, candidates.by_device, _searched(space))
 
 
 # max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
 _Prefill = tuple[dict[str, Any], int, int]
 _Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
-
-
-@dataclass
-class _Enumeration:
-    candidates: list[Candidate]
-    ruled_out: Counter[str]
-    examples: dict[str, str]
-    by_device: dict[str, Counter[str]]
-
-    def refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
-        self.ruled_out[error.reason] += count
-        if device is not None:
-            self.by_device.setdefault(device, Counter())[error.reason] += count
-        if error.example:
-            self.examples.setdefault(error.reason, error.example)
-
-
-def _add(enumerated: _Enumeration, rooms: "_Layouts", choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
-    """The candidates of one layout."""
-    if not schedules:
-        return
-    try:
-        layout = rooms.layout(choices)
-    except _RefusedError as error:
-        enumerated.refuse(error, len(schedules), choices.get("hardware"))
-        return
-    for seqs, tokens, chunked, ratio, own in schedules:
-        try:
-            _check_steps(layout, seqs, tokens, chunked)
-            prefill = None
-            if own is not None:
-                prefill = PrefillEngine(rooms.layout(own[0]), own[1], own[2])
-                _check_steps(prefill.layout, own[1], own[2], chunked)
-            memory = rooms.memory(layout, seqs, tokens)
-            if prefill is not None:
-                rooms.memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
-            candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
-            _check_size(candidate, rooms.spec)
-        except _RefusedError as error:
-            enumerated.refuse(error, 1, choices.get("hardware"))
-            continue
-        enumerated.candidates.append(candidate)
 
 
 def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> list[_Prefill | None]:
@@ -470,27 +423,36 @@ def _check_hardware_is_whole(base: Base, space: PlanSpace) -> None:
 _KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
 
 
-class _Layouts:
-    """Layouts and memory plans of a plan, each worked out once."""
+class _Candidates:
+    """The candidates so far, and why others are none; layouts and memory plans are worked out once.
 
-    def __init__(self, base: Base, spec: PlanSpec, scenario: Scenario) -> None:
-        self._base, self.spec, self.scenario = base, spec, scenario
-        self._cluster = scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
-        self._known: dict[tuple[str, ...], Layout | _RefusedError] = {}
-        self._plans: dict[tuple[int, int, int], MemoryPlan | _RefusedError] = {}
+    Its methods raise _RefusedError for what cannot serve.
+    """
 
-    def layout(self, choices: dict[str, Any]) -> Layout:
-        """Raises _RefusedError for choices that no schedule makes serve."""
-        key = tuple(sorted(as_overrides(choices)))
+    def __init__(self, base: Base, spec: PlanSpec) -> None:
+        self._base, self._spec, self.scenario = base, spec, base.load()
+        self._cluster = self.scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
+        self._known: dict[Hashable, Any] = {}
+        self.found: list[Candidate] = []
+        self.ruled_out: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        self.by_device: dict[str, Counter[str]] = {}
+
+    def _once(self, key: Hashable, work: Callable[[], T]) -> T:
         if key not in self._known:
             try:
-                self._known[key] = _layout(self._base, self.spec, choices, self._cluster)
+                self._known[key] = work()
             except _RefusedError as error:
                 self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, _RefusedError):
-            raise found
-        return found
+        if isinstance(self._known[key], _RefusedError):
+            raise self._known[key]
+        result: T = self._known[key]
+        return result
+
+    def layout(self, choices: dict[str, Any]) -> Layout:
+        """Refused for choices that no schedule makes serve."""
+        key = tuple(sorted(as_overrides(choices)))
+        return self._once(key, lambda: _layout(self._base, self._spec, choices, self._cluster))
 
     def engine(self, choices: dict[str, Any]) -> EngineSpec:
         """The engine of a layout, with its version's defaults on its devices."""
@@ -500,14 +462,51 @@ class _Layouts:
             return self.scenario.engine
 
     def memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
-        """Raises _RefusedError for a layout that does not hold the model, or too few tokens beside it."""
-        key = id(layout), seqs, tokens
-        if key not in self._plans:
-            self._plans[key] = _memory(layout, seqs, tokens)
-        found = self._plans[key]
-        if isinstance(found, _RefusedError):
-            raise found
-        return found
+        """Refused for a layout that does not hold the model, or too few tokens beside it."""
+        return self._once((id(layout), seqs, tokens), lambda: _memory(layout, seqs, tokens))
+
+    def add(self, choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
+        """The candidates of one layout."""
+        if not schedules:
+            return
+        try:
+            layout = self.layout(choices)
+        except _RefusedError as error:
+            self._refuse(error, len(schedules), choices.get("hardware"))
+            return
+        for schedule in schedules:
+            try:
+                self.found.append(self._candidate(layout, *schedule))
+            except _RefusedError as error:
+                self._refuse(error, 1, choices.get("hardware"))
+
+    def _candidate(
+        self,
+        layout: Layout,
+        seqs: int,
+        tokens: int,
+        chunked: bool,
+        ratio: tuple[int, int] | None,
+        own: _Prefill | None,
+    ) -> Candidate:
+        _check_steps(layout, seqs, tokens, chunked)
+        prefill = None
+        if own is not None:
+            prefill = PrefillEngine(self.layout(own[0]), own[1], own[2])
+            _check_steps(prefill.layout, own[1], own[2], chunked)
+        memory = self.memory(layout, seqs, tokens)
+        if prefill is not None:
+            self.memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
+        candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
+        _check_size(candidate, self._spec)
+        return candidate
+
+    def _refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
+        self.ruled_out[error.reason] += count
+        if device is not None:
+            self.by_device.setdefault(device, Counter())[error.reason] += count
+        if error.example:
+            self.examples.setdefault(error.reason, error.example)
 
 
 def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
@@ -588,14 +587,14 @@ def _check_size(candidate: Candidate, spec: PlanSpec) -> None:
         raise _RefusedError("speculation beside prefill and decode pools")
 
 
-def _memory(layout: Layout, seqs: int, tokens: int) -> MemoryPlan | _RefusedError:
+def _memory(layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
     scenario = layout.scenario
     engine = scenario.engine.model_copy(update={"max_num_seqs": seqs, "max_num_batched_tokens": tokens})
     try:
         plan = plan_memory(scenario.model, scenario.hardware, engine)
     except DoesNotFitError as error:
-        return _RefusedError("does not fit in memory", str(error))
+        raise _RefusedError("does not fit in memory", str(error)) from None
     if plan.max_context() < (engine.max_model_len or 0):  # vLLM refuses to start
         has = f"{layout.label} keeps {plan.max_context():,} tokens, max_model_len is {engine.max_model_len:,}"
-        return _RefusedError("KV cache holds less than max_model_len", has)
+        raise _RefusedError("KV cache holds less than max_model_len", has)
     return plan

@@ -264,23 +264,14 @@ def _times(value: Any, factor: float) -> Any:
     return int(product) if product == int(product) else product
 
 
-@dataclass(frozen=True, slots=True)
-class BaseScenario:
-    """Where a study's scenario is: a file, or a block inside the study's own; `overrides` go before all others."""
-
-    path: str
-    inside: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class StudyFile:
-    """A study with its file, in which mistakes are looked up."""
+    """A study with its file, in which mistakes are looked up. base: the scenario that its points are of"""
 
     path: pathlib.Path
     study: Study
-    base: BaseScenario
-    executed_base: BaseScenario
+    base: Point
+    executed_base: Point
     positions: Positions
 
     def where(self, place: Path) -> str:
@@ -307,7 +298,7 @@ def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) 
     if executed is not None:
         if executed.base is None:
             more = (*base.overrides, *as_overrides(executed.set))
-            executed_base = BaseScenario(base.path, base.inside, more)
+            executed_base = replace(base, overrides=more)
         else:
             place = ("executed", "base")
             executed_base = _base(executed.base, executed.set, (), place, path, loaded.positions)
@@ -321,16 +312,16 @@ def _base(
     place: tuple[str, ...],
     file: pathlib.Path,
     positions: Positions,
-) -> BaseScenario:
+) -> Point:
     more = (*as_overrides(setting), *overrides)
     if isinstance(given, dict):
-        return BaseScenario(str(file), place, more)
+        return Point(str(file), (), more, place)
     beside = file.parent / given
     try:
         found = beside if may_touch(beside) and beside.is_file() else find_file("scenarios", given)
     except SpecError as error:
         raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
-    return BaseScenario(str(found), (), more)
+    return Point(str(found), (), more)
 
 
 Label = int | float | str | bool
@@ -401,9 +392,7 @@ class Answers:
     @property
     def reference(self) -> str:
         """The study's baseline, or the first variant where that one was not asked or has no answer."""
-        there = [
-            variant for variant in self.variants if any(r.values for (v, _), r in self.records.items() if v == variant)
-        ]
+        there = list(dict.fromkeys(variant for (variant, _), record in self.records.items() if record.values))
         wanted = self.study.reference
         return wanted if wanted in there or not there else there[0]
 
@@ -413,12 +402,9 @@ class Answers:
         for labels in product(*(self.axes[name].labels for name in names)):
             yield dict(zip(names, labels, strict=True))
 
-    def record(self, variant: str, at: Mapping[str, Label]) -> Record:
-        return self.records[variant, tuple(at[name] for name in self.axes)]
-
     def value(self, variant: str, at: Mapping[str, Label], metric: str) -> float | None:
         """A metric, None where there is none."""
-        return self.record(variant, at).values.get(metric)
+        return self.records[variant, tuple(at[name] for name in self.axes)].values.get(metric)
 
     def line(self, variant: str, metric: str, axis: str, fixed: Mapping[str, Label]) -> list[float | None]:
         """The metric of `variant` along `axis`, the others at `fixed`."""
@@ -428,7 +414,8 @@ class Answers:
 def simulated_points(file: StudyFile) -> StudyPoints:
     """The points that the study's file describes."""
     study = file.study
-    metrics = _evaluated(study, study.metrics)
+    measured = study.quality.metric if study.quality is not None else None  # which no point has
+    metrics = tuple(name for name in study.metrics if name != measured)
     return _points(file, file.base, study.variants, study.axes, metrics, _base_places(study, ("set",), study.set))
 
 
@@ -462,7 +449,7 @@ def quick(points: StudyPoints, changes: bool = True) -> StudyPoints:
 
 def _points(
     file: StudyFile,
-    base: BaseScenario,
+    base: Point,
     variants: Mapping[str, Setting],
     axes: Mapping[str, AxisSpec],
     metrics: tuple[str, ...],
@@ -476,7 +463,7 @@ def _points(
     for (variant, setting), at in product(settings.items(), product(*(axis.labels for axis in axes.values()))):
         moved = [axis.overrides(label) for axis, label in zip(axes.values(), at, strict=True)]
         overrides = (*base.overrides, *(text for each in (*moved, setting) for text in as_overrides(each)))
-        points[variant, at] = Point(base.path, metrics, overrides, base.inside, study.step)
+        points[variant, at] = replace(base, metrics=metrics, overrides=overrides, step=study.step)
     return StudyPoints(file, axes, points, places)
 
 
@@ -504,19 +491,13 @@ def _axis_places(study: Study, name: str, axis: AxisSpec) -> dict[str, Path]:
 
 
 def _base_places(study: Study, place: Path, setting: Setting) -> dict[str, Path]:
-    found: dict[str, Path] = {text: ("set", field) for text, field in _texts(study.set)}
-    return found | {text: (*place, field) for text, field in _texts(setting)}
+    settings: tuple[tuple[Path, Setting], ...] = ((("set",), study.set), (place, setting))
+    return {text: (*root, field) for root, one in settings for text, field in _texts(one)}
 
 
 def _texts(setting: Setting) -> list[tuple[str, str]]:
     """(override's text, field) of each."""
     return list(zip(as_overrides(setting), setting, strict=True))
-
-
-def _evaluated(study: Study, metrics: Sequence[str]) -> tuple[str, ...]:
-    """Metrics that come of points: all but a measured quality."""
-    measured = study.quality.metric if study.quality is not None else None
-    return tuple(name for name in metrics if name != measured)
 
 
 @dataclass(frozen=True)

@@ -7,29 +7,26 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from itertools import product
-from math import exp, log
+from math import log
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel import sim
 from perfmodel.cores import num_processes
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
-from perfmodel.cost.steps.explain import StepEstimate
-from perfmodel.errors import DoesNotFitError, PerfmodelError, SpecError, UnsupportedError
-from perfmodel.planning.axes import Axis, axis_of, suspects
+from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
+from perfmodel.planning.axes import Axis, BoundChange, axis_of, bound_changes, suspects
 from perfmodel.planning.findings import crossings
+from perfmodel.planning.load import OfferedLoad, load_of
 from perfmodel.planning.metrics import study_metric
-from perfmodel.planning.points import Point, Record, at_rate, batch_shape, evaluate, load_point, narrowed, step_of
+from perfmodel.planning.points import Point, Record, batch_shape, evaluate, load_point
 from perfmodel.planning.sweep import sweep
 from perfmodel.planning.typical_step import StepSpec, choose_step, engine_of_step
 from perfmodel.planning.workers import Progress, spread
-from perfmodel.printable import Printable
-from perfmodel.sim.records.latencies import meets_slo
+from perfmodel.printable import Printable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import trust_of
 
@@ -152,10 +149,15 @@ def answer(
         scenario,
         base,
         tuple(
-            Sensitivity(axis, metric, base.values.get(metric), _values(by_axis[axis.path], metric), elasticity)
+            Sensitivity(
+                axis,
+                metric,
+                base.values.get(metric),
+                tuple(r.values.get(metric) for r in by_axis[axis.path]),
+                _elasticity(axis, metric, found),
+            )
             for axis in question.axes
             for metric in question.base.metrics
-            for elasticity in [_elasticity(axis, metric, found)]
         ),
         by_axis,
         found.get(("against", "")),
@@ -182,10 +184,6 @@ def _points(question: WhatIf) -> dict[tuple[str, ...], Point]:
     return points
 
 
-def _values(records: Sequence[Record], metric: str) -> tuple[float | None, ...]:
-    return tuple(record.values.get(metric) for record in records)
-
-
 def _elasticity(axis: Axis, metric: str, found: Mapping[tuple[str, ...], Record]) -> float | None:
     near = axis.nearby(NEAR)
     if near is None:
@@ -197,141 +195,8 @@ def _elasticity(axis: Axis, metric: str, found: Mapping[tuple[str, ...], Record]
     return log(above / below) / log(high / low)
 
 
-RATE = "traffic.arrivals.rate"
-_LATENCIES = ("ttft", "tpot", "e2el")
-_GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes whose rate is what arrives
-
-
-@dataclass(frozen=True, slots=True)
-class KeptLoad:
-    """The largest rate of the axis within the SLO. None of `max_rate`: not even the lowest; is_all: all of the axis is
-
-    users: as of `OfferedLoad`; requests_per_user_per_minute: what each of them asks; mean latencies are of that rate
-    """
-
-    max_rate: float | None
-    is_all: bool = False
-    users: float | None = None
-    requests_per_user_per_minute: float | None = None
-    mean_ttft_ms: float | None = None
-    mean_e2el_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedLoad:
-    """rate: of the scenario; rates: of the axis, in requests/s
-
-    users:        at each of them, where their latency is known; each pauses `think_time_s` after an answer
-    limits_ms:    of the SLO for single requests, by latency; attainment: the share of them that is to meet all
-    knee:         a rate; None where it is not within the axis
-    within_slo:   None without an SLO
-    """
-
-    rate: float | None
-    rates: tuple[float, ...]
-    think_time_s: float
-    users: tuple[float | None, ...]
-    limits_ms: Mapping[str, float]
-    attainment: float
-    knee: float | None
-    within_slo: KeptLoad | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def load_of(answers: WhatIfAnswers) -> OfferedLoad | None:
-    """What the axis of rates says; None where there is none, or arrivals do not follow it."""
-    arrivals = answers.scenario.traffic.arrivals
-    axis = next((candidate for candidate in answers.question.axes if candidate.path == RATE and candidate.xs), None)
-    if axis is None or arrivals.process not in _GROWING or arrivals.stages:
-        return None
-    scale = axis.present if axis.is_multiple and axis.present else 1.0
-    rates = tuple(x * scale for x in axis.xs)
-    records = answers.by_axis[RATE]
-    pause = arrivals.think_time_s
-    users = tuple(_users(rate, pause, r.values.get("mean_e2el_ms")) for rate, r in zip(rates, records, strict=True))
-    kept = _kept(answers.scenario, rates, records) if answers.scenario.slo.is_given else None
-    served, latencies = ([r.values.get(name) for r in records] for name in ("request_throughput", "mean_e2el_ms"))
-    knee = knee_of(rates, served, latencies)
-    limits = {name: limit for name in _LATENCIES if (limit := answers.scenario.slo.limit_ms(name)) is not None}
-    return OfferedLoad(arrivals.rate, rates, pause, users, limits, answers.scenario.attainment, knee, kept)
-
-
-def _users(rate: float, pause_s: float, mean_e2el_ms: float | None) -> float | None:
-    return None if mean_e2el_ms is None else rate * (pause_s + mean_e2el_ms / 1e3)
-
-
-def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: Sequence[float | None]) -> float | None:
-    """The rate at which what is served over its latency is largest: of a parabola through the logarithms of the largest
-    of those given and of its neighbours. None at either end."""
-    rows = zip(rates, served, latencies, strict=True)
-    found = sorted(
-        (log(rate), log(throughput / latency)) for rate, throughput, latency in rows if throughput and latency
-    )
-    best = max(range(len(found)), key=lambda number: found[number][1], default=0)
-    if not 0 < best < len(found) - 1:
-        return None
-    (x0, y0), (x1, y1), (x2, y2) = found[best - 1 : best + 2]
-    below, above = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
-    return exp((x0 + x1) / 2 + (x2 - x0) / 2 * below / (below - above)) if below > above else exp(x1)
-
-
-def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record]) -> KeptLoad:
-    """By bisection, first among the rates of the axis: what is kept at one rate is taken to be kept at all lower."""
-    record_at = dict(zip(rates, records, strict=True))
-    ordered = sorted(record_at)
-
-    @cache
-    def summary(rate: float) -> dict[str, Any] | None:
-        try:
-            return dict(sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
-        except PerfmodelError:  # the points say so
-            return None
-
-    def is_kept(rate: float) -> bool:
-        values = record_at[rate].values if rate in record_at and not scenario.slo.statistics else {}
-        figures = values if values.get("slo_attainment") is not None else summary(rate)
-        return figures is not None and meets_slo(scenario, figures)
-
-    low, high = _bracket(ordered, is_kept)
-    if low is None:
-        return KeptLoad(None)
-    if high is not None:
-        low = narrowed(is_kept, low, high)
-    found = summary(low) or {}
-    pause, latency = scenario.traffic.arrivals.think_time_s, found.get("mean_e2el_ms")
-    users = _users(low, pause, latency)
-    return KeptLoad(low, high is None, users, 60 * low / users if users else None, found.get("mean_ttft_ms"), latency)
-
-
-def _bracket(ordered: Sequence[float], is_kept: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """Neighbouring rates: the largest that is kept, None if none is; the smallest that is not, None if all are."""
-    first, last = -1, len(ordered)
-    while last - first > 1:
-        middle = (first + last) // 2
-        first, last = (middle, last) if is_kept(ordered[middle]) else (first, middle)
-    return (ordered[first] if first >= 0 else None), (ordered[last] if last < len(ordered) else None)
-
-
-_EXACT = 1e-6  # of bounds: the cost model has no noise
 _PRECISION = 0.02  # of simulated crossings
 _SEEDS = 5  # the median lies between the lowest and the highest of five with 94 %
-
-
-@dataclass(frozen=True, slots=True)
-class BoundChange:
-    """A change of bound along the axis: from `at` on, something is bound by `after` and no longer by `before`.
-
-    what: an operator, or "step": what bounds the largest share of its time
-    """
-
-    path: str
-    what: str
-    before: str
-    after: str
-    at: float
-    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,22 +215,6 @@ class Payoff:
     begins: bool
     num_seeds: int
     unit: str = ""
-
-
-def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list[BoundChange]:
-    """Where the bound of the point's step (and, `with_operators`, of each of its operators) changes along the axis.
-
-    The axis needs numbers; a value at which the scenario cannot be loaded or timed raises what that raises.
-    """
-    estimate = _estimates(base, axis)
-    ends = sorted(axis.xs)
-    if len(ends) < 2:
-        return []
-    found = list(_changes(axis, "step", lambda x: estimate(x).bound, ends))
-    if with_operators:
-        for name in dict.fromkeys(row.name for row in estimate(ends[0]).rows):
-            found += _changes(axis, name, lambda x, name=name: _bound_of(estimate(x), name), ends)  # type: ignore[misc]
-    return found
 
 
 def payoffs(
@@ -470,7 +319,7 @@ def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, hig
 
 
 def _zero(gain: Callable[[float], float | None], low: float, high: float, beyond: float) -> float:
-    """Where the gain is zero by a straight line, a little (`beyond`: 1 or -1) above or below, within the two."""
+    """Where the gain is zero by a straight line, a little (`beyond`: 1 or -1) above or below."""
     one, other = gain(low) or 0.0, gain(high) or 0.0
     share = one / (one - other) if one != other else 0.5
     at = low * float((high / low) ** share) * (1 + 0.45 * beyond * _PRECISION)
@@ -492,47 +341,6 @@ def _gain(asked: _Crossing, x: float) -> float | None:
     else:
         ratio = log(base / other)
     return ratio if study_metric(asked.metric).is_better_low else -ratio
-
-
-def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
-    """The estimate of the point's step at each value of the axis."""
-    if axis.path.startswith("step."):
-        scenario, of_base = load_point(base)
-        scenario = engine_of_step(scenario, is_prompt=of_base is not None and not of_base.batch)
-        costs = step_costs(scenario)
-
-        def of_step(x: float) -> StepEstimate:
-            step = step_of(replace(base, overrides=(*base.overrides, axis.override(x))))
-            assert step is not None  # the axis makes one
-            return costs.estimate(batch_shape(step, scenario))
-
-        return lru_cache(maxsize=4096)(of_step)
-
-    def of_scenario(x: float) -> StepEstimate:
-        scenario, step = load_point(replace(base, overrides=(*base.overrides, axis.override(x))))
-        assert step is not None  # bounds are asked for of points with a step
-        scenario = engine_of_step(scenario, is_prompt=not step.batch)
-        return step_costs(scenario).estimate(batch_shape(step, scenario))
-
-    return lru_cache(maxsize=4096)(of_scenario)
-
-
-def _bound_of(estimate: StepEstimate, name: str) -> str:
-    return next((row.bound for row in estimate.rows if row.name == name), "")
-
-
-def _changes(axis: Axis, what: str, bound: Callable[[float], str], xs: Sequence[float]) -> Iterator[BoundChange]:
-    for low, high in itertools.pairwise(xs):
-        start = low
-        while bound(start) != bound(high):
-            below, above = start, high
-            while above - below > _EXACT * abs(below):
-                middle = axis.middle(below, above)
-                if middle is None:
-                    break
-                below, above = (middle, above) if bound(middle) == bound(start) else (below, middle)
-            yield BoundChange(axis.path, what, bound(start), bound(above), above, axis.unit)
-            start = above
 
 
 @dataclass(frozen=True, repr=False)
@@ -559,27 +367,36 @@ class WhatIfResult(Printable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Sensitivities as arrays, a row for each path and metric; nan where there is no number."""
-        rows = self.answers.sensitivities
-
-        def numbers(values: Sequence[float | None]) -> NDArray[Any]:
-            return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-        return {
-            "path": np.array([each.axis.path for each in rows]),
-            "metric": np.array([each.metric for each in rows]),
-            "low_value": np.array([each.axis.texts[0] for each in rows]),
-            "high_value": np.array([each.axis.texts[-1] for each in rows]),
-            "low": numbers([each.low for each in rows]),
-            "base": numbers([each.base for each in rows]),
-            "high": numbers([each.high for each in rows]),
-            "elasticity": numbers([each.elasticity for each in rows]),
-        }
+        return columns_of(
+            [
+                {
+                    "path": row.axis.path,
+                    "metric": row.metric,
+                    "low_value": row.axis.texts[0],
+                    "high_value": row.axis.texts[-1],
+                    "low": row.low,
+                    "base": row.base,
+                    "high": row.high,
+                    "elasticity": row.elasticity,
+                }
+                for row in self.answers.sensitivities
+            ]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Every point with its values, sensitivities, changes of bounds and crossovers."""
         answers, question, step = self.answers, self.answers.question, self.step
+        scenario, other = answers.scenario, {} if answers.other is None else answers.other.values
+        pairs = {name: (value, answers.base.values.get(name)) for name, value in other.items()}
+        ratios = {name: one / before for name, (one, before) in pairs.items() if one is not None and before}
+        inputs = {
+            "scenario": resolved(scenario),
+            "metrics": list(question.base.metrics),
+            "varied": {axis.path: list(axis.texts) for axis in question.axes},
+            "against": list(question.against),
+        }
         return {
-            "scenario": answers.scenario.name,
+            "scenario": scenario.name,
             "metrics": list(question.base.metrics),
             "base": _record(answers.base),
             "sensitivities": [
@@ -598,7 +415,7 @@ class WhatIfResult(Printable):
             "against": {
                 "set": list(question.against),
                 "base": _record(answers.other) if answers.other is not None else None,
-                "ratio": _ratios(answers.base, answers.other),
+                "ratio": ratios,
                 "points": _points_json(question.axes, answers.others),
             }
             if question.against
@@ -613,19 +430,9 @@ class WhatIfResult(Printable):
             "bound_changes": [asdict(change) for change in self.bounds],
             "crossovers": [asdict(each) for each in self.payoffs],
             **({} if self.load is None else {"load": self.load.to_json()}),
-            "trust": trust_of(self.answers.scenario).to_json(),
-            "provenance": self._provenance(),
+            "trust": trust_of(scenario).to_json(),
+            "provenance": provenance_of([scenario]).to_json("what-if", inputs),
         }
-
-    def _provenance(self) -> dict[str, Any]:
-        question, scenario = self.answers.question, self.answers.scenario
-        inputs = {
-            "scenario": resolved(scenario),
-            "metrics": list(question.base.metrics),
-            "varied": {axis.path: list(axis.texts) for axis in question.axes},
-            "against": list(question.against),
-        }
-        return provenance_of([scenario]).to_json("what-if", inputs)
 
 
 def _points_json(axes: Sequence[Axis], records: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
@@ -634,13 +441,6 @@ def _points_json(axes: Sequence[Axis], records: Mapping[str, Sequence[Record]]) 
         for axis in axes
         for text, record in zip(axis.overrides, records.get(axis.path, ()), strict=False)
     ]
-
-
-def _ratios(base: Record, other: Record | None) -> dict[str, float]:
-    """What the alternative makes of each metric, as a multiple."""
-    found = {} if other is None else other.values
-    pairs = {name: (value, base.values.get(name)) for name, value in found.items()}
-    return {name: one / before for name, (one, before) in pairs.items() if one is not None and before}
 
 
 def _record(record: Record) -> dict[str, Any]:
@@ -706,7 +506,14 @@ def ask_whatif(
     bounds = tuple(change for change in _bounds(question, loaded) if change.what in named)
     largest = _largest_batch(taker, step)
     return WhatIfResult(
-        answers, step, label, estimate.bound, bounds, tuple(turns), *largest, load=load_of(answers) if vary else None
+        answers,
+        step,
+        label,
+        estimate.bound,
+        bounds,
+        tuple(turns),
+        *largest,
+        load=load_of(loaded, axes, answers.by_axis) if vary else None,
     )
 
 

@@ -47,7 +47,7 @@ WITHIN = {
         "printed",
     ),
     "planning": (
-        *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes"),
+        *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes", "load"),
         *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "result", "jobs"),
         *("runs", "search", "export"),
     ),

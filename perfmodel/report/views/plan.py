@@ -310,15 +310,12 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
     )
     if ratios is None:
         return
+    more = f" {result.num_overlooked:,} more such layouts were not; raise plan.finalists to simulate them."
     note = (
         f"The ratio lies between {ratios.rate[0]:.2f} and {ratios.rate[1]:.2f} before replicas are added for "
         f"uncertainty. A candidate that would be better than the best finalist with a ratio of {ratios.rate[1]:.2f} is "
-        "simulated, too."
+        f"simulated, too.{more if result.num_overlooked else ''}"
     )
-    if result.num_overlooked:
-        note += (
-            f" {result.num_overlooked:,} more such layouts were not simulated; raise plan.finalists to simulate them."
-        )
 
     def screened(row: Finalist) -> float:
         return row.replicas * row.deployment.screened.rate

@@ -2,8 +2,9 @@
 
 import pytest
 
+from perfmodel.planning.load import knee_of
 from perfmodel.planning.points import Point, load_point, max_request_rate
-from perfmodel.planning.whatif import ask_whatif, knee_of
+from perfmodel.planning.whatif import ask_whatif
 
 _SCENARIO = "llama-3.1-8b-a100"
 _SETS = ("traffic.num_requests=120", "traffic.arrivals.process=poisson", "traffic.arrivals.rate=2", "slo.ttft_ms=400")
