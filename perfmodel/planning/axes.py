@@ -3,7 +3,8 @@
 Values are absolute, or multiples of the present one (`0.5x..2x`). Ranges are spaced evenly in their ratios, as hardware
 and load are compared; from 0, evenly.
 
-Along an axis the bound of a step changes at places that are bracketed until nothing is between, on the cost model alone.
+Along an axis the bound of a step changes at places that are bracketed until nothing is between, on the cost model
+alone.
 """
 
 import itertools

@@ -15,7 +15,7 @@ from perfmodel import sim
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning.axes import Axis
 from perfmodel.planning.points import Record, at_rate, narrowed
-from perfmodel.sim.records.latencies import meets_slo
+from perfmodel.sim.records.columns import meets_slo
 from perfmodel.specs.scenario import Scenario
 
 RATE = "traffic.arrivals.rate"

@@ -21,7 +21,7 @@ from perfmodel.ops.sharding import Sharding
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 from perfmodel.planning.metrics import basis_by_name
 from perfmodel.planning.typical_step import StepSpec, engine_of_step
-from perfmodel.sim.records.latencies import meets_slo
+from perfmodel.sim.records.columns import meets_slo
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.hardware import HardwareSpec

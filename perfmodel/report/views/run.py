@@ -30,7 +30,7 @@ from perfmodel.report.views.scenario import describe_traffic, hardware_source, h
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
 from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
-from perfmodel.sim.traffic.hashed import class_shares
+from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.scenario import price_lines
 
 _DEFINITIONS = (

@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning import search
-from perfmodel.planning import workers as store_module
+from perfmodel.planning import sweep as store_module
 from perfmodel.planning.points import Point, Record, evaluate_timed
 from perfmodel.planning.sweep import Store, StoredPoint, stored_records
 from perfmodel.planning.workers import Stepwise, spread
