@@ -9,7 +9,6 @@ Where each step needs the answer of the one before it (a bisection), the functio
 what they add up to stays here, and so do files that are written meanwhile.
 """
 
-import gc
 import hashlib
 import multiprocessing
 import os
@@ -28,7 +27,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from perfmodel.cores import num_processes
+from perfmodel.cores import collect_rarely, num_processes
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError, did_you_mean
 from perfmodel.files.catalog import Kind, data_dir
 from perfmodel.files.reach import within_reach
@@ -194,7 +193,6 @@ def _one_step(item: Any) -> Chain[Any]:
 
 # Spawned, not forked: the parent may have threads (BLAS, torch) that a fork would leave in the middle of something.
 _CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
-QUIET_GC = (100_000, 20, 20)  # simulations make few cycles: see perfmodel.cli.main
 _PATIENCE_S = 5.0  # for a process to end when asked to
 
 
@@ -303,7 +301,7 @@ def _stop(worker: _Worker) -> None:
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     """What a worker process does until its pipe ends: (answer, None), or (None, error), for each item."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
-    gc.set_threshold(*QUIET_GC)
+    collect_rarely()
     try:
         pipe.send((None, None))  # ready
         while True:
@@ -442,7 +440,7 @@ def _attempt(function: Callable[[Any], Any], item: Any, version: str) -> tuple[A
             f"--engine ray: node {socket.gethostname()} has another perfmodel ({here}) than this machine ({version}), "
             f"whose answers would differ; install the same on all."
         )
-    gc.set_threshold(*QUIET_GC)
+    collect_rarely()
     try:
         return function(item), None
     except Exception as error:
