@@ -5,7 +5,7 @@
     axes, whatif      a path of a scenario and values for it: what they do to metrics, where orders change; load: of rates
     study             a study's file -> its points; their records by variant and axis
     space             the candidates of a plan and why others are none
-    surfaces, service what steps take and how requests wait, in closed form; screen: the highest rates of all candidates
+    surfaces, service what steps take and how requests wait, in closed form; screen: the highest rates of candidates
     runs, choice      the simulator on finalists; which is best, and how sure (finalist, result); export: what starts it
     jobs              the same for offline jobs, which have a deadline and no rate
     search            the plan: which of the two, and the steps from a space to an answer

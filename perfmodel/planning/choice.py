@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
+from typing import TypeVar
 
 from perfmodel.planning.finalist import (
     Deployment,
@@ -248,6 +249,7 @@ def overlooked(
     return [deployment for _, deployment in sorted(best_of_kind.values(), key=lambda pair: pair[0])]
 
 
+OnFront = TypeVar("OnFront", Deployment, FrontPoint)
 _MOST_LOOKED_AT = 60
 _MOST_POINTS = 8
 
@@ -263,14 +265,7 @@ def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec
     if not more:
         return []
     near = screen.tightness([each.screened for each in more], [rate / each.replicas for each in more])
-    found = [replace(each, tightness=value) for each, value in zip(more, near, strict=True)]
-    best: dict[float, Deployment] = {}  # of equal cost only the one with the shortest latencies can be on the front
-    for each in found:
-        if each.cost not in best or each.tightness < best[each.cost].tightness:
-            best[each.cost] = each
-    values = {each.label: (each.cost, each.tightness) for each in best.values()}
-    front = set(pareto_front(values, (True, True)))
-    ordered = [best[cost] for cost in sorted(best) if best[cost].label in front]
+    ordered = _front(replace(each, tightness=value) for each, value in zip(more, near, strict=True))
     last = len(ordered) - 1
     count = min(last + 1, _MOST_POINTS)
     return [ordered[round(index * last / max(count - 1, 1))] for index in range(count)]
@@ -302,15 +297,19 @@ def simulated_front(
         for label, (each, records) in simulated.items()
     }
     able = {label for label, (_, records) in simulated.items() if meets(records, slo, spec.attainment)}
-    serving = sorted((each for each in points.values() if each.label in able), key=lambda each: each.cost)
-    best: dict[float, FrontPoint] = {}
-    for each in serving:
-        if each.cost not in best or each.tightness < best[each.cost].tightness:
-            best[each.cost] = each
-    front = set(pareto_front({each.label: (each.cost, each.tightness) for each in best.values()}, (True, True)))
-    labels = [each.label for each in screened]
-    not_serving = [points[label] for label in labels if label in points and points[label] not in serving]
-    return [each for each in best.values() if each.label in front], not_serving
+    serving = [point for point in points.values() if point.label in able]
+    missed = [points[one.label] for one in screened if one.label in points and one.label not in able]
+    return _front(serving), missed
+
+
+def _front(points: Iterable[OnFront]) -> list[OnFront]:
+    """Those that none of at most their cost beats in latency, by cost; of equal cost the one with the shortest."""
+    best: dict[float, OnFront] = {}
+    for point in sorted(points, key=lambda point: point.cost):
+        if point.cost not in best or point.tightness < best[point.cost].tightness:
+            best[point.cost] = point
+    labels = set(pareto_front({point.label: (point.cost, point.tightness) for point in best.values()}, (True, True)))
+    return [point for point in best.values() if point.label in labels]
 
 
 def origin_notes(origin: str) -> list[str]:

@@ -335,13 +335,12 @@ class StudyPoints:
     """A study's points in one setting: as its file says, or as it is executed.
 
     points: (variant, labels of the axes) -> point, variants outermost
-    places: an override's text -> where it stands in the file
     """
 
     file: StudyFile
     axes: Mapping[str, AxisSpec]
     points: Mapping[Key, Point]
-    places: Mapping[str, Path]
+    is_executed: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -368,9 +367,32 @@ class StudyPoints:
             return call()
         except SpecError as error:
             text = str(error)
-            for override, place in sorted(self.places.items(), key=lambda item: -len(item[0])):
+            places: dict[str, Path] = {}
+            for override, place in self._places():
+                places.setdefault(override, place)
+            for override, place in sorted(places.items(), key=lambda item: -len(item[0])):
                 text = text.replace(f"--set {override}:", f"{self.file.where(place)}:")
             raise SpecError(text) from None
+
+    def _places(self) -> Iterator[tuple[str, Path]]:
+        """(an override's text, where it stands in the study's file), what has the last word first."""
+        study, part = self.file.study, self.file.study.executed if self.is_executed else None
+        yield from _texts(study.quick.set, "quick", "set")
+        for name in self.axes:
+            is_own = part is not None and name in part.axes
+            root = ("executed", "axes", name) if is_own else ("axes", name)
+            axis = part.axes[name] if part is not None and is_own else study.axes[name]
+            for index, label in enumerate(axis.labels):
+                for text, (field,) in _texts(axis.overrides(label)):
+                    inner: Path = ("settings", str(label), field) if axis.settings else ("values", index)
+                    yield text, (*root, *(("multiples", field) if field in axis.multiples else inner))
+        for name, setting in study.variants.items():
+            if part is not None and name in part.variants:
+                yield from _texts(part.variants[name], "executed", "variants", name)
+            else:
+                yield from _texts(setting, "variants", name)
+        yield from _texts(part.set if part is not None else {}, "executed", "set")
+        yield from _texts(study.set, "set")
 
     def answered(self, records: Sequence[Record]) -> "Answers":
         """The points' records, in their order, as answers."""
@@ -416,7 +438,7 @@ def simulated_points(file: StudyFile) -> StudyPoints:
     study = file.study
     measured = study.quality.metric if study.quality is not None else None  # which no point has
     metrics = tuple(name for name in study.metrics if name != measured)
-    return _points(file, file.base, study.variants, study.axes, metrics, _base_places(study, ("set",), study.set))
+    return _points(file, file.base, study.variants, study.axes, metrics)
 
 
 def executed_points(file: StudyFile) -> StudyPoints:
@@ -429,8 +451,7 @@ def executed_points(file: StudyFile) -> StudyPoints:
     }
     axes = {name: part.axes.get(name, axis) for name, axis in study.axes.items()}
     metrics = part.metrics or tuple(name for name in study.metrics if basis_by_name(name) == "run")
-    places = _base_places(study, ("executed", "set"), part.set)
-    return _points(file, file.executed_base, variants, axes, metrics, places)
+    return replace(_points(file, file.executed_base, variants, axes, metrics), is_executed=True)
 
 
 def quick(points: StudyPoints, changes: bool = True) -> StudyPoints:
@@ -438,13 +459,12 @@ def quick(points: StudyPoints, changes: bool = True) -> StudyPoints:
     axes = {name: axis.shortened for name, axis in points.axes.items()}
     kept = {name: set(axis.labels) for name, axis in axes.items()}
     more = points.file.study.quick.set if changes else {}
-    places = {**points.places, **{text: ("quick", "set", field) for text, field in _texts(more)}}
     shorter = {
         (variant, at): replace(point, overrides=(*point.overrides, *as_overrides(more)))
         for (variant, at), point in points.points.items()
         if all(label in kept[name] for name, label in zip(axes, at, strict=True))
     }
-    return StudyPoints(points.file, axes, shorter, places)
+    return replace(points, axes=axes, points=shorter)
 
 
 def _points(
@@ -453,51 +473,23 @@ def _points(
     variants: Mapping[str, Setting],
     axes: Mapping[str, AxisSpec],
     metrics: tuple[str, ...],
-    places: dict[str, Path],
 ) -> StudyPoints:
-    study = file.study
+    study, settings = file.study, dict(variants)
+    if study.ladder:  # a rung comes on top of the rungs below
+        so_far: Setting = {}
+        for name, setting in variants.items():
+            settings[name] = so_far = {**so_far, **setting}
     points: dict[Key, Point] = {}
-    settings = _settings(study, variants, places)
-    for name, axis in axes.items():
-        places.update(_axis_places(study, name, axis))
     for (variant, setting), at in product(settings.items(), product(*(axis.labels for axis in axes.values()))):
         moved = [axis.overrides(label) for axis, label in zip(axes.values(), at, strict=True)]
         overrides = (*base.overrides, *(text for each in (*moved, setting) for text in as_overrides(each)))
         points[variant, at] = replace(base, metrics=metrics, overrides=overrides, step=study.step)
-    return StudyPoints(file, axes, points, places)
+    return StudyPoints(file, axes, points)
 
 
-def _settings(study: Study, variants: Mapping[str, Setting], places: dict[str, Path]) -> dict[str, Setting]:
-    """The overrides of each variant, and their places; those of a ladder's rung come on top of the rungs below."""
-    own = study.executed.variants if study.executed is not None else {}
-    settings: dict[str, Setting] = {}
-    so_far: Setting = {}
-    for name, setting in variants.items():
-        settings[name] = so_far = {**so_far, **setting} if study.ladder else setting
-        root: Path = ("executed", "variants") if setting is own.get(name) else ("variants",)
-        places.update({text: (*root, name, field) for text, field in _texts(setting)})
-    return settings
-
-
-def _axis_places(study: Study, name: str, axis: AxisSpec) -> dict[str, Path]:
-    is_own = axis is not study.axes.get(name)
-    root: Path = ("executed", "axes", name) if is_own else ("axes", name)
-    found: dict[str, Path] = {}
-    for index, label in enumerate(axis.labels):
-        for text, field in _texts(axis.overrides(label)):
-            inner: Path = ("settings", str(label), field) if axis.settings else ("values", index)
-            found.setdefault(text, (*root, *(("multiples", field) if field in axis.multiples else inner)))
-    return found
-
-
-def _base_places(study: Study, place: Path, setting: Setting) -> dict[str, Path]:
-    settings: tuple[tuple[Path, Setting], ...] = ((("set",), study.set), (place, setting))
-    return {text: (*root, field) for root, one in settings for text, field in _texts(one)}
-
-
-def _texts(setting: Setting) -> list[tuple[str, str]]:
-    """(override's text, field) of each."""
-    return list(zip(as_overrides(setting), setting, strict=True))
+def _texts(setting: Setting, *root: str) -> list[tuple[str, Path]]:
+    """(override's text, the path of its field) of each."""
+    return [(text, (*root, field)) for text, field in zip(as_overrides(setting), setting, strict=True)]
 
 
 @dataclass(frozen=True)
