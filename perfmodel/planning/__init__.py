@@ -2,7 +2,7 @@
 
     metrics, points   the registry of metrics; a scenario with overrides and the metrics wanted of it -> a record
     workers, sweep    many points, in processes or on Ray, kept on disk; findings: what many records say
-    axes, whatif      a path of a scenario and values for it: what they do to metrics, where orders change; load: of rates
+    axes, whatif      a path of a scenario and values for it: what they do to metrics, where orders change; load
     study             a study's file -> its points; their records by variant and axis
     space             the candidates of a plan and why others are none
     surfaces, service what steps take and how requests wait, in closed form; screen: the highest rates of candidates

@@ -263,8 +263,8 @@ class JobScreen:
     def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces) -> Floats:
         context = max(int(self._demand.context), 1)
         numbers = [
-            (max(1, min(each.max_num_seqs, each.memory.max_batch(context))), budget_of(each), count * each.num_engines)
-            for each, count in rows
+            (max(1, min(one.max_num_seqs, one.memory.max_batch(context))), budget_of(one), count * one.num_engines)
+            for one, count in rows
         ]
         slots, budget, engines = (np.array(values, np.float64)[:, None] for values in zip(*numbers, strict=True))
         return _job_seconds(surfaces, slots, budget, engines, np.ceil(self._num_requests / engines), self._demand)

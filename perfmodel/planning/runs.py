@@ -172,28 +172,31 @@ class Runs:
         highest rates with these; without those that serve no rate at all."""
         starts, whole = [one.capacity for one in chosen], [(one, one.replicas) for one in chosen]
         self.sweep.forecast.expect(_AT_THE_RATE, _CHECKS * self.num_requests(whole))
-        found = []
+        finalists = []
         for deployment, rates in zip(chosen, self._highest(whole, starts), strict=True):
             if rates:
                 one = Finalist(deployment, deployment.replicas, rates)
                 needed = pick_replicas(deployment.screened, self.spec, self.rate, one.rate / deployment.replicas)
-                found.append(one if needed is None else replace(one, replicas=needed))
+                finalists.append(one if needed is None else replace(one, replicas=needed))
         self.sweep.forecast.expect(_AT_THE_RATE, 0)
-        pending = list(range(len(found)))
+        pending = list(range(len(finalists)))
         while pending:
-            records = self.at_rate([(found[place].deployment, found[place].replicas) for place in pending])
+            records = self.at_rate([(finalists[place].deployment, finalists[place].replicas) for place in pending])
             for place, known in zip(pending, records, strict=True):
-                one = found[place]
-                found[place] = self._next(replace(one, runs={**one.runs, one.replicas: known}))
-            pending = [place for place in pending if found[place].replicas not in found[place].runs]
-        found = [replace(one, records=one.runs[one.replicas]) for one in found]
+                one = finalists[place]
+                finalists[place] = self._next(replace(one, runs={**one.runs, one.replicas: known}))
+            pending = [place for place in pending if finalists[place].replicas not in finalists[place].runs]
+        finalists = [replace(one, records=one.runs[one.replicas]) for one in finalists]
         # `rates` are of as many replicas as the screen took it to need.
-        changed = [place for place, one in enumerate(found) if one.replicas != one.deployment.replicas]
-        starts = [found[place].rate * found[place].replicas / found[place].deployment.replicas for place in changed]
-        again = self._highest([(found[place].deployment, found[place].replicas) for place in changed], starts)
+        changed = [place for place, one in enumerate(finalists) if one.replicas != one.deployment.replicas]
+        starts = [
+            finalists[place].rate * finalists[place].replicas / finalists[place].deployment.replicas
+            for place in changed
+        ]
+        again = self._highest([(finalists[place].deployment, finalists[place].replicas) for place in changed], starts)
         for place, known_rates in zip(changed, again, strict=True):
-            found[place] = replace(found[place], rates=known_rates or found[place].rates)
-        return found
+            finalists[place] = replace(finalists[place], rates=known_rates or finalists[place].rates)
+        return finalists
 
     def num_requests(self, whole: Sequence[tuple[Deployment, int]]) -> int:
         """Requests of a run of each deployment with so many replicas, for all seeds."""
@@ -223,8 +226,8 @@ class Runs:
             return one if not more or len(tried) > _MOST_MORE else replace(one, replicas=more[0])
         fewest = min(serving)
         fewer = [count for count in others if count < fewest][-1:]
-        each = one.rate / one.deployment.replicas
-        might_do = [count for count in fewer if count * each >= _NEARLY * self.rate and count not in tried]
+        group_rate = one.rate / one.deployment.replicas
+        might_do = [count for count in fewer if count * group_rate >= _NEARLY * self.rate and count not in tried]
         return replace(one, replicas=might_do[0] if might_do else fewest)
 
     def _serves(self, records: Records, in_all_seeds: bool) -> bool:
@@ -339,16 +342,16 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
 
 def left_out(scenario: Scenario) -> list[str]:
     """What the scenario has, and neither a plan nor what it exports."""
-    cluster, found = scenario.cluster, []
+    cluster, sentences = scenario.cluster, []
     if cluster.autoscaling is not None or any(pool.autoscaling for pool in cluster.pools):
-        found.append("cluster.autoscaling: replicas are fixed here, as many as the highest rate takes")
+        sentences.append("cluster.autoscaling: replicas are fixed here, as many as the highest rate takes")
     if cluster.pools:
-        found.append("cluster.pools: the plan chooses its own engines, without shares, shadows and other models")
+        sentences.append("cluster.pools: the plan chooses its own engines, without shares, shadows and other models")
     if scenario.traffic.arrivals.stages:
-        found.append("traffic.arrivals.stages: the plan is for the highest rate of them")
+        sentences.append("traffic.arrivals.stages: the plan is for the highest rate of them")
     if any(kind.slo is not None for kind in scenario.traffic.classes):
-        found.append("slo of single traffic.classes: the closed form screens by the scenario's own; runs have both")
-    return found
+        sentences.append("slo of single traffic.classes: the closed form screens by the scenario's own; runs have both")
+    return sentences
 
 
 def _attained_under_failures(
