@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from perfmodel.planning.finalist import Job
-from perfmodel.planning.jobs import extrapolate, run_lengths
+from perfmodel.planning.jobs import METRICS, extrapolate, run_lengths
 from perfmodel.planning.points import Point, Record, evaluate
 from perfmodel.planning.result import JobPlan
-from perfmodel.planning.search import METRICS, make_plan
+from perfmodel.planning.search import make_plan
 from perfmodel.specs import load_scenario
 
 SCENARIO = "summaries-8b-offline"
