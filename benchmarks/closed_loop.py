@@ -31,7 +31,7 @@ from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment, to_ticks
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd
 from perfmodel.sim.traffic.clients import ClosedLoopClient
-from perfmodel.sim.traffic.think_time import think_time_of
+from perfmodel.sim.traffic.workload import think_time_of
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel.specs.traffic import Arrivals
 

@@ -23,19 +23,19 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.planning.deployments.finalist import Deployment, Finalist
-from perfmodel.planning.deployments.result import SURE, PlanResult
-from perfmodel.planning.deployments.runs import Trial, try_rates
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screen, Screened
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import PlanResult
+from perfmodel.planning.runs import Trial, try_rates
+from perfmodel.planning.screen import Screen
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
-from perfmodel.planning.sweeps.workers import spread
+from perfmodel.planning.workers import spread
 
 _MODELS = ("llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b", "llama-3.1-70b-fp8")
 _DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "l40s")
 _TOP = 5
+_SURE = 0.9  # of the draws: below, the order of two is in doubt
 _SEEDS = 3  # where the order of two is asked
 
 
@@ -176,7 +176,7 @@ def lines(solved: Sequence[Solved]) -> list[str]:
         f"{np.quantile(ratios, 0.1):.2f} to {np.quantile(ratios, 0.9):.2f}; off by {off:.0%} in the median.",
     ]
     if others:
-        in_doubt, lost = sum(each.better < SURE for each in others), max(each.loss for each in others)
+        in_doubt, lost = sum(each.better < _SURE for each in others), max(each.loss for each in others)
         found.append(
             f"Of the others, a plan would have called {in_doubt} of {len(others)} in doubt; lost by simulating five "
             f"only: {lost:.1%} at most."
@@ -186,7 +186,7 @@ def lines(solved: Sequence[Solved]) -> list[str]:
             f"Not among them: problem {each.problem.number} ({each.problem.objective}; {each.problem.label}): best "
             f"{each.best}, place {each.place} of {each.num_candidates}, loss {each.loss:.1%}, "
             f"better in {each.better:.0%} of draws than the best of the {_TOP}"
-            f"{': in doubt' if each.better < SURE else ''}."
+            f"{': in doubt' if each.better < _SURE else ''}."
         )
     return found
 

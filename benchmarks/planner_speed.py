@@ -49,9 +49,8 @@ def main() -> None:
 
 
 def screen() -> None:
-    from perfmodel.planning.screening.candidates import Base
-    from perfmodel.planning.screening.screen import Screen
-    from perfmodel.planning.screening.space import enumerate_space
+    from perfmodel.planning.screen import Screen
+    from perfmodel.planning.space import Base, enumerate_space
     from perfmodel.planning.spec import PlanSpec
 
     imported = time.process_time()

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from perfmodel.api import make_plan as plan
     from perfmodel.cost import estimate_step, plan_memory
     from perfmodel.ops import build_graph
-    from perfmodel.planning.deployments.result import PlanResult as Plan
+    from perfmodel.planning.result import PlanResult as Plan
     from perfmodel.sim import RunResult
     from perfmodel.sim import RunResult as Result
     from perfmodel.specs import Scenario, load_hardware, load_model, load_scenario
 
 # Blocks of files that rooms above `specs` answer.
 register_block("plan", "perfmodel.planning.spec:PlanSpec")
-register_block("study", "perfmodel.planning.studies.spec:Study")
+register_block("study", "perfmodel.planning.study:Study")
 register_block("published", "perfmodel.validate.published.spec:Published", "perfmodel.validate.published.spec:complete")
 register_block("technique", "perfmodel.validate.techniques.runs:Technique")
 
@@ -62,7 +62,7 @@ printable.print_with(lambda: import_module("perfmodel.report.printed"))
 
 # Name -> module, and the name there where it is another.
 _HOMES = {
-    "Plan": "perfmodel.planning.deployments.result:PlanResult",
+    "Plan": "perfmodel.planning.result:PlanResult",
     "Result": "perfmodel.sim:RunResult",
     "RunResult": "perfmodel.sim",
     "Scenario": "perfmodel.specs",

@@ -19,13 +19,11 @@ from typing import Any
 from perfmodel import sim
 from perfmodel.errors import SpecError
 from perfmodel.planning import search
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.jobs.result import JobPlan
-from perfmodel.planning.sensitivity.ask import WhatIfResult, ask_whatif
-from perfmodel.planning.sensitivity.whatif import default_metrics
-from perfmodel.planning.sweeps.points import Point
-from perfmodel.planning.sweeps.sweep import SweepResult
-from perfmodel.planning.sweeps.sweep import sweep as sweep_points
+from perfmodel.planning.points import Point
+from perfmodel.planning.result import JobPlan, PlanResult
+from perfmodel.planning.sweep import SweepResult
+from perfmodel.planning.sweep import sweep as sweep_points
+from perfmodel.planning.whatif import WhatIfResult, ask_whatif, default_metrics
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides, parse_override

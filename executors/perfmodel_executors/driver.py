@@ -16,7 +16,7 @@ from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim import Workload
 from perfmodel.sim.replica.flow_line import FlowLine
-from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time
+from perfmodel.sim.traffic.workload import ThinkTime, no_think_time
 
 _PS_PER_NS = 1000
 

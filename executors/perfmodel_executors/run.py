@@ -17,7 +17,7 @@ from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_se
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.flow_line import FlowLine
-from perfmodel.sim.replica.second_tier import SecondTier, copied, second_tier
+from perfmodel.sim.replica.serving import SecondTier, copied, second_tier
 from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor

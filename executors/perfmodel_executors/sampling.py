@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.engine import Request
 from perfmodel.models.spec import ModelSpec
-from perfmodel.sim.traffic.hashed import hashed, hashes
+from perfmodel.sim.traffic.distributions import hashed, hashes
 from perfmodel.specs.traffic import Sampling
 from perfmodel_executors.kernels.sampling import DRAW_BITS
 

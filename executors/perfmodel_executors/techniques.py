@@ -6,7 +6,7 @@ from statistics import fmean
 from perfmodel.calibrate.whole_steps import fit_steps
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import SpecError
-from perfmodel.planning.sweeps.metrics import run_metric
+from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 
 from perfmodel.engine import Request
-from perfmodel.sim.traffic.hashed import hashes
+from perfmodel.sim.traffic.distributions import hashes
 
 
 class TokenStore:

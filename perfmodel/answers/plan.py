@@ -11,8 +11,7 @@ from perfmodel.answers.answer import Answer, Watch, unwatched
 from perfmodel.answers.asked import MOST_KINDS, Asked, load
 
 if TYPE_CHECKING:
-    from perfmodel.planning.deployments.choice import Preliminary
-    from perfmodel.planning.jobs.result import PreliminaryJob
+    from perfmodel.planning.finalist import Preliminary, PreliminaryJob
 
 Tell = Callable[["Preliminary | PreliminaryJob"], None]
 
@@ -33,7 +32,7 @@ def answer_plan(
 
     overrides: as `--set` takes them
     store:     file with points that are already known, and for those evaluated now; default: the user's
-    workers, engine: as of `perfmodel.planning.sweeps.sweep`
+    workers, engine: as of `perfmodel.planning.sweep`
     progress:  a stage's name -> what shows how far it is
     tell:      called with what the screen has found, before anything is simulated; `told` says it in a sentence
     say:       called with what is assumed where the flags leave it open, before the minutes that a plan may take
@@ -41,7 +40,7 @@ def answer_plan(
 
     Raises SpecError for a scenario without an SLO or a rate, or with a mistake in it.
     """
-    from perfmodel.planning.deployments.result import PlanResult
+    from perfmodel.planning.result import PlanResult
     from perfmodel.planning.search import make_plan
 
     source = asked.source(MOST_KINDS)
@@ -52,8 +51,7 @@ def answer_plan(
     planned = make_plan(source, overrides or (), store, workers, engine, progress, tell)
     result = replace(planned, notes=[*assumed, *planned.notes])
     if isinstance(result, PlanResult):
-        from perfmodel.report.views.plan.brief import brief_view
-        from perfmodel.report.views.plan.view import plan_json, plan_question, plan_view
+        from perfmodel.report.views.plan import brief_view, plan_json, plan_question, plan_view
 
         return Answer(
             lambda: plan_json(result),
@@ -61,19 +59,13 @@ def answer_plan(
             result,
             lambda: brief_view(result, plan_question(result)),
         )
-    from perfmodel.report.views.plan.job import job_json, job_view
+    from perfmodel.report.views.plan import job_json, job_view
 
     return Answer(lambda: job_json(result), lambda: job_view(result, command), result)
 
 
 def told(found: "Preliminary | PreliminaryJob") -> str:
     """What the screen has found, in a sentence."""
-    from perfmodel.planning.jobs.result import PreliminaryJob
-
-    if isinstance(found, PreliminaryJob):
-        from perfmodel.report.views.plan.job import preliminary_job_sentence
-
-        return preliminary_job_sentence(found)
-    from perfmodel.report.views.plan.sentences import preliminary_sentence
+    from perfmodel.report.views.plan import preliminary_sentence
 
     return preliminary_sentence(found)

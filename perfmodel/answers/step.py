@@ -10,7 +10,7 @@ from perfmodel.answers.answer import Answer, Progress
 from perfmodel.answers.asked import Asked
 
 if TYPE_CHECKING:
-    from perfmodel.planning.sweeps.typical_step import StepReport
+    from perfmodel.planning.typical_step import StepReport
     from perfmodel.report.document import Document
 
 
@@ -111,7 +111,7 @@ def _report(
     seed: int | None,
 ) -> "StepReport":
     loaded = asked.load(overrides, seed)
-    from perfmodel.planning.sweeps.typical_step import estimate_choice
+    from perfmodel.planning.typical_step import estimate_choice
 
     return replace(estimate_choice(loaded, batch, context, prefill), assumed=asked.assumed(loaded, overrides))
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from perfmodel.answers.answer import Answer, Watch, unwatched
 
 if TYPE_CHECKING:
-    from perfmodel.planning.studies.spec import StudyFile
-    from perfmodel.planning.studies.study import Answers, StudyPart, StudyPoints
+    from perfmodel.planning.study import Answers, StudyFile, StudyPart, StudyPoints
 
 
 def answer_study(
@@ -27,7 +26,7 @@ def answer_study(
     overrides: of its base scenario, as `--set` takes them
     quick, workers, engine, command: as there
     """
-    from perfmodel.planning.studies.spec import load_study
+    from perfmodel.planning.study import load_study
 
     file = load_study(name, overrides or ())
     return answer_study_file(file, quick, False, workers, engine, progress, command)
@@ -47,15 +46,15 @@ def answer_study_file(
     file:     as `load_study` reads it
     quick:    a few values of each axis, and fewer requests
     execute:  also run the study's executed part on this machine
-    workers, engine: as of `perfmodel.planning.sweeps.sweep`
+    workers, engine: as of `perfmodel.planning.sweep`
     progress: a stage's name -> what shows how far it is
     command:  that the document says to give the answer again
 
     Raises SpecError for points that cannot be read, and for a study without the part that is to be executed.
     """
-    from perfmodel.planning.studies.study import StudyResult, executed_points, simulated_points
-    from perfmodel.planning.studies.study import quick as quickened
-    from perfmodel.report.views.study.view import study_json, study_view
+    from perfmodel.planning.study import StudyResult, executed_points, simulated_points
+    from perfmodel.planning.study import quick as quickened
+    from perfmodel.report.views.study import study_json, study_view
 
     points = quickened(simulated_points(file)) if quick else simulated_points(file)
     points.check()
@@ -72,8 +71,8 @@ def answer_study_file(
 
 
 def _simulated(file: "StudyFile", points: "StudyPoints", workers: int | None, engine: str, watch: Watch) -> "StudyPart":
-    from perfmodel.planning.studies.study import StudyPart, with_quality
-    from perfmodel.planning.sweeps.sweep import sweep
+    from perfmodel.planning.study import StudyPart, with_quality
+    from perfmodel.planning.sweep import sweep
 
     scenario = points.check()
     with watch("simulating") as progress:
@@ -83,7 +82,7 @@ def _simulated(file: "StudyFile", points: "StudyPoints", workers: int | None, en
 
 
 def _executed(points: "StudyPoints", watch: Watch) -> "StudyPart":
-    from perfmodel.planning.studies.study import StudyPart, with_quality
+    from perfmodel.planning.study import StudyPart, with_quality
     from perfmodel.validate.executed.study import execute_study
 
     scenario = points.check()
@@ -94,7 +93,7 @@ def _executed(points: "StudyPoints", watch: Watch) -> "StudyPart":
 
 
 def _notes(file: "StudyFile", execute: bool) -> list[str]:
-    from perfmodel.planning.studies.study import quality_note
+    from perfmodel.planning.study import quality_note
 
     part = file.study.executed
     of_quality = [note] if (note := quality_note(file)) else []

@@ -32,16 +32,15 @@ def answer_whatif(
     grid:      two varied values in all their combinations
     against:   overrides of an alternative in one text, `a=1 b=2`: where along each axis does it begin to pay?
     overrides: as `--set` takes them
-    workers, engine: as of `perfmodel.planning.sweeps.sweep`
+    workers, engine: as of `perfmodel.planning.sweep`
     progress:  a stage's name -> what shows how far it is
     command:   that the document says to give the answer again
     intervals: also the 80 % intervals of means, for which each point is simulated several times
 
     Raises SpecError for what cannot be read.
     """
-    from perfmodel.planning.sensitivity.ask import ask_whatif
-    from perfmodel.report.views.whatif.brief import whatif_brief
-    from perfmodel.report.views.whatif.view import whatif_json, whatif_view
+    from perfmodel.planning.whatif import ask_whatif
+    from perfmodel.report.views.whatif import whatif_brief, whatif_json, whatif_view
 
     result = ask_whatif(
         asked.source(),

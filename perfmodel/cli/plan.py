@@ -17,9 +17,8 @@ from perfmodel.cli.terminal import EXIT_NO_ANSWER, give, progress_bar, progress_
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.planning.deployments.choice import Preliminary
-    from perfmodel.planning.deployments.result import PlanResult
-    from perfmodel.planning.jobs.result import PreliminaryJob
+    from perfmodel.planning.finalist import Preliminary, PreliminaryJob
+    from perfmodel.planning.result import PlanResult
 
 ExportFolder = Annotated[
     Path | None,
@@ -82,7 +81,7 @@ def plan(
 def _tell(export: Path | None, found: "Preliminary | PreliminaryJob") -> None:
     """Say what the screen has found. Raises SpecError for a job that is to be exported."""
     from perfmodel.answers.plan import told
-    from perfmodel.planning.jobs.result import PreliminaryJob
+    from perfmodel.planning.finalist import PreliminaryJob
 
     if export is not None and isinstance(found, PreliminaryJob):
         raise SpecError(f"--export {export}: writes what serves a rate; of a job the answer has the command.")
@@ -90,7 +89,7 @@ def _tell(export: Path | None, found: "Preliminary | PreliminaryJob") -> None:
 
 
 def _export(result: "PlanResult", export: Path) -> None:
-    from perfmodel.planning.deployments.export import export_plan
+    from perfmodel.planning.export import export_plan
 
     for written in export_plan(result, export):
         say(f"Written to {written}")

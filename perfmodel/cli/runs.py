@@ -71,7 +71,7 @@ def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
     from perfmodel.files.whole import write_whole
-    from perfmodel.planning.sweeps.typical_step import estimate_mean_step
+    from perfmodel.planning.typical_step import estimate_mean_step
     from perfmodel.printable import to_jsonable
     from perfmodel.report.render.html import render_page
     from perfmodel.report.runs import write_timeline

@@ -12,7 +12,7 @@ from perfmodel.cli.options import EngineName, JsonFlag, Overrides, ReportFile
 from perfmodel.cli.terminal import give, progress_bar, say
 
 if TYPE_CHECKING:
-    from perfmodel.planning.studies.spec import StudyFile
+    from perfmodel.planning.study import StudyFile
 
 StudyName = Annotated[
     str,
@@ -50,7 +50,7 @@ def study(
     changes the study's base scenario. `--quality` writes the file of perplexities that the study's `quality` names.
     """
     from perfmodel.answers.studies import answer_study_file
-    from perfmodel.planning.studies.spec import load_study
+    from perfmodel.planning.study import load_study
     from perfmodel.report.written import check_report_file
 
     check_report_file(report_file)

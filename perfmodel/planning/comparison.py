@@ -4,8 +4,6 @@ Results are the documents that commands print with `--json`. Rows of a list are 
 any (a finalist's label, a pool's role), else by their places.
 """
 
-__all__ = ["Change", "MetricChange", "ResultComparison", "compare_results", "read_result"]
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass

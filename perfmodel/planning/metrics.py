@@ -4,21 +4,6 @@ Tables, plots, studies, what-ifs, plans and comparisons take their labels from h
 runs are those of vLLM's `bench serve`; which keys a published figure can have depends on its basis.
 """
 
-__all__ = [
-    "ALIASES",
-    "LATENCIES",
-    "RATIOS",
-    "STATISTICS",
-    "Basis",
-    "Metric",
-    "basis_by_name",
-    "metric_named",
-    "metric_of",
-    "metrics_by_basis",
-    "needs_no_run",
-    "study_metric",
-]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -8,8 +8,6 @@
 All that stage two evaluates is in a store on disk: a plan that was stopped goes on where it was.
 """
 
-__all__ = ["Stages", "Tell", "make_plan"]
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,14 +15,12 @@ from math import ceil
 from pathlib import Path
 
 from perfmodel.files.base import block_as
-from perfmodel.planning.deployments.choice import (
-    Preliminary,
+from perfmodel.planning.choice import (
     Ratios,
     compared_prices,
     deployed,
     device_answers,
     finalists,
-    label_of,
     may_have,
     objective_key,
     origin_notes,
@@ -35,23 +31,28 @@ from perfmodel.planning.deployments.choice import (
     simulated_front,
     with_every_device,
 )
-from perfmodel.planning.deployments.doubt import certainty_of, pick
-from perfmodel.planning.deployments.finalist import Deployment, Finalist, Records, attained
-from perfmodel.planning.deployments.resilience import left_out, under_failures
-from perfmodel.planning.deployments.result import PlanResult, quantile_name
-from perfmodel.planning.deployments.runs import Runs, Settled
-from perfmodel.planning.jobs.result import JobPlan, PreliminaryJob
-from perfmodel.planning.jobs.search import plan_job
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import at_rate, wanted_rate
-from perfmodel.planning.screening.screen import Screen, Screened
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.finalist import (
+    Deployment,
+    Finalist,
+    Preliminary,
+    PreliminaryJob,
+    Records,
+    Screened,
+    attained,
+    certainty_of,
+    pick,
+)
+from perfmodel.planning.jobs import plan_job
+from perfmodel.planning.points import device_shares
+from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
+from perfmodel.planning.runs import Runs, left_out, under_failures
+from perfmodel.planning.screen import Screen
+from perfmodel.planning.service import at_rate, wanted_rate
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.metrics import device_shares
-from perfmodel.planning.sweeps.store import Store, default_store
-from perfmodel.planning.sweeps.sweep import Forecast, StoredSweep
-from perfmodel.planning.sweeps.workers import Progress
-from perfmodel.sim import simulate
+from perfmodel.planning.sweep import Forecast, Store, StoredSweep, default_store
+from perfmodel.planning.workers import Progress
+from perfmodel.sim.driver import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
@@ -76,7 +77,7 @@ def make_plan(
 
     overrides: as `--set` takes them
     store:     file with points that are already known, and for those evaluated now; default: the user's
-    workers, engine: as for `perfmodel.planning.sweeps.sweep`
+    workers, engine: as for `perfmodel.planning.sweep`
     stages:    a stage's name -> what shows its progress
     tell:      called with what the screen has found, before anything is simulated
 
@@ -154,8 +155,7 @@ def _simulated(
 ) -> _Simulated:
     """`chosen`, `front`, and those of `cut` that may be better; what does not serve by the screen has no replicas."""
     run.sweep.forecast.expect(_FRONT, run.num_requests([(deployment, deployment.replicas) for deployment in front]))
-    settled = run.settled(chosen)
-    done = run.at_the_rate(settled)
+    done = run.settled(chosen)
     tried = {id(deployment.screened) for deployment in chosen}
     room = ceil(run.spec.finalists / 2)
     while near := _overlooked(run, done, [deployment for deployment in cut if id(deployment.screened) not in tried]):
@@ -163,10 +163,9 @@ def _simulated(
         if not more:
             break
         tried |= {id(deployment.screened) for deployment in more}
-        newly_settled = run.settled(more)
-        settled, done = settled + newly_settled, done + run.at_the_rate(newly_settled)
+        done += run.settled(more)
     drawn = _sized(run, _drawn(screen, done, run.rate))
-    return _Simulated(drawn, _with_front(run, screen, settled, front), _ratios(run, done), len(near))
+    return _Simulated(drawn, _with_front(run, screen, done, front), _ratios(run, done), len(near))
 
 
 def _overlooked(run: Runs, done: Sequence[Finalist], cut: Sequence[Deployment]) -> list[Deployment]:
@@ -238,24 +237,17 @@ def _drawn(screen: Screen, done: Sequence[Finalist], rate: float) -> list[Finali
 
 
 def _with_front(
-    run: Runs, screen: Screen, settled: Sequence[Settled], front: Sequence[Deployment]
+    run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequence[Deployment]
 ) -> dict[str, tuple[Deployment, Records]]:
     """All deployments that were simulated at the rate, and those of the front now; by label."""
-    by_label: dict[str, tuple[Deployment, Records]] = {}
-    for one in settled:
-        for count, records in one.runs.items():
-            deployment = replace(one.deployment, replicas=count)
-            by_label[label_of(deployment)] = deployment, records
-    missing = [deployment for deployment in front if label_of(deployment) not in by_label]
+    simulated = [(replace(one.deployment, replicas=n), known) for one in done for n, known in one.runs.items()]
+    labels = {deployment.label for deployment, _ in simulated}
+    missing = [deployment for deployment in front if deployment.label not in labels]
     run.sweep.forecast.expect(_FRONT, 0)
-    records_of = run.at_rate([(deployment, deployment.replicas) for deployment in missing])
-    by_label |= {
-        label_of(deployment): (deployment, known) for deployment, known in zip(missing, records_of, strict=True)
-    }
+    records = run.at_rate([(deployment, deployment.replicas) for deployment in missing])
+    by_label = {whole.label: (whole, known) for whole, known in (*simulated, *zip(missing, records, strict=True))}
     whole = [deployment for deployment, _ in by_label.values()]
-    near = screen.tightness(
-        [deployment.screened for deployment in whole], [run.rate / deployment.replicas for deployment in whole]
-    )
+    near = screen.tightness([one.screened for one in whole], [run.rate / one.replicas for one in whole])
     return {
         label: (replace(deployment, tightness=value), known)
         for (label, (deployment, known)), value in zip(by_label.items(), near, strict=True)

@@ -1,7 +1,5 @@
 """`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
 
-__all__ = ["MAX_CANDIDATES", "OBJECTIVES", "UNIFIED", "Objective", "PlanSpace", "PlanSpec", "PoolSpace", "ratio_of"]
-
 import re
 from math import prod
 from typing import Any, Literal, get_args

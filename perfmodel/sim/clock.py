@@ -5,16 +5,6 @@ the same tick. At one tick, arrivals come before steps end, so a step that start
 by then.
 """
 
-__all__ = [
-    "ARRIVAL_PRIORITY",
-    "STEP_PRIORITY",
-    "TICKS_PER_S",
-    "Alarm",
-    "PacedEnvironment",
-    "TickEnvironment",
-    "to_ticks",
-]
-
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any

@@ -1,7 +1,5 @@
 """`simulate`: a scenario on the simulated clock."""
 
-__all__ = ["simulate"]
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,7 @@ from perfmodel.sim.fleet.pool import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
 from perfmodel.sim.records.ensemble import Ensemble, Serve, run_ensemble
-from perfmodel.sim.records.notes import eager_notes, run_notes, workload_notes
-from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, workload_notes
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.sim.replica.replica import EngineRank
@@ -176,7 +173,7 @@ def _way_in(
     shortening = scenario.prompt_compression
     if shortening is None or shortening.model is None:
         return cluster.route
-    from perfmodel.sim.traffic.compressor import Compressor
+    from perfmodel.sim.traffic.clients import Compressor
 
     entrance = cluster.pools[0].scenario  # prefill pools come first
     basis = basis_of(entrance)

@@ -19,7 +19,7 @@ from perfmodel.calibrate.bench.scenarios import GivenSetup
 from perfmodel.cost import profile_of
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import SpecError
-from perfmodel.planning.sweeps.typical_step import mean_step
+from perfmodel.planning.typical_step import mean_step
 from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled, worst_of
 from perfmodel.validate.typical_steps import TypicalSteps, latency_breakdown
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perfmodel.calibrate.serving.runs import RequestLog, read_request_log
 from perfmodel.cost import ServerFit, load_engine_profile
 from perfmodel.cost.calibrations.provenance import provenance_of
-from perfmodel.planning.sweeps.typical_step import StepChoice, mean_step
+from perfmodel.planning.typical_step import StepChoice, mean_step
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.trust.setups import MeasuredSetup, setup_of
 from perfmodel.validate.report import Comparison, Rows, ValidationReport, by_dimension, pooled, range_names, worst_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.cost import ServerFit, StepEstimate, step_costs
 from perfmodel.ops.work import BatchShape
-from perfmodel.planning.sweeps.typical_step import StepChoice, mean_length, typical_step
+from perfmodel.planning.typical_step import StepChoice, mean_length, typical_step
 from perfmodel.specs.scenario import Scenario
 from perfmodel.validate.breakdown import why
 

@@ -11,8 +11,8 @@ def files_of(command: str, answer: Answer) -> dict[str, str]:
     """File name -> text."""
     if command != "plan":
         return {}
-    from perfmodel.planning.deployments.export import plan_files
-    from perfmodel.planning.deployments.result import PlanResult
+    from perfmodel.planning.export import plan_files
+    from perfmodel.planning.result import PlanResult
     from perfmodel.report.render.html import render_page
 
     starts = plan_files(answer.result) if isinstance(answer.result, PlanResult) else {}

@@ -10,7 +10,7 @@ from perfmodel.cost import StageTicks, step_costs
 from perfmodel.cost.steps.stages import StageTimes, round_time
 from perfmodel.engine import Outcome, Request, SchedulerConfig, StepPlan, StepRecord
 from perfmodel.ops import decode_shape
-from perfmodel.planning.sweeps.metrics import device_shares
+from perfmodel.planning.points import device_shares
 from perfmodel.sim import simulate
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep

@@ -8,11 +8,10 @@ elasticities of time to all resources add up to -1.
 import pytest
 
 from perfmodel.cost.forms.device import peak_flops_per_s
-from perfmodel.planning.sensitivity.crossovers import bound_changes
-from perfmodel.planning.sensitivity.vary import axis_of
-from perfmodel.planning.sensitivity.whatif import WhatIf, answer
-from perfmodel.planning.sweeps.points import Point
-from perfmodel.planning.sweeps.typical_step import StepSpec
+from perfmodel.planning.axes import axis_of, bound_changes
+from perfmodel.planning.points import Point
+from perfmodel.planning.typical_step import StepSpec
+from perfmodel.planning.whatif import WhatIf, answer
 from perfmodel.specs import load_scenario
 
 NAME = "llama-3.1-8b-a100"

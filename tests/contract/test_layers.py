@@ -47,16 +47,9 @@ WITHIN = {
         "printed",
     ),
     "planning": (
-        "spec",
-        "metrics",
-        "comparison",
-        "sweeps",
-        "studies",
-        "sensitivity",
-        "screening",
-        "deployments",
-        "jobs",
-        "search",
+        *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes", "load"),
+        *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "result", "jobs"),
+        *("runs", "search", "export"),
     ),
 }
 # Third parties that only some rooms may use.

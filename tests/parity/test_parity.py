@@ -21,7 +21,7 @@ from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
-from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time, think_time_of
+from perfmodel.sim.traffic.workload import ThinkTime, no_think_time, think_time_of
 from perfmodel.specs.traffic import Arrivals
 from perfmodel_executors import driver as executed
 from workloads import Case, cases, judged, speculating_cases

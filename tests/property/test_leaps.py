@@ -12,7 +12,7 @@ from perfmodel.sim.fleet.routing import ROUTERS
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import ClosedLoopClient, OpenLoopClient
-from perfmodel.sim.traffic.think_time import ThinkTime, no_think_time, think_time_of
+from perfmodel.sim.traffic.workload import ThinkTime, no_think_time, think_time_of
 from perfmodel.specs.traffic import Arrivals
 from workloads import Case, cases, duration_of, serve_stepwise, slotted_cases
 

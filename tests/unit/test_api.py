@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import perfmodel as pm
 from perfmodel.cli import app
-from perfmodel.planning.sweeps.points import Point, evaluate
+from perfmodel.planning.points import Point, evaluate
 
 NAME = "llama-3.1-8b-a100"
 FEW = {"traffic.num_requests": 40}

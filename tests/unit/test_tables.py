@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from perfmodel.planning.sweeps.typical_step import estimate_mean_step
+from perfmodel.planning.typical_step import estimate_mean_step
 from perfmodel.printable import Printable, columns_of
 from perfmodel.report import printed
 from perfmodel.validate.report import ErrorStats, ValidationReport

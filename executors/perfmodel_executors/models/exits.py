@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perfmodel.engine import Request
 from perfmodel.models.spec import ExitSpec
-from perfmodel.sim.traffic.hashed import uniform_draws
+from perfmodel.sim.traffic.distributions import uniform_draws
 from perfmodel_executors.models.batch import StepBatch
 
 

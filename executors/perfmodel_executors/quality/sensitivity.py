@@ -13,12 +13,12 @@ from perfmodel.models.layer_formats import BLOCKS, LayerQuantization, bits_per_w
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
-from perfmodel.planning.studies.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
 from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.models.weights import LayerWeights
 from perfmodel_executors.quality.measure import note_on_weights, open_runner, perplexity, text_ids
+from perfmodel_executors.quality.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
 from perfmodel_executors.quality.tokenizer import PYDOC
 from perfmodel_executors.runner import StepRunner
 

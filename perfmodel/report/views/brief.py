@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.planning.metrics import metric_of
-from perfmodel.planning.sweeps.typical_step import StepReport
+from perfmodel.planning.typical_step import StepReport
 from perfmodel.report.document import Block, Document, Notes, Paragraph, Sentences, Span
 from perfmodel.report.numbers import format_in, format_number
 from perfmodel.report.views.run import latency_table, overload, shares, slo_verdict

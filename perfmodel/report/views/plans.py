@@ -1,7 +1,5 @@
 """Replayed plans as a document: how many cases are equal, by what they exercise, and where the others first differ."""
 
-__all__ = ["plans_view"]
-
 from collections.abc import Iterator
 
 from perfmodel.report.document import Block, Document, Notes, Paragraph, Sentences, Table

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
-from perfmodel.planning.sweeps.typical_step import StepReport
+from perfmodel.planning.typical_step import StepReport
 from perfmodel.report.document import (
     Block,
     Details,
@@ -30,7 +30,7 @@ from perfmodel.report.views.scenario import describe_traffic, hardware_source, h
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
 from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
-from perfmodel.sim.traffic.hashed import class_shares
+from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.scenario import price_lines
 
 _DEFINITIONS = (

@@ -23,7 +23,7 @@ import numpy as np
 
 from perfmodel.cost import plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
-from perfmodel.planning.sweeps.typical_step import StepReport
+from perfmodel.planning.typical_step import StepReport
 from perfmodel.report.document import (
     Block,
     Details,

@@ -9,7 +9,7 @@ from starlette.types import Send
 from perfmodel.serve.http.errors import HttpError
 from perfmodel.serve.http.outlet import Outlet
 from perfmodel.serve.settings import InjectedFaults
-from perfmodel.sim.traffic.hashed import Shares, uniform_draws
+from perfmodel.sim.traffic.distributions import Shares, uniform_draws
 
 
 class FaultDraws:

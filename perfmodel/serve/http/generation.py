@@ -38,7 +38,7 @@ from perfmodel.serve.request_params import RequestParams
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import AnswerWriter, ChatMessage, LimitError, Vocabulary, block_hashes, chat_prompt
 from perfmodel.serve.tokens.vocabulary import TokenIds
-from perfmodel.sim.traffic.hashed import hashed
+from perfmodel.sim.traffic.distributions import hashed
 
 _LONGEST_ID = 128
 _MOST_TOKENS = 1 << 20  # of one request: they are written and hashed before anything else is looked at

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.serve.tokens import Vocabulary
 from perfmodel.serve.tokens.vocabulary import TokenIds
-from perfmodel.sim.traffic.hashed import hashed
+from perfmodel.sim.traffic.distributions import hashed
 
 _BEST, _STEP = -0.1, -0.5  # of the first rank, and between ranks
 

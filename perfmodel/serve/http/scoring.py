@@ -10,7 +10,7 @@ from perfmodel.serve.http.bodies import GenerationBody, TokenIdList
 from perfmodel.serve.http.errors import ErrorStyle, FieldError
 from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, TokenCounts, compact
 from perfmodel.serve.tokens import Wanted
-from perfmodel.sim.traffic.hashed import uniform_draws
+from perfmodel.sim.traffic.distributions import uniform_draws
 
 
 class ScoringBody(GenerationBody):

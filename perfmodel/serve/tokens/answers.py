@@ -17,9 +17,8 @@ from perfmodel.serve.context import beyond_context
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens.guided import Guide
 from perfmodel.serve.tokens.vocabulary import TokenIds, Vocabulary
-from perfmodel.sim.traffic.distributions import draw_lengths
-from perfmodel.sim.traffic.hashed import hashed, hashes
-from perfmodel.sim.traffic.recorded_conversations import read_conversations
+from perfmodel.sim.traffic.conversations import read_conversations
+from perfmodel.sim.traffic.distributions import draw_lengths, hashed, hashes
 from perfmodel.sim.traffic.traces import read_trace
 from perfmodel.specs.traffic import Traffic
 

@@ -1,7 +1,5 @@
 """`Cluster`: the pools of a scenario on the simulated clock, and the way of a request through them."""
 
-__all__ = ["Cluster"]
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -57,7 +55,7 @@ class Cluster:
             self.dynamic = dynamic = _dynamic_cluster(env, scenario, on_finished, on_step, on_lost)
             on_finished = dynamic.on_finished
         if scenario.cluster.is_disaggregated:
-            from perfmodel.sim.fleet.prefill_decode import kv_transfers
+            from perfmodel.sim.fleet.disaggregated import kv_transfers
 
             self.transfers = kv_transfers(env, scenario)
         deployed = [self._deploy(deployment, on_finished, on_step) for deployment in _deployments(scenario)]
@@ -117,7 +115,7 @@ class Cluster:
 
     def _disaggregated(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         """Prefill pools come first."""
-        from perfmodel.sim.fleet.prefill_decode import PrefillDecode
+        from perfmodel.sim.fleet.disaggregated import PrefillDecode
 
         assert self.transfers is not None
         stages, pools, specs = PrefillDecode(), dict[int, Pool](), self.scenario.pools

@@ -1,7 +1,5 @@
 """`Deployed`: the pools of one deployment on the simulated clock, and who takes its requests."""
 
-__all__ = ["Deployed"]
-
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 

@@ -1,7 +1,5 @@
 """`Fleet`: which replicas of a pool are there. They start cold, serve, drain, stop, and fail."""
 
-__all__ = ["Fleet"]
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -7,8 +7,6 @@ or lost with its replica, once too often) or timed out.
 All clients are equally patient, so deadlines pass in the order of arrival: one alarm at a time will do for all.
 """
 
-__all__ = ["Entrance", "Fate", "Gateway", "LostRequest", "RequestServer"]
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,7 +16,7 @@ from perfmodel.engine import Request
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.pool import FleetRouter
 from perfmodel.sim.replica.replica import EngineRank
-from perfmodel.sim.traffic.hashed import hashed
+from perfmodel.sim.traffic.distributions import hashed
 from perfmodel.specs.cluster import GatewaySpec, RateLimit
 
 Fate = Literal["failed", "timed_out"]

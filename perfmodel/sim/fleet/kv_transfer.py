@@ -21,8 +21,6 @@ All links may lead into one `Fabric`, which transfers then share; what moves und
 have its links' full rate.
 """
 
-__all__ = ["Fabric", "KvTransfers", "TransferCost", "transfer_cost"]
-
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from math import ceil

@@ -1,7 +1,5 @@
 """`Pool`: equal replicas with one role, their cost model, and the router in front of them."""
 
-__all__ = ["BasisOf", "FleetRouter", "Pool", "PoolBasis", "build_pool", "remembered_basis"]
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
@@ -29,8 +27,7 @@ from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
-from perfmodel.sim.replica.second_tier import second_tier
-from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config
+from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config, second_tier
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario

@@ -4,8 +4,6 @@ It keeps columns, not objects, and can stream the rows to files as they come, so
 finished records readable and a long one stays in bounded memory.
 """
 
-__all__ = ["REQUEST_COLUMNS", "STEP_COLUMNS", "Collector", "GapHistogram"]
-
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence

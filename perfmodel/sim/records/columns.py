@@ -1,11 +1,18 @@
-"""The records of a run as columns: one row per request, one per step."""
+"""The records of a run as columns: one row per request, one per step.
 
-__all__ = ["RequestColumns", "StepColumns"]
+Statistics of latencies, and what of a run was good: over all requests, or over some.
+"""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import floor, isfinite
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.slo import SLO
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -83,3 +90,131 @@ class StepColumns:
 
     def __len__(self) -> int:
         return len(self.index)
+
+
+Bools = NDArray[np.bool_]
+_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def ratio(amount: float, base: float) -> float | None:
+    """`amount` per `base`; None of nothing."""
+    return amount / base if base else None
+
+
+def finite(value: float) -> float | None:
+    """`value` if it is a number that JSON has."""
+    return float(value) if isfinite(value) else None
+
+
+def latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None]:
+    """Statistics of `seconds`, which is used up: of a million requests every copy shows in the peak of memory."""
+    is_finite = np.isfinite(seconds)
+    seconds = seconds if is_finite.all() else seconds[is_finite]
+    if not len(seconds):
+        return {f"{statistic}_{name}_ms": None for statistic in ("mean", "median", "std", "p90", "p95", "p99")}
+    values = {"mean": seconds.mean(), "median": 0.0, "std": seconds.std()}
+    values |= dict(zip(_QUANTILES, quantiles(seconds, tuple(_QUANTILES.values())), strict=True))
+    return {f"{statistic}_{name}_ms": finite(value * 1e3) for statistic, value in values.items()}
+
+
+def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[float]:
+    """`np.quantile(values, shares, overwrite_input=True)`, bit for bit, without the import of `numpy.ma` that it costs.
+
+    values: finite and not empty; put in another order
+    shares: between 0 and 1
+    """
+    last = len(values) - 1
+    places = [last * share for share in shares]
+    below = [min(floor(place), last) for place in places]
+    above = [min(number + 1, last) for number in below]
+    values.partition(sorted({*below, *above}))
+    found = []
+    for place, low, high in zip(places, below, above, strict=True):
+        start, end, weight = float(values[low]), float(values[high]), place - low
+        step = end - start
+        found.append(end - step * (1 - weight) if weight >= 0.5 else start + step * weight)
+    return found
+
+
+def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
+    """Mask of the requests that miss each limit of `slo`, by the name of what is limited.
+
+    A one-token answer has no TPOT to miss, and no gap. Where only means and percentiles are limited, the requests
+    beyond them; a limit on gaps between tokens (itl) is one of the run, which no request misses.
+    """
+    masks: dict[str, Bools] = {}
+    if slo.has_ttft_limit:
+        masks["ttft"] = requests.ttft_s * 1e3 > slo.ttft_limit_ms(requests.num_prompt_tokens)
+    if slo.tpot_limit_ms is not None:
+        masks["tpot"] = requests.tpot_s * 1e3 > slo.tpot_limit_ms
+    if slo.max_itl_ms is not None and requests.max_itl_s is not None:
+        masks["max_itl"] = requests.max_itl_s * 1e3 > slo.max_itl_ms
+    if slo.e2el_ms is not None:
+        masks["e2el"] = requests.e2el_s * 1e3 > slo.e2el_ms
+    if slo.reading_speed is not None and requests.reader_wait_s is not None:
+        masks["reader_wait"] = requests.reader_wait_s * 1e3 > slo.reading_wait_ms
+    if not slo.is_of_requests:
+        seconds = {"ttft": requests.ttft_s, "tpot": requests.tpot_s, "e2el": requests.e2el_s}
+        masks |= {
+            limit.field: seconds[limit.latency] * 1e3 > limit.limit_ms
+            for limit in slo.statistics
+            if limit.latency in seconds
+        }
+    return masks
+
+
+def percentiles_met(slo: SLO, summary: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
+    """Whether each mean and percentile that `slo` limits is within its limit in a run with this `summary`; empty
+    where none is limited. A class of requests has no gaps between tokens of its own."""
+    lost_share = num_lost / max(num_lost + summary["completed"], 1)
+    limits = [limit for limit in slo.statistics if limit.metric in summary]
+    met = {limit.field: limit.is_met(summary[limit.metric], lost_share) for limit in limits}
+    return {"slo_percentiles_met": met} if met else {}
+
+
+def meets_slo(scenario: Scenario, summary: Mapping[str, Any]) -> bool:
+    """Whether a run meets the scenario's `slo`: enough of all requests that were sent (`Scenario.attainment`) meet the
+    limits on single requests, and its mean and percentiles are within theirs."""
+    if not all(summary.get("slo_percentiles_met", {}).values()):
+        return False
+    return not scenario.slo.is_of_requests or float(summary["slo_attainment"] or 0.0) >= scenario.attainment
+
+
+def num_good(missed: Mapping[str, Bools]) -> int | None:
+    """Requests that miss none of the limits; None without one."""
+    if not missed:
+        return None
+    bad: Bools = np.logical_or.reduce(list(missed.values()))
+    return int(len(bad) - bad.sum())
+
+
+def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
+    """The share of requests that meet all limits, and each; those that were lost meet none. Empty without limits."""
+    good = num_good(missed)
+    if good is None:
+        return {}
+    sent = num_lost + len(next(iter(missed.values())))
+    by = {name: ratio(len(each) - int(each.sum()), sent) for name, each in missed.items()}
+    return {"slo_attainment": ratio(good, sent), "slo_attainment_by": by}
+
+
+def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
+    """Drain time of an offline job: from when no request waits and slots begin to stay empty, to the end of the job.
+
+    A mean over the engines, and as a share of the job's time.
+    """
+    last_s: dict[int, float] = {}
+    for replica in np.unique(requests.replica).tolist():
+        last_s[replica] = float(requests.first_scheduled_s[requests.replica == replica].max())
+    seconds = end_s - float(np.mean(list(last_s.values()))) if last_s else 0.0
+    return {"tail_s": seconds if last_s else None, "tail_share": ratio(seconds, end_s) if last_s else None}
+
+
+def token_latencies(requests: RequestColumns) -> dict[str, float | None]:
+    """Statistics of the longest gap between tokens and of readers' waits, where a limit asks for them."""
+    found: dict[str, float | None] = {}
+    if requests.max_itl_s is not None:
+        found |= latencies("max_itl", requests.max_itl_s[requests.num_output_tokens > 1])
+    if requests.reader_wait_s is not None:
+        found |= latencies("reader_wait", requests.reader_wait_s.copy())
+    return found

@@ -14,19 +14,6 @@ requests count for themselves alone, and the others for all the rest of the long
 queue without end: where one grows, waiting times are continued at its pace to the length of the long run.
 """
 
-__all__ = [
-    "MOST",
-    "Ensemble",
-    "Interval",
-    "Serve",
-    "design",
-    "interval_of",
-    "log_ratio",
-    "mean_latencies",
-    "run_ensemble",
-    "span_s",
-]
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, exp, isfinite

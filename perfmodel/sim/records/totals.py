@@ -1,7 +1,5 @@
 """What the devices of a simulated cluster did in all: energy, utilisation, blocks, by pool and together."""
 
-__all__ = ["device_totals"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,9 +10,9 @@ from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
-from perfmodel.sim.records.latencies import latencies, ratio
+from perfmodel.sim.records.columns import latencies, ratio
 from perfmodel.sim.records.summary import DeviceTotals
-from perfmodel.sim.replica.second_tier import copied
+from perfmodel.sim.replica.serving import copied
 
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.kv_transfer import KvTransfers

@@ -9,8 +9,6 @@ constant sizes, their averages. The variance of other latencies along other dire
 A run of no more requests than a shortened run is simulated eight times instead, as in the ensemble of any run.
 """
 
-__all__ = ["WholeRuns", "simulate_whole_runs"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, sqrt

@@ -6,10 +6,8 @@ draw says at each depth whether any of the candidates is right, which is all tha
 each other, so their probabilities add up.
 """
 
-__all__ = ["SimulatedAcceptance"]
-
 from perfmodel.engine import Request, StepPlan
-from perfmodel.sim.traffic.hashed import uniform_draws
+from perfmodel.sim.traffic.distributions import uniform_draws
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 
 _MOST_REMEMBERED = 20_000  # requests

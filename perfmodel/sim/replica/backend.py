@@ -1,7 +1,5 @@
 """`SimulatedBackend`: asks the cost model how long a plan takes, and draws which of its drafted tokens are right."""
 
-__all__ = ["PromptTime", "SimulatedBackend", "shape_of"]
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate

@@ -8,8 +8,6 @@ The host is the first server of this flow line: what it does before a plan start
 does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.steps.stages`).
 """
 
-__all__ = ["FlowLine"]
-
 from perfmodel.cost import StageTicks
 
 

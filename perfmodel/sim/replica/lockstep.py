@@ -10,8 +10,6 @@ cuts it: the step in progress is completed, as it would have been had the steps 
 Steps that end at the same tick do so in the order of the engines' numbers, whenever they began: leaps or not.
 """
 
-__all__ = ["LeapingBackend", "Lockstep", "PromptBalance", "Rank", "Run"]
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise

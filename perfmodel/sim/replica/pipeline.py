@@ -9,8 +9,6 @@ requests that arrive while the queue has room wait for it, too, and join those t
 Steps are taken one by one: no leaps.
 """
 
-__all__ = ["Pipeline", "StagedBackend"]
-
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

@@ -3,8 +3,6 @@
 Its steps are taken by a `Lockstep`, alone or beside the other ranks of a data-parallel group.
 """
 
-__all__ = ["EngineRank", "FrontEnd", "Replica"]
-
 from collections.abc import Callable, Sequence
 
 from perfmodel.cost.calibrations.engine_profile import ServerFit

@@ -4,26 +4,23 @@ How long a freed slot waits is no rule of an engine but what the serve loop give
 to 2 steps). Under asynchronous scheduling the plan of step N+1 is made when N starts. A request that ends with step N
 has its slot back when N is over; then N+1, planned, starts, and N+2 is planned, the first that can let someone in: the
 slot stays empty for one whole step, N+1. Without it N+1 is planned after N, and the slot is filled at once.
+
+The second tier of an engine's KV blocks as its scenario has it, for both clocks: room, costs, when copies pay.
 """
 
-__all__ = [
-    "build_locksteps",
-    "build_serve_loop",
-    "engine_scheduler_config",
-    "kv_block_manager",
-    "scheduler_config",
-    "token_watch",
-]
-
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from perfmodel.cost import SpeculativePricer
+from perfmodel.cost import SpeculativePricer, StepCosts
 from perfmodel.cost.memory.groups import kv_groups
+from perfmodel.cost.memory.offload import RestoreCost, least_restored_tokens, restore_cost
 from perfmodel.cost.memory.plan import num_buffers
 from perfmodel.engine import (
     Estimates,
     GroupedKVBlocks,
     HostBlocks,
+    HostCopies,
     KVBlockManager,
     RadixKVBlocks,
     Request,
@@ -40,10 +37,44 @@ from perfmodel.sim.clock import TickEnvironment, to_ticks
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.pipeline import Pipeline
+from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.sim.traffic.draft_lengths import speculation_of
-from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
+
+
+class SecondTier(NamedTuple):
+    """capacity: in blocks; least_tokens: fewer are computed again; cost: of copies on one device's link"""
+
+    capacity: int
+    least_tokens: int
+    cost: RestoreCost
+
+    def blocks(self, has_tensors: bool = False) -> HostBlocks:
+        """An empty one; with tensors, plans say which blocks are copied where."""
+        copies = HostCopies() if has_tensors else None
+        return HostBlocks(self.capacity, self.least_tokens, self.cost.is_awaited, copies)
+
+
+def second_tier(scenario: Scenario, costs: StepCosts) -> SecondTier | None:
+    """That of each engine of `scenario`, whose steps take `costs`; None where it has none."""
+    offload = scenario.engine.kv_offload
+    if offload is None:
+        return None
+    cost = restore_cost(scenario, offload, costs.graph)
+    capacity = int(offload.capacity_bytes // cost.block_bytes) if cost.block_bytes else 0
+    return SecondTier(capacity, least_restored_tokens(scenario, offload, costs.graph, costs.timer), cost)
+
+
+def copied(tiers: Sequence[tuple[HostBlocks, float]]) -> dict[str, float]:
+    """Blocks that went to these tiers and came back, and their bytes; beside each tier, bytes of a block."""
+    return {
+        "stored_blocks": sum([host.num_stored for host, _ in tiers]),
+        "restored_blocks": sum([host.num_restored for host, _ in tiers]),
+        "restored_tokens": sum([host.num_restored_tokens for host, _ in tiers]),
+        "stored_bytes": sum([host.num_stored * size for host, size in tiers]),
+        "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
+    }
 
 
 def scheduler_config(

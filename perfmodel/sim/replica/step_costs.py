@@ -1,7 +1,5 @@
 """Step costs for scenarios, shared by those that run the same steps: of a sweep, a search, a validation."""
 
-__all__ = ["shared_step_costs"]
-
 from collections import deque
 from itertools import islice
 from typing import Any

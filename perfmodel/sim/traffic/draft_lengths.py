@@ -4,8 +4,6 @@ Adaptively, a step drafts as deep as brings most tokens per second, E(k) / t(B, 
 acceptance that the engine has seen recently. The engine knows no seconds, so it is given a table.
 """
 
-__all__ = ["draft_lengths", "mean_context", "speculation_of", "with_drafter"]
-
 from dataclasses import replace
 from itertools import islice
 from math import prod

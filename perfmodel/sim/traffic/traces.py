@@ -9,8 +9,6 @@ jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optio
           `session_id`
 """
 
-__all__ = ["TraceRow", "read_trace"]
-
 import csv
 from collections.abc import Callable, Iterator
 from datetime import datetime

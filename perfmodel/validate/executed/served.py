@@ -13,7 +13,7 @@ from perfmodel.cost.calibrations.engine_profile import EngineProfile
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import block_as
 from perfmodel.ops.work import BatchShape
-from perfmodel.planning.sweeps.metrics import run_metric
+from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario

@@ -10,10 +10,8 @@ from statistics import median
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.studies.spec import QualitySpec, StudyFile
-from perfmodel.planning.studies.study import Answers, StudyPoints
-from perfmodel.planning.sweeps.metrics import run_metric
-from perfmodel.planning.sweeps.points import Record, load_point
+from perfmodel.planning.points import Record, load_point, run_metric
+from perfmodel.planning.study import Answers, QualitySpec, StudyFile, StudyPoints
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides

@@ -27,7 +27,7 @@ from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.work import Work
-from perfmodel.planning.sweeps.metrics import (
+from perfmodel.planning.points import (
     batch_shape,
     max_request_rate,
     memory_metric,

@@ -16,7 +16,7 @@ from perfmodel.errors import did_you_mean
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeInt, PositiveFloat, PositiveInt
 from perfmodel.planning.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
-from perfmodel.planning.sweeps.typical_step import StepSpec
+from perfmodel.planning.typical_step import StepSpec
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}

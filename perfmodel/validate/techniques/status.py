@@ -35,7 +35,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir, find_file, list_names
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.planning.sweeps.typical_step import StepSpec
+from perfmodel.planning.typical_step import StepSpec
 from perfmodel.validate.techniques.runs import Outcome, outcome_of
 
 WANTED = 0.25  # a median farther than this from the published one is a miss; it stays in the table

@@ -9,7 +9,7 @@ from typing import Any
 from perfmodel.planning.metrics import Metric, study_metric
 from perfmodel.report.drawing.figures import Figure, Trace, across, axis, bars, figure, line, upright
 from perfmodel.report.drawing.svg import BLUE, BOUND_COLOURS, GREEN, GREY, ORANGE, SKY
-from perfmodel.report.views.whatif.sentences import path_label
+from perfmodel.report.views.whatif import path_label
 
 _ROW, _TOP = 44, 120  # pixels
 _BOUNDS = ("memory", "compute", "communication", "overhead")

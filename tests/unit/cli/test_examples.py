@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.cli.examples import EXAMPLES
 from perfmodel.errors import SpecError
-from perfmodel.planning.studies.spec import load_study
+from perfmodel.planning.study import load_study
 from perfmodel.specs import find_file, load_hardware, load_model, load_scenario
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,8 +3,8 @@
 import yaml
 
 from perfmodel.cli.quality import _fields
-from perfmodel.planning.studies.mixed_precision import rules_of
 from perfmodel.specs import load_scenario
+from perfmodel_executors.quality.mixed_precision import rules_of
 
 
 def test_the_proposal_reads_back_as_the_same_rules(tmp_path):

@@ -10,7 +10,7 @@ from perfmodel.models.spec import SamplingMethod
 from perfmodel.ops import StepGraph
 from perfmodel.ops.elementwise import BYTES_PER_LOGIT, sample
 from perfmodel.ops.work import decode_shape
-from perfmodel.planning.sweeps.typical_step import estimate_choice
+from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 

@@ -18,12 +18,11 @@ from perfmodel.answers.whatif import answer_whatif
 from perfmodel.cost import plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.reach import may_touch, without_files
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.points import Point
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Point
-from perfmodel.planning.sweeps.sweep import sweep
-from perfmodel.planning.sweeps.typical_step import estimate_choice
+from perfmodel.planning.sweep import sweep
+from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario, schema
 

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
 from perfmodel.files.units import parse_count
-from perfmodel.planning.sensitivity.vary import axis_of
+from perfmodel.planning.axes import axis_of
 from perfmodel.specs import load_scenario
 
 NAME = "llama-3.1-8b-a100"

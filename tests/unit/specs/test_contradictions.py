@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.errors import DoesNotFitError, SpecError
-from perfmodel.planning.sweeps.typical_step import estimate_choice
+from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.specs import load_scenario
 
 SCENARIO = "llama-3.1-8b-a100"

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file, list_names
-from perfmodel.sim.records.notes import network_notes
+from perfmodel.sim.records.result import network_notes
 from perfmodel.specs.networks import DEFAULT_NETWORK, load_network
 from perfmodel.specs.scenario_file import load_hardware, load_scenario
 

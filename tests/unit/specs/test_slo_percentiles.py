@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.deployments.finalist import meets, tightness
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screen, Screened
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.finalist import Screened, meets, tightness
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import PlanResult
+from perfmodel.planning.screen import Screen
 from perfmodel.planning.search import make_plan
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpace, PlanSpec
-from perfmodel.planning.sweeps.points import Record
 from perfmodel.report.views.run import latency_table, run_view
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario

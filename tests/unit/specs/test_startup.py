@@ -17,7 +17,7 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.work import decode_shape
-from perfmodel.planning.sensitivity.ask import ask_whatif
+from perfmodel.planning.whatif import ask_whatif
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.devices import refuse_to_start

@@ -4,7 +4,7 @@ import pytest
 from published_figures import IN_ONE_WORKER, PUBLISHED, published_report
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.sweeps.metrics import highest
+from perfmodel.planning.points import highest
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.validate.published.compare import validate_published
 from perfmodel.validate.published.figures import predict

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.planning.deployments.export import export_plan
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.export import export_plan
+from perfmodel.planning.result import PlanResult
 from perfmodel.planning.search import make_plan
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.report.views.plan.view import plan_json, plan_view
+from perfmodel.report.views.plan import plan_json, plan_view
 from perfmodel.specs import load_scenario
 
 BASE = "llama-3.1-8b-a100"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.planning.deployments.choice import (
+from perfmodel.planning.choice import (
     finalists,
     may_have,
     most_replicas,
@@ -22,28 +22,31 @@ from perfmodel.planning.deployments.choice import (
     simulated_front,
     with_every_device,
 )
-from perfmodel.planning.deployments.doubt import Option, certainty_of, pick, replicas_for
-from perfmodel.planning.deployments.export import server_arguments
-from perfmodel.planning.deployments.finalist import (
+from perfmodel.planning.export import server_arguments
+from perfmodel.planning.finalist import (
     Deployment,
     Finalist,
+    Job,
+    Option,
+    Screened,
     attained,
+    certainty_of,
     interval_of,
     mean,
     meets,
+    pick,
+    replicas_for,
     seed_draws,
     tightness,
 )
-from perfmodel.planning.deployments.resilience import _all_up, requests_with_failures
-from perfmodel.planning.deployments.result import PlanResult, quantile_name
-from perfmodel.planning.jobs.result import Job, JobPlan
-from perfmodel.planning.jobs.search import _enough, _figure, _finalists, _next, _ordered, _with_replicas
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screened
-from perfmodel.planning.screening.surfaces import NUM_DRAWS, Drawn
+from perfmodel.planning.jobs import _enough, _figure, _finalists, _next, _ordered, _with_replicas
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
+from perfmodel.planning.runs import _all_up, requests_with_failures
 from perfmodel.planning.search import _sized
+from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import FailuresSpec
 from perfmodel.specs.slo import SLO
@@ -267,11 +270,10 @@ def test_replicas_needed_in_a_draw_are_inversely_proportional_to_its_rate():
     assert plan("goodput_per_gpu", three).option(three).figure == -4.0
 
 
-@pytest.mark.parametrize(("objective", "expected"), [("cheapest", 0.5), ("goodput_per_gpu", 1.0)])
-def test_the_margin_is_the_relative_loss_of_the_runner_up(objective, expected):
+@pytest.mark.parametrize("objective", ["cheapest", "goodput_per_gpu"])
+def test_shares_of_draws_in_which_one_is_better_add_up_to_one(objective):
     one, other = finalist(screened(10.0, usd=2.0), 1, (20.0,)), finalist(screened(10.0, usd=3.0), 1, (10.0,))
     result = plan(objective, one, other)
-    assert result.margin(other) == pytest.approx(expected)
     assert result.better_share(one, other) + result.better_share(other, one) == pytest.approx(1.0)
     assert result.better_share(one, one) == 0.5
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.planning.deployments.doubt import Option, certainty_of, pick, replicas_for
+from perfmodel.planning.finalist import Option, certainty_of, pick, replicas_for
 
 MOST = 12
 

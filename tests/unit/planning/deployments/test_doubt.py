@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.planning.deployments.finalist import Finalist
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screened
-from perfmodel.planning.screening.surfaces import NUM_DRAWS, Drawn
+from perfmodel.planning.finalist import Finalist, Screened
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import PlanResult
+from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
-from perfmodel.report.views.plan.sentences import plan_sentences
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn
+from perfmodel.report.views.plan import plan_sentences
 from perfmodel.specs import load_scenario
 
 GOOD = Record({"slo_attainment": 0.95, "p90_ttft_ms": 400.0})
@@ -47,7 +46,6 @@ def test_errors_that_two_have_in_common_leave_no_doubt() -> None:
     plan = result("goodput_per_gpu", one, other)
     assert plan.interval(one)[0] < plan.interval(other)[1]
     assert plan.better_share(one, other) == 1.0
-    assert not plan.is_doubtful(other)
 
 
 @pytest.mark.parametrize("margin", [0.1, 0.5, 1.0])
@@ -98,17 +96,6 @@ def test_latencies_are_as_far_off_as_their_draws() -> None:
     assert np.log(np.array(found) / 400.0) == pytest.approx([-0.3 * 1.2816, 0.3 * 1.2816], abs=0.06)
 
 
-@pytest.mark.parametrize(("margin", "is_doubtful"), [(0.05, True), (2.0, False)])
-def test_words_say_in_how_many_draws_and_whether_that_is_enough(margin: float, is_doubtful: bool) -> None:
-    """Independent errors of 40 %: 5 % is in doubt, three times as much is not."""
-    one, other = finalist(10.0 * (1 + margin), 0.4 * normal(1)), finalist(10.0, 0.4 * normal(2))
-    plan = result("goodput_per_gpu", one, other)
-    text = " ".join(plan_sentences(plan))
-    assert f"than the runner-up in {round(100 * plan.better_share(one, other))} of 100 draws" in text
-    assert ("in doubt" in text) == is_doubtful
-    assert "80 % interval" in text
-
-
 def test_words_lead_with_what_it_costs_to_be_sure() -> None:
     """Three replicas serve 5 % more than is wanted, errors of 20 %: one more does in Phi(log 1.4 / 0.2) = 95 %."""
     three = finalist(10.5, 0.2 * normal(3), replicas=3)
@@ -120,8 +107,7 @@ def test_words_lead_with_what_it_costs_to_be_sure() -> None:
     assert f"suffices in {round(100 * share)} of 100 draws" in lines[1]
     assert "3 x one would do, for 6 USD per hour" in lines[2]
     assert "To be sure costs +2 USD per hour, 1,460 USD per month" in lines[2]
-    assert "priced as the replicas that are then added" in lines[3]
-    assert "measure one replica on one (2.00 USD for an hour)" in lines[4]
+    assert "measure one replica on one (2.00 USD for an hour)" in lines[3]
 
 
 def test_words_say_where_nothing_is_as_sure_as_asked_for() -> None:
@@ -130,10 +116,8 @@ def test_words_say_where_nothing_is_as_sure_as_asked_for() -> None:
 
 
 def test_words_say_what_the_simulator_did_not_confirm() -> None:
-    """What the screen took to be cheaper, and what one replica fewer comes to."""
-    dear, cheap = finalist(13.0, 0.1 * normal(1), usd=5.0), finalist(9.0, 0.1 * normal(2), usd=2.0)
-    missed = replace(cheap, records=(Record({"slo_attainment": 0.42}),))
-    plan = replace(result("cheapest", dear), missed=[missed], fewer={"0 x one": 0.7})
+    """What one replica fewer comes to."""
+    dear = finalist(13.0, 0.1 * normal(1), usd=5.0)
+    plan = replace(result("cheapest", dear), fewer={"0 x one": 0.7})
     text = " ".join(plan_sentences(plan))
-    assert "not so when simulated: 1 x one, with 42.0% of requests within the SLO" in text
     assert "misses the SLO: 0 x one, simulated, with 70.0% of requests within it" in text

@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
-from perfmodel.planning.deployments.choice import label_of, simulated_front
-from perfmodel.planning.deployments.finalist import Deployment
-from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.choice import simulated_front
+from perfmodel.planning.finalist import Deployment, Screened
+from perfmodel.planning.points import Record
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
 from perfmodel.specs.slo import SLO
 
 LIMITS = SLO(ttft_ms=1000)
@@ -26,7 +25,7 @@ def test_what_the_simulator_finds_not_to_serve_is_told_apart() -> None:
     """The cheapest misses the SLO when simulated; the next is on the front with its simulated latency."""
     screened = [deployment("cheap", 1.0, 0.9), deployment("good", 2.0, 0.8), deployment("dear", 9.0, 0.2)]
     records = [served(0.5, 1500.0), served(0.97, 700.0), served(1.0, 100.0)]
-    simulated = {label_of(each): (each, known) for each, known in zip(screened, records, strict=True)}
+    simulated = {each.label: (each, known) for each, known in zip(screened, records, strict=True)}
     front, missed = simulated_front(simulated, screened, PlanSpec(), LIMITS, "p90")
     assert [(point.label, point.tightness) for point in front] == [("1 x good", 0.7), ("1 x dear", 0.1)]
     assert [(point.label, point.attained) for point in missed] == [("1 x cheap", 0.5)]
@@ -35,7 +34,7 @@ def test_what_the_simulator_finds_not_to_serve_is_told_apart() -> None:
 
 def test_what_costs_more_and_takes_longer_is_not_on_the_front() -> None:
     cheap, worse, dear = deployment("a", 1.0, 0.5), deployment("b", 2.0, 0.6), deployment("c", 3.0, 0.3)
-    known = {label_of(each): (each, served(1.0, ms)) for each, ms in ((cheap, 500.0), (worse, 600.0), (dear, 300.0))}
+    known = {each.label: (each, served(1.0, ms)) for each, ms in ((cheap, 500.0), (worse, 600.0), (dear, 300.0))}
     front, missed = simulated_front(known, [cheap, dear], PlanSpec(), LIMITS, "p90")
     assert [point.label for point in front] == ["1 x a", "1 x c"]
     assert missed == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from perfmodel.planning.deployments.export import kubernetes_manifest
+from perfmodel.planning.export import kubernetes_manifest
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.deployments.choice import Ratios, overlooked, ratios_of
-from perfmodel.planning.deployments.finalist import Deployment, Finalist
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.screen import Screen, Screened
+from perfmodel.planning.choice import Ratios, overlooked, ratios_of
+from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.points import Record
+from perfmodel.planning.result import PlanResult
+from perfmodel.planning.screen import Screen
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
 from perfmodel.report.render.terminal import render_text
-from perfmodel.report.views.plan.view import plan_view
+from perfmodel.report.views.plan import plan_view
 from perfmodel.specs.slo import SLO
 
 RATE = 12.0  # wanted, in requests per second

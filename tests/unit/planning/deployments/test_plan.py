@@ -16,24 +16,16 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.cli.terminal import progress_lines
 from perfmodel.errors import SpecError
-from perfmodel.planning.deployments.choice import (
-    Preliminary,
-    deployed,
-    finalists,
-    objective_key,
-    pick_replicas,
-    shortfalls,
-)
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import wanted_rate
-from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.choice import deployed, finalists, objective_key, pick_replicas, shortfalls
+from perfmodel.planning.finalist import Preliminary, Screened
+from perfmodel.planning.result import PlanResult
 from perfmodel.planning.search import make_plan
+from perfmodel.planning.service import wanted_rate
+from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.report.document import Table, plain
 from perfmodel.report.render.terminal import render_text
-from perfmodel.report.views.plan.brief import brief_view
-from perfmodel.report.views.plan.sentences import preliminary_sentence
+from perfmodel.report.views.plan import brief_view, preliminary_sentence
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
@@ -335,7 +327,7 @@ def assert_same_engine(serve: str, planned: Scenario) -> None:
 
 
 def test_disaggregated_choices_name_the_connector(store: Path) -> None:
-    from perfmodel.planning.deployments.export import serve_commands
+    from perfmodel.planning.export import serve_commands
 
     space = SPACE.replace("max_num_seqs", "disaggregation: ['1:1'], max_num_seqs")
     found = make_plan("llama-3.1-8b-a100", (*SHORT, space), store, workers=1)
@@ -348,7 +340,7 @@ def test_disaggregated_choices_name_the_connector(store: Path) -> None:
 
 def test_replicas_on_several_nodes_are_started_over_ray(store: Path) -> None:
     """Nodes of one device: TP2 spans two of them, TP1 none."""
-    from perfmodel.planning.deployments.export import serve_commands
+    from perfmodel.planning.export import serve_commands
 
     for tp, most in ((1, 1), (2, 2)):
         space = f"plan.space={{tensor_parallel_size: [{tp}]}}"
@@ -382,8 +374,8 @@ def test_what_is_exported_simulates_to_the_plans_own_answer(
 ) -> None:
     """Of a device with changed facts, of unequal pools, with drafts: the same requests, the same answer."""
     from perfmodel import sim
-    from perfmodel.planning.deployments.export import export_plan, serve_commands
-    from perfmodel.planning.screening.demand import at_rate
+    from perfmodel.planning.export import export_plan, serve_commands
+    from perfmodel.planning.service import at_rate
     from perfmodel.specs.overrides import as_overrides
 
     found = make_plan("llama-3.1-8b-a100", (*SHORT, *overrides, space), store, workers=1)

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.deployments.finalist import Deployment, Finalist
-from perfmodel.planning.deployments.runs import Runs
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screened
+from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.points import Record
+from perfmodel.planning.runs import Runs
+from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.points import Record
-from perfmodel.planning.sweeps.sweep import StoredSweep
+from perfmodel.planning.sweep import StoredSweep
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
 
@@ -40,7 +39,7 @@ def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist |
     object.__setattr__(run, "capacity", capacity)
     candidate: Any = SimpleNamespace(num_devices=1, num_engines=1, ratio=None, label="one", kind=1)
     deployment = Deployment(Screened(candidate, screened_rate, "ttft", 1.0, 2.0, ""), -(-30 // int(screened_rate)))
-    done = run.at_the_rate(run.settled([deployment]))
+    done = run.settled([deployment])
     return (done[0] if done else None), run.asked
 
 

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.planning.deployments.runs import Trial, highest_on_lattice, try_rates
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.sweeps.points import Point, Record
-from perfmodel.planning.sweeps.store import Store, key_of, program_version
-from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
-from perfmodel.planning.sweeps.workers import Stepwise
+from perfmodel.planning.points import Point, Record
+from perfmodel.planning.runs import Trial, highest_on_lattice, try_rates
+from perfmodel.planning.space import Base
+from perfmodel.planning.sweep import Store, StoredPoint, key_of, stored_records
+from perfmodel.planning.workers import Stepwise, program_version
 from perfmodel.specs import load_scenario
 
 METRICS = ("request_throughput",)
@@ -85,7 +84,7 @@ def test_a_key_is_of_what_the_answer_depends_on_and_of_nothing_else() -> None:
 def test_a_key_is_of_what_the_files_of_networks_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resolved scenario names them."""
     now = program_version.__wrapped__()
-    monkeypatch.setattr("perfmodel.planning.sweeps.store.data_dir", lambda kind: tmp_path)
+    monkeypatch.setattr("perfmodel.planning.workers.data_dir", lambda kind: tmp_path)
     (tmp_path / "infiniband-ndr.yaml").write_text("bandwidth_bytes_per_s: 1\n", encoding="utf-8")
     assert program_version.__wrapped__() != now
 

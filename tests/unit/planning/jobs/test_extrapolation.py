@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.jobs.result import Job, JobPlan
-from perfmodel.planning.jobs.search import METRICS, extrapolate, run_lengths
+from perfmodel.planning.finalist import Job
+from perfmodel.planning.jobs import METRICS, extrapolate, run_lengths
+from perfmodel.planning.points import Point, Record, evaluate
+from perfmodel.planning.result import JobPlan
 from perfmodel.planning.search import make_plan
-from perfmodel.planning.sweeps.points import Point, Record, evaluate
 from perfmodel.specs import load_scenario
 
 SCENARIO = "summaries-8b-offline"
@@ -89,7 +90,7 @@ def test_only_long_jobs_are_extrapolated() -> None:
 
 def test_ten_million_documents_are_planned_from_short_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is for all requests, and a note names the runs that it is extrapolated from."""
-    monkeypatch.setattr("perfmodel.planning.jobs.search._FEWEST_REQUESTS", 1000)
+    monkeypatch.setattr("perfmodel.planning.jobs._FEWEST_REQUESTS", 1000)
     small = ("plan.space.hardware=[h100-sxm-80gb]", "plan.space.max_num_seqs=[64]", "plan.finalists=1", "plan.seeds=1")
     asked = ("traffic.num_requests=10000000", "plan.deadline_s=null", "plan.objective=cheapest_job", "plan.max_gpus=1")
     space = "plan.space.max_num_batched_tokens=[2048]"

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.jobs.result import JobPlan
-from perfmodel.planning.jobs.screen import JobScreen, _rests, _whole
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.jobs import JobScreen, _rests, _whole
+from perfmodel.planning.result import JobPlan
 from perfmodel.planning.search import make_plan
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.store import Store
-from perfmodel.report.views.plan.job import job_view, preliminary_job_sentence
+from perfmodel.planning.sweep import Store
+from perfmodel.report.views.plan import job_view, preliminary_sentence
 from perfmodel.sim import simulate
 
 SMALL = (
@@ -133,12 +132,12 @@ def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> 
     assert counts[-1][0] == counts[-1][1] >= 2 * 2 * 600  # finalists under two seeds
     assert all(total >= done for done, total in counts)
     (first,) = preliminaries
-    sentence = preliminary_job_sentence(first)
+    sentence = preliminary_sentence(first)
     assert sentence.startswith(f"Simulating {len(first.finalists)} of {first.num_candidates} candidates")
     assert first.finalists[0].candidate.layout.label in sentence
     assert len(sentence) <= 150
     nothing = replace(first, finalists=())
-    assert "nothing within 16 GPUs does 600 requests" in preliminary_job_sentence(nothing)
+    assert "nothing within 16 GPUs does 600 requests" in preliminary_sentence(nothing)
 
 
 def test_being_sure_takes_more_replicas_than_exact_predictions(tmp_path: Path) -> None:

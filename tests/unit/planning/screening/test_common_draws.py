@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.calibrations.draws import NUM_SCORES
-from perfmodel.planning.deployments.finalist import seed_draws
-from perfmodel.planning.deployments.runs import highest_on_lattice, lattice
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import at_rate
-from perfmodel.planning.screening.screen import Screen, Screened
-from perfmodel.planning.screening.space import enumerate_space
-from perfmodel.planning.screening.surfaces import NUM_DRAWS, SharedScores, drawn_surfaces
+from perfmodel.planning.finalist import Screened, seed_draws
+from perfmodel.planning.runs import highest_on_lattice, lattice
+from perfmodel.planning.screen import Screen
+from perfmodel.planning.service import at_rate
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.workers import Stepwise
+from perfmodel.planning.surfaces import NUM_DRAWS, SharedScores, drawn_surfaces
+from perfmodel.planning.workers import Stepwise
 from perfmodel.sim.driver import _serve_drawn
 from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.specs import load_scenario

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.screening.demand import at_rate, demand_of, wanted_rate
+from perfmodel.planning.service import at_rate, demand_of, wanted_rate
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import load_scenario

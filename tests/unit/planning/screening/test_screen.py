@@ -9,13 +9,13 @@ from perfmodel import sim
 from perfmodel.cost import GraphPricer
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import at_rate, demand_of
-from perfmodel.planning.screening.screen import Screen, Screened
-from perfmodel.planning.screening.space import enumerate_space
-from perfmodel.planning.screening.surfaces import Surfaces, step_surface
+from perfmodel.planning.finalist import Screened
+from perfmodel.planning.points import highest
+from perfmodel.planning.screen import Screen
+from perfmodel.planning.service import at_rate, demand_of
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.metrics import highest
+from perfmodel.planning.surfaces import Surfaces, step_surface
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.planning.deployments.result import PlanResult
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import at_rate
-from perfmodel.planning.screening.screen import Screen
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.points import highest
+from perfmodel.planning.result import PlanResult
+from perfmodel.planning.screen import Screen
 from perfmodel.planning.search import make_plan
+from perfmodel.planning.service import at_rate
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweeps.metrics import highest
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 

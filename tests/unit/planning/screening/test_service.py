@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.planning.screening.demand import NUM_TYPICAL, Demand
-from perfmodel.planning.screening.screen import _binding, _service, _wanted
-from perfmodel.planning.screening.service import (
+from perfmodel.planning.screen import _binding, _service, _wanted
+from perfmodel.planning.service import (
+    NUM_TYPICAL,
+    Demand,
     Served,
     Service,
     SingleTokens,
@@ -22,7 +23,7 @@ from perfmodel.planning.screening.service import (
     longest_gap,
     serve,
 )
-from perfmodel.planning.screening.surfaces import BATCHES, CHUNKS, StepSurface, Surfaces
+from perfmodel.planning.surfaces import BATCHES, CHUNKS, StepSurface, Surfaces
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
 

@@ -6,9 +6,8 @@ import pytest
 
 from perfmodel.cost import plan_memory
 from perfmodel.errors import SpecError
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.demand import at_rate
-from perfmodel.planning.screening.space import enumerate_space
+from perfmodel.planning.service import at_rate
+from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides

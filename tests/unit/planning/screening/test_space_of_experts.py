@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.deployments.export import server_arguments
-from perfmodel.planning.deployments.finalist import Deployment, Finalist
-from perfmodel.planning.screening.candidates import Base
-from perfmodel.planning.screening.screen import Screened
-from perfmodel.planning.screening.space import Space, enumerate_space
+from perfmodel.planning.export import server_arguments
+from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.space import Base, Space, enumerate_space
 from perfmodel.planning.spec import MAX_CANDIDATES, PlanSpec
 from perfmodel.report.document import Paragraph
-from perfmodel.report.views.plan.brief import _assumed
+from perfmodel.report.views.plan import _assumed
 from perfmodel.specs import load_scenario
 from perfmodel.specs.overrides import as_overrides
 

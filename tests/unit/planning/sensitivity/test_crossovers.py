@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.sensitivity import crossovers
-from perfmodel.planning.sensitivity.crossovers import _narrowed
-from perfmodel.planning.sensitivity.vary import Axis
-from perfmodel.planning.sweeps.points import Point
+from perfmodel.planning import whatif as crossovers
+from perfmodel.planning.axes import Axis
+from perfmodel.planning.points import Point
+from perfmodel.planning.whatif import _narrowed
 
 AXIS = Axis("traffic.arrivals.rate", ("4", "8"), (4.0, 8.0))
 WHOLE = Axis("engine.max_num_seqs", ("16", "256"), (16.0, 256.0), present=64, is_whole=True)

@@ -1,8 +1,8 @@
 """`--vary hardware=a,b` asks which device, and answers so."""
 
-from perfmodel.planning.sensitivity.ask import ask_whatif
-from perfmodel.planning.sweeps.points import Point, evaluate
-from perfmodel.report.views.whatif.sentences import whatif_sentences
+from perfmodel.planning.points import Point, evaluate
+from perfmodel.planning.whatif import ask_whatif
+from perfmodel.report.views.whatif import whatif_sentences
 
 NAME = "llama-3.1-8b-a100"
 FEW = ("traffic.num_requests=40",)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from perfmodel.planning.sensitivity.ask import ask_whatif
-from perfmodel.planning.sensitivity.load import knee_of
-from perfmodel.planning.sweeps.metrics import max_request_rate
-from perfmodel.planning.sweeps.points import Point, load_point
+from perfmodel.planning.load import knee_of
+from perfmodel.planning.points import Point, load_point, max_request_rate
+from perfmodel.planning.whatif import ask_whatif
 
 _SCENARIO = "llama-3.1-8b-a100"
 _SETS = ("traffic.num_requests=120", "traffic.arrivals.process=poisson", "traffic.arrivals.rate=2", "slo.ttft_ms=400")

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.sensitivity.vary import axis_of, present_value, suspects
-from perfmodel.planning.sweeps.typical_step import StepSpec
+from perfmodel.planning.axes import axis_of, present_value, suspects
+from perfmodel.planning.typical_step import StepSpec
 from perfmodel.specs import load_scenario
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")

@@ -8,12 +8,10 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.planning.sensitivity.ask import ask_whatif
-from perfmodel.planning.sensitivity.crossovers import payoffs
-from perfmodel.planning.sweeps.points import evaluate
+from perfmodel.planning.points import evaluate
+from perfmodel.planning.whatif import ask_whatif, payoffs
 from perfmodel.report.document import pictures_of
-from perfmodel.report.views.whatif.sentences import whatif_sentences
-from perfmodel.report.views.whatif.view import whatif_view
+from perfmodel.report.views.whatif import whatif_sentences, whatif_view
 
 NAME = "llama-3.1-8b-a100"
 FEW = ("traffic.num_requests=60",)

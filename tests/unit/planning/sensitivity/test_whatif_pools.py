@@ -3,12 +3,11 @@
 import pytest
 
 from perfmodel.cost import plan_memory, step_costs
-from perfmodel.planning.sensitivity.ask import ask_whatif
-from perfmodel.planning.sensitivity.vary import suspects
-from perfmodel.planning.sweeps.metrics import batch_shape
-from perfmodel.planning.sweeps.points import Point, evaluate
-from perfmodel.planning.sweeps.typical_step import StepSpec, engine_of_step, typical_step
-from perfmodel.report.views.whatif.sentences import whatif_sentences
+from perfmodel.planning.axes import suspects
+from perfmodel.planning.points import Point, batch_shape, evaluate
+from perfmodel.planning.typical_step import StepSpec, engine_of_step, typical_step
+from perfmodel.planning.whatif import ask_whatif
+from perfmodel.report.views.whatif import whatif_sentences
 from perfmodel.specs import load_scenario
 
 NAME = "llama-3.1-70b-h100-disaggregated"  # prompts on two replicas of TP4, decodes on one of TP8

@@ -9,14 +9,12 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.files.catalog import list_names
-from perfmodel.planning.studies.spec import load_study
-from perfmodel.planning.studies.study import StudyPart, StudyResult, executed_points, quick, simulated_points
-from perfmodel.planning.sweeps.findings import crossings
-from perfmodel.planning.sweeps.points import Point, Record, evaluate
-from perfmodel.planning.sweeps.sweep import sweep
+from perfmodel.planning.findings import crossings
+from perfmodel.planning.points import Point, Record, evaluate
+from perfmodel.planning.study import StudyPart, StudyResult, executed_points, load_study, quick, simulated_points
+from perfmodel.planning.sweep import sweep
 from perfmodel.report.document import pictures_of
-from perfmodel.report.views.study.sentences import answer_sentences
-from perfmodel.report.views.study.view import study_view
+from perfmodel.report.views.study import answer_sentences, study_view
 from perfmodel.specs.overrides import as_overrides
 
 SMALL = """

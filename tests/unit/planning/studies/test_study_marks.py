@@ -8,11 +8,10 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.files.units import common_numbers
-from perfmodel.planning.studies.spec import load_study
-from perfmodel.planning.studies.study import StudyPart, StudyResult, quick, simulated_points
-from perfmodel.planning.sweeps.sweep import sweep
+from perfmodel.planning.study import StudyPart, StudyResult, load_study, quick, simulated_points
+from perfmodel.planning.sweep import sweep
 from perfmodel.report.document import pictures_of
-from perfmodel.report.views.study.view import study_json, study_view
+from perfmodel.report.views.study import study_json, study_view
 
 SMALL = """
 study: bandwidths

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.planning.sweeps.findings import better_by, crossings, ladder_gains, pareto_front, stretches
+from perfmodel.planning.findings import better_by, crossings, ladder_gains, pareto_front, stretches
 
 
 def test_power_laws_cross_where_they_are_equal() -> None:

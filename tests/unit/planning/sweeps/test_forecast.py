@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfmodel.planning.search import make_plan
-from perfmodel.planning.sweeps.sweep import Forecast
+from perfmodel.planning.sweep import Forecast
 
 SHORT = (
     "traffic.input_tokens={distribution: fixed, value: 300}",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.sweeps.metrics import highest, max_request_rate
+from perfmodel.planning.points import highest, max_request_rate
 from perfmodel.specs import load_scenario
 
 

@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
-from perfmodel.planning.deployments.result import PlanResult
+from perfmodel.planning import workers as on_ray
+from perfmodel.planning.points import Point
+from perfmodel.planning.result import PlanResult
 from perfmodel.planning.search import make_plan
-from perfmodel.planning.sensitivity.ask import ask_whatif
-from perfmodel.planning.studies.spec import load_study
-from perfmodel.planning.studies.study import quick, simulated_points
-from perfmodel.planning.sweeps import on_ray
-from perfmodel.planning.sweeps.points import Point
-from perfmodel.planning.sweeps.store import Store
-from perfmodel.planning.sweeps.sweep import sweep
-from perfmodel.planning.sweeps.workers import spread
+from perfmodel.planning.study import load_study, quick, simulated_points
+from perfmodel.planning.sweep import Store, sweep
+from perfmodel.planning.whatif import ask_whatif
+from perfmodel.planning.workers import spread
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 FEW = ("traffic.num_requests=30",)

@@ -6,8 +6,8 @@ from perfmodel.cost import step_costs
 from perfmodel.ops import decode_shape
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
-from perfmodel.planning.sweeps.metrics import batch_shape, roofline_s, step_metrics
-from perfmodel.planning.sweeps.typical_step import StepSpec
+from perfmodel.planning.points import batch_shape, roofline_s, step_metrics
+from perfmodel.planning.typical_step import StepSpec
 from perfmodel.specs import load_hardware, load_scenario
 
 

@@ -11,11 +11,10 @@ import pytest
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning import search
-from perfmodel.planning.sweeps import store as store_module
-from perfmodel.planning.sweeps.points import Point, Record, evaluate_timed
-from perfmodel.planning.sweeps.store import Store
-from perfmodel.planning.sweeps.sweep import StoredPoint, stored_records
-from perfmodel.planning.sweeps.workers import Stepwise, spread
+from perfmodel.planning import sweep as store_module
+from perfmodel.planning.points import Point, Record, evaluate_timed
+from perfmodel.planning.sweep import Store, StoredPoint, stored_records
+from perfmodel.planning.workers import Stepwise, spread
 
 
 def points(file: Path) -> list[StoredPoint]:

@@ -5,8 +5,8 @@ import pytest
 
 from perfmodel import sim
 from perfmodel.ops.work import BatchShape
-from perfmodel.planning.sweeps.points import Point, evaluate
-from perfmodel.planning.sweeps.typical_step import estimate_choice, mean_step, typical_step
+from perfmodel.planning.points import Point, evaluate
+from perfmodel.planning.typical_step import estimate_choice, mean_step, typical_step
 from perfmodel.specs import load_scenario
 
 DECODE_S, PER_TOKEN_S = 0.01, 1e-4

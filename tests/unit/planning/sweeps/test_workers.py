@@ -12,9 +12,9 @@ from pickle import PickleError
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.sweeps.points import Point
-from perfmodel.planning.sweeps.sweep import sweep
-from perfmodel.planning.sweeps.workers import Engine, Stepwise, engine_of, spread
+from perfmodel.planning.points import Point
+from perfmodel.planning.sweep import sweep
+from perfmodel.planning.workers import Engine, Stepwise, engine_of, spread
 
 
 def squared(item: int) -> int:
@@ -144,7 +144,7 @@ def test_a_point_that_does_not_fit_is_told_by_its_worker():
 
 def test_a_lost_point_is_a_record_with_the_problem(monkeypatch):
     """`sweep` names what to record: the planner and studies show it beside points that did not fit."""
-    from perfmodel.planning.sweeps import sweep as module
+    from perfmodel.planning import sweep as module
 
     points = small_points()[:1]
     monkeypatch.setattr(module, "spread", lambda _, items, if_lost, *rest: [if_lost(item, "lost") for item in items])
@@ -175,7 +175,7 @@ def test_workers_that_cannot_begin_are_not_started_for_ever(tmp_path):
     """A script without `if __name__ == "__main__":` starts itself in each worker; the error says so."""
     script = tmp_path / "unguarded.py"
     script.write_text(
-        "from perfmodel.planning.sweeps.workers import spread\n"
+        "from perfmodel.planning.workers import spread\n"
         "def same(item): return item\n"
         "print(spread(same, range(4), same, workers=2))\n"
     )

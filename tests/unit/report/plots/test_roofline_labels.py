@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfmodel.planning.sweeps.typical_step import estimate_choice
+from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.report.drawing.figure_svg import figure_svg
 from perfmodel.report.drawing.svg import text_width
 from perfmodel.report.plots.step import roofline_figure

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.planning.sweeps.typical_step import mean_step
+from perfmodel.planning.typical_step import mean_step
 from perfmodel.report.runs import timeline_json
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.planning.sweeps.typical_step import estimate_choice
+from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.report.document import Paragraph, Table, plain
 from perfmodel.report.views.step import occupancy_view, ridge_points, step_view
 from perfmodel.specs import load_scenario

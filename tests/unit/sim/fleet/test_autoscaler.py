@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
-from perfmodel.sim.fleet.autoscaler import Autoscaler, Failures, add_stragglers
+from perfmodel.sim.fleet.dynamic import Autoscaler, Failures, add_stragglers
 from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, Slowdown
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.sim.driver import simulate
-from perfmodel.sim.fleet import autoscaler
+from perfmodel.sim.fleet import dynamic as autoscaler
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
 

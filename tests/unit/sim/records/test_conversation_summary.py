@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.conversations import conversation_summary
+from perfmodel.sim.records.summary import conversation_summary
 
 # session, turn, arrival, first token, end, prompt, output, cached; in order of finishing
 ROWS = (

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.ops import BatchShape
-from perfmodel.planning.sweeps.metrics import run_metric
+from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.replica.backend import PromptTime
 from perfmodel.specs import load_scenario

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.kv_waste import kv_cache_waste
+from perfmodel.sim.records.summary import kv_cache_waste
 from perfmodel.specs import load_scenario
 
 REQUESTS = ((1, 1), (7, 3), (16, 17), (33, 9), (100, 64), (130, 40), (300, 2))  # prompt, answer

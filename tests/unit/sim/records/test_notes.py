@@ -6,7 +6,7 @@ import numpy as np
 
 from perfmodel import load_scenario
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.notes import eager_notes, run_notes
+from perfmodel.sim.records.result import eager_notes, run_notes
 
 
 def test_eager_launches_dominate_short_steps_and_are_hidden_in_long_ones() -> None:

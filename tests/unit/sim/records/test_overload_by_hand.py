@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.overload import overload
+from perfmodel.sim.records.summary import overload
 from perfmodel.specs import load_scenario
 
 

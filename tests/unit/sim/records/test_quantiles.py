@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.sim.records.latencies import quantiles
+from perfmodel.sim.records.columns import quantiles
 
 SECONDS = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60)
 

@@ -9,8 +9,7 @@ from perfmodel.engine import Request
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.errors import SpecError
 from perfmodel.sim import RunResult, simulate
-from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.latencies import meets_slo
+from perfmodel.sim.records.columns import RequestColumns, meets_slo
 from perfmodel.specs import load_scenario
 
 

@@ -13,8 +13,8 @@ from perfmodel.engine import Request, StepRecord
 from perfmodel.engine.request import TokenTimes
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.records.collector import Collector, GapHistogram
-from perfmodel.sim.records.columns import RequestColumns
-from perfmodel.sim.records.latencies import (
+from perfmodel.sim.records.columns import (
+    RequestColumns,
     attained,
     latencies,
     missed,
@@ -24,7 +24,7 @@ from perfmodel.sim.records.latencies import (
     token_latencies,
 )
 from perfmodel.sim.records.summary import DeviceTotals, costs, summarize
-from perfmodel.sim.traffic.hashed import class_shares
+from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs import load_scenario
 from perfmodel.specs.slo import SLO
 

@@ -11,8 +11,8 @@ from perfmodel.cost import step_costs
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.report.runs import read_steps
 from perfmodel.sim import RunResult
+from perfmodel.sim.traffic.distributions import uniform_draws
 from perfmodel.sim.traffic.draft_lengths import draft_lengths, mean_context
-from perfmodel.sim.traffic.hashed import uniform_draws
 from perfmodel.specs import Scenario
 
 EAGLE = "{method: eagle, num_speculative_tokens: 4, acceptance: {rate: 0.7}}"

@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TICKS_PER_S
-from perfmodel.sim.traffic.think_time import no_think_time, think_time_of
+from perfmodel.sim.traffic.workload import no_think_time, think_time_of
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel.specs.traffic import Arrivals
 

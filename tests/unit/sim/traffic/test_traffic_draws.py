@@ -5,10 +5,8 @@ from math import exp
 import numpy as np
 import pytest
 
-from perfmodel.sim.traffic.distributions import lognormal_parameters, prefix_plan, share_above
-from perfmodel.sim.traffic.hashed import Shares
-from perfmodel.sim.traffic.think_time import think_time_of
-from perfmodel.sim.traffic.workload import Workload
+from perfmodel.sim.traffic.distributions import Shares, lognormal_parameters, prefix_plan, share_above
+from perfmodel.sim.traffic.workload import Workload, think_time_of
 from perfmodel.specs import Arrivals, Lengths, Prefix, load_scenario
 
 

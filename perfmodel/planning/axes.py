@@ -1,0 +1,317 @@
+"""What is varied: a path of a scenario and values for it, from `engine.max_num_seqs=16..256:5` or `=64,128,256`.
+
+Values are absolute, or multiples of the present one (`0.5x..2x`). Ranges are spaced evenly in their ratios, as hardware
+and load are compared; from 0, evenly.
+
+Along an axis the bound of a step changes at places that are bracketed until nothing is between, on the cost model
+alone.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost import step_costs
+from perfmodel.cost.steps.explain import StepEstimate
+from perfmodel.errors import SpecError
+from perfmodel.files.units import parse_count
+from perfmodel.planning.points import Point, batch_shape, load_point, step_of
+from perfmodel.planning.typical_step import StepSpec, engine_of_step
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.overrides import hardware_path, list_position
+from perfmodel.specs.scenario import Scenario
+
+_NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*)")
+_COUNT = re.compile(r"\d+(?:\.\d+)?\s?[kKmMgG](?![A-Za-z])")
+_ONE_END = re.compile(r"\.\.[^/]*|[^/]*\.\.")
+_RANGE = re.compile(r"(.+?)\.\.(.+?)(?::(\d+))?")
+_NUM_VALUES = 5
+_MOST_VALUES = 200
+_LARGEST = 1e30  # in any unit
+_MULTIPLE = "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A path and its values as overrides write them.
+
+    xs:       the values as numbers, in `unit`; empty where they are names
+    unit:     "x" for multiples of `present`, else what the values are written with
+    present:  the scenario's own number at the path, if it is one
+    is_whole: only whole numbers make sense
+    """
+
+    path: str
+    texts: tuple[str, ...]
+    xs: tuple[float, ...] = ()
+    unit: str = ""
+    present: float | None = None
+    is_whole: bool = False
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return tuple(f"{self.path}={text}" for text in self.texts)
+
+    @property
+    def is_multiple(self) -> bool:
+        return self.unit == _MULTIPLE
+
+    @property
+    def is_device(self) -> bool:
+        """Whether whole devices are its values."""
+        return self.path.rpartition(".")[2] == "hardware"
+
+    @property
+    def present_x(self) -> float | None:
+        """The present value on the axis; None where its unit is not known."""
+        return 1.0 if self.is_multiple else None if self.unit else self.present
+
+    def override(self, x: float) -> str:
+        """The override for any number on the axis."""
+        return f"{self.path}={_written(x, self.unit, self.is_whole)}"
+
+    def middle(self, low: float, high: float) -> float | None:
+        """Between two values, in ratio; None where whole numbers have nothing between them."""
+        middle = (low * high) ** 0.5 if low > 0 else (low + high) / 2
+        if not self.is_whole:
+            return middle
+        rounded = float(int(middle))
+        rounded = rounded + 1 if rounded <= low else rounded
+        return rounded if low < rounded < high else None
+
+    def nearby(self, ratio: float) -> tuple[tuple[str, float], tuple[str, float]] | None:
+        """(override, value over the present one) a little below and above the present value; None without one."""
+        if self.present is None and not self.is_multiple:
+            return None
+        if not self.is_whole:
+            if self.present == 0:
+                return None
+            low, high = 1 / ratio, ratio
+            return self._multiple(low), self._multiple(high)
+        assert self.present is not None  # what is whole was read
+        low, high = (
+            min(round(self.present / ratio), self.present - 1),
+            max(round(self.present * ratio), self.present + 1),
+        )
+        if low < 1:
+            return None
+        return (self.override(low), low / self.present), (self.override(high), high / self.present)
+
+    def _multiple(self, ratio: float) -> tuple[str, float]:
+        return f"{self.path}={_written(ratio, _MULTIPLE, False)}", ratio
+
+
+def _with_plain_counts(values: str, text: str) -> str:
+    """`8000..32000` of `8k..32k`. Raises SpecError for what is no whole number."""
+    try:
+        return _COUNT.sub(lambda match: str(parse_count(match[0])), values)
+    except ValueError as error:
+        raise SpecError(f"--vary {text}: {error}.") from None
+
+
+def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis:
+    """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at).
+
+    Raises SpecError for what cannot be read; whether the path exists is for the scenario to say.
+    """
+    path, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not path or not values:
+        raise SpecError(f"--vary {text}: write PATH=LOW..HIGH, PATH=LOW..HIGH:COUNT or PATH=A,B,C.")
+    present = present_value(path, scenario, step)
+    is_whole = isinstance(present, int)
+    values = _with_plain_counts(values, text) if is_whole else values
+    found = _RANGE.fullmatch(values)
+    if _ONE_END.fullmatch(values):
+        raise SpecError(f"--vary {text}: found {values}, allowed both ends of a range, as in {path}=1..8 or =0.5x..2x.")
+    if found is not None:
+        xs, unit = _spaced(text, found[1], found[2], int(found[3] or _NUM_VALUES))
+    else:
+        texts = tuple(part.strip() for part in values.split(","))
+        if len(texts) > _MOST_VALUES:
+            raise SpecError(f"--vary {text[:80]}...: found {len(texts):,} values, allowed {_MOST_VALUES}.")
+        read = [_NUMBER.fullmatch(part) for part in texts]
+        units = {match[2] for match in read if match is not None}
+        if None in read or len(units) != 1:
+            return Axis(path, texts, present=present)
+        xs, unit = tuple(sorted(float(match[1]) for match in read if match is not None)), units.pop()
+        _refuse_beyond(text, *xs)
+    if is_whole and unit == _MULTIPLE:
+        assert present is not None
+        xs, unit = tuple(x * present for x in xs), ""
+    if is_whole:
+        xs = tuple(dict.fromkeys(float(round(x)) for x in xs))
+    return Axis(path, tuple(_written(x, unit, is_whole) for x in xs), xs, unit, present, is_whole)
+
+
+def present_value(path: str, scenario: Scenario, step: StepSpec | None = None) -> int | float | None:
+    """The number that a scenario has at an override's path; None where it has none, or several."""
+    first, *rest = path.split(".")
+    if first == "hardware":
+        return _hardware_value(tuple(rest), scenario.hardware, path)
+    if first == "step":
+        return _number(getattr(step or StepSpec(), rest[0], None)) if len(rest) == 1 else None
+    if first == "cluster" and rest[:1] == ["pools"] and rest[2:3] == ["hardware"]:
+        pools = [pool.model_dump(include={"role", "name"}) for pool in scenario.pools]
+        index = list_position(pools, rest[1])
+        if index is None:
+            return None  # loading the scenario says so
+        return _hardware_value(tuple(rest[3:]), scenario.pools[index].hardware or scenario.hardware, path)
+    value: Any = scenario
+    for part in (first, *rest):
+        if isinstance(value, tuple):
+            index = list_position([item.model_dump() for item in value], part)
+            value = None if index is None else value[index]
+        else:
+            value = getattr(value, part, None)
+    return _number(value)
+
+
+def suspects(scenario: Scenario) -> list[str]:
+    """What is varied where nothing is asked for: each resource that could be bought, and the load."""
+    own = {
+        f"cluster.pools.{number}.hardware": pool.hardware
+        for number, pool in enumerate(scenario.pools)
+        if pool.hardware is not None and scenario.cluster.pools
+    }
+    shared = len(own) < len(scenario.pools)
+    devices = ({"hardware": scenario.hardware} if shared else {}) | own
+    exchanges = scenario.cluster.is_disaggregated or any(pool.engine.num_devices > 1 for pool in scenario.pools)
+    found = []
+    for prefix, hardware in devices.items():
+        level, link = hardware.declared.memory[0].level, hardware.scale_up_link
+        names = ["peak_flops", f"{level}.bandwidth", f"{level}.capacity"]
+        if link is not None and exchanges:
+            names += [f"{link.name}.bandwidth"]
+        found += [f"{prefix}.{name}" for name in names]
+    if scenario.num_nodes > 1:
+        found.append("cluster.network.bandwidth_bytes_per_s")
+    if scenario.cluster.is_disaggregated and scenario.cluster.kv_transfer.bandwidth_bytes_per_s is not None:
+        found.append("cluster.kv_transfer.bandwidth_bytes_per_s")
+    found += ["overheads.kernels", "overheads.host"]
+    arrivals = scenario.traffic.arrivals
+    if arrivals.rate is not None and not scenario.traffic.trace:
+        found.append("traffic.arrivals.rate")
+    elif arrivals.concurrency is not None and arrivals.concurrency > 1:
+        found.append("traffic.arrivals.concurrency")
+    varied = [f"{path}=0.5x..2x:3" for path in found]
+    return [*varied, "traffic.arrivals.concurrency=1,2,4"] if arrivals.concurrency == 1 else varied  # no half of one
+
+
+def _spaced(text: str, low_text: str, high_text: str, count: int) -> tuple[tuple[float, ...], str]:
+    low, high = _NUMBER.fullmatch(low_text.strip()), _NUMBER.fullmatch(high_text.strip())
+    if low is None or high is None:
+        raise SpecError(f"--vary {text}: found {low_text}..{high_text}, both ends must be numbers (2, 0.5x, 900 GB/s).")
+    if (low[2] or high[2]) != high[2] or (low[2] == _MULTIPLE) != (high[2] == _MULTIPLE):
+        raise SpecError(f"--vary {text}: found {low[2]!r} and {high[2]!r}; give both ends in the same unit.")
+    start, end = float(low[1]), float(high[1])
+    _refuse_beyond(text, start, end)
+    if not start < end or not 2 <= count <= _MOST_VALUES:
+        raise SpecError(
+            f"--vary {text}: found {count} values from {start:g} to {end:g}; allowed 2 to {_MOST_VALUES}, upwards."
+        )
+    xs = np.geomspace(start, end, count) if start > 0 else np.linspace(start, end, count)
+    return tuple(float(f"{x:.6g}") for x in xs), high[2]
+
+
+def _refuse_beyond(text: str, *xs: float) -> None:
+    beyond = next((x for x in xs if abs(x) > _LARGEST), None)
+    if beyond is not None:
+        raise SpecError(f"--vary {text[:80]}: found {beyond:g}, allowed numbers up to {_LARGEST:g}.")
+
+
+def _written(x: float, unit: str, is_whole: bool) -> str:
+    if is_whole and not unit:
+        return str(round(x))
+    if unit == _MULTIPLE:
+        return f"{x:.12f}".rstrip("0").rstrip(".") + _MULTIPLE
+    return f"{x:.12g} {unit}".strip()
+
+
+def _hardware_value(path: tuple[str, ...], hardware: HardwareSpec, text: str) -> int | float | None:
+    if path in ((), ("peak_flops",)):
+        return None  # a device as a whole; one for each number format
+    value: Any = hardware.model_dump(mode="json")
+    for key in hardware_path(path, value, text):
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return _number(value)
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+_EXACT = 1e-6  # of bounds: the cost model has no noise
+
+
+@dataclass(frozen=True, slots=True)
+class BoundChange:
+    """A change of bound along the axis: from `at` on, something is bound by `after` and no longer by `before`.
+
+    what: an operator, or "step": what bounds the largest share of its time
+    """
+
+    path: str
+    what: str
+    before: str
+    after: str
+    at: float
+    unit: str = ""
+
+
+def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list[BoundChange]:
+    """Where the bound of the point's step (and, `with_operators`, of each of its operators) changes along the axis.
+
+    The axis needs numbers; a value at which the scenario cannot be loaded or timed raises what that raises.
+    """
+    estimate = _estimates(base, axis)
+    ends = sorted(axis.xs)
+    if len(ends) < 2:
+        return []
+
+    def bound_of(name: str, x: float) -> str:
+        return next((row.bound for row in estimate(x).rows if row.name == name), "")
+
+    found = list(_changes(axis, "step", lambda x: estimate(x).bound, ends))
+    if with_operators:
+        for name in dict.fromkeys(row.name for row in estimate(ends[0]).rows):
+            found += _changes(axis, name, partial(bound_of, name), ends)
+    return found
+
+
+def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
+    """The estimate of the point's step at each value of the axis; along a step's own fields with one set of costs."""
+    scenario, step = load_point(base)
+    engine = engine_of_step(scenario, is_prompt=step is not None and not step.batch)
+    costs = step_costs(engine) if axis.path.startswith("step.") else None
+
+    @lru_cache(maxsize=4096)
+    def estimate(x: float) -> StepEstimate:
+        point = replace(base, overrides=(*base.overrides, axis.override(x)))
+        taker, step = (engine, step_of(point)) if costs is not None else load_point(point)
+        assert step is not None  # bounds are asked for of points with a step
+        taker = taker if costs is not None else engine_of_step(taker, is_prompt=not step.batch)
+        return (costs or step_costs(taker)).estimate(batch_shape(step, taker))
+
+    return estimate
+
+
+def _changes(axis: Axis, what: str, bound: Callable[[float], str], xs: Sequence[float]) -> Iterator[BoundChange]:
+    for low, high in itertools.pairwise(xs):
+        start = low
+        while bound(start) != bound(high):
+            below, above = start, high
+            while above - below > _EXACT * abs(below):
+                middle = axis.middle(below, above)
+                if middle is None:
+                    break
+                below, above = (middle, above) if bound(middle) == bound(start) else (below, middle)
+            yield BoundChange(axis.path, what, bound(start), bound(above), above, axis.unit)
+            start = above

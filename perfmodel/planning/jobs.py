@@ -1,0 +1,468 @@
+"""`plan_job`: from an offline job to the deployment that does it at the lowest cost, or first.
+
+Stage one, in closed form: how long the job takes on each number of replicas of each candidate. Stage two, on the
+simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may do;
+then with as many as are done in time in the wanted share of draws (`plan.confidence`). The choice is the best of those
+that are so sure, else the surest.
+
+Closed form, steady state. All slots are taken, so that a step of b sequences brings b e tokens (e: tokens a step brings
+each), and b e / o answers of o tokens leave room for as many prompts of m tokens. Where the budget B has no room for
+both, prompts hold sequences back:
+
+    c = b e m / o    prompt tokens a step;    b = slots, or o B / (m e + o) if b + c exceeds B
+    X = b e / (o T)  requests a second, T the step's time with its prompts
+
+Tail. When the last prompt is let in, answers under way have a rest r left, distributed as the age of a renewal process
+(density P(answer > r) / mean); they end one after the other, in ever smaller batches. Of n requests on a replica
+
+    t = n / X - rests at the full batch + integral over r of decode(b P(rest > r)) / e
+
+A job that has no more requests than slots computes all prompts, then the same with whole answers for rests. Equal
+requests go in rounds instead, which the last term overstates by at most half a round (the simulator has them right).
+
+Of k engines the last counts. Its longest answer is the longest of all; and the tokens that its n answers happen to have
+exceed the mean by as many standard deviations, s n^(1/2), as the largest of k normal scores (Blom 1958).
+
+A long job is extrapolated from two short runs with the first n/2 and n requests of the same traffic. Start and drain
+take the same time for any number of requests, so what grows with the work is linear in their number N:
+
+    x(N) = x(n) + (N - n) (x(n) - x(n/2)) / (n/2)        x: seconds, USD, joules, tokens, preemptions
+
+A share of the time (MFU) is extrapolated as its product with the time, a cost per token as its product with the tokens.
+The drain is constant. The slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a request's work.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from math import inf, prod
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from perfmodel.errors import SpecError
+from perfmodel.planning.choice import compared_prices, origin_notes
+from perfmodel.planning.finalist import Job, PreliminaryJob, pick
+from perfmodel.planning.points import Point, Record, device_shares
+from perfmodel.planning.result import JobPlan
+from perfmodel.planning.screen import budget_of, engines_of
+from perfmodel.planning.service import Demand, demand_of, mean_context
+from perfmodel.planning.space import Base, Candidate, enumerate_space
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.surfaces import NUM_DRAWS, EngineSurfaces, Surfaces
+from perfmodel.planning.sweep import Forecast, StoredSweep
+from perfmodel.planning.workers import Progress
+from perfmodel.sim import simulate
+from perfmodel.specs.overrides import as_overrides
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+Stages = Callable[[str], AbstractContextManager[Progress | None]]
+
+METRICS = (
+    "duration",
+    "usd_total",
+    "usd_per_million_tokens",
+    "usd_per_million_output_tokens",
+    "output_throughput_per_gpu",
+    "total_token_throughput_per_gpu",
+    "tail_share",
+    "joules_per_output_token",
+    "kv_cache_usage_peak",
+    "preemptions",
+    "mfu",
+    "mbu",
+)
+# Metrics that grow with the work, and those that do when multiplied by others.
+_FACTORS: dict[str, tuple[str, ...]] = {
+    "duration": (),
+    "usd_total": (),
+    "preemptions": (),
+    "mfu": ("duration",),
+    "mbu": ("duration",),
+    "output_throughput_per_gpu": ("duration",),
+    "total_token_throughput_per_gpu": ("duration",),
+    "usd_per_million_tokens": ("total_token_throughput_per_gpu", "duration"),
+    "usd_per_million_output_tokens": ("output_throughput_per_gpu", "duration"),
+    "joules_per_output_token": ("output_throughput_per_gpu", "duration"),
+}
+_DRAIN = "tail_share"
+_PARTS = 48  # of the tail
+_AT_ONCE = 400  # rows: as many as stay in a processor's cache
+_FEWEST_REQUESTS = 20_000  # of the longer run
+_BATCHES = 8  # full batches of every engine that the longer run lasts at least
+_MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only
+_NEARLY = 1.1  # times the deadline in closed form, or with one replica fewer: the simulator may find it met
+_MOST_MOVES = 3  # replicas more or fewer that are tried
+_OTHER_REPLICAS = "other replicas"  # a task of the forecast
+_APART = "with prefill and decode apart, which plans of jobs leave out"
+
+
+def plan_job(
+    base: Base,
+    scenario: Scenario,
+    spec: PlanSpec,
+    sweep: StoredSweep,
+    shown: Stages,
+    tell: Callable[[PreliminaryJob], None] | None = None,
+) -> JobPlan:
+    """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
+
+    sweep: does the simulations
+    shown: a stage's name -> what shows its progress
+    tell:  called with what the closed form has found, before anything is simulated
+
+    Raises SpecError for traffic that is not there at once.
+    """
+    if not scenario.traffic.is_offline:
+        raise SpecError(
+            f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "
+            f"{scenario.traffic.arrivals.process} are not; give traffic.arrivals={{process: burst}}."
+        )
+    with shown("screening"):
+        space = enumerate_space(base, spec)
+        unified = [candidate for candidate in space.candidates if candidate.ratio is None]
+        screen = JobScreen(unified, scenario, spec)
+        jobs = screen.jobs()
+    chosen = _finalists(jobs, spec)
+    in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
+    if tell is not None:
+        tell(PreliminaryJob(scenario.traffic.num_requests or 0, spec, len(unified), tuple(chosen)))
+    with shown("simulating the job's requests") as progress:
+        run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
+        # Where its time in closed form asks for it, a job is also tried with other replicas.
+        moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
+        run.sweep.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
+        settled = screen.under_draws(_settled(run, screen, chosen, spec))
+        plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
+        sized = _sized(plan, run, screen, settled)
+    late_reason = "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
+    ruled_out = Counter({_APART: len(space.candidates) - len(unified), late_reason: len(unified) - len(in_time)})
+    ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
+    plain = min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None)
+    late = sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure)
+    plan = replace(plan, ruled_out=dict(ruled_out.most_common()), plain=plain)
+    return _completed(replace(plan, ranked=_ordered(plan, sized), late=late), screen)
+
+
+# In closed form.
+
+
+def _job_seconds(
+    surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
+) -> Floats:
+    """Seconds of a job of `requests` on each of `engines` engines, with `slots` sequences and `budget` tokens in a
+    step: a row of one column for each candidate.
+
+    surfaces: step times of the candidates; demand: lengths of the job's prompts and answers
+    """
+    prompt, answer = demand.mean_prompt, demand.mean_outputs
+    full, step = _steady(surfaces, slots, budget, demand)
+    pace = full * surfaces.tokens(full) / (answer * step)
+    batch = np.minimum(full, requests)
+    alone = surfaces.decode(np.maximum(batch, 1.0)) / surfaces.tokens(np.maximum(batch, 1.0))
+    mean_rest = float((demand.outputs**2).sum() / (2 * demand.outputs.sum()))
+    ahead = ndtri((engines - 0.375) / (engines + 0.25)) * np.sqrt(requests) * float(demand.outputs.std())
+    many = requests / pace - mean_rest * alone + _drained(surfaces, batch, engines, *_rests(demand.outputs))
+    many = many + np.maximum(ahead, 0.0) * alone / batch
+    room = np.maximum(budget - batch / 2, 1.0)
+    steps = np.maximum(requests * prompt / room, 1.0)
+    prompts = steps * surfaces.beside(batch / 2, np.minimum(requests * prompt, room))
+    prompts = prompts + requests * mean_context(surfaces, demand, room)
+    few = prompts + _drained(surfaces, batch, engines, *_whole(demand.outputs))
+    return np.where(requests > full, many, few)
+
+
+def _steady(surfaces: Surfaces, slots: Floats, budget: Floats, demand: Demand) -> tuple[Floats, Floats]:
+    """Sequences that decode, and seconds of a step."""
+    prompt, answer = demand.mean_prompt, demand.mean_outputs
+    brought = surfaces.tokens(slots)
+    held_back = answer * budget / (prompt * brought + answer)
+    batch = np.maximum(np.minimum(slots, held_back), 1.0)
+    room = np.maximum(budget - batch, 1.0)
+    tokens = np.minimum(batch * brought * prompt / answer, room)
+    size = np.minimum(np.maximum(tokens, prompt), room)
+    share = tokens / size  # of steps that have prompts: whole ones, where a step's share is less than one
+    step = (1 - share) * surfaces.decode(batch) + share * surfaces.beside(batch, size)
+    return batch, step + tokens / prompt * mean_context(surfaces, demand, room)
+
+
+def _whole(outputs: Floats) -> tuple[Floats, Floats]:
+    """(share of answers that are at most so long, so long)."""
+    lengths = np.sort(outputs)
+    return (np.arange(len(lengths)) + 1.0) / len(lengths), lengths
+
+
+def _rests(outputs: Floats) -> tuple[Floats, Floats]:
+    """(share of answers under way that have at most so much left, so much)."""
+    lengths = np.concatenate([[0.0], np.sort(outputs)])
+    longer = 1.0 - np.arange(len(outputs)) / len(outputs)  # share of answers above lengths[i]
+    shares = np.concatenate([[0.0], np.cumsum(longer * np.diff(lengths))])
+    return shares / shares[-1], lengths
+
+
+def _drained(surfaces: Surfaces, batch: Floats, engines: Floats, shares: Floats, lengths: Floats) -> Floats:
+    """Seconds until the last of `batch` answers on each engine ends, of lengths distributed so."""
+    last = 0.5 / np.maximum(batch * engines, 1.0)
+    left = last ** (np.arange(_PARTS + 1)[None, :] / _PARTS)  # from all to the last
+    ends = np.interp(1.0 - left, shares, lengths)
+    ends[:, 0] = 0.0
+    between = np.maximum(batch * np.sqrt(left[:, 1:] * left[:, :-1]), 1.0)
+    step = surfaces.decode(between) / surfaces.tokens(between)
+    seconds: Floats = (np.diff(ends, axis=1) * step).sum(axis=1, keepdims=True)
+    return seconds
+
+
+class JobScreen:
+    """Times and costs of unified candidates for the offline job of `scenario`, in closed form."""
+
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, spec: PlanSpec) -> None:
+        self._candidates, self._spec = candidates, spec
+        self._num_requests = scenario.traffic.num_requests or 0
+        self._demand = demand = demand_of(scenario)
+        batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
+        chunk = max(map(budget_of, candidates), default=1)
+        engines = (engines_of(candidate)[0] for candidate in candidates)
+        self._engines = EngineSurfaces(engines, demand.context, demand.mean_prompt, batches, chunk)
+
+    def jobs(self) -> list[Job]:
+        """The job on every number of replicas that is allowed of every candidate."""
+        rows = [(candidate, count) for candidate in self._candidates for count in self.allowed(candidate)]
+        jobs: list[Job] = []
+        for start in range(0, len(rows), _AT_ONCE):
+            part = rows[start : start + _AT_ONCE]
+            seconds = self._seconds(part, self._engines.read([engines_of(candidate)[0] for candidate, _ in part]))
+            jobs += [Job(*row, float(taken)) for row, taken in zip(part, seconds[:, 0], strict=True)]
+        return jobs
+
+    def origin(self, candidate: Candidate) -> str:
+        """Origin of the candidate's step times."""
+        return self._engines.origin(engines_of(candidate)[0])
+
+    def allowed(self, candidate: Candidate) -> list[int]:
+        """Numbers of replicas within what may be spent, no more than there are requests."""
+        spec, price = self._spec, candidate.usd_per_hour
+        most = min(spec.max_gpus // candidate.num_devices, self._num_requests)
+        if spec.budget_usd_per_hour is not None and price:
+            most = min(most, int(spec.budget_usd_per_hour / price))
+        return [count for count in spec.space.replicas or range(1, most + 1) if count <= most]
+
+    def under_draws(self, jobs: Sequence[Job]) -> list[Job]:
+        """The same jobs with their spread under common draws of the calibration's errors."""
+        read = {id(job.candidate): self._engines.drawn(engines_of(job.candidate)[0])[0] for job in jobs}
+        drawn = []
+        for job in jobs:
+            row = [(job.candidate, job.replicas)]
+            base = self._seconds(row, self._engines.read([engines_of(job.candidate)[0]]))
+            seconds = self._seconds(row * NUM_DRAWS, read[id(job.candidate)])
+            drawn.append(replace(job, drawn=seconds[:, 0] / base[0, 0]))
+        return drawn
+
+    def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces) -> Floats:
+        context = max(int(self._demand.context), 1)
+        numbers = [
+            (max(1, min(one.max_num_seqs, one.memory.max_batch(context))), budget_of(one), count * one.num_engines)
+            for one, count in rows
+        ]
+        slots, budget, engines = (np.array(values, np.float64)[:, None] for values in zip(*numbers, strict=True))
+        return _job_seconds(surfaces, slots, budget, engines, np.ceil(self._num_requests / engines), self._demand)
+
+
+# Simulated.
+
+
+def run_lengths(job: Job, scenario: Scenario) -> tuple[int] | tuple[int, int]:
+    """Requests of the runs that a job takes: all of them, or of a long job n/2 and n.
+
+    scenario: of this traffic; a trace and conversations are simulated as a whole, since they have no steady middle
+    """
+    traffic, whole = scenario.traffic, scenario.traffic.num_requests or 0
+    slots = job.candidate.max_num_seqs * job.candidate.num_engines * job.replicas
+    count = max(_FEWEST_REQUESTS, _BATCHES * slots)
+    if whole <= 2 * count or traffic.trace is not None or traffic.has_conversations:
+        return (whole,)
+    return count // 2, count
+
+
+def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_requests: int) -> Record:
+    """The record of a job of `num_requests`, from `short` and `long`, those of its first `lengths` requests."""
+    if short.problem or long.problem:
+        return short if short.problem else long
+
+    def product(record: Record, names: tuple[str, ...]) -> float | None:
+        values = [value for name in names if (value := record.values.get(name)) is not None]
+        return prod(values) if len(values) == len(names) else None
+
+    further = (num_requests - lengths[1]) / (lengths[1] - lengths[0])
+    values = dict(long.values)
+    for name, factors in _FACTORS.items():
+        one, other = (product(record, (name, *factors)) for record in (short, long))
+        if one is None or other is None:
+            continue
+        value = other + further * max(other - one, 0.0)
+        for factor in factors:
+            value /= values[factor] or 1.0
+        values[name] = value
+    if long.values.get(_DRAIN) is not None:
+        values[_DRAIN] = (product(long, (_DRAIN, "duration")) or 0.0) / (values["duration"] or 1.0)
+    return replace(long, values=values, intervals={})
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The simulations of a plan, done by `sweep`."""
+
+    base: Base
+    scenario: Scenario
+    spec: PlanSpec
+    sweep: StoredSweep
+
+    def num_requests(self, jobs: Sequence[Job]) -> int:
+        """Requests that are simulated for `jobs`, under all seeds."""
+        return self.spec.seeds * sum(sum(run_lengths(job, self.scenario)) for job in jobs)
+
+    def of(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs, simulated under each seed; long ones extrapolated."""
+        seeds = range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
+        runs = [(job, seed, count) for job in jobs for seed in seeds for count in run_lengths(job, self.scenario)]
+        points = [self._point(*run) for run in runs]
+        records = iter(self.sweep.records(points, [count for _, _, count in runs]))
+        return [replace(job, records=tuple(self._whole(job, records) for _ in seeds)) for job in jobs]
+
+    def _point(self, job: Job, seed: int, num_requests: int) -> Point:
+        changed: dict[str, object] = {"seed": seed}
+        if num_requests != self.scenario.traffic.num_requests:
+            changed["traffic.num_requests"] = num_requests
+        choices = job.candidate.overrides(job.replicas)
+        return Point(self.base.path, METRICS, (*self.base.overrides, *choices, *as_overrides(changed)))
+
+    def _whole(self, job: Job, records: Iterator[Record]) -> Record:
+        lengths = run_lengths(job, self.scenario)
+        if len(lengths) == 1:
+            return next(records)
+        return extrapolate(next(records), next(records), lengths, self.scenario.traffic.num_requests or 0)
+
+
+def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
+    return seconds < inf and (spec.deadline_s is None or seconds <= spec.deadline_s)
+
+
+def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
+    both = job.bill, job.seconds
+    return both if spec.objective == "cheapest_job" else both[::-1]
+
+
+def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
+    """The best number of replicas of the best candidates in time or nearly, few of which differ in scheduling only;
+    where none is, those that are done first."""
+    best: dict[int, Job] = {}
+    near = [job for job in jobs if _is_in_time(job.screened_s / _NEARLY, spec)]
+    order = (lambda job: _figure(job, spec)) if near else (lambda job: (job.seconds, job.bill))
+    for job in near or jobs:
+        # One that only nearly is in time is looked at with one replica more, too, by `_settled`.
+        known = best.get(id(job.candidate))
+        if known is None or order(job) < order(known):
+            best[id(job.candidate)] = job
+    chosen: list[Job] = []
+    per_layout: Counter[Hashable] = Counter()
+    for job in sorted(best.values(), key=order):
+        if len(chosen) < spec.finalists and per_layout[job.candidate.kind] < _MOST_OF_LAYOUT:
+            per_layout[job.candidate.kind] += 1
+            chosen.append(job)
+    return chosen
+
+
+def _settled(run: _Runs, screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec) -> list[Job]:
+    """Each finalist with the replicas that the simulator finds best."""
+    tried: list[dict[int, Job]] = [{} for _ in chosen]
+    pending = list(enumerate(chosen))
+    while pending:
+        for (place, _), job in zip(pending, run.of([job for _, job in pending]), strict=True):
+            tried[place][job.replicas] = job
+        run.sweep.forecast.expect(_OTHER_REPLICAS, 0)
+        moves = [(place, _next(known, screen, spec)) for place, known in enumerate(tried)]
+        pending = [(place, job) for place, job in moves if job is not None]
+    return [_best(known, spec) for known in tried]
+
+
+def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | None:
+    """The number of replicas to try next: more where the job is late, fewer where these might do."""
+    best = _best(tried, spec)
+    if spec.deadline_s is None or spec.objective != "cheapest_job" or len(tried) > _MOST_MOVES or best.seconds == inf:
+        return None
+    is_late = not _is_in_time(best.seconds, spec)
+    count = best.replicas + (1 if is_late else -1)
+    if count in tried or count not in screen.allowed(best.candidate):
+        return None
+    might_do = is_late or best.seconds * best.replicas / count <= _NEARLY * spec.deadline_s
+    return _with_replicas(best, count) if might_do else None
+
+
+def _with_replicas(job: Job, count: int) -> Job:
+    """`job` on `count` replicas, not yet simulated; its time in closed form, in proportion, is only shown."""
+    return Job(job.candidate, count, job.screened_s * job.replicas / count)
+
+
+def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
+    in_time = [job for job in tried.values() if _is_in_time(job.seconds, spec)]
+    if in_time:
+        return min(in_time, key=lambda job: _figure(job, spec))
+    return min(tried.values(), key=lambda job: job.seconds)
+
+
+def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
+    """Each job with as many replicas as are done in time in the wanted share of draws, as far as these are allowed."""
+    jobs, spec = list(settled), plan.spec
+    if spec.deadline_s is None or spec.objective != "cheapest_job":
+        return jobs
+    for _ in range(_MOST_MOVES):
+        counts = [_enough(plan, screen, job) for job in jobs]
+        more = [place for place, job in enumerate(jobs) if counts[place] > job.replicas]
+        if not more:
+            break
+        done = screen.under_draws(run.of([_with_replicas(jobs[place], counts[place]) for place in more]))
+        for place, job in zip(more, done, strict=True):
+            jobs[place] = job
+    return jobs
+
+
+def _enough(plan: JobPlan, screen: JobScreen, job: Job) -> int:
+    """Replicas that are enough, in proportion; the most that are allowed where these are not; its own of a late job."""
+    if not _is_in_time(job.seconds, plan.spec):
+        return job.replicas
+    return plan.option(job).enough(screen.allowed(job.candidate), plan.spec.confidence)
+
+
+def _ordered(plan: JobPlan, jobs: Sequence[Job]) -> list[Job]:
+    """Those in time: the choice, then what else is sure enough, the best first, then the rest, the surest first."""
+    in_time = [job for job in jobs if _is_in_time(job.seconds, plan.spec)]
+    if not in_time:
+        return []
+    choice = in_time[pick([plan.option(job) for job in in_time], plan.spec.confidence)]
+
+    def key(job: Job) -> tuple[bool, bool, float, float]:
+        is_sure = plan.in_time(job) >= plan.spec.confidence
+        return job is not choice, not is_sure, 0.0 if is_sure else -plan.in_time(job), plan.figure(job)
+
+    return sorted(in_time, key=key)
+
+
+def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
+    """The plan with what bounds the winner, and notes."""
+    winner = plan.winner
+    if winner is None:
+        return plan
+    lengths, whole = run_lengths(winner, plan.scenario), plan.num_requests
+    overrides = (*winner.candidate.overrides(winner.replicas), f"traffic.num_requests={lengths[-1]}")
+    run = simulate(plan.base.load(overrides), keep_steps=False)
+    notes = [*run.notes]
+    if lengths[-1] < whole:
+        notes.append(
+            f"The figures of {whole:,} requests are extrapolated from simulations of {lengths[0]:,} and "
+            f"{lengths[-1]:,}, which give the steady pace."
+        )
+    notes += origin_notes(screen.origin(winner.candidate))
+    notes += compared_prices(job.candidate.layout.scenario for job in plan.everyone)
+    return replace(plan, bound_share=device_shares(run.summary), notes=list(dict.fromkeys(notes)))

@@ -1,0 +1,139 @@
+"""`OfferedLoad`: what an axis of arrival rates says: the knee, the largest rate within the SLO, how many users that is.
+
+The knee is where power is largest, throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb"):
+below it more load costs little latency, above it more load brings little but latency. Users follow from the law of the
+interactive response time, Little's law about a user's whole cycle: N = rate x (pause + latency).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import exp, log
+from typing import Any
+
+from perfmodel import sim
+from perfmodel.errors import PerfmodelError
+from perfmodel.planning.axes import Axis
+from perfmodel.planning.points import Record, at_rate, narrowed
+from perfmodel.sim.records.columns import meets_slo
+from perfmodel.specs.scenario import Scenario
+
+RATE = "traffic.arrivals.rate"
+
+
+_LATENCIES = ("ttft", "tpot", "e2el")
+
+
+_GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes whose rate is what arrives
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLoad:
+    """The largest rate of the axis within the SLO. None of `max_rate`: not even the lowest; is_all: all of the axis is
+
+    users: as of `OfferedLoad`; requests_per_user_per_minute: what each of them asks; mean latencies are of that rate
+    """
+
+    max_rate: float | None
+    is_all: bool = False
+    users: float | None = None
+    requests_per_user_per_minute: float | None = None
+    mean_ttft_ms: float | None = None
+    mean_e2el_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedLoad:
+    """rate: of the scenario; rates: of the axis, in requests/s
+
+    users:        at each of them, where their latency is known; each pauses `think_time_s` after an answer
+    limits_ms:    of the SLO for single requests, by latency; attainment: the share of them that is to meet all
+    knee:         a rate; None where it is not within the axis
+    within_slo:   None without an SLO
+    """
+
+    rate: float | None
+    rates: tuple[float, ...]
+    think_time_s: float
+    users: tuple[float | None, ...]
+    limits_ms: Mapping[str, float]
+    attainment: float
+    knee: float | None
+    within_slo: KeptLoad | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_of(scenario: Scenario, axes: Sequence[Axis], by_axis: Mapping[str, Sequence[Record]]) -> OfferedLoad | None:
+    """What the axis of rates says, by its records; None where there is none, or arrivals do not follow it."""
+    arrivals = scenario.traffic.arrivals
+    axis = next((candidate for candidate in axes if candidate.path == RATE and candidate.xs), None)
+    if axis is None or arrivals.process not in _GROWING or arrivals.stages:
+        return None
+    scale = axis.present if axis.is_multiple and axis.present else 1.0
+    rates = tuple(x * scale for x in axis.xs)
+    records = by_axis[RATE]
+    pause = arrivals.think_time_s
+    users = tuple(_users(rate, pause, r.values.get("mean_e2el_ms")) for rate, r in zip(rates, records, strict=True))
+    kept = _kept(scenario, rates, records) if scenario.slo.is_given else None
+    served, latencies = ([r.values.get(name) for r in records] for name in ("request_throughput", "mean_e2el_ms"))
+    knee = knee_of(rates, served, latencies)
+    limits = {name: limit for name in _LATENCIES if (limit := scenario.slo.limit_ms(name)) is not None}
+    return OfferedLoad(arrivals.rate, rates, pause, users, limits, scenario.attainment, knee, kept)
+
+
+def _users(rate: float, pause_s: float, mean_e2el_ms: float | None) -> float | None:
+    return None if mean_e2el_ms is None else rate * (pause_s + mean_e2el_ms / 1e3)
+
+
+def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: Sequence[float | None]) -> float | None:
+    """The rate at which what is served over its latency is largest: of a parabola through the logarithms of the largest
+    of those given and of its neighbours. None at either end."""
+    rows = zip(rates, served, latencies, strict=True)
+    found = sorted(
+        (log(rate), log(throughput / latency)) for rate, throughput, latency in rows if throughput and latency
+    )
+    best = max(range(len(found)), key=lambda number: found[number][1], default=0)
+    if not 0 < best < len(found) - 1:
+        return None
+    (x0, y0), (x1, y1), (x2, y2) = found[best - 1 : best + 2]
+    below, above = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
+    return exp((x0 + x1) / 2 + (x2 - x0) / 2 * below / (below - above)) if below > above else exp(x1)
+
+
+def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record]) -> KeptLoad:
+    """By bisection, first among the rates of the axis: what is kept at one rate is taken to be kept at all lower."""
+    record_at = dict(zip(rates, records, strict=True))
+    ordered = sorted(record_at)
+
+    @cache
+    def summary(rate: float) -> dict[str, Any] | None:
+        try:
+            return dict(sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
+        except PerfmodelError:  # the points say so
+            return None
+
+    def is_kept(rate: float) -> bool:
+        values = record_at[rate].values if rate in record_at and not scenario.slo.statistics else {}
+        figures = values if values.get("slo_attainment") is not None else summary(rate)
+        return figures is not None and meets_slo(scenario, figures)
+
+    low, high = _bracket(ordered, is_kept)
+    if low is None:
+        return KeptLoad(None)
+    if high is not None:
+        low = narrowed(is_kept, low, high)
+    found = summary(low) or {}
+    pause, latency = scenario.traffic.arrivals.think_time_s, found.get("mean_e2el_ms")
+    users = _users(low, pause, latency)
+    return KeptLoad(low, high is None, users, 60 * low / users if users else None, found.get("mean_ttft_ms"), latency)
+
+
+def _bracket(ordered: Sequence[float], is_kept: Callable[[float], bool]) -> tuple[float | None, float | None]:
+    """Neighbouring rates: the largest that is kept, None if none is; the smallest that is not, None if all are."""
+    first, last = -1, len(ordered)
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (middle, last) if is_kept(ordered[middle]) else (first, middle)
+    return (ordered[first] if first >= 0 else None), (ordered[last] if last < len(ordered) else None)

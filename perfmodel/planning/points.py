@@ -1,0 +1,316 @@
+"""One number of a scenario, by the names of `perfmodel.planning.metrics`: of a run, of a step, of memory.
+
+And the highest arrival rate at which most requests still meet the SLO, as papers state a server's capacity.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any
+
+from perfmodel import sim
+from perfmodel.cost import StepEstimate, peak_flops_per_s, plan_memory, step_costs
+from perfmodel.cost.memory.footprint import kv_bytes, kv_bytes_per_token, weights
+from perfmodel.errors import PerfmodelError, SpecError, UnsupportedError
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import Positions
+from perfmodel.ops.formats import served_model
+from perfmodel.ops.sharding import Sharding
+from perfmodel.ops.work import BatchShape, Work, windowed_contexts
+from perfmodel.planning.metrics import basis_by_name
+from perfmodel.planning.typical_step import StepSpec, engine_of_step
+from perfmodel.sim.records.columns import meets_slo
+from perfmodel.sim.records.result import RunResult
+from perfmodel.specs import load_scenario
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.overrides import apply_override, parse_override
+from perfmodel.specs.scenario import Scenario
+
+# Of the search for a capacity.
+_PRECISION = 0.02
+_MOST_DOUBLINGS = 16
+Found = tuple[float, str]  # in the metric's own unit, and what it is made of
+
+
+def max_request_rate(scenario: Scenario) -> float:
+    """Requests per second at which `attainment` of the scenario's requests meet its `slo` (goodput as in DistServe,
+    Zhong et al. 2024), and its mean and percentiles are within their limits, within 2 %.
+
+    Raises SpecError without an SLO or an arrival rate to begin with, where no rate is low enough, and where none is too
+    high: so few requests are served within the limits though all come at once.
+    """
+    slo, arrivals = scenario.slo, scenario.traffic.arrivals
+    if not slo.is_given:
+        raise SpecError("max_request_rate needs an `slo`, as in slo: {ttft_ms: 500, tpot_ms: 50}.")
+    if arrivals.rate is None:
+        raise SpecError(
+            f"max_request_rate needs arrivals with a `rate` to begin with; {arrivals.process} has "
+            f"none, write for example arrivals: {{process: poisson, rate: 1}}."
+        )
+
+    def is_served(rate: float) -> bool:
+        return meets_slo(scenario, sim.simulate(at_rate(scenario, rate), keep_steps=False).summary)
+
+    rate = highest(is_served, arrivals.rate)
+    if rate is None:
+        lowest = arrivals.rate / 2**_MOST_DOUBLINGS
+        raise SpecError(f"max_request_rate: the slo is missed even at {lowest:.1g} requests/s; relax it.")
+    if rate == inf:
+        raise SpecError(
+            f"max_request_rate: all {scenario.traffic.num_requests or 'requests'} meet the slo even at "
+            f"{arrivals.rate * 2**_MOST_DOUBLINGS:,.0f} requests/s, which is all at once; raise traffic.num_requests."
+        )
+    return rate
+
+
+def at_rate(scenario: Scenario, rate: float) -> Scenario:
+    """The scenario with another arrival rate, in requests per second."""
+    arrivals = scenario.traffic.arrivals.model_copy(update={"rate": rate})
+    return scenario.model_copy(update={"traffic": scenario.traffic.model_copy(update={"arrivals": arrivals})})
+
+
+def highest(passes: Callable[[float], bool], start: float) -> float | None:
+    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does, inf
+    if all do: down and up to 2^16 times `start`.
+
+    What passes at one value is taken to pass at all lower ones.
+    """
+    low = high = start
+    is_fine = passes(start)
+    for _ in range(_MOST_DOUBLINGS):
+        if is_fine:  # look above: `low` passes
+            low, high = high, 2 * high
+            if not passes(high):
+                break
+        else:  # look below: `high` does not pass
+            low, high = low / 2, low
+            if passes(low):
+                break
+    else:
+        return inf if is_fine else None
+    return narrowed(passes, low, high)
+
+
+def narrowed(passes: Callable[[float], bool], low: float, high: float) -> float:
+    """The largest value that `passes`, within 2 %, by bisection: `low` does, `high` does not."""
+    while high > low * (1 + _PRECISION):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return low
+
+
+def batch_shape(step: StepSpec, scenario: Scenario) -> BatchShape:
+    """The batch that a file's `step` block describes."""
+    prompts = ((step.prefill, step.cached),) * step.prompts if step.prefill else ()
+    spans, context = scenario.model.attention_spans, step.context or 0
+    return BatchShape(
+        num_tokens=step.batch + step.prefill * len(prompts),
+        num_samples=step.batch + len(prompts),
+        prefills=prompts,
+        num_decodes=step.batch,
+        decode_context=step.batch * context,
+        decode_windowed=windowed_contexts(step.batch, step.batch * context, spans),
+    )
+
+
+def roofline_s(work: Work, hardware: HardwareSpec) -> float:
+    """max(FLOPs / declared peak, bytes / declared bandwidth), with messages and launches free of charge."""
+    return max(work.flops / peak_flops_per_s(hardware, work.rate), work.hbm_bytes / hardware.memory_bandwidth)
+
+
+def step_metrics(
+    scenario: Scenario, estimate: StepEstimate, shape: BatchShape, tokens_per_decode: float = 1.0
+) -> dict[str, float]:
+    """All metrics of the step `shape` of `scenario`, from its `estimate`.
+
+    tokens_per_decode: tokens that a decoding sequence gets from it (more than 1 with speculation)
+    """
+    seconds = estimate.duration_s
+    num_tokens = shape.num_tokens + shape.num_decodes * (tokens_per_decode - 1.0)
+    return {
+        "step_ms": seconds * 1e3,
+        "device_ms": estimate.device_s * 1e3,
+        "roofline_ms": sum(row.count * roofline_s(row.work, scenario.hardware) for row in estimate.rows) * 1e3,
+        "tokens_per_s": num_tokens / seconds,
+        "tokens_per_s_per_user": tokens_per_decode / seconds,
+        "tflops": estimate.flops / seconds / 1e12,
+        "gb_per_s": estimate.hbm_bytes / seconds / 1e9,
+        "mfu": estimate.mfu,
+        "mbu": estimate.mbu,
+    }
+
+
+def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None) -> Found:
+    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them.
+
+    Raises DoesNotFitError where the metric is about what room is left, and there is none.
+    """
+    context = step.context or 0 if step is not None else 0
+    batch = step.batch if step is not None else 0
+    model, undivided = served_model(scenario.model, scenario.engine), Sharding()
+    layers = list(model.iter_layers())
+    per_token = kv_bytes_per_token(model, undivided, layers)
+    made_of = f"{per_token:,.0f} B of KV per token, one copy of it"
+    whole = {
+        "kv_bytes_per_token": per_token,
+        "kv_gb": batch * kv_bytes(model, undivided, layers, context) / 1e9,
+        "weight_gb": sum(weights(model, undivided, layers, is_first=True, is_last=True).values()) / 1e9,
+    }
+    if metric in whole:
+        return whole[metric], made_of
+    plan = plan_memory(scenario.model, scenario.hardware, scenario.engine)
+    left = {
+        "kv_blocks": plan.num_kv_blocks,
+        "max_tokens": plan.max_tokens,
+        "max_batch": plan.max_batch(context) if context else 0,
+        "max_context": plan.max_context(),
+    }
+    return float(left[metric]), made_of
+
+
+def run_metric(result: RunResult, metric: str) -> float | None:
+    """A metric of a whole run, simulated or executed; None where the run has none (request_goodput needs an SLO)."""
+    summary = result.summary
+    if metric == "kv_cache_filled":
+        waste = summary["kv_cache_waste"]
+        return None if waste is None else 1.0 - float(waste)
+    value = summary.get(metric)
+    return None if value is None else float(value)
+
+
+def device_shares(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What the devices' time goes to in a run: what bounds their work, and pipeline bubbles where there are stages."""
+    bubbles = summary.get("pipeline_bubble_share")
+    shares: dict[str, float] = dict(summary["bound_share"])
+    if bubbles is None:
+        return shares
+    return {**{bound: share * (1.0 - bubbles) for bound, share in shares.items()}, "pipeline bubbles": bubbles}
+
+
+def shares_text(shares: Mapping[str, Any]) -> str:
+    """`memory 71%, compute 29%`"""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+Run = Callable[[Scenario], RunResult]  # serves a scenario's traffic, on either clock
+_STEP = "step."  # overrides that begin so are of the point's own step
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """scenario: a file's path or name, `inside`: the keys of the block in it that is the scenario
+    overrides:  as `--set` takes them; `step.batch=8` changes `step`
+    metrics:    names of perfmodel.planning.metrics, of runs, steps and memory
+    step:       the step that metrics of steps and of memory are of
+    intervals:  also the 80 % intervals of a run's means, for which it is simulated several times
+    """
+
+    scenario: str
+    metrics: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    step: StepSpec | None = None
+    intervals: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What came of a point.
+
+    values:  metric -> value in its own unit; None where the run has none
+    problem: why there are no values: a model that does not fit, traffic that cannot be served
+    origin:  of the times: datasheet, calibrated, measured
+    intervals: metric -> the ends of its 80 % interval, where the point asked for them and the run has them
+    """
+
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    problem: str = ""
+    clock: str = "simulated"
+    origin: str = ""
+    notes: tuple[str, ...] = ()
+    intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
+    """The point's scenario and step with its overrides. Raises SpecError that names the override at fault."""
+    others = [text for text in point.overrides if not text.startswith(_STEP)]
+    return load_scenario(point.scenario, others, point.inside), step_of(point)
+
+
+def step_of(point: Point) -> StepSpec | None:
+    """The point's step with its overrides, which needs no scenario. Raises SpecError as `load_point` does."""
+    own = [text for text in point.overrides if text.startswith(_STEP)]
+    return _changed_step(point.step, own) if own else point.step
+
+
+def evaluate(point: Point, run: Run | None = None) -> Record:
+    """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator).
+
+    Raises SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record
+    with the problem.
+    """
+    try:
+        scenario, step = load_point(point)
+    except UnsupportedError as error:
+        return Record(problem=f"{error.sentence}.")
+    return _evaluate_scenario(scenario, step, point, run)
+
+
+def evaluate_timed(point: Point) -> tuple[Record, float]:
+    """See `evaluate`; also the seconds that it took here."""
+    began = time.perf_counter()
+    return evaluate(point), time.perf_counter() - began
+
+
+def _evaluate_scenario(scenario: Scenario, step: StepSpec | None, point: Point, run: Run | None = None) -> Record:
+    """See `evaluate`."""
+    serve = run or partial(sim.simulate, keep_steps=False, intervals=point.intervals)
+    try:
+        return _measured(scenario, step, point.metrics, serve)
+    except SpecError:
+        raise
+    except PerfmodelError as error:
+        return Record(problem=str(error))
+
+
+def _measured(scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...], serve: Run) -> Record:
+    bases = {name: basis_by_name(name) for name in metrics}
+    values: dict[str, float | None] = {}
+    clock, origin = "simulated", ""
+    notes: tuple[str, ...] = ()
+    intervals: dict[str, Sequence[float]] = {}
+    if "max_request_rate" in bases:
+        values["max_request_rate"] = max_request_rate(scenario)
+    of_run = [name for name, basis in bases.items() if basis == "run" and name not in values]
+    if of_run:
+        result = serve(scenario)
+        values |= {name: run_metric(result, name) for name in of_run}
+        clock, origin, notes = result.clock, str(result.summary.get("origin") or ""), result.notes
+        found: Mapping[str, Sequence[float]] = result.summary.get("interval") or {}
+        intervals = {name: found[name] for name in of_run if name in found}
+    if "step" in bases.values():
+        values |= _of_step(scenario, step, [name for name, basis in bases.items() if basis == "step"])
+    values |= {name: memory_metric(scenario, name, step)[0] for name, basis in bases.items() if basis == "memory"}
+    return Record({name: values[name] for name in metrics}, "", clock, origin, notes, intervals)
+
+
+def _of_step(scenario: Scenario, step: StepSpec | None, names: list[str]) -> dict[str, float]:
+    if step is None:
+        raise SpecError(
+            f"{names[0]} is of a step: give `step: {{batch: 1, context: 1024}}` or `step: {{prefill: 512}}`."
+        )
+    scenario = engine_of_step(scenario, is_prompt=not step.batch)
+    shape = batch_shape(step, scenario)
+    found = step_metrics(scenario, step_costs(scenario).estimate(shape), shape)
+    return {name: found[name] for name in names}
+
+
+def _changed_step(step: StepSpec | None, overrides: list[str]) -> StepSpec:
+    data = {"step": {} if step is None else step.model_dump(exclude_defaults=True)}
+    positions = Positions("step")
+    for text in overrides:
+        change = parse_override(text)
+        apply_override(change, data, change.path, positions)
+    return parse(StepSpec, data["step"], positions)

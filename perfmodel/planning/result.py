@@ -1,0 +1,412 @@
+"""What came of a plan: finalists in order, why others are none, how sure that is; at a rate, or of an offline job."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil, inf, isfinite
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning.choice import DeviceAnswer, Ratios, most_replicas
+from perfmodel.planning.finalist import (
+    Certainty,
+    Finalist,
+    FrontPoint,
+    Interval,
+    Job,
+    Option,
+    certainty_of,
+    interval_of,
+    replicas_for,
+    tightness,
+)
+from perfmodel.planning.findings import TIE
+from perfmodel.planning.space import Base, Layout
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.printable import Printable, columns_of
+from perfmodel.specs.scenario import Scenario
+from perfmodel.trust import LEVELS, Trust, trust_of
+
+Floats = NDArray[np.float64]
+Row = TypeVar("Row", Finalist, Job)
+
+_AT_THE_RATE = (
+    "usd_per_million_input_tokens_split",
+    "usd_per_million_output_tokens_split",
+    "usd_per_million_output_tokens",
+    "joules_per_output_token",
+)
+_QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
+
+
+def quantile_name(share: float) -> str:
+    """The percentile that a share of requests asks for, as metrics name it: the nearest that is not lower."""
+    return next((name for known, name in _QUANTILES.items() if known >= share - 1e-9), "p99")
+
+
+@dataclass(frozen=True)
+class Resilience:
+    """The choice under the scenario's failures and gateway.
+
+    attained:   replicas -> share of requests within the SLO, simulated; as few as serve without failures first
+    replicas:   the fewest of those that serve, None where none of them does
+    all_up:     share of the time in which as many replicas are up as serve without failures, by replicas, in closed
+                form; nothing without a mean time between failures
+    problem:    why the scenario's failures cannot be simulated on the choice
+    """
+
+    attained: Mapping[int, float]
+    replicas: int | None
+    all_up: Mapping[int, float]
+    problem: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class _Plan(Printable, Generic[Row]):
+    """What both kinds of plan have: the best first in `everyone`, those that do not do what is asked for last."""
+
+    base: Base
+    scenario: Scenario
+    spec: PlanSpec
+
+    @property
+    def _judged(self) -> tuple[Sequence[Row], Sequence[Row]]:
+        """Those that do what is asked for, best first, and those that do not."""
+        raise NotImplementedError
+
+    @property
+    def winner(self) -> Row | None:
+        return next(iter(self._judged[0]), None)
+
+    @property
+    def everyone(self) -> list[Row]:
+        return [row for rows in self._judged for row in rows]
+
+    @property
+    def trust(self) -> Trust | None:
+        """How near the winner is to what was measured; None without one."""
+        return None if self.winner is None else _trust(self.winner)
+
+    def _provenance(self, kind: str, **inputs: Any) -> dict[str, Any]:
+        layouts: list[Layout] = [layout for row in self.everyone for layout, _ in row.candidate.counts]
+        return provenance_of([self.scenario, *(layout.scenario for layout in layouts)]).to_json(
+            kind, {"scenario": resolved(self.scenario), **inputs}
+        )
+
+    def _base_row(self, row: Row) -> dict[str, Any]:
+        return {
+            "label": row.label,
+            "choices": row.candidate.choices(row.replicas),
+            "replicas": row.replicas,
+            "gpus": row.num_devices,
+            "usd_per_hour": row.usd_per_hour,
+            "has_unconfirmed_price": row.candidate.has_unconfirmed_price,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult(_Plan[Finalist]):
+    """What came of a plan at a rate.
+
+    ranked:      finalists that serve the rate, best first; `missed`: those that the simulator found not to
+    ruled_out:   candidates by why they are none
+    front:       cost against latency, simulated; `not_serving`: what the screen had on it, and the simulator has not
+    fewer:       label -> share of requests within the SLO, of winners with fewer replicas than they got, simulated
+    bound_share: of the winner's busy time, by what bounds it
+    nearest:     where nothing serves the rate: what comes nearest, as a sentence
+    devices:     what each device that was asked for comes to, where there are several
+    resilience:  the winner under the scenario's failures; left_out: what the scenario has, and the plan has not
+    searched:    choices that the space has several values of -> the values, in words
+    ratios:      simulated figures over those of the screen, among finalists
+    num_overlooked: candidates that may be better by these ratios, and were not simulated
+    """
+
+    rate: float
+    num_candidates: int
+    num_serving: int
+    ruled_out: Mapping[str, int]
+    ranked: Sequence[Finalist]
+    missed: Sequence[Finalist]
+    front: Sequence[FrontPoint] = ()
+    not_serving: Sequence[FrontPoint] = ()
+    fewer: Mapping[str, float] = field(default_factory=dict)
+    bound_share: Mapping[str, float] = field(default_factory=dict)
+    nearest: str = ""
+    notes: Sequence[str] = ()
+    devices: Sequence[DeviceAnswer] = ()
+    resilience: Resilience | None = None
+    left_out: Sequence[str] = ()
+    searched: Mapping[str, str] = field(default_factory=dict)
+    ratios: Ratios | None = None
+    num_overlooked: int = 0
+
+    @property
+    def _judged(self) -> tuple[Sequence[Finalist], Sequence[Finalist]]:
+        return self.ranked, self.missed
+
+    @property
+    def replicas(self) -> int:
+        """The winner's replicas, those for failures of the scenario included, where so many were found."""
+        enough = self.resilience.replicas if self.resilience is not None else None
+        return enough or (self.winner.replicas if self.winner is not None else 0)
+
+    @property
+    def quantile(self) -> str:
+        """The percentile that the SLO asks for, as metrics name it."""
+        return quantile_name(self.spec.attainment)
+
+    @property
+    def is_better_low(self) -> bool:
+        return self.spec.objective != "goodput_per_gpu"
+
+    def figure(self, finalist: Finalist) -> float:
+        """What the objective compares; smaller is better except for goodput_per_gpu."""
+        if self.spec.objective == "cheapest":
+            return inf if finalist.usd_per_hour is None else finalist.usd_per_hour
+        if self.spec.objective == "fewest_gpus":
+            return float(finalist.num_devices)
+        if self.spec.objective == "goodput_per_gpu":
+            return finalist.rate_per_device
+        return self.tightness(finalist)
+
+    def figure_draws(self, finalist: Finalist) -> Floats:
+        """`figure` under each draw; of cost and devices, with as many replicas as the draw asks for."""
+        if self.spec.objective == "goodput_per_gpu":
+            return finalist.rate_draws / finalist.num_devices
+        if self.spec.objective == "lowest_latency":
+            return self._tightness_draws(finalist)
+        return self.figure(finalist) / finalist.replicas * self.replicas_needed(finalist)
+
+    def interval(self, finalist: Finalist) -> Interval:
+        """80 % of `figure`."""
+        return interval_of(self.figure_draws(finalist), self.figure(finalist))
+
+    def replicas_needed(self, finalist: Finalist) -> Floats:
+        """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it: more
+        than one fewer than these, since without a draw one fewer does not do."""
+        needed = max(self._load(finalist), finalist.fewest - 1 + 1e-9)
+        with np.errstate(divide="ignore"):
+            return np.ceil(needed * finalist.rate / finalist.rate_draws - 1e-9)
+
+    def sufficient(self, finalist: Finalist) -> float:
+        """The share of draws in which the finalist's replicas serve the rate."""
+        return float(np.mean(self.replicas_needed(finalist) <= finalist.replicas)) if finalist.rate else 0.0
+
+    def _load(self, finalist: Finalist) -> float:
+        """Replicas that the rate takes, as a fraction; no more than were simulated to serve it, whatever a scattering
+        highest rate makes of them."""
+        if not finalist.rate:
+            return inf
+        serves = finalist.serves(self.scenario.slo, self.spec.attainment)
+        return min(self.rate * finalist.replicas / finalist.rate, finalist.fewest if serves else inf)
+
+    def option(self, finalist: Finalist) -> Option:
+        """The finalist as something to decide for; what is not sold by the hour costs its devices."""
+        screened, spec = finalist.deployment.screened, self.spec
+        usd, size = screened.usd_per_hour, screened.candidate.num_devices
+        is_bought, load = spec.objective in ("cheapest", "fewest_gpus"), self._load(finalist)
+        return Option(
+            screened.candidate.label,
+            screened.candidate.devices,
+            float(size) if usd is None or spec.objective == "fewest_gpus" else usd,
+            finalist.fewest if not isfinite(load) else max(finalist.fewest, ceil(load - 1e-9)),
+            finalist.replicas,
+            max(most_replicas(screened, spec), finalist.replicas),
+            self.replicas_needed(finalist),
+            None if is_bought else (1.0 if self.is_better_low else -1.0) * self.figure(finalist),
+            load,
+        )
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How sure the choice is, and what that costs; None without a choice."""
+        if self.winner is None:
+            return None
+        return certainty_of([self.option(finalist) for finalist in self.everyone], 0, self.spec.confidence)
+
+    def better_share(self, one: Finalist, other: Finalist) -> float:
+        """The share of draws, the same for both, in which `one` is better than `other`: by the objective, and where
+        that does not separate them by who has more headroom."""
+        sign = 1.0 if self.is_better_low else -1.0
+        first, second = sign * self.figure_draws(one), sign * self.figure_draws(other)
+        with np.errstate(invalid="ignore"):
+            is_alike = (first == second) | (np.abs(first - second) <= TIE * np.abs(second))
+        by_figure = np.sign(np.nan_to_num(second) - np.nan_to_num(first))
+        score = np.where(is_alike, np.sign(one.rate_draws - other.rate_draws), by_figure)
+        return float(np.mean((score + 1) / 2))
+
+    def tightness(self, finalist: Finalist) -> float:
+        """The limit that comes nearest at the wanted rate, as latency over limit; 1 is just met."""
+        return tightness(finalist.records, self.scenario.slo, self.quantile)
+
+    def _tightness_draws(self, finalist: Finalist) -> Floats:
+        slo = self.scenario.slo
+        limits = [(self.quantile, name, slo.planned_ms(name)) for name in ("ttft", "tpot", "e2el")]
+        limits += [(each.metric.split("_")[0], each.latency, each.limit_ms) for each in slo.statistics]
+        shares = [
+            draws / limit
+            for quantile, name, limit in limits
+            if limit is not None and (draws := finalist.latency_draws(quantile, name)) is not None
+        ]
+        return np.max(shares, axis=0) if shares else np.full(len(finalist.rate_draws), inf)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
+        rows = enumerate(self.everyone)
+        return columns_of([{**self._row(row), "serves": place < len(self.ranked)} for place, row in rows])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but sentences: the plan, and what each finalist's simulations gave."""
+        certainty, trust = self.certainty, self.trust
+        return {
+            "scenario": self.scenario.name,
+            "objective": self.spec.objective,
+            "attainment": self.spec.attainment,
+            "rate": self.rate,
+            "candidates": self.num_candidates,
+            "serving": self.num_serving,
+            "searched": dict(self.searched),
+            "ruled_out": dict(self.ruled_out),
+            "simulated_over_screened": None if self.ratios is None else asdict(self.ratios),
+            "overlooked": self.num_overlooked,
+            "confidence": self.spec.confidence,
+            "certainty": None if certainty is None else asdict(certainty) | {"extra_cost": certainty.extra_cost},
+            "winner": None if self.winner is None else self._row(self.winner),
+            "ranked": [self._row(finalist) for finalist in self.ranked],
+            "missed": [self._row(finalist) for finalist in self.missed],
+            "fewer_replicas": dict(self.fewer),
+            "front": [vars(point) for point in self.front],
+            "screened_on_the_front_but_not_serving": [vars(point) for point in self.not_serving],
+            "bound_share": dict(self.bound_share),
+            "devices": [vars(device) for device in self.devices],
+            "under_failures": None if self.resilience is None else vars(self.resilience),
+            "left_out": list(self.left_out),
+            "notes": list(self.notes),
+            "trust": None if trust is None else trust.to_json(),
+            "provenance": self._provenance("plan", rate=self.rate),
+        }
+
+    def _row(self, finalist: Finalist) -> dict[str, Any]:
+        screened, quantile, winner = finalist.deployment.screened, self.quantile, self.winner
+        better = None if winner is None or finalist is winner else self.better_share(winner, finalist)
+        names = ("ttft", "tpot")
+        return {
+            **self._base_row(finalist),
+            **{metric: finalist.mean(metric) for metric in _AT_THE_RATE},
+            "max_rate": finalist.rate,
+            "max_rate_interval": list(finalist.rate_interval),
+            "max_rate_by_seed": list(finalist.rates),
+            "screened_rate": finalist.replicas * screened.rate,
+            "rate_per_gpu": finalist.rate_per_device,
+            "figure": self.figure(finalist),
+            "interval": list(self.interval(finalist)),
+            "serves_the_rate_in_share_of_draws": self.sufficient(finalist),
+            "winner_better_in_share_of_draws": better,
+            "attained": finalist.attained,
+            "tightness": self.tightness(finalist),
+            "latencies_ms": {f"{quantile}_{name}": finalist.mean(f"{quantile}_{name}_ms") for name in names},
+            "latency_intervals_ms": {f"{quantile}_{name}": finalist.latency_interval(quantile, name) for name in names},
+            "binds": screened.binds,
+            "origin": screened.origin,
+            "trust": _trust(finalist).level,
+        }
+
+
+def _trust(row: Finalist | Job) -> Trust:
+    """That of the engine that is nearest to nothing: of separate workers each has a layout of its own."""
+    levels = (trust_of(layout.scenario) for layout, _ in row.candidate.counts)
+    return max(levels, key=lambda trust: LEVELS.index(trust.level))
+
+
+@dataclass(frozen=True, repr=False)
+class JobPlan(_Plan[Job]):
+    """What came of the plan of a job.
+
+    ranked:      finalists that are done before the deadline, the choice first; `late`: those that are not
+    plain:       what would be taken if predictions were exact
+    ruled_out:   candidates by why they are none; `num_in_time`: those that the closed form has done in time
+    bound_share: of the winner's busy time, by what bounds it
+    """
+
+    num_candidates: int
+    num_in_time: int
+    ruled_out: Mapping[str, int]
+    ranked: Sequence[Job]
+    late: Sequence[Job]
+    plain: Job | None = None
+    bound_share: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def _judged(self) -> tuple[Sequence[Job], Sequence[Job]]:
+        return self.ranked, self.late
+
+    @property
+    def num_requests(self) -> int:
+        return self.scenario.traffic.num_requests or 0
+
+    def figure(self, job: Job) -> float:
+        """What the objective compares; smaller is better."""
+        return job.bill if self.spec.objective == "cheapest_job" else job.seconds
+
+    def better_share(self, one: Job, other: Job) -> float:
+        """The share of draws, the same for both, in which `one` is better."""
+        first, second = (job.seconds_draws * (self.figure(job) / job.seconds) for job in (one, other))
+        return float(np.mean(first < second))
+
+    def in_time(self, job: Job) -> float:
+        """The share of draws in which it is done before the deadline."""
+        deadline = self.spec.deadline_s
+        return 1.0 if deadline is None else float(np.mean(job.seconds_draws <= deadline))
+
+    def option(self, job: Job) -> Option:
+        """The job as something to decide about: replicas that are done in time in each draw, in proportion."""
+        times, deadline = job.seconds_draws, self.spec.deadline_s
+        needed = np.zeros(len(times)) if deadline is None else np.ceil(job.replicas * times / deadline - 1e-9)
+        most = self.spec.max_gpus // job.candidate.num_devices
+        figure, device = self.figure(job), job.candidate.layout.scenario.hardware.name
+        share = figure / job.replicas
+        return Option(job.label, device, share, job.replicas, job.replicas, most, needed, None if deadline else figure)
+
+    def replicas_for_sure(self, job: Job, share: float) -> int:
+        """Replicas, in proportion, that are done in time in such a share of draws."""
+        return round(replicas_for(self.option(job).needed, job.replicas, share))
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The finalists, best first, then those that are not done `in_time`."""
+        rows = enumerate(self.everyone)
+        return columns_of([{**self._row(job), "in_time": place < len(self.ranked)} for place, job in rows])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but sentences."""
+        return {
+            "scenario": self.scenario.name,
+            "objective": self.spec.objective,
+            "deadline_s": self.spec.deadline_s,
+            "confidence": self.spec.confidence,
+            "num_requests": self.num_requests,
+            "candidates": self.num_candidates,
+            "in_time": self.num_in_time,
+            "ruled_out": dict(self.ruled_out),
+            "ranked": [self._row(job) for job in self.ranked],
+            "late": [self._row(job) for job in self.late],
+            "if_predictions_were_exact": None if self.plain is None else self._row(self.plain),
+            "bound_share": dict(self.bound_share),
+            "notes": list(self.notes),
+            "trust": None if (trust := self.trust) is None else trust.to_json(),
+            "provenance": self._provenance("job"),
+        }
+
+    def _row(self, job: Job) -> dict[str, Any]:
+        return {
+            **self._base_row(job),
+            "duration_s": job.seconds,
+            "duration_interval_s": list(job.seconds_interval),
+            "screened_duration_s": job.screened_s,
+            "usd_total": None if job.usd_per_hour is None else job.bill,
+            "in_time_in_share_of_draws": self.in_time(job),
+            "metrics": {name: job.mean(name) for name in (job.records[0].values if job.records else ())},
+            "problems": [record.problem for record in job.records if record.problem],
+        }

@@ -1,0 +1,305 @@
+"""Stage one of a plan: the highest rate under the SLO of every candidate, without simulating any.
+
+Step times come from the simulator's own tables (`surfaces`), how requests wait from closed forms (`service`); the rate
+is found by bisection for all candidates at once. What the closed forms do not know (policies, preemption, the order of
+requests) is for stage two, the simulator, on those that are best here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost import profile_of
+from perfmodel.errors import SpecError
+from perfmodel.planning.finalist import Screened
+from perfmodel.planning.service import Demand, Served, Service, demand_of, repeated, serve
+from perfmodel.planning.space import Candidate
+from perfmodel.planning.surfaces import (
+    NUM_DRAWS,
+    Drawn,
+    Engine,
+    EngineSurfaces,
+    Surfaces,
+)
+from perfmodel.sim.fleet.kv_transfer import transfer_cost
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.slo import SLO
+
+Floats = NDArray[np.float64]
+
+_AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
+_HALVINGS = 10
+_WIDEST = 1e3  # highest to lowest rate that is looked at
+_MUCH = 0.05  # of a limit spent waiting for a slot: then slots are what is scarce
+_BEYOND = 1.05  # times the highest rate: where what binds is seen
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What typical requests are held to, in seconds, a column for each of them.
+
+    limits:     metric -> limit that a request meets together with all others; `attainment`: the share that is to
+    statistics: (metric, limit, share of the requests that is to meet it; None: their mean is to)
+    """
+
+    limits: dict[str, Floats]
+    attainment: float
+    statistics: tuple[tuple[str, Floats, float | None], ...]
+
+    @property
+    def all_limits(self) -> list[tuple[str, Floats, float | None]]:
+        """(metric, limit, share of the requests that is to meet it, as of `statistics`)"""
+        return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.statistics]
+
+
+class Screen:
+    """The screen of `candidates` for the traffic and SLO of `scenario`.
+
+    Raises SpecError for a scenario without an SLO.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
+        self.demand = demand_of(scenario)
+        self._wanted, self._attainment = _wanted(scenario.slo, self.demand, attainment), attainment
+        self._candidates = candidates
+        batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
+        chunk = max((max(c.max_num_batched_tokens, budget_of(c)) for c in candidates), default=1)
+        engines = (engine for candidate in candidates for engine in engines_of(candidate))
+        self._engines = EngineSurfaces(engines, self.demand.context, self.demand.mean_prompt, batches, chunk)
+
+    def all(self) -> list[Screened]:
+        """Every candidate, in order."""
+        found: list[Screened] = []
+        for start in range(0, len(self._candidates), _AT_ONCE):
+            found += self._screened(self._candidates[start : start + _AT_ONCE])
+        return found
+
+    def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
+        """For each candidate at its rate, the smallest factor on all limits with which the wanted share meets them."""
+        found: list[float] = []
+        for start in range(0, len(chosen), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            service = self._service([each.candidate for each in chosen[part]])
+            served = serve(service, self.demand, np.array(rates[part])[:, None])
+            found += self._wanted_tightness(served).tolist()
+        return found
+
+    def _wanted_tightness(self, served: Served) -> Floats:
+        """The share of its limit that is used up, by the requests together and by each statistic, at most."""
+        wanted, parts = self._wanted, []
+        if wanted.limits:
+            worst = np.max(
+                [_seconds(served, self.demand, name) / limit for name, limit in wanted.limits.items()], axis=0
+            )
+            parts.append(np.quantile(worst, wanted.attainment, axis=1, method="higher"))
+        for name, limit, share in wanted.statistics:
+            used = _seconds(served, self.demand, name) / limit
+            parts.append(used.mean(axis=1) if share is None else np.quantile(used, share, axis=1, method="higher"))
+        tightness: Floats = np.max(parts, axis=0)
+        return tightness
+
+    def under_draws(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[Drawn]:
+        """What common draws of the calibration's errors do to each, at the rate that it is to serve."""
+        return [self._under_draws(one.candidate, rate) for one, rate in zip(chosen, rates, strict=True)]
+
+    def _under_draws(self, candidate: Candidate, rate: float) -> Drawn:
+        plain, (of_decode, of_prompts) = self._service([candidate]), engines_of(candidate)
+        decode, server = self._engines.drawn(of_decode, candidate.ratio is not None)
+        prompts = decode
+        if of_prompts != of_decode:
+            prompts, server = self._engines.drawn(of_prompts, candidate.ratio is not None)
+        drawn = repeated(plain, NUM_DRAWS, decode, prompts, server)
+        base = self._latencies(serve(plain, self.demand, np.array([[rate]])))
+        each = self._latencies(serve(drawn, self.demand, np.full((NUM_DRAWS, 1), rate)))
+        highest, most = self._highest(drawn)[:, 0], float(self._highest(plain)[0, 0])
+        return Drawn(
+            highest / most if most > 0 else np.ones(NUM_DRAWS),
+            {name: _over(values, float(base[name][0])) for name, values in each.items()},
+        )
+
+    def _latencies(self, served: Served) -> dict[str, Floats]:
+        """The latencies that the wanted share of requests does not exceed, in seconds."""
+        return {
+            name: np.quantile(_seconds(served, self.demand, name), self._attainment, axis=1, method="higher")
+            for name in ("ttft", "tpot", "itl", "e2el")
+        }
+
+    def _service(self, candidates: Sequence[Candidate]) -> Service:
+        surfaces = self._engines.read([engines_of(candidate)[0] for candidate in candidates])
+        prompts = surfaces
+        if any(candidate.prefill is not None for candidate in candidates):
+            prompts = self._engines.read([engines_of(candidate)[1] for candidate in candidates])
+        return _service(candidates, surfaces, prompts, self.demand)
+
+    def _highest(self, service: Service) -> Floats:
+        return _highest(service, self.demand, self._wanted)
+
+    def _screened(self, candidates: Sequence[Candidate]) -> list[Screened]:
+        service = self._service(candidates)
+        rate = self._highest(service)
+        at = serve(service, self.demand, np.maximum(rate, 1e-9))
+        beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
+        binds = _binding(candidates, service, beyond, self.demand, self._wanted)
+        return [
+            Screened(
+                candidate,
+                float(rate[i, 0]),
+                binds[i],
+                float(at.batch[i, 0]),
+                candidate.usd_per_hour,
+                self._engines.origin(*engines_of(candidate)),
+            )
+            for i, candidate in enumerate(candidates)
+        ]
+
+
+def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
+    """The limits of `slo` for the demand's typical requests. Raises SpecError where there is none."""
+    prompt, cached, _ = demand.typical
+    whole = slo.ttft_ms if slo.ttft_ms_per_input_token is None else slo.ttft_limit_ms(prompt + cached)
+    given = {"ttft": whole, "tpot": slo.tpot_limit_ms, "max_itl": slo.max_itl_ms, "e2el": slo.e2el_ms}
+    if slo.reading_speed is not None:
+        given["reading"] = slo.reading_wait_ms + 1e3 / slo.reading_speed
+
+    def seconds(limit: Any) -> Floats:
+        return np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
+
+    limits = {name: seconds(limit) for name, limit in given.items() if limit is not None}
+    statistics = tuple((limit.latency, seconds(limit.limit_ms), limit.share) for limit in slo.statistics)
+    if not slo.is_given:
+        raise SpecError(
+            "a plan needs limits to meet: give --ttft 500ms --tpot 50ms, or slo: {ttft_ms: 500, tpot_ms: 50}."
+        )
+    return _Wanted(limits, attainment, statistics)
+
+
+def _over(values: Floats, base: float) -> Floats:
+    """Ratios; 1 where there is nothing to compare (no token after the first)."""
+    return values / base if 0 < base < np.inf else np.ones(len(values))
+
+
+def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfaces, demand: Demand) -> Service:
+    def column(values: list[float]) -> Floats:
+        return np.array(values, np.float64)[:, None]
+
+    held = [candidate.memory.max_batch(max(int(demand.context), 1)) for candidate in candidates]
+    moved = [_transfer(candidate) for candidate in candidates]
+    server = profile_of(candidates[0].layout.scenario.engine).server
+    ones = np.ones((len(candidates), 1))
+    return Service(
+        surfaces,
+        prompts,
+        column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
+        column([budget_of(c) for c in candidates]),
+        column(
+            [c.ratio[0] * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0 for c in candidates]
+        ),
+        column([c.num_engines for c in candidates]),
+        (column([start for start, _ in moved]), column([per_token for _, per_token in moved])),
+        (
+            (server.in_s + server.out_s) * ones,
+            server.in_per_prompt_token_s * ones,
+            server.out_per_sequence_s * ones,
+        ),
+        column([float(c.layout.scenario.engine.plans_ahead) for c in candidates]),
+    )
+
+
+def engines_of(candidate: Candidate) -> tuple[Engine, Engine]:
+    """Engines that decode, and engines that compute prompts (the same, unless disaggregated)."""
+    of_prompts = candidate.prefill or candidate
+    return (
+        (candidate.layout.scenario, candidate.max_num_batched_tokens),
+        (of_prompts.layout.scenario, of_prompts.max_num_batched_tokens),
+    )
+
+
+def budget_of(candidate: Candidate) -> int:
+    """Tokens of a step of the engines that compute prompts: of a plan for each stage."""
+    scenario, tokens = engines_of(candidate)[1]
+    return scenario.engine.pipeline_parallel_size * tokens
+
+
+def _transfer(candidate: Candidate) -> tuple[float, float]:
+    """Seconds to hand a prompt's KV on: before its first token, and for each."""
+    if candidate.ratio is None:
+        return 0.0, 0.0
+    ends = [layout.scenario for layout in (candidate.prefill_layout, candidate.layout)]
+    source, target = (candidate.layout.kv_transfer.link_of(end.hardware) for end in ends)
+    cost = transfer_cost(ends[0], ends[1], source, target)
+    none, some = cost.duration_s(0), cost.duration_s(10_000)
+    return none, (some - none) / 10_000
+
+
+def _highest(service: Service, demand: Demand, wanted: _Wanted) -> Floats:
+    """The highest rate of each candidate at which typical requests are as wanted; 0 if none."""
+    step = service.surfaces.decode(service.slots) / service.surfaces.tokens(service.slots)
+    high = service.decodes * service.slots / (demand.mean_outputs * step)
+    low = high / _WIDEST
+    is_ever = _is_met(serve(service, demand, low), demand, wanted)
+    for _ in range(_HALVINGS):
+        middle = np.sqrt(low * high)
+        is_met = _is_met(serve(service, demand, middle), demand, wanted)
+        low, high = np.where(is_met, middle, low), np.where(is_met, high, middle)
+    return np.where(is_ever, low, 0.0)
+
+
+def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_]:
+    """Whether enough typical requests meet all limits together, and each statistic's by itself."""
+    good = np.ones(served.ttft.shape, dtype=bool)
+    for name, limit in wanted.limits.items():
+        good &= _seconds(served, demand, name) <= limit
+    is_met: NDArray[np.bool_] = good.mean(axis=1, keepdims=True) >= wanted.attainment
+    for name, limit, share in wanted.statistics:
+        seconds = _seconds(served, demand, name)
+        if share is None:
+            is_met &= (seconds / limit).mean(axis=1, keepdims=True) <= 1
+        else:
+            is_met &= (seconds <= limit).mean(axis=1, keepdims=True) >= share
+    return is_met
+
+
+def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
+    """A latency of typical requests; TPOT of an answer of one token is nothing. Gaps between tokens (itl) are taken to
+    be as long as their mean."""
+    later = np.maximum(demand.typical[2][None, :] - 1, 0.0)
+    if metric == "ttft":
+        return served.ttft
+    if metric in ("tpot", "itl"):
+        return np.where(later > 0, served.tpot, 0.0)
+    if metric == "e2el":
+        # Where no rate is sustained tokens take for ever, which an answer of one token does not wait for.
+        return served.ttft + np.multiply(later, served.tpot, out=np.zeros(served.ttft.shape), where=later > 0)
+    assert served.single is not None  # the demand has asked for it
+    if metric == "max_itl":
+        return np.where(later > 0, np.where(served.is_stable, served.single.gap, np.inf), 0.0)
+    speed = demand.reading_speed or np.inf  # reading: until the next token is there to be read, at worst
+    wait = np.maximum(served.single.reader_wait(speed), later * (served.tpot - 1.0 / speed))
+    return np.where(later > 0, wait, 0.0) + 1.0 / speed
+
+
+def _binding(
+    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, wanted: _Wanted
+) -> list[str]:
+    """What is missed most often, relative to how often it may be, a little above the highest rate; of a mean, how far
+    it is beyond its limit."""
+    names = [name for name, _, _ in wanted.all_limits]
+    limits = [limit for _, limit, _ in wanted.all_limits]
+    missed = []
+    for name, limit, share in wanted.all_limits:
+        seconds = _seconds(beyond, demand, name)
+        if share is None:
+            missed.append((seconds / limit).mean(axis=1))
+        else:
+            missed.append((seconds > limit).mean(axis=1) / (1 - share))
+    most = np.array(missed).argmax(axis=0)
+    binding = []
+    for index, candidate in enumerate(candidates):
+        name = names[most[index]]
+        if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limits[most[index]].mean():
+            name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
+        binding.append(name)
+    return binding

@@ -1,1 +1,0 @@
-"""All candidates of a plan in closed form: the space, its demand, steps and queues, errors drawn in common."""

@@ -1,1 +1,0 @@
-"""What if: values varied one at a time or on a grid, elasticities, crossovers."""

@@ -1,0 +1,566 @@
+"""`Demand`: what a scenario's requests ask of an engine, as moments and as a few typical requests; and their rate.
+
+Traffic keeps its own process at any rate. Of a trace that is the trace itself, its gaps longer or shorter: its bursts
+stay.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.surfaces import BATCHES, Surfaces
+from perfmodel.sim.traffic.traces import read_trace
+from perfmodel.sim.traffic.workload import Workload
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Trace
+
+Floats = NDArray[np.float64]
+
+_LOOKED_AT = 4000
+NUM_TYPICAL = 100
+_RATED = ("constant", "poisson", "poisson_fixed_count", "gamma")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Requests as the engine sees them, prefixes that it has cached left out.
+
+    prompt, outputs: tokens to compute and to generate, of all requests looked at
+    typical:         (tokens to compute, tokens cached, tokens to generate) of requests that stand for all: one from
+                     each of NUM_TYPICAL equal parts by prompt length
+    context:         mean KV length of a sequence while it decodes
+    asks_for_tokens: whether limits of the SLO are on single tokens; reading_speed: tokens a second of those who read
+                     the answers, if it has any
+    """
+
+    prompt: Floats
+    outputs: Floats
+    typical: tuple[Floats, Floats, Floats]
+    context: float
+    asks_for_tokens: bool = False
+    reading_speed: float | None = None
+
+    @property
+    def mean_prompt(self) -> float:
+        return float(self.prompt.mean())
+
+    @property
+    def mean_outputs(self) -> float:
+        return float(self.outputs.mean())
+
+
+def demand_of(scenario: Scenario) -> Demand:
+    """The demand of the scenario's traffic; of shared prefixes all that the second half of its requests finds cached by
+    the first (as in a cache that forgets nothing)."""
+    longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
+    traffic = scenario.traffic.model_copy(update={"num_requests": None})
+    drafts = list(islice(Workload(scenario.model_copy(update={"traffic": traffic})).drafts(), _LOOKED_AT))
+    drafts = [draft for draft in drafts if draft.num_prompt_tokens < longest]
+    if not drafts:
+        raise WorkloadError(f"{scenario.name}: no request fits max_model_len={longest}; raise it, or shorten prompts.")
+    whole = np.array([draft.num_prompt_tokens for draft in drafts], np.float64)
+    outputs = np.minimum([draft.num_output_tokens for draft in drafts], longest - whole)
+    cached = np.zeros(len(drafts))
+    if scenario.engine.enable_prefix_caching and any(draft.block_hashes for draft in drafts):
+        cached = _cached([draft.block_hashes for draft in drafts], scenario.engine.block_size)
+        half = slice(len(drafts) // 2, None)
+        whole, outputs, cached = whole[half], outputs[half], cached[half]
+    prompt = np.maximum(whole - cached, 1.0)
+    order = np.argsort(prompt, kind="stable")
+    places = ((np.arange(NUM_TYPICAL) + 0.5) / NUM_TYPICAL * len(order)).astype(np.intp)
+    chosen = order[places]
+    context = float(((whole + outputs / 2) * outputs).sum() / outputs.sum())
+    typical = prompt[chosen], cached[chosen], outputs[chosen]
+    return Demand(prompt, outputs, typical, context, scenario.slo.needs_token_times, scenario.slo.reading_speed)
+
+
+def _cached(prompts: list[tuple[int, ...]], block_size: int) -> Floats:
+    """Tokens of each prompt that those before it have left in the cache."""
+    seen: set[int] = set()
+    found = []
+    for hashes in prompts:
+        count = next((index for index, block in enumerate(hashes) if block not in seen), len(hashes))
+        found.append(float(count * block_size))
+        seen.update(hashes)
+    return np.array(found)
+
+
+def wanted_rate(scenario: Scenario, spec: PlanSpec) -> float:
+    """Requests per second that the plan is for; of a trace, on average. Raises SpecError where nothing says so."""
+    traffic, arrivals = scenario.traffic, scenario.traffic.arrivals
+    if spec.rate is not None:
+        return spec.rate
+    if arrivals.stages:
+        return max(stage.rate for stage in arrivals.stages)
+    if traffic.is_offline:
+        raise SpecError(
+            "a burst has no rate to serve: it is a job; set plan.objective to cheapest_job or shortest_job, or give "
+            "plan.rate in requests per second."
+        )
+    if arrivals.process == "trace" and traffic.trace is not None:
+        count, rate = _recorded(traffic.trace, traffic.num_requests, traffic.duration_s)
+        if not rate:
+            raise SpecError(
+                f"{traffic.trace.path}: its first {count} requests come at once, which is no rate to plan for; raise "
+                f"traffic.num_requests, or give plan.rate in requests per second."
+            )
+        return rate
+    if arrivals.rate is None:
+        raise SpecError(
+            f"a plan needs a rate to serve; arrivals of process {arrivals.process} have none, give plan.rate in "
+            f"requests per second, as in --set plan.rate=10."
+        )
+    return arrivals.rate
+
+
+def at_rate(scenario: Scenario, rate: float, num_requests: int) -> dict[str, Any]:
+    """The fields of `scenario`'s traffic that let so many requests arrive at `rate`, by its own process if it has one
+    that takes a rate, else as a Poisson stream; of a trace all of its requests."""
+    traffic, arrivals = scenario.traffic, scenario.traffic.arrivals
+    no_end = {"traffic.duration_s": None} if traffic.duration_s is not None else {}
+    if arrivals.process == "trace" and traffic.trace is not None:
+        count, recorded = _recorded(traffic.trace, traffic.num_requests, traffic.duration_s)
+        speedup = traffic.trace.speedup * rate / recorded if recorded else traffic.trace.speedup
+        return {"traffic.trace.speedup": speedup, "traffic.num_requests": count} | no_end
+    process: dict[str, Any] = {"process": "poisson"}
+    if arrivals.process in _RATED:
+        process = arrivals.model_dump(mode="json", include={"process", "cv"}, exclude_defaults=True)
+        process.setdefault("process", arrivals.process)
+    return {"traffic.arrivals": {**process, "rate": rate}, "traffic.num_requests": num_requests} | no_end
+
+
+@lru_cache(maxsize=16)
+def _recorded(trace: Trace, num_requests: int | None, duration_s: float | None) -> tuple[int, float]:
+    """Requests of the trace that are sent, and how many a second: gaps over the time from first to last."""
+    count, last_s = 0, 0.0
+    for row in read_trace(trace.path, trace.format):
+        at_s = row.arrival_s / trace.speedup
+        if count == num_requests or (duration_s is not None and at_s > duration_s):
+            break
+        count, last_s = count + 1, at_s
+    return count, (count - 1) / last_s if last_s else 0.0
+
+
+# Even, independent-looking places in the unit cube for each typical request: an additive recurrence (Roberts 2018).
+_PHI = 1.2207440846057596  # the root of x^4 = x + 1: three dimensions
+SCORES = np.array([(0.5 + (np.arange(NUM_TYPICAL) + 1) * _PHI**-k) % 1.0 for k in (1, 2, 3, 4)])
+
+
+def exponential(score: Floats, chance: Floats, mean: Floats) -> Floats:
+    """A wait that is nothing but with a chance, and then exponential, at a score between 0 and 1."""
+    return np.where(score < chance, -mean * np.log(np.maximum(score / np.maximum(chance, 1e-12), 1e-12)), 0.0)
+
+
+def held_steps(arrived: Floats, extra: Floats, extra_square: Floats) -> tuple[Floats, Floats, Floats]:
+    """Steps that prompts make longer: the share of steps with any, what these add, and its mean square, in seconds.
+
+    arrived: prompts per step, Poisson; extra, extra_square: mean and mean square of what one adds, s and s2
+    """
+    share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
+    mean = extra * arrived / share
+    return share, mean, square_of_some(arrived, mean, extra_square)
+
+
+def square_of_some(arrived: Floats, mean: Floats, extra_square: Floats) -> Floats:
+    """Mean square of a sum of a Poisson number of terms, given that it has any: (l s2 + (l s)^2) / (1 - exp(-l)).
+
+    arrived: l; mean: l s / (1 - exp(-l)), of the sums that have any; extra_square: s2, the mean square of one term
+    """
+    share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
+    return arrived / share * extra_square + share * mean**2
+
+
+@dataclass(frozen=True)
+class SingleTokens:
+    """Seconds.
+
+    gap:     the longest between two tokens
+    pace:    between two tokens that no prompt holds up
+    held:    (share of steps that prompts hold up, mean and mean square of by how much)
+    at_once: chance that the steps after the first token are: prompts came while the own one was computed
+    """
+
+    gap: Floats
+    pace: Floats
+    held: tuple[Floats, Floats, Floats]
+    at_once: Floats
+
+    def reader_wait(self, speed: float) -> Floats:
+        """How long a reader of so many tokens a second waits in all, but for what the last token is late.
+
+        Each token puts r = 1 / speed - pace by, and a step that prompts hold up by w takes w from it. With q, the share
+        of such steps, the walk never falls below where it began with probability (1 - q w / r) / (1 - q) (steps down by
+        one unit only: Feller 1968, section XIV.9), and what it falls by is a waiting time of M/G/1 (duality),
+        exponential with the mean of Pollaczek and Khinchine. Prompts that came while the own one was computed hold up
+        the first tokens, for which next to nothing is put by (r for each of two).
+        """
+        share, mean, square = self.held
+        spare = 1.0 / speed - self.pace
+        load = share * mean / np.maximum(spare, 1e-12)
+        falls = np.clip(1.0 - (1.0 - load) / (1.0 - share), 0.0, 1.0)
+        depth = square / np.maximum(2 * mean * (1.0 - np.minimum(load, 0.99)), 1e-12)
+        spread = np.sqrt(np.log(np.maximum(square / np.maximum(mean, 1e-12) ** 2, 1.01)))  # of a lognormal
+        far = np.log(np.maximum(mean, 1e-12) / np.maximum(2 * spare, 1e-12)) / spread - spread / 2
+        early = self.at_once * ndtr(far)
+        depth = np.maximum(depth, early * mean)
+        return exponential(SCORES[0][None, :], early + (1.0 - early) * falls, depth)
+
+
+def longest_gap(
+    surfaces: Surfaces,
+    budget: Floats,
+    demand: Demand,
+    rate: Floats,
+    batch: Floats,
+    step: Floats,
+    long: Floats,
+) -> Floats:
+    """Seconds of the longest step that a request meets while it decodes: with the largest of the prompts that come in
+    its life, L of them on average, which is at most m with probability exp(-L P(prompt > m)), and those that came in
+    the `long` seconds of steps with prompts before.
+
+    rate: requests/s; batch: sequences that decode; step: seconds of a step; budget: tokens of a step
+    surfaces: step times; demand: lengths of prompts and answers
+    """
+    outputs = demand.typical[2][None, :]
+    prompts = np.maximum(rate * np.maximum(outputs - 1, 0.0) * step, 1e-12)
+    share = 1.0 + np.log(SCORES[0][None, :]) / prompts  # of prompts that are at most as large
+    lengths = np.sort(demand.prompt)
+    largest = np.interp(share, (np.arange(len(lengths)) + 0.5) / len(lengths), lengths)
+    tokens = np.minimum(largest + rate * long * demand.mean_prompt, np.maximum(budget - batch, 1.0))
+    alone = surfaces.decode(batch)
+    found: Floats = np.where(share > 0, np.maximum(surfaces.beside(batch, tokens), alone), alone)
+    return found
+
+
+Bools = NDArray[np.bool_]
+
+_ROUNDS = 6  # of the fixed point of T
+
+
+def _between_batches() -> Floats:
+    """Linear interpolation from BATCHES to 1, 2, 3 ... as a matrix: a column for each."""
+    counts = np.arange(1, int(BATCHES[-1]) + 1, dtype=np.float64)
+    return np.array([np.interp(counts, BATCHES, row) for row in np.eye(len(BATCHES))])
+
+
+_BETWEEN = _between_batches()
+
+
+@dataclass(frozen=True)
+class Service:
+    """Candidates, a row of one column each. Rates are of one group (a unified replica).
+
+    surfaces:   of the engines that decode; `prompts`: of those that compute prompts, the same unless disaggregated
+    slots:      sequences that run at once at most, by max_num_seqs and by the KV cache
+    budget:     tokens of a step, of the engines that compute prompts
+    prefills, decodes: engines of the group; 0 prefill engines: each decode engine computes its own prompts
+    transfer:   seconds before and for each token that KV needs to another engine
+    front_end:  seconds (per request, per prompt token, per sequence of the batch) of the server in front
+    gates:      steps that are planned ahead of an arrival beside the one that runs
+    """
+
+    surfaces: Surfaces
+    prompts: Surfaces
+    slots: Floats
+    budget: Floats
+    prefills: Floats
+    decodes: Floats
+    transfer: tuple[Floats, Floats]
+    front_end: tuple[Floats, Floats, Floats]
+    gates: Floats
+
+
+def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
+    """One candidate's service `count` times, each with its own step times (`surfaces`, `prompts`: of the engines that
+    compute those) and its own front end (`server`: factors)."""
+    (start, each), (fixed, per_token, per_sequence), times = service.transfer, service.front_end, server[:, None]
+    return replace(
+        service,
+        surfaces=surfaces,
+        prompts=prompts,
+        transfer=(np.repeat(start, count, axis=0), np.repeat(each, count, axis=0)),
+        front_end=(fixed * times, per_token * times, per_sequence * times),
+        **{
+            name: np.repeat(getattr(service, name), count, axis=0)
+            for name in ("slots", "budget", "prefills", "decodes", "gates")
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """How typical requests fare: a row for each candidate, a column for each typical request; seconds.
+
+    batch:     mean sequences that decode on an engine
+    slot_wait: mean wait for a slot
+    is_stable: whether queues stay finite; latencies are infinite where not
+    single:    what single tokens meet, where the demand asks for it
+    """
+
+    ttft: Floats
+    tpot: Floats
+    batch: Floats
+    slot_wait: Floats
+    is_stable: Bools
+    single: SingleTokens | None = None
+
+
+def serve(service: Service, demand: Demand, rate: Floats) -> Served:
+    """How `service` serves `demand` at `rate` requests per second, a row for each candidate."""
+    surfaces, is_apart = service.surfaces, service.prefills > 0
+    decode_rate = rate / service.decodes
+    beside_rate = np.where(is_apart, 0.0, decode_rate)
+    prompt_rate = np.where(is_apart, rate / np.maximum(service.prefills, 1), decode_rate)
+    steps = _mean_steps(service, demand, beside_rate)
+    chain = _chain(service, demand, decode_rate, steps)
+    beside = np.where(is_apart, 0.0, chain.mean)
+    work = _prompt_work(service, demand, prompt_rate, beside)
+    alone, mean_step = surfaces.decode(np.maximum(chain.mean, 1.0)), _at(steps, chain.mean)
+    held_up = np.where(is_apart, 0.0, 1.0 - alone / mean_step)  # share of the time that prompts take from decodes
+    batch = _batch(service, chain, held_up, work)
+    prompt, cached, outputs = (values[None, :] for values in demand.typical)
+    for_gate, for_slot, for_batch, for_queue = (scores[None, :] for scores in SCORES)
+    life = outputs / demand.mean_outputs
+    smoothed = 2 * (life - 1 + np.exp(-life)) / life**2
+    met = np.clip(batch.mean + batch.deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
+    step = _at(steps, met)
+    own, found, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
+    full = surfaces.beside(chain.mean, np.maximum(service.budget - chain.mean, 1.0))
+    tpot = _held_up(surfaces.decode(met), step, own, outputs, beside_rate, work.square, full, for_batch)
+    start_of = np.clip(for_gate / np.maximum(is_busy, 1e-9), 0.0, 1.0)  # of the step that is found running
+    ahead = service.gates * np.where(is_apart, found, mean_step)
+    waits = np.where(for_gate < is_busy, start_of * found + ahead, 0.0)
+    waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, batch.full, batch.wait)
+    fixed, per_token, per_sequence = service.front_end
+    ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
+    start, each = service.transfer
+    ttft = ttft + np.where(is_apart, start + each * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
+    is_bad = ~(chain.is_stable & work.is_stable)
+    brought = surfaces.tokens(met)
+    single = None
+    if demand.asks_for_tokens:
+        met_by = beside_rate * step, work.extra.mean(axis=1, keepdims=True), work.square
+        gap = longest_gap(surfaces, service.budget, demand, beside_rate, met, step, own + found)
+        at_once = 1.0 - np.exp(-beside_rate * (own + service.gates * step))
+        single = SingleTokens(gap, surfaces.decode(met) / brought, held_steps(*met_by), at_once)
+    return Served(
+        np.where(is_bad, np.inf, ttft),
+        np.where(is_bad, np.inf, tpot / brought),
+        chain.mean,
+        batch.full * batch.wait,
+        ~is_bad,
+        single,
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What prompts cost an engine. extra: seconds that each typical prompt adds to steps; square: their mean square;
+    chance, wait: to find others in front, and the mean wait then"""
+
+    extra: Floats
+    square: Floats
+    chance: Floats
+    wait: Floats
+    is_stable: Bools
+
+
+def _prompt_work(service: Service, demand: Demand, rate: Floats, beside: Floats) -> _Work:
+    """A queue of prompts flows at the pace of full steps: budget / t(n, budget) tokens a second."""
+    surfaces = service.prompts
+    budget = np.maximum(service.budget - beside, 1.0)
+    prompt, cached, _ = (values[None, :] for values in demand.typical)
+    context = _contexts(surfaces, prompt, cached, budget)
+    full = surfaces.beside(beside, budget)
+    alone = np.where(beside > 0, surfaces.decode(np.maximum(beside, 1.0)), 0.0)
+    parts = np.maximum(prompt / budget, 1.0)
+    extra = np.maximum(surfaces.beside(beside, np.minimum(prompt, budget)) - alone, 0.0) * parts + context
+    square = (extra**2).mean(axis=1, keepdims=True)
+    busy = prompt * full / budget + context
+    mean = busy.mean(axis=1, keepdims=True)
+    load = rate * mean
+    wait = (busy**2).mean(axis=1, keepdims=True) / (2 * mean) / np.maximum(1 - load, 1e-9)
+    # Others are in front with the probability `load`; as often, the next step has room for them and this one.
+    return _Work(extra, square, np.minimum(load, 1.0) ** 2, wait, load < 1.0)
+
+
+def _first_step(
+    service: Service, demand: Demand, rate: Floats, is_apart: Bools, decodes: Floats, work: _Work, mean_step: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds of the steps that compute each typical prompt, of the step that it finds running, and the chance that
+    there is one.
+
+    Arrivals find steps in proportion to how long they take: those without prompts, and those with prompts that came
+    through one gate, whose number is Poisson and whose work adds up (so that the mean of those found is
+    E[t^2] / E[t]).
+    """
+    surfaces = service.prompts
+    num_decodes = np.where(is_apart, 0.0, decodes)
+    alone = np.where(is_apart, 0.0, surfaces.decode(np.maximum(decodes, 1.0)))
+    budget = np.maximum(service.budget - num_decodes, 1.0)
+    prompt, cached, _ = (values[None, :] for values in demand.typical)
+    gap = np.where(is_apart, surfaces.beside(num_decodes, np.minimum(demand.mean_prompt, budget)), mean_step)
+    arrived = rate * gap
+    share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
+    mixed = surfaces.beside(num_decodes, np.minimum(arrived * demand.mean_prompt / share, budget))
+    added = np.maximum(mixed - alone, 0.0)
+    square = square_of_some(arrived, added, work.square)
+    biased = mixed + np.maximum(square - added**2, 0.0) / mixed
+    busy = share * mixed
+    in_mixed = busy / np.maximum(busy + (1 - share) * alone, 1e-12)
+    first_s = np.where(SCORES[1][None, :] < in_mixed, biased, alone)
+    is_busy = np.where(is_apart, np.minimum(rate * gap, 1.0), 1.0 - np.exp(-np.maximum(decodes, rate * gap)))
+    first_s = np.where(is_apart, biased, first_s)
+    whole = prompt + rate * first_s * np.where(SCORES[0][None, :] < is_busy, 1.0, 0.0) * demand.mean_prompt
+    own = surfaces.beside(num_decodes, np.minimum(whole, budget)) * np.maximum(whole / budget, 1.0)
+    return own + _contexts(surfaces, prompt, cached, budget), first_s, is_busy
+
+
+def _held_up(
+    alone: Floats,
+    step: Floats,
+    own: Floats,
+    outputs: Floats,
+    rate: Floats,
+    square: Floats,
+    full: Floats,
+    score: Floats,
+) -> Floats:
+    """Seconds between two tokens, of steps that take `alone` without prompts, `step` on average, and `full` at most.
+
+    Prompts that arrived since a request's own prompt began to be computed hold it up, and so do those that arrive
+    meanwhile: a delay busy period. With x = (tokens - 1) alone, p the share of the time that prompts take, y the long
+    first step and prompts of mean square s at a rate l (Takacs 1962; Kleinrock 1975, section 5.8):
+
+        E[held up] = p (x + y) / (1 - p),      Var = l s (x + y) / (1 - p)^3
+
+    Nobody with exp(-l (x + y)), else a gamma distribution of what is left of mean and variance. A burst of arrivals
+    also makes the batch large: `score` is that of the batch.
+    """
+    later = np.maximum(outputs - 1, 1.0)
+    share = np.clip(1 - alone / step, 0.0, 0.95)
+    delay = later * alone + np.maximum(own - step, 0.0)
+    mean = share * delay / (1 - share)
+    none = np.exp(-np.maximum(rate * delay, 1e-9))
+    of_some = mean / (1 - none)
+    variance = np.maximum((rate * square * delay / (1 - share) ** 3 + mean**2) / (1 - none) - of_some**2, 1e-30)
+    quantile = ndtri(np.clip((score - none) / (1 - none), 1e-6, 1 - 1e-6))
+    held = np.where(score > none, of_some * _gamma_quantile(of_some**2 / variance, quantile), 0.0)
+    found: Floats = alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
+    return found
+
+
+def _gamma_quantile(shape: Floats, normal: Floats) -> Floats:
+    """Quantile of a gamma distribution of mean 1 at a normal score (Wilson and Hilferty 1931)."""
+    shape = np.maximum(shape, 0.05)
+    found: Floats = np.maximum(1 - 1 / (9 * shape) + normal / (3 * np.sqrt(shape)), 0.0) ** 3
+    return found
+
+
+def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
+    """T at each of BATCHES, a row for each candidate, with prompts coming at `rate` between the decodes."""
+    batches = BATCHES[None, :]
+    alone, _ = service.surfaces.at_batches
+    budget = np.maximum(service.budget - batches, 1.0)
+    mean = demand.mean_prompt
+    context = mean_context(service.surfaces, demand, budget)
+    found = alone
+    for _ in range(_ROUNDS):
+        share = np.maximum(1.0 - np.exp(-rate * found), 1e-12)
+        tokens = np.minimum(rate * found * mean / share, budget)
+        # Prompts beyond the budget take further steps: as many of them as there are budgets in the tokens.
+        busy = np.minimum(np.maximum(share, rate * found * mean / budget), 1.0)
+        found = (1 - busy) * alone + busy * service.surfaces.beside(batches + 0 * budget, tokens)
+        found = found + np.minimum(rate * found, 1e6) * context
+    return found
+
+
+def mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
+    """Mean seconds that a prompt's attention to what is in the cache already takes, at each budget."""
+    prompt, cached, _ = demand.typical
+    lead = budget[:, :1]
+    found: Floats = _contexts(surfaces, prompt[None, :], cached[None, :], lead).mean(axis=1, keepdims=True) + 0 * budget
+    return found
+
+
+def _contexts(surfaces: Surfaces, prompt: Floats, cached: Floats, budget: Floats) -> Floats:
+    """Seconds that a prompt's parts take more because of what is in the cache before them."""
+    parts = np.ceil(prompt / budget)
+    size = prompt / parts
+    before = parts * cached + size * parts * (parts - 1) / 2
+    return np.where(before > 0, surfaces.cached(size) * before, 0.0)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The batch as a birth-death chain: log weights of 0, 1, 2 ... sequences up to the slots, and beyond."""
+
+    weights: Floats
+    beyond: Floats
+    mean: Floats
+    deviation: Floats
+    wait: Floats
+    is_stable: Bools
+
+
+def _chain(service: Service, demand: Demand, rate: Floats, steps: Floats) -> _Chain:
+    _, brought = service.surfaces.at_batches
+    paces = demand.mean_outputs * steps / brought
+    most = int(min(np.ceil(service.slots.max()), BATCHES[-1]))
+    counts = np.arange(1, most + 1, dtype=np.float64)[None, :]
+    logs = np.cumsum(np.log(rate * (paces @ _BETWEEN[:, :most]) / counts), axis=1)
+    slots = np.maximum(np.floor(service.slots), 1.0)
+    logs = np.where(counts <= slots, logs, -np.inf)
+    top = np.maximum(logs.max(axis=1, keepdims=True), 0.0)
+    weights = np.concatenate([np.exp(-top), np.exp(logs - top)], axis=1)
+    last = np.take_along_axis(weights, slots.astype(np.intp), axis=1)
+    pace = _at(paces, slots) / slots
+    ratio = rate * pace
+    is_stable = ratio < 1.0
+    beyond = np.where(is_stable, last * ratio / np.maximum(1 - ratio, 1e-9), 0.0)
+    total = weights.sum(axis=1, keepdims=True) + beyond
+    weights, beyond = weights / total, beyond / total
+    counts = np.arange(most + 1, dtype=np.float64)
+    mean = (weights @ counts)[:, None] + beyond * slots
+    square = (weights @ counts**2)[:, None] + beyond * slots**2
+    wait = pace / np.maximum(1 - ratio, 1e-9)
+    return _Chain(weights, beyond, mean, np.sqrt(np.maximum(square - mean**2, 0.0)), wait, is_stable)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Mean and deviation of the batch; the chance that all slots are taken, and the mean wait for one then."""
+
+    mean: Floats
+    deviation: Floats
+    full: Floats
+    wait: Floats
+
+
+def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> _Batch:
+    """The chain's batch, made wider by prompts that hold decodes up: see the module."""
+    ahead = held_up / np.maximum(1 - held_up, 1e-3)  # departures that a prompt delays, on average
+    mean = work.extra.mean(axis=1, keepdims=True)
+    wider = 1 + ahead + ahead**2 * work.square / np.maximum(mean, 1e-12) ** 2 / 2
+    reach = chain.mean + (np.floor(service.slots) - chain.mean) / np.sqrt(wider)
+    counts = np.arange(chain.weights.shape[1], dtype=np.float64)[None, :]
+    full = np.where(counts >= reach, chain.weights, 0.0).sum(axis=1, keepdims=True) + chain.beyond
+    return _Batch(chain.mean, chain.deviation * np.sqrt(wider), full, chain.wait * wider)
+
+
+def _at(values: Floats, batch: Floats) -> Floats:
+    """`values` at BATCHES, read at `batch`."""
+    rows = np.arange(len(values))[:, None]
+    index = np.clip(np.searchsorted(BATCHES, batch, side="right") - 1, 0, len(BATCHES) - 2)
+    low, high = values[rows, index], values[rows, index + 1]
+    share = np.clip((batch - BATCHES[index]) / (BATCHES[index + 1] - BATCHES[index]), 0.0, 1.0)
+    found: Floats = low + share * (high - low)
+    return found

@@ -1,0 +1,600 @@
+"""What a plan chooses between: layouts of a model on devices, and ways to schedule requests on each.
+
+A candidate is one replica (disaggregated: one group of prefill and decode replicas); how many of them is found from
+the rate. It is text that `--set` takes, so that it can be simulated, stored and written down as a scenario.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, TypeVar
+
+from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
+from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.spec import ModelSpec
+from perfmodel.planning.spec import MAX_CANDIDATES, UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
+from perfmodel.specs import load_scenario
+from perfmodel.specs.cluster import KvTransferSpec
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
+from perfmodel.specs.overrides import as_overrides
+from perfmodel.specs.scenario import Scenario, price_in_use
+
+
+@dataclass(frozen=True)
+class Base:
+    """The scenario that is planned for: a file's path or name, with overrides as `--set` takes them."""
+
+    path: str
+    overrides: tuple[str, ...] = ()
+
+    def load(self, more: tuple[str, ...] = ()) -> Scenario:
+        """The scenario with `more` overrides; its own pools make room for the plan's."""
+        return load_scenario(self.path, (*self.overrides, *more))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the times of steps depend on: devices, how the model is cut over them, number formats, drafts.
+
+    choices:  the fields that the plan has set, as `--set` names them
+    scenario: the base scenario with them, one unified replica
+    cluster:  what stays of the base scenario's cluster: its router, its network, and how KV is moved
+    """
+
+    choices: Mapping[str, Any]
+    scenario: Scenario
+    cluster: Mapping[str, Any]
+
+    @property
+    def kv_transfer(self) -> KvTransferSpec:
+        """The link between prefill and decode replicas."""
+        return KvTransferSpec.model_validate(self.cluster.get("kv_transfer") or {})
+
+    @property
+    def devices_per_replica(self) -> int:
+        return self.scenario.engine.num_devices
+
+    @property
+    def label(self) -> str:
+        """`h100-sxm-80gb TP4, FP8 weights`"""
+        return f"{self.device} {', '.join(self.traits)}"
+
+    @property
+    def device(self) -> str:
+        return self.scenario.hardware.name
+
+    @property
+    def traits(self) -> list[str]:
+        """How the model is cut, and in which formats."""
+        engine = self.scenario.engine
+        parts = [f"TP{engine.tensor_parallel_size}"]
+        if engine.pipeline_parallel_size > 1:
+            parts.append(f"PP{engine.pipeline_parallel_size}")
+        if engine.data_parallel_size > 1:
+            parts.append(f"DP{engine.data_parallel_size}")
+        if engine.enable_expert_parallel:
+            parts.append("EP")
+        if engine.quantization:
+            parts.append(f"{engine.quantization.upper()} weights")
+        if engine.kv_cache_dtype != "auto":
+            parts.append(f"{engine.kv_cache_dtype.upper()} KV cache")
+        drafts = engine.speculative_config
+        if drafts is not None:
+            parts.append(f"{'MTP' if drafts.is_mtp_of(self.scenario.model) else drafts.method} drafts")
+        return parts
+
+
+@dataclass(frozen=True)
+class PrefillEngine:
+    """A prefill replica that is not as the decode replicas are. It has their formats and drafts."""
+
+    layout: Layout
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout, and how requests are scheduled on each replica.
+
+    ratio:   prefill and decode replicas of a group, None where replicas do both
+    memory:  the plan of one replica's devices
+    prefill: the prefill replicas, where they differ from the decode replicas; all else is then of the decode replicas
+    """
+
+    layout: Layout
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool
+    ratio: tuple[int, int] | None
+    memory: MemoryPlan
+    prefill: PrefillEngine | None = None
+
+    @property
+    def prefill_layout(self) -> Layout:
+        """Layout of the engines that compute prompts."""
+        return self.layout if self.prefill is None else self.prefill.layout
+
+    @property
+    def counts(self) -> tuple[tuple[Layout, int], ...]:
+        """The layouts of a replica or group, and how many replicas it has of each."""
+        if self.ratio is None:
+            return ((self.layout, 1),)
+        return ((self.prefill_layout, self.ratio[0]), (self.layout, self.ratio[1]))
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica, or of one group of prefill and decode replicas."""
+        return sum(layout.devices_per_replica * count for layout, count in self.counts)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """USD per hour of all its devices; None without a price."""
+        found = 0.0
+        for layout, count in self.counts:
+            price = usd_per_hour(layout.scenario.hardware, layout.scenario.price)
+            if price is None:
+                return None
+            found += price * count * layout.devices_per_replica
+        return found
+
+    @property
+    def has_unconfirmed_price(self) -> bool:
+        """Whether no list or quote stands behind the price of one of its devices."""
+        scenarios = [layout.scenario for layout, _ in self.counts]
+        prices = [price_in_use(scenario.hardware, scenario.price) for scenario in scenarios]
+        return any(price is not None and price.is_unconfirmed for price in prices)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that decode: data-parallel ranks of a replica or group, each with a batch of its own."""
+        return (self.ratio[1] if self.ratio else 1) * self.layout.scenario.engine.data_parallel_size
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for candidates that differ in how requests are scheduled only."""
+        return id(self.layout), id(self.prefill_layout), self.ratio
+
+    @property
+    def devices(self) -> str:
+        """The names of what it runs on: one, or those of its prefill and decode engines."""
+        return " and ".join(dict.fromkeys(layout.scenario.hardware.name for layout, _ in self.counts))
+
+    @property
+    def label(self) -> str:
+        parts = [self.layout.label]
+        if self.ratio is not None:
+            parts.append(f"{self.ratio[0]} prefill to {self.ratio[1]} decode")
+        parts += [f"up to {self.max_num_seqs:,} requests", f"{self.max_num_batched_tokens:,} tokens a step"]
+        if not self.enable_chunked_prefill:
+            parts.append("whole prompts")
+        label = ", ".join(parts)
+        return label if self.prefill is None else f"{label} (prefill: {self._prefill_label(self.prefill)})"
+
+    def _prefill_label(self, own: PrefillEngine) -> str:
+        """What it has of its own: `h200-sxm TP2, 16,384 tokens a step`."""
+        mine, its = self.layout, own.layout
+        parts = [trait for trait in its.traits if trait not in mine.traits]
+        if its.device != mine.device or (not parts and its.label != mine.label):
+            parts = [its.label]
+        if own.max_num_seqs != self.max_num_seqs:
+            parts.append(f"up to {own.max_num_seqs:,} requests")
+        if own.max_num_batched_tokens != self.max_num_batched_tokens:
+            parts.append(f"{own.max_num_batched_tokens:,} tokens a step")
+        return ", ".join(parts)
+
+    def choices(self, replicas: int) -> dict[str, Any]:
+        """The fields of the scenario that serves with so many of it."""
+        return {
+            **self.layout.choices,
+            "engine.max_num_seqs": self.max_num_seqs,
+            "engine.max_num_batched_tokens": self.max_num_batched_tokens,
+            "engine.enable_chunked_prefill": self.enable_chunked_prefill,
+            "cluster": self._cluster(replicas),
+        }
+
+    def overrides(self, replicas: int) -> tuple[str, ...]:
+        """`choices` as `--set` takes them."""
+        return as_overrides(self.choices(replicas))
+
+    def _cluster(self, replicas: int) -> dict[str, Any]:
+        kept = dict(self.layout.cluster)
+        transfer = kept.pop("kv_transfer", None)
+        if self.ratio is None:
+            return {**kept, "replicas": replicas}
+        pools: list[dict[str, Any]] = [
+            {"role": role, "replicas": count * replicas}
+            for role, count in zip(("prefill", "decode"), self.ratio, strict=True)
+        ]
+        pools[0] |= self._prefill_fields()
+        return {**kept, "pools": pools, **({"kv_transfer": transfer} if transfer else {})}
+
+    def _prefill_fields(self) -> dict[str, Any]:
+        """What a pool of prefill replicas has of its own."""
+        if self.prefill is None:
+            return {}
+        mine, own = self.layout.choices, self.prefill.layout.choices
+        engine = {
+            field.removeprefix("engine."): value
+            for field, value in own.items()
+            if field.startswith("engine.") and mine.get(field) != value
+        }
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self.prefill, name) != getattr(self, name):
+                engine[name] = getattr(self.prefill, name)
+        hardware = {"hardware": own["hardware"]} if own.get("hardware") != mine.get("hardware") else {}
+        return {**hardware, **({"engine": engine} if engine else {})}
+
+
+T = TypeVar("T")
+NO_PRICE = "no price known"  # the reason for candidates that cannot be compared by price
+# Choices that the times of steps depend on, and the fields of a scenario that they set.
+_ENGINE_CHOICES = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
+    *("quantization", "kv_cache_dtype"),
+)
+_LAYOUT_FIELDS = {
+    "hardware": "hardware",
+    **{name: f"engine.{name}" for name in _ENGINE_CHOICES},
+    "speculation": "engine.speculative_config",
+}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Candidates that can serve, and how many others each reason has ruled out.
+
+    examples:  one sentence for reasons that have more to say
+    by_device: the same as `ruled_out` for each device that the space names
+    searched:  choices that have several values -> the values, in words
+    """
+
+    candidates: tuple[Candidate, ...]
+    ruled_out: Mapping[str, int]
+    examples: Mapping[str, str] = field(default_factory=dict)
+    by_device: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    searched: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_all(self) -> int:
+        return len(self.candidates) + sum(self.ruled_out.values())
+
+
+class _RefusedError(Exception):
+    """A layout or candidate that cannot serve: the reason in short, and a sentence about this one."""
+
+    def __init__(self, reason: str, example: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.example = reason, example
+
+
+def enumerate_space(base: Base, spec: PlanSpec) -> Space:
+    """The candidates of `spec` for the scenario `base`.
+
+    Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
+    """
+    candidates = _Candidates(base, spec)
+    own_engine = candidates.scenario.engine
+    space = _with_own_cut(_for_experts(spec, candidates.scenario), own_engine)
+    is_unequal = space.prefill is not None or space.decode is not None
+    ratios = [ratio_of(text) for text in space.disaggregation] or [None]
+    own = [ratio for ratio in ratios if ratio is None or not is_unequal]
+    for choices in _layout_choices(space):
+        if _is_usual(choices, spec.space, own_engine):
+            schedules = _schedules(space, candidates.engine(choices))
+            candidates.add(choices, [(*schedule, ratio, None) for schedule in schedules for ratio in own])
+    if is_unequal:
+        _check_hardware_is_whole(base, space)
+        decode = _overlaid(space, space.decode)
+        for choices in _layout_choices(decode):
+            with_prefills: list[_Schedule] = [
+                (*schedule, ratio, prefill)
+                for schedule in _schedules(decode, candidates.engine(choices))
+                for ratio in ratios
+                if ratio is not None
+                for prefill in _prefills(choices, space.prefill, *schedule[:2])
+            ]
+            candidates.add(choices, with_prefills)
+    ruled_out = dict(candidates.ruled_out.most_common())
+    return Space(tuple(candidates.found), ruled_out, candidates.examples, candidates.by_device, _searched(space))
+
+
+# max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
+_Prefill = tuple[dict[str, Any], int, int]
+_Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
+
+
+def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> list[_Prefill | None]:
+    """The prefill engines that `space` has beside decode engines of these choices; None for equal ones."""
+    if space is None:
+        return [None]
+    prefills: list[_Prefill | None] = []
+    for own in _layout_choices(space):
+        for schedule in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
+            whole = {**choices, **own}
+            prefills.append(None if (whole, *schedule) == (choices, seqs, tokens) else (whole, *schedule))
+    return prefills
+
+
+# Tried of mixtures of experts by default, besides expert parallelism: data-parallel attention, prefill and decode
+# apart, and drafts that need no other model.
+_DATA_PARALLEL = (1, 2, 4, 8, 16)
+_RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
+_MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}
+_NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"rate": RIGHT_OF_NGRAMS}}
+_OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
+
+
+def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
+    """The space of `spec`. For a mixture of experts, choices that it leaves open get more values, as long as there are
+    at most `MAX_CANDIDATES`."""
+    space = spec.space
+    if not has_experts(scenario.model):
+        return space
+    drafts: tuple[dict[str, Any] | None, ...] = (None, _MTP if scenario.model.num_prediction_layers else _NGRAMS)
+    if scenario.engine.speculative_config is not None:
+        drafts = (_OWN_DRAFTS, None)
+    wider = {
+        "enable_expert_parallel": (False, True),
+        "data_parallel_size": _DATA_PARALLEL,
+        "disaggregation": space.disaggregation if spec.is_offline else _RATIOS,
+        "speculation": drafts,
+    }
+    for name, values in wider.items():
+        wider_space = space.model_copy(update={name: values})
+        if name not in spec.space.model_fields_set and wider_space.num_candidates <= MAX_CANDIDATES:
+            space = wider_space
+    return space
+
+
+# Fields of a space, as answers name them.
+_AXES = {
+    "hardware": "devices",
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "attention DP",
+    "enable_expert_parallel": "EP",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV cache",
+    "disaggregation": "prefill:decode",
+    "speculation": "speculation",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "enable_chunked_prefill": "chunked prefill",
+}
+
+
+def _searched(space: PlanSpace) -> dict[str, str]:
+    """What `space` has several values of, and these values in words."""
+    axes = {title: getattr(space, name) for name, title in _AXES.items()}
+    return {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1}
+
+
+def _in_words(value: Any) -> str:
+    if value is _OWN_DRAFTS:
+        return "the scenario's"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        acceptance = value.get("acceptance")
+        rate = acceptance.get("rate") if isinstance(acceptance, dict) else None
+        right = f" with {rate:.0%} of drafted tokens right" if isinstance(rate, int | float) else ""
+        return f"{value.get('method', 'no method')}{right}"
+    return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
+
+
+def _is_usual(choices: Mapping[str, Any], given: PlanSpace, engine: EngineSpec) -> bool:
+    """Whether a layout is tried: unless `given` has values of either, data-parallel attention goes with expert
+    parallelism."""
+    if given.model_fields_set & {"data_parallel_size", "enable_expert_parallel"}:
+        return True
+    ranks = choices.get("engine.data_parallel_size", 1)
+    return ranks in (1, engine.data_parallel_size) or bool(choices.get("engine.enable_expert_parallel"))
+
+
+def _with_own_cut(space: PlanSpace, engine: EngineSpec) -> PlanSpace:
+    """`space` with the scenario's own parallelism beside the values that it has by default."""
+    given: dict[str, Any] = {}
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        values, own = getattr(space, name), getattr(engine, name)
+        if name not in space.model_fields_set and own not in values:
+            given[name] = (*values, own)
+    return space.model_copy(update=given) if given else space
+
+
+def _overlaid(space: PlanSpace, pool: PoolSpace | None) -> PlanSpace:
+    """`space` with what the pool has of its own."""
+    given = {} if pool is None else {name: values for name, values in pool if values}
+    return space.model_copy(update=given)
+
+
+def _check_hardware_is_whole(base: Base, space: PlanSpace) -> None:
+    changed = [text for text in base.overrides if text.startswith("hardware.")]
+    if changed and any(pool is not None and pool.hardware for pool in (space.prefill, space.decode)):
+        raise SpecError(
+            f"--set {changed[0]}: changes one device, and prefill and decode engines may have two; copy the device's "
+            f"file, change it there and name the copy in the space."
+        )
+
+
+_KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
+
+
+class _Candidates:
+    """The candidates so far, and why others are none; layouts and memory plans are worked out once.
+
+    Its methods raise _RefusedError for what cannot serve.
+    """
+
+    def __init__(self, base: Base, spec: PlanSpec) -> None:
+        self._base, self._spec, self.scenario = base, spec, base.load()
+        self._cluster = self.scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
+        self._known: dict[Hashable, Any] = {}
+        self.found: list[Candidate] = []
+        self.ruled_out: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        self.by_device: dict[str, Counter[str]] = {}
+
+    def _once(self, key: Hashable, work: Callable[[], T]) -> T:
+        if key not in self._known:
+            try:
+                self._known[key] = work()
+            except _RefusedError as error:
+                self._known[key] = error
+        if isinstance(self._known[key], _RefusedError):
+            raise self._known[key]
+        result: T = self._known[key]
+        return result
+
+    def layout(self, choices: dict[str, Any]) -> Layout:
+        """Refused for choices that no schedule makes serve."""
+        key = tuple(sorted(as_overrides(choices)))
+        return self._once(key, lambda: _layout(self._base, self._spec, choices, self._cluster))
+
+    def engine(self, choices: dict[str, Any]) -> EngineSpec:
+        """The engine of a layout, with its version's defaults on its devices."""
+        try:
+            return self.layout(choices).scenario.engine
+        except _RefusedError:
+            return self.scenario.engine
+
+    def memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
+        """Refused for a layout that does not hold the model, or too few tokens beside it."""
+        return self._once((id(layout), seqs, tokens), lambda: _memory(layout, seqs, tokens))
+
+    def add(self, choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
+        """The candidates of one layout."""
+        if not schedules:
+            return
+        try:
+            layout = self.layout(choices)
+        except _RefusedError as error:
+            self._refuse(error, len(schedules), choices.get("hardware"))
+            return
+        for schedule in schedules:
+            try:
+                self.found.append(self._candidate(layout, *schedule))
+            except _RefusedError as error:
+                self._refuse(error, 1, choices.get("hardware"))
+
+    def _candidate(
+        self,
+        layout: Layout,
+        seqs: int,
+        tokens: int,
+        chunked: bool,
+        ratio: tuple[int, int] | None,
+        own: _Prefill | None,
+    ) -> Candidate:
+        _check_steps(layout, seqs, tokens, chunked)
+        prefill = None
+        if own is not None:
+            prefill = PrefillEngine(self.layout(own[0]), own[1], own[2])
+            _check_steps(prefill.layout, own[1], own[2], chunked)
+        memory = self.memory(layout, seqs, tokens)
+        if prefill is not None:
+            self.memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
+        candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
+        _check_size(candidate, self._spec)
+        return candidate
+
+    def _refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
+        self.ruled_out[error.reason] += count
+        if device is not None:
+            self.by_device.setdefault(device, Counter())[error.reason] += count
+        if error.example:
+            self.examples.setdefault(error.reason, error.example)
+
+
+def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
+    axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
+    for values in product(*axes.values()):
+        yield {field: value for field, value in zip(axes, values, strict=True) if value is not _OWN_DRAFTS}
+
+
+def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
+    yield from product(
+        space.max_num_seqs or (engine.max_num_seqs,),
+        space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
+        space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
+    )
+
+
+def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mapping[str, Any]) -> Layout:
+    """The layout of `choices`. Raises _RefusedError for one that no schedule makes serve."""
+    around = {name: cluster[name] for name in ("router", "network") if name in cluster}
+    try:
+        scenario = base.load(as_overrides({**choices, "cluster": around}))
+    except UnsupportedError as error:
+        raise _RefusedError(error.reason, error.sentence) from None
+    except SpecError as error:
+        if _is_mistake(error, choices):
+            raise
+        raise _RefusedError("the scenario refuses it", str(error)) from None
+    _check_cut(scenario, spec)
+    if spec.objective == "cheapest" or spec.budget_usd_per_hour is not None:
+        price = usd_per_hour(scenario.hardware, scenario.price)
+        if price is None:
+            name = scenario.hardware.name
+            raise _RefusedError(NO_PRICE, f"no price of {name} is known; give --price {name}=USD")
+    return Layout(choices, scenario, cluster)
+
+
+def _is_mistake(error: SpecError, choices: Mapping[str, Any]) -> bool:
+    """Whether a value of the space, or a field in it, can be no candidate's: a mistake, not one that is ruled out."""
+    places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
+    return any(f"{place}{end}" in str(error) for place in places for end in (": ", "."))
+
+
+def has_experts(model: ModelSpec) -> bool:
+    """Whether the model is a mixture of experts."""
+    return any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+
+
+def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
+    engine, model = scenario.engine, scenario.model
+    tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
+    is_mixture = has_experts(model)
+    if engine.num_devices > spec.max_gpus:
+        raise _RefusedError("more devices than max_gpus")
+    domain = spec.link_domain or scenario.hardware.devices_per_node
+    if tp > domain:
+        raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
+    if dp > 1 and not is_mixture:
+        raise _RefusedError("data-parallel ranks of a dense model are replicas")
+    if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
+        raise _RefusedError("expert parallelism without experts to share out")
+
+
+def _check_steps(layout: Layout, seqs: int, tokens: int, chunked: bool) -> None:
+    engine = layout.scenario.engine
+    if tokens < seqs and engine.batching == "continuous":
+        raise _RefusedError("max_num_batched_tokens below max_num_seqs")
+    if not chunked and tokens < (engine.max_model_len or 0):
+        # As vLLM: a prompt that is computed at once has to fit.
+        raise _RefusedError("unchunked prompts of max_model_len exceed max_num_batched_tokens")
+
+
+def _check_size(candidate: Candidate, spec: PlanSpec) -> None:
+    if candidate.num_devices > spec.max_gpus:
+        raise _RefusedError("more devices than max_gpus")
+    if spec.budget_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > spec.budget_usd_per_hour:
+        raise _RefusedError("beyond budget_usd_per_hour")
+    if candidate.ratio is not None and candidate.layout.scenario.engine.speculative_config is not None:
+        raise _RefusedError("speculation beside prefill and decode pools")
+
+
+def _memory(layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
+    scenario = layout.scenario
+    engine = scenario.engine.model_copy(update={"max_num_seqs": seqs, "max_num_batched_tokens": tokens})
+    try:
+        plan = plan_memory(scenario.model, scenario.hardware, engine)
+    except DoesNotFitError as error:
+        raise _RefusedError("does not fit in memory", str(error)) from None
+    if plan.max_context() < (engine.max_model_len or 0):  # vLLM refuses to start
+        has = f"{layout.label} keeps {plan.max_context():,} tokens, max_model_len is {engine.max_model_len:,}"
+        raise _RefusedError("KV cache holds less than max_model_len", has)
+    return plan

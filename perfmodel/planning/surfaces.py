@@ -1,0 +1,372 @@
+"""Seconds of a layout's steps on a grid of batches and prompt tokens, from the simulator's own pricer, read between.
+
+The grid is asked once for each layout; thousands of ways to schedule on it then cost an interpolation each. Batches
+and prompt tokens have knots that are equal for all layouts, so that one array holds all of them.
+
+Common draws of what calibrations leave unexplained, so that candidates are compared under equal errors.
+
+Two candidates on one device err alike: if its kernels are slower than their fits say, both are slower. So each is
+screened under the same draws of scores (`perfmodel.cost.calibrations.draws`), and their difference is read draw by
+draw. Of two devices
+
+    one device, one engine profile      have all scores in common
+    of one architecture                 share what the fits' own errors are; what is passed on to a sibling adds errors
+                                        of its own, so that the whole is as wide as its calibration's spread says:
+                                        score = (z_fit + sqrt(s^2 - 1) z_device) / s, s the spread of a sibling
+    of two architectures                have nothing in common (which overstates the doubt: the engine is the same)
+
+Half of the draws are the others with the signs turned, so that their mean is that of the model.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost import SpeculativePricer, StepCosts, scenario_fits
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, Uncertainty
+from perfmodel.cost.calibrations.files import SPREAD_SIBLING
+from perfmodel.cost.steps.host import Host
+from perfmodel.cost.steps.stages import step_pricer
+from perfmodel.ops.work import BatchShape, windowed_contexts
+from perfmodel.sim.replica.step_costs import shared_step_costs
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+BATCHES = np.array(
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048], np.float64
+)
+_BESIDE = np.array([0, 8, 64, 512, 2048], np.float64)  # decodes beside prompts
+CHUNKS = np.array([1, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768], np.float64)
+_PS = 1e-12
+
+
+@dataclass(frozen=True)
+class StepSurface:
+    """Steps of one layout, in seconds.
+
+    decode:   of a step in which so many sequences (BATCHES) decode, at the workload's mean context
+    tokens:   that such a step brings each of them (more than one with drafts)
+    beside:   of a step with so many decodes (_BESIDE) and prompt tokens (CHUNKS), without `jump`
+    cached:   more for each token that already is in the cache, by prompt tokens (CHUNKS)
+    jump:     of steps with prompts and more tokens than `captured`, for which the host has no CUDA graph
+    launched: when the kernels of such a step are all launched: it takes no less beside `jump`
+    """
+
+    decode: Floats
+    tokens: Floats
+    beside: Floats
+    cached: Floats
+    jump: float
+    launched: float
+    captured: int
+    origin: str
+
+
+def step_surface(
+    scenario: Scenario,
+    context: float,
+    prompt: float,
+    batches: int,
+    chunk: int,
+    plan_tokens: int = 0,
+    draw: Draw | None = None,
+    costs: StepCosts | None = None,
+) -> StepSurface:
+    """The surface of a scenario with one replica.
+
+    context: mean KV length of a decoding sequence; prompt: mean length of a prompt
+    batches, chunk: no larger batch, and no more prompt tokens in a step, will be asked for
+    plan_tokens: of several plans under way, the most of each: prompts come in parts that leave room for the decodes
+    draw: factors on what the calibration says
+    costs: those of the scenario's steps, where they are known
+    """
+    costs = costs or shared_step_costs(scenario)
+    pricer, drafts = step_pricer(costs.tables, draw), costs.drafts
+    spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
+
+    def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
+        part, most = prompt, num_stages * plan_tokens - batch
+        if 0 < most < tokens:  # never asked for, but read between: in proportion
+            return step(batch, most, cached) * tokens / most
+        if plan_tokens:
+            part = max(min(prompt, most / num_stages), 1.0)
+        decodes, prefills = int(batch), _prompts(int(tokens), part, cached)
+        summed = round(decodes * context)
+        windowed = windowed_contexts(decodes, summed, spans) if decodes else ()
+        return _PS * pricer.price(
+            BatchShape(decodes + int(tokens), decodes + len(prefills), prefills, decodes, summed, windowed)
+        )
+
+    host = Host(costs.graph, costs.timer, draw)
+    # Shared out to plans that follow each other, it is in the curves.
+    jump = launched = 0.0
+    if not costs.graph.stages:
+        jump, launched = host.prompt_s, host.launched_s
+    captured = host.fit.captured_tokens
+    used = _up_to(BATCHES, batches)
+    plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
+    rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)
+    beside = np.array(
+        [[step(batch, tokens) - jump * (batch + tokens > captured) for tokens in columns] for batch in rows]
+    )
+    beside = np.pad(beside, ((0, len(_BESIDE) - len(rows)), (0, len(CHUNKS) - len(columns))), mode="edge")
+    far = int(max(2 * prompt, 1024))
+    cached = np.array([(step(0, tokens, far) - step(0, tokens)) / far for tokens in columns])
+    decode, brought = plain, np.ones(len(BATCHES))
+    if drafts is not None:
+        rounds = costs.speculative_pricer(draw)
+        drafted = [_drafted(rounds, int(batch), int(context)) for batch in used]
+        decode = _filled(np.array([time for time, _ in drafted]), BATCHES)
+        brought = _filled(np.array([tokens for _, tokens in drafted]), BATCHES)
+        # What prompts add to a step is taken to be the same beside decodes that are verified.
+        beside = beside + np.interp(_BESIDE, BATCHES, decode - plain, left=0.0)[:, None]
+    return StepSurface(
+        decode,
+        brought,
+        beside,
+        _filled(np.maximum(cached, 0.0), CHUNKS),
+        jump,
+        launched,
+        captured,
+        costs.calibration.origin,
+    )
+
+
+def _prompts(tokens: int, prompt: float, cached: int) -> tuple[tuple[int, int], ...]:
+    """So many prompt tokens of one step, in prompts of about the mean length."""
+    if not tokens:
+        return ()
+    count = 1 if cached else max(1, round(tokens / prompt))
+    sizes = [tokens // count + (index < tokens % count) for index in range(count)]
+    return tuple((max(size, 2), cached) for size in sizes)
+
+
+def _drafted(pricer: SpeculativePricer, batch: int, context: int) -> tuple[float, float]:
+    """Seconds and tokens of a round, as deep as the configuration drafts with so many sequences."""
+    config = pricer.drafts.config
+    depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
+    if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
+        depths = range(1)
+    found = [(pricer.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths]
+    return max(found, key=lambda each: each[1] / each[0])
+
+
+def _up_to(knots: Floats, most: int) -> Floats:
+    """The knots that lie below `most`, and the next one."""
+    return knots[: int(np.searchsorted(knots, most)) + 1]
+
+
+def _filled(values: Floats, knots: Floats) -> Floats:
+    return np.pad(values, (0, len(knots) - len(values)), mode="edge")
+
+
+class Surfaces:
+    """The surfaces of several layouts, read for many candidates at once.
+
+    which: the surface of each candidate. Arguments have a row for each candidate, any number of columns.
+    """
+
+    def __init__(self, surfaces: Sequence[StepSurface], which: Ints) -> None:
+        self._decode = np.array([surface.decode for surface in surfaces])
+        self._tokens = np.array([surface.tokens for surface in surfaces])
+        self._beside = np.array([surface.beside for surface in surfaces])
+        self._cached = np.array([surface.cached for surface in surfaces])
+        self._jump = np.array([surface.jump for surface in surfaces])[which][:, None]
+        self._launched = np.array([surface.launched for surface in surfaces])[which][:, None]
+        self._captured = np.array([surface.captured for surface in surfaces])[which][:, None]
+        self._which = which[:, None]
+
+    def decode(self, batch: Floats) -> Floats:
+        """Seconds of a step with `batch` decodes and nothing else."""
+        return _read(self._decode, self._which, *_between(BATCHES, batch))
+
+    @property
+    def at_batches(self) -> tuple[Floats, Floats]:
+        """`decode` and `tokens` at each of BATCHES, as they are known."""
+        which = self._which[:, 0]
+        return self._decode[which], self._tokens[which]
+
+    def tokens(self, batch: Floats) -> Floats:
+        """Tokens that a step brings each of `batch` decodes."""
+        return _read(self._tokens, self._which, *_between(BATCHES, batch))
+
+    def beside(self, batch: Floats, prompt_tokens: Floats) -> Floats:
+        """Seconds of a step with `batch` decodes and so many prompt tokens."""
+        row, up = _between(_BESIDE, batch)
+        column, right = _between(CHUNKS, prompt_tokens)
+        table, which = self._beside, self._which
+        low = table[which, row, column] * (1 - right) + table[which, row, column + 1] * right
+        high = table[which, row + 1, column] * (1 - right) + table[which, row + 1, column + 1] * right
+        bare = low * (1 - up) + high * up
+        is_launched = batch + prompt_tokens > self._captured
+        found: Floats = np.where(is_launched, np.maximum(bare, self._launched) + self._jump, bare)
+        return found
+
+    def cached(self, prompt_tokens: Floats) -> Floats:
+        """Seconds more, for each token before them in the cache, of a step with so many tokens of one prompt."""
+        return _read(self._cached, self._which, *_between(CHUNKS, prompt_tokens))
+
+
+def _between(knots: Floats, values: Floats) -> tuple[Ints, Floats]:
+    """The knot below each value, and how far it is to the next one: 0 to 1."""
+    index = np.clip(np.searchsorted(knots, values, side="right") - 1, 0, len(knots) - 2)
+    low = knots[index]
+    return index, np.clip((values - low) / (knots[index + 1] - low), 0.0, 1.0)
+
+
+def _read(table: Floats, which: Ints, index: Ints, share: Floats) -> Floats:
+    low = table[which, index]
+    found: Floats = low + share * (table[which, index + 1] - low)
+    return found
+
+
+Engine = tuple[Scenario, int]  # of a layout, with the tokens of its plans
+Grid = tuple[float, float, int, int, int]  # the arguments of `step_surface` beside the scenario
+
+NUM_DRAWS = 256
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A candidate under each draw; equal places are equal draws for all candidates.
+
+    rate:      its highest rate under the SLO, over what it is without a draw
+    latencies: metric -> the latency that the wanted share of requests keeps, likewise
+    """
+
+    rate: Floats
+    latencies: Mapping[str, Floats]
+
+    @classmethod
+    def none(cls) -> "Drawn":
+        """As if the calibration left nothing unexplained."""
+        ones = np.ones(NUM_DRAWS)
+        return cls(ones, dict.fromkeys(("ttft", "tpot", "itl", "e2el"), ones))
+
+
+class SharedScores:
+    """Scores of devices, a row for each draw: equal for equal devices, alike for those of one architecture."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Floats] = {}
+
+    def of(self, scenario: Scenario) -> Floats:
+        """Draws of the errors of a scenario's device and engine."""
+        calibration, _ = scenario_fits(scenario)
+        declared, profile = scenario.hardware.declared, scenario.engine.profile
+        if declared.architecture is None:
+            return self._normal(f"device {declared!r} {profile}")
+        shared = self._normal(f"architecture {declared.architecture} {profile}")
+        if not calibration.is_passed_on:
+            return shared
+        own = self._normal(f"device {declared!r} {profile}")
+        scores: Floats = (shared + (SPREAD_SIBLING**2 - 1) ** 0.5 * own) / SPREAD_SIBLING
+        return scores
+
+    def _normal(self, name: str) -> Floats:
+        """Standard normal scores that depend on nothing but `name`: of a device its facts, whatever it is called."""
+        if name not in self._known:
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+            half = np.random.default_rng(seed).standard_normal((NUM_DRAWS // 2, NUM_SCORES))
+            self._known[name] = np.concatenate([half, -half])
+        return self._known[name]
+
+
+def drawn_surfaces(
+    scenario: Scenario, grid: Grid, scores: Floats, is_disaggregated: bool
+) -> tuple[list[StepSurface], Floats]:
+    """The step surface of the layout of `scenario` on `grid` under each row of `scores`, and the front end's factors.
+
+    is_disaggregated: whether its engines compute prompts or decode, and not both
+
+    The simulator's own times at one standard deviation of each score; between and beyond, the times' logarithms are
+    taken to be linear in each, up and down apart: exact for what all of a step has in common.
+    """
+    costs = shared_step_costs(scenario)
+    uncertainty = Uncertainty.of(costs.calibration, costs.profile, is_disaggregated=is_disaggregated)
+
+    def at(place: int, score: float) -> StepSurface:
+        one = tuple(score if index == place else 0.0 for index in range(NUM_SCORES))
+        return step_surface(scenario, *grid, uncertainty.draw(one), costs)
+
+    centre = at(0, 0.0)
+    up, down = ([_log_ratios(at(place, end), centre) for place in range(NUM_SCORES)] for end in (1.0, -1.0))
+    logs = np.maximum(scores, 0.0) @ np.array(up) + np.maximum(-scores, 0.0) @ np.array(down)
+    server = np.array([uncertainty.draw(tuple(row)).server for row in scores])
+    return _scaled(centre, np.exp(logs)), server
+
+
+def _flat(surface: StepSurface) -> Floats:
+    return np.concatenate([surface.decode, surface.beside.ravel(), surface.cached, [surface.jump, surface.launched]])
+
+
+def _log_ratios(one: StepSurface, centre: StepSurface) -> Floats:
+    """Log ratios of all times of two surfaces; 0 where there is no time."""
+    a, b = _flat(one), _flat(centre)
+    is_there = (a > 0) & (b > 0)
+    found: Floats = np.where(is_there, np.log(np.where(is_there, a, 1.0) / np.where(is_there, b, 1.0)), 0.0)
+    return found
+
+
+def _scaled(centre: StepSurface, factors: Floats) -> list[StepSurface]:
+    """`centre` times each row of factors."""
+    sizes: Sequence[int] = (centre.decode.size, centre.beside.size, centre.cached.size)
+    ends = np.cumsum(sizes)
+    return [
+        replace(
+            centre,
+            decode=centre.decode * row[: ends[0]],
+            beside=centre.beside * row[ends[0] : ends[1]].reshape(centre.beside.shape),
+            cached=centre.cached * row[ends[1] : ends[2]],
+            jump=centre.jump * float(row[-2]),
+            launched=centre.launched * float(row[-1]),
+        )
+        for row in factors
+    ]
+
+
+class EngineSurfaces:
+    """The surfaces of engines (a layout's scenario, tokens of its plans), each worked out once. Only where plans pass
+    stages does it matter how large one may be.
+
+    limits: context, prompt, batches and chunk of `step_surface`, for all of them
+    """
+
+    def __init__(self, engines: Iterable[Engine], *limits: Any) -> None:
+        self._limits, self._scores = limits, SharedScores()
+        by_layout: dict[int, dict[tuple[int, int], Engine]] = {}
+        for engine in engines:
+            by_layout.setdefault(id(engine[0]), {})[self._key(engine)] = engine
+        self._known: dict[tuple[int, int], StepSurface] = {}
+        for same in by_layout.values():
+            costs = shared_step_costs(next(iter(same.values()))[0])
+            self._known |= {key: step_surface(one[0], *self._grid(one), costs=costs) for key, one in same.items()}
+
+    def _grid(self, engine: Engine) -> Grid:
+        return (*self._limits, engine[1] if engine[0].engine.pipeline_parallel_size > 1 else 0)
+
+    def _key(self, engine: Engine) -> tuple[int, int]:
+        return id(engine[0]), self._grid(engine)[-1]
+
+    def read(self, engines: Sequence[Engine]) -> Surfaces:
+        """The surfaces of the engines of so many candidates."""
+        keys = [self._key(engine) for engine in engines]
+        place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        return Surfaces([self._known[key] for key in place], np.array([place[key] for key in keys], np.intp))
+
+    def drawn(self, engine: Engine, is_disaggregated: bool = False) -> tuple[Surfaces, Floats]:
+        """`drawn_surfaces` of the engine, under the draws that all candidates have in common."""
+        scores = self._scores.of(engine[0])
+        surfaces, server = drawn_surfaces(engine[0], self._grid(engine), scores, is_disaggregated)
+        return Surfaces(surfaces, np.arange(NUM_DRAWS)), server
+
+    def origin(self, *engines: Engine) -> str:
+        """Of the step times: the datasheet where any of them comes from there."""
+        origins = [self._known[self._key(engine)].origin for engine in engines]
+        return "datasheet" if "datasheet" in origins else origins[0]

@@ -1,0 +1,286 @@
+"""`Store`: evaluated points on disk, so that a plan that was stopped goes on where it was, and plans share answers.
+
+One SQLite file in write-ahead mode: each point is committed when it is done, and several processes may write. The key
+is a hash of everything that the answer depends on: the resolved scenario (what its files say, not where they are), the
+calibrations and profiles of its pools, the metrics, and the program's own sources. Names, plans and notes leave it as
+it is.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from perfmodel.cores import num_processes
+from perfmodel.cost import scenario_fits
+from perfmodel.errors import PerfmodelError
+from perfmodel.planning.points import Point, Record, evaluate, evaluate_timed, load_point
+from perfmodel.planning.workers import Progress, Stepwise, engine_of, program_version, spread
+from perfmodel.printable import Printable
+from perfmodel.specs.scenario import Scenario
+
+_PATIENCE_S = 10.0  # for another process's commit, which takes milliseconds
+_SPEAKS_OF_NOTHING = {"name", "plan", "published", "technique"}  # fields that no answer depends on
+_SCHEMA = """CREATE TABLE IF NOT EXISTS points (
+    key TEXT PRIMARY KEY, record TEXT NOT NULL, seconds REAL, times INTEGER NOT NULL DEFAULT 1)"""
+_PUT = """INSERT INTO points (key, record, seconds) VALUES (?, ?, ?)
+    ON CONFLICT (key) DO UPDATE SET times = times + 1"""
+
+
+class Store:
+    """Records by key, in the file `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._refusing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+        self._rows("PRAGMA journal_mode=WAL")
+        self._rows(_SCHEMA)
+
+    def get(self, key: str) -> Record | None:
+        rows = self._rows("SELECT record FROM points WHERE key = ?", (key,))
+        return self._record(rows[0][0]) if rows else None
+
+    def put(self, key: str, record: Record, seconds: float = 0.0) -> None:
+        """Keep the record of a point that took so long; one that is there already stays, and counts as evaluated again
+        (two plans at once may do so)."""
+        fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+        text = json.dumps(fields | {"values": dict(record.values), "intervals": dict(record.intervals)})
+        self._rows(_PUT, (key, text, seconds))
+
+    def __len__(self) -> int:
+        return int(self._rows("SELECT COUNT(*) FROM points")[0][0])
+
+    def records(self) -> dict[str, Record]:
+        """All of them by key."""
+        return {key: self._record(text) for key, text in self._rows("SELECT key, record FROM points ORDER BY key")}
+
+    def most_evaluations(self) -> int:
+        """How often the point that was evaluated most often was: 1 where no work was done twice."""
+        return int(self._rows("SELECT COALESCE(MAX(times), 0) FROM points")[0][0])
+
+    def _rows(self, statement: str, values: tuple[str | float, ...] = ()) -> list[Any]:
+        with self._refusing():
+            return self._connection.execute(statement, values).fetchall()
+
+    def _record(self, text: str) -> Record:
+        with self._refusing():
+            data = json.loads(text)
+            return Record(**{**data, "notes": tuple(data["notes"])})
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Raises PerfmodelError for a file that cannot be read or written, is locked for long, or is damaged."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            reason = str(error)
+        except (ValueError, TypeError, KeyError) as error:
+            reason = f"a damaged record: {error}"
+        else:
+            return
+        raise PerfmodelError(f"--store {self._path}: cannot be used ({reason}); name another file.")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def default_store() -> Path:
+    """The user's own, in the cache folder that the XDG base directory specification names."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel" / "points.sqlite"
+
+
+def key_of_point(point: Point) -> str:
+    """`key_of` of the point with its scenario loaded. Raises SpecError where an override is wrong."""
+    return key_of(load_point(point)[0], point)
+
+
+def key_of(scenario: Scenario, point: Point) -> str:
+    """A hash of all that the metrics of the point, whose scenario this is, depend on."""
+    content = {
+        name: _plain(getattr(scenario, name)) for name in Scenario.model_fields if name not in _SPEAKS_OF_NOTHING
+    }
+    fits = [_plain(scenario_fits(scenario.of_pool(pool))) for pool in scenario.pools]
+    whole = [content, fits, point.metrics, _plain(point.step), point.intervals, program_version()]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """JSON with one form for equal values, whatever the process."""
+    if isinstance(value, BaseModel):
+        return _plain({name: getattr(value, name) for name in type(value).model_fields})
+    if dataclasses.is_dataclass(value):
+        return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult(Printable):
+    """Records of all combinations of some values, the last path varying fastest."""
+
+    paths: tuple[str, ...]
+    values: tuple[tuple[Any, ...], ...]
+    metrics: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The varied values by path, the metrics (nan without a value), and `problem`: why there is none."""
+        columns: dict[str, NDArray[Any]] = {
+            path: np.array([row[number] for row in self.values]) for number, path in enumerate(self.paths)
+        }
+        for name in self.metrics:
+            columns[name] = np.array([record.values.get(name) for record in self.records], dtype=np.float64)
+        columns["problem"] = np.array([record.problem for record in self.records])
+        return columns
+
+
+def sweep(
+    points: Sequence[Point], progress: Progress | None = None, workers: int | None = None, engine: str = "local"
+) -> list[Record]:
+    """A record for each point, in order; equal points are evaluated once. Equal on every engine.
+
+    progress: called with (points done, points in all)
+    workers:  processes; by default as many as this one may use cores, none for a few points
+    engine:   local | ray | ray:ADDRESS, see perfmodel.planning.workers
+
+    A point whose worker is lost (memory runs out) is a record with that problem. Raises SpecError where overrides are
+    wrong.
+    """
+    distinct = list(dict.fromkeys(points))
+    records = dict(zip(distinct, spread(evaluate, distinct, _lost, progress, workers, engine), strict=True))
+    return [records[point] for point in points]
+
+
+def _lost(_: object, reason: str) -> Record:
+    return Record(problem=f"{reason}.")
+
+
+class Forecast:
+    """How many requests a search has simulated, and how many it still expects to simulate.
+
+    A run takes time in proportion to its requests, and a search for a highest rate takes several runs. So a forecast
+    counts requests, not searches: the share of them that is done is the share of the time that has passed.
+
+    progress: called with (requests simulated, requests expected in all)
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._progress, self._done = progress, 0.0
+        self._ahead: dict[Hashable, float] = {}
+
+    def expect(self, task: Hashable, requests: float) -> None:
+        """Expect `task` to simulate so many requests from now on; 0: it is over."""
+        self._ahead[task] = requests
+        if self._progress is not None:
+            self._progress(round(self._done), round(self._done + sum(self._ahead.values())))
+
+    def did(self, task: Hashable, requests: float, is_last: bool = False) -> None:
+        """Count a run of `task` with so many requests. Expect at least one more such run unless this one `is_last`."""
+        self._done += requests
+        self.expect(task, 0.0 if is_last else max(self._ahead.get(task, 0.0) - requests, requests))
+
+
+class StoredTask(Protocol):
+    """What asks for points, one after the other: the store's file, and the requests of each run that it counts."""
+
+    def __hash__(self) -> int: ...
+    @property
+    def store(self) -> str: ...
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def forecast(self) -> Forecast: ...
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """A point, and the file of the store that has its record, or will have it."""
+
+    point: Point
+    store: str
+    num_requests: int = 0
+    forecast: Forecast = field(default_factory=Forecast, compare=False)
+
+
+T = TypeVar("T", bound=StoredTask)
+R = TypeVar("R")
+
+
+def from_store(task: StoredTask, asked: Generator[Point, Record, R]) -> Generator[Point, tuple[Record, float], R]:
+    """`asked`, whose points are answered from the task's store where that has them, and kept there otherwise."""
+    record: Any = None
+    while True:
+        try:
+            point = asked.send(record)
+        except StopIteration as end:
+            task.forecast.expect(task, 0)
+            result: R = end.value
+            return result
+        key, file = key_of_point(point), Path(task.store)
+        with closing(Store(file)) as store:
+            record = store.get(key)
+        if record is None:
+            record, seconds = yield point
+            with closing(Store(file)) as store:
+                store.put(key, record, seconds)
+            task.forecast.did(task, task.num_requests)
+
+
+def _one_point(stored: StoredPoint) -> Generator[Point, Record, Record]:
+    return (yield stored.point)
+
+
+# Raises SpecError for overrides that are wrong.
+stored_records: Stepwise[StoredPoint, Record] = Stepwise(
+    lambda stored: from_store(stored, _one_point(stored)), evaluate_timed
+)
+
+
+@dataclass(frozen=True)
+class StoredSweep:
+    """The simulations of a search. workers, engine: as for `sweep`; forecast: counts their requests"""
+
+    store: str
+    workers: int | None = None
+    engine: str = "local"
+    forecast: Forecast = field(default_factory=Forecast)
+
+    def records(self, points: Sequence[Point], num_requests: Sequence[int]) -> list[Record]:
+        """A record for each point, which simulates so many requests; equal points are evaluated once."""
+        tasks = {
+            point: StoredPoint(point, self.store, count, self.forecast)
+            for point, count in zip(points, num_requests, strict=True)
+        }
+        for task in tasks.values():
+            self.forecast.expect(task, task.num_requests)
+        records = dict(zip(tasks, self.run(stored_records, list(tasks.values()), _lost), strict=True))
+        return [records[point] for point in points]
+
+    def run(self, function: Stepwise[T, R], tasks: Sequence[T], if_lost: Callable[[T, str], R]) -> list[R]:
+        """`function` of each task; of this machine on as many processes as it has cores, also for a few tasks that take
+        long."""
+        workers = self.workers
+        is_long = sum(task.num_requests for task in tasks) >= _LONG_REQUESTS
+        if workers is None and is_long and engine_of(self.engine).name == "local":
+            workers = num_processes(len(tasks))
+        return spread(function, tasks, if_lost, None, workers, self.engine) if tasks else []

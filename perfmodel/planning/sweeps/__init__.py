@@ -1,1 +1,0 @@
-"""Many scenarios at once: points and the metrics asked of them, over processes or Ray, with a store."""

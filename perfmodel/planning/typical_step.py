@@ -1,0 +1,282 @@
+"""The step that represents a scenario: the one that is asked for (`StepSpec`), or the batch to look at when none is.
+
+Little's law ties the batch to the traffic: in a stable system the mean number of running requests is the arrival rate
+times the time that a request spends decoding, `B = rate * output tokens * TPOT(B)`. Prompts take a share of the time,
+`p = rate * t_prompt`, in which a sequence gets one token a prompt; in the rest one a decode step:
+
+    1 / TPOT(B) = rate + (1 - p) / t_step(B)
+
+The smallest such B is found by iterating from 1; traffic that no batch can keep up with ends at `max_num_seqs`, which
+is then what would be seen. Prompts of engines that only decode are computed elsewhere: p = 0, and TPOT is a step.
+
+`StepReport`: a step operator by operator: the one asked for, a scenario's typical one, or the mean one of a run.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+
+from perfmodel.cost import StepEstimate, plan_memory, step_costs
+from perfmodel.cost.calibrations.for_all import balance_notes
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.errors import DoesNotFitError
+from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt, PositiveInt
+from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.printable import Printable
+from perfmodel.sim.records.result import RunResult
+from perfmodel.specs.engine.formats import serving_notes
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Lengths
+from perfmodel.trust import trust_of
+
+_DEFAULT_CONTEXT = 1024  # for traces, whose lengths are known only once they are read
+_MAX_ROUNDS = 200
+
+
+class StepSpec(Spec):
+    """One step: `batch` sequences that decode with `context` tokens each, and `prompts` prompts of `prefill` tokens.
+
+    cached: tokens that each prompt already has in the KV cache (an earlier chunk, a prefix)
+    """
+
+    batch: NonNegativeInt = 0
+    context: PositiveInt | None = None
+    prefill: NonNegativeInt = 0
+    prompts: PositiveInt = 1
+    cached: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _does_something(self) -> "StepSpec":
+        if not self.batch and not self.prefill:
+            raise ValueError("needs `batch` and `context` (sequences that decode), `prefill` (a prompt), or both")
+        if bool(self.batch) != (self.context is not None):
+            raise ValueError("`batch` and `context` go together: so many sequences, so many tokens in each one's KV")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """A step's shape, and its description."""
+
+    shape: BatchShape
+    label: str
+
+
+def choose_step(
+    scenario: Scenario,
+    step_s: Callable[[BatchShape], float],
+    batch: int | None = None,
+    context: int | None = None,
+    prefill: int | None = None,
+) -> StepChoice:
+    """The step asked for: a prefill of `prefill` tokens, a decode of `batch` sequences with `context` tokens each, or
+    the typical one of `scenario`.
+
+    step_s: seconds of a step
+    """
+    if prefill is not None:
+        shape = BatchShape(num_tokens=prefill, num_samples=1, prefills=((prefill, 0),))
+        return StepChoice(shape, f"Prefill of {prefill:,} tokens")
+    if batch is None and context is None:
+        return typical_step(scenario, step_s)
+    sequences, tokens = batch or 1, context or round(_mean_context(scenario))
+    return StepChoice(decode_shape(sequences, tokens, scenario.model.attention_spans), _decode_label(sequences, tokens))
+
+
+def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
+    """The decode step at the scenario's mean batch and mean context."""
+    context = max(1, round(_mean_context(scenario)))
+    spans = scenario.model.attention_spans
+    batch, reason = _mean_batch(scenario, lambda size: step_s(decode_shape(size, context, spans)), _prompt_s(step_s))
+    return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
+
+
+def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
+    """The scenario as a replica sees it that takes a decode step, or (`is_prompt`) one of prompts alone: they are of
+    different pools in a disaggregated cluster, and of any replica elsewhere."""
+    if not scenario.cluster.is_disaggregated:
+        return scenario
+    role = "prefill" if is_prompt else "decode"
+    return scenario.of_pool(next(pool for pool in scenario.pools if pool.role == role))
+
+
+def mean_length(lengths: Lengths) -> float:
+    """The mean of a length distribution before clipping, a plausible one where a file has the counts."""
+    return lengths.mean_tokens or float(_DEFAULT_CONTEXT)
+
+
+def _decode_label(batch: int, context: int) -> str:
+    return f"Decode of {batch:,} sequence{'' if batch == 1 else 's'} with {context:,} tokens each"
+
+
+def _mean_context(scenario: Scenario) -> float:
+    """A request's mean KV length over its decode steps: the prompt and half of the answer."""
+    traffic = scenario.traffic
+    if traffic.input_tokens is None or traffic.output_tokens is None:
+        return _DEFAULT_CONTEXT
+    return mean_length(traffic.input_tokens) + mean_length(traffic.output_tokens) / 2
+
+
+def _prompt_s(step_s: Callable[[BatchShape], float]) -> Callable[[int], float]:
+    """Seconds of a prompt of so many tokens, as one step."""
+    return lambda tokens: step_s(BatchShape(num_tokens=tokens, num_samples=1, prefills=((tokens, 0),)))
+
+
+def _mean_batch(
+    scenario: Scenario, step_s: Callable[[int], float], prompt_s: Callable[[int], float]
+) -> tuple[int, str]:
+    arrivals, limit = scenario.traffic.arrivals, engine_of_step(scenario).engine.max_num_seqs
+    decoding = [pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow]
+    replicas = sum(max(pool.replicas, 1) * pool.engine.data_parallel_size for pool in decoding)
+    if arrivals.process == "closed_loop" and arrivals.concurrency:
+        return max(1, min(limit, round(arrivals.concurrency / replicas))), "as many as the closed loop holds"
+    rate = arrivals.rate or _mean_stage_rate(scenario)
+    output = scenario.traffic.output_tokens
+    if rate is None or output is None:
+        return max(1, limit // 2), "half of max_num_seqs"
+    own, prompt = rate / replicas, scenario.traffic.input_tokens
+    prompts_per_s, left = 0.0, 1.0
+    if prompt is not None and not scenario.cluster.is_disaggregated:
+        prompts_per_s = own
+        left = 1.0 - own * prompt_s(max(1, round(mean_length(prompt))))
+    cannot = f"decoding alone cannot keep up with {rate:g} req/s" if left > 0 else "prompts alone take all of the time"
+    batch = 1.0
+    for _ in range(_MAX_ROUNDS):
+        tokens_per_s = prompts_per_s + max(left, 0.0) / step_s(max(1, round(batch)))
+        needed = own * mean_length(output) / tokens_per_s
+        if left <= 0 or needed >= limit:
+            return limit, f"max_num_seqs: {cannot}"
+        if round(needed) <= round(batch):
+            break
+        batch = needed
+    return max(1, round(batch)), f"the batch to expect at {rate:g} req/s by Little's law"
+
+
+def _mean_stage_rate(scenario: Scenario) -> float | None:
+    stages = scenario.traffic.arrivals.stages
+    duration = sum(stage.duration_s for stage in stages)
+    return sum(stage.rate * stage.duration_s for stage in stages) / duration if duration else None
+
+
+@dataclass(frozen=True, repr=False)
+class StepReport(Printable):
+    """A step's description, its shape, and its estimate operator by operator.
+
+    assumed: sentences on what nobody said of the scenario
+    """
+
+    scenario: Scenario
+    label: str
+    shape: BatchShape
+    estimate: StepEstimate
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what was assumed, on what is modelled of the model, on number formats that are not multiplied as
+        they are stored, and on balancing without effect."""
+        engine = engine_of_step(self.scenario, is_prompt=not self.shape.num_decodes)
+        served = serving_notes(engine.model, engine.engine, engine.hardware)
+        return [*self.assumed, *served, *balance_notes(self.scenario, engine.engine)]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The estimate's."""
+        return self.estimate.columns()
+
+    def to_json(self) -> dict[str, Any]:
+        """Quantities are totals over an operator's `count` runs on one device."""
+        estimate, shape = self.estimate, self.shape
+        return {
+            "scenario": self.scenario.name,
+            "step": self.label,
+            "num_tokens": shape.num_tokens,
+            "num_decodes": shape.num_decodes,
+            "decode_context": shape.decode_context,
+            "duration_s": estimate.duration_s,
+            "device_s": estimate.device_s,
+            "flops": estimate.flops,
+            "hbm_bytes": estimate.hbm_bytes,
+            "mfu": estimate.mfu,
+            "mbu": estimate.mbu,
+            "bound_share": estimate.bound_share,
+            "origin": estimate.origin,
+            **({} if estimate.pipeline is None else {"pipeline": asdict(estimate.pipeline)}),
+            "operators": [row.to_json() for row in estimate.rows],
+            "notes": self.notes,
+            "trust": trust_of(self.scenario).to_json(),
+            "provenance": self.provenance("step"),
+        }
+
+    def provenance(self, kind: str) -> dict[str, Any]:
+        """Versions, calibrations and inputs of an answer about this step, which is of this kind."""
+        inputs = {"scenario": resolved(self.scenario), "step": self.shape._asdict()}
+        return provenance_of([self.scenario]).to_json(kind, inputs)
+
+
+def estimate_choice(
+    scenario: Scenario, batch: int | None = None, context: int | None = None, prefill: int | None = None
+) -> StepReport:
+    """The step asked for, or the scenario's typical one, estimated as the simulator times it.
+
+    batch:   sequences that decode; context: tokens of each; prefill: instead, tokens of one prompt
+
+    Raises DoesNotFitError for a step that the devices have no KV blocks for.
+    """
+    engine = engine_of_step(scenario, is_prompt=prefill is not None)
+    costs = step_costs(engine)
+    choice = choose_step(
+        scenario,
+        lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape),
+        batch,
+        context,
+        prefill,
+    )
+    _refuse_beyond_memory(engine, choice, batch is not None or context is not None or prefill is not None)
+    depth, label = costs.draft_depth(choice.shape), choice.label
+    if depth and costs.drafts is not None:
+        label += f", each with {costs.drafts.config.nodes_by_depth[depth]} drafted tokens to verify"
+        if costs.drafts.config.acceptance is not None:
+            label += f" ({costs.tokens_per_decode(choice.shape):.2f} tokens a step expected)"
+    return StepReport(scenario, label, choice.shape, costs.estimate(choice.shape))
+
+
+def _refuse_beyond_memory(scenario: Scenario, choice: StepChoice, is_asked: bool) -> None:
+    """Raises DoesNotFitError for a step asked for that no run has, since the KV cache of its sequences does not fit."""
+    if not is_asked or scenario.engine.kv_cache == "off":
+        return
+    shape, plan = choice.shape, plan_memory(scenario.model, scenario.hardware, scenario.engine)
+    sequences = shape.num_decodes or len(shape.prefills)
+    tokens = shape.decode_context // sequences if shape.num_decodes else sum(shape.prefills[0])
+    if sequences <= plan.max_batch(tokens):
+        return
+    most = plan.max_batch(tokens)
+    way_out = f"{most:,} sequences of so many" if most else f"{plan.max_context():,} tokens of one sequence"
+    raise DoesNotFitError(
+        f"{choice.label}: the KV cache of {plan.num_devices} x {plan.hardware} holds {plan.max_tokens:,} tokens, "
+        f"at most {way_out}; ask for fewer, or give it more devices."
+    )
+
+
+def estimate_mean_step(result: RunResult) -> StepReport:
+    """The run's mean decode step; without step records, or where nothing decoded, the scenario's typical one."""
+    choice = mean_step(result)
+    if choice is None:
+        return estimate_choice(result.scenario)
+    return StepReport(result.scenario, choice.label, choice.shape, step_costs(result.scenario).estimate(choice.shape))
+
+
+def mean_step(result: RunResult) -> StepChoice | None:
+    """The decode step at a run's mean batch and context; None without step records, or if the run never decoded."""
+    steps, mean_batch = result.steps, result.summary["mean_batch"]
+    if steps is None or mean_batch is None:
+        return None
+    batch = max(1, round(mean_batch))
+    tokens = float(np.dot(steps.num_steps, steps.decode_context)) / float(np.dot(steps.num_steps, steps.num_decodes))
+    context = max(1, round(tokens))
+    shape = decode_shape(batch, context, result.scenario.model.attention_spans)
+    return StepChoice(shape, f"Decode of {batch:,} sequences with {context:,} tokens each (the run's mean batch)")

@@ -1,0 +1,551 @@
+"""What-ifs: what a metric does when one thing is varied at a time, or two together, and where an alternative pays.
+
+All points see the same requests (equal seeds), so that differences are the change's and not the draw's.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from itertools import product
+from math import log
+from typing import Any
+
+from numpy.typing import NDArray
+
+from perfmodel.cores import num_processes
+from perfmodel.cost import plan_memory, step_costs
+from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
+from perfmodel.planning.axes import Axis, BoundChange, axis_of, bound_changes, suspects
+from perfmodel.planning.findings import crossings
+from perfmodel.planning.load import OfferedLoad, load_of
+from perfmodel.planning.metrics import study_metric
+from perfmodel.planning.points import Point, Record, batch_shape, evaluate, load_point
+from perfmodel.planning.sweep import sweep
+from perfmodel.planning.typical_step import StepSpec, choose_step, engine_of_step
+from perfmodel.planning.workers import Progress, spread
+from perfmodel.printable import Printable, columns_of
+from perfmodel.specs.scenario import Scenario
+from perfmodel.trust import trust_of
+
+NEAR = 1.1  # how far from the present value elasticities are taken, up and down: beyond a simulation's granularity
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The question.
+
+    base:    the scenario with the metrics and the step that they are of
+    axes:    what is varied, one at a time; with `is_grid`, the two of them together
+    against: overrides of an alternative, to be compared along each axis
+    """
+
+    base: Point
+    axes: tuple[Axis, ...]
+    is_grid: bool = False
+    against: tuple[str, ...] = ()
+
+    def point(self, *overrides: str, alternative: bool = False) -> Point:
+        """The base with more overrides; those of an axis come on top of the alternative's."""
+        more = (*(self.against if alternative else ()), *overrides)
+        return replace(self.base, overrides=(*self.base.overrides, *more))
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """One metric along one axis.
+
+    elasticity: d ln metric / d ln value at the present value; None where either is not a number above 0
+    """
+
+    axis: Axis
+    metric: str
+    base: float | None
+    values: tuple[float | None, ...]
+    elasticity: float | None
+
+    @property
+    def low(self) -> float | None:
+        return self.values[0]
+
+    @property
+    def high(self) -> float | None:
+        return self.values[-1]
+
+    @property
+    def swing(self) -> float:
+        """The largest of the values over the smallest, the base's included, as a logarithm."""
+        there = [value for value in (self.base, *self.values) if value is not None and value > 0]
+        return log(max(there) / min(there)) if there else 0.0
+
+
+@dataclass(frozen=True)
+class WhatIfAnswers:
+    """Records of all points.
+
+    by_axis:    axis -> a record for each of its values; `others`: the alternative's
+    grid:       (value of the first axis, of the second) -> record
+    """
+
+    question: WhatIf
+    scenario: Scenario
+    base: Record
+    sensitivities: tuple[Sensitivity, ...]
+    by_axis: Mapping[str, Sequence[Record]]
+    other: Record | None = None
+    others: Mapping[str, Sequence[Record]] = field(default_factory=dict)
+    grid: Mapping[tuple[str, str], Record] = field(default_factory=dict)
+
+    def of_metric(self, metric: str) -> list[Sensitivity]:
+        """What moves the metric, the most moving first."""
+        found = [each for each in self.sensitivities if each.metric == metric]
+        return sorted(found, key=lambda each: -each.swing)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why points have no values, once each."""
+        named = [(axis.overrides, self.by_axis.get(axis.path, ())) for axis in self.question.axes]
+        found = [f"{text}: {r.problem}" for texts, rs in named for text, r in zip(texts, rs, strict=False) if r.problem]
+        found += [f"{a}, {b}: {record.problem}" for (a, b), record in self.grid.items() if record.problem]
+        return ([self.base.problem] if self.base.problem else []) + found
+
+
+def default_metrics(scenario: Scenario, compares_devices: bool = False) -> tuple[str, ...]:
+    """What is asked of a scenario that is asked nothing in particular: latencies and throughput; of devices, costs."""
+    found = ["mean_ttft_ms", "mean_tpot_ms", "output_throughput"]
+    if scenario.slo.is_given:
+        found.append("request_goodput")
+    if compares_devices:
+        found.append("usd_per_million_output_tokens")
+    return tuple(found)
+
+
+def answer(
+    question: WhatIf, progress: Progress | None = None, workers: int | None = None, engine: str = "local"
+) -> WhatIfAnswers:
+    """Evaluate all points of a question, with `workers` and `engine` as for `perfmodel.planning.sweep`.
+
+    Raises SpecError for a grid of other than two axes, or a wrong override.
+    """
+    for metric in question.base.metrics:
+        try:
+            study_metric(metric)
+        except ValueError as error:
+            raise SpecError(f"--metric {metric}: {error}") from None
+    if question.is_grid and len(question.axes) != 2:
+        raise SpecError(f"--grid: found {len(question.axes)} varied values; a grid has two, give --vary twice.")
+    scenario, _ = load_point(question.base)
+    points = _points(question)
+    found = dict(zip(points, sweep(list(points.values()), progress, workers, engine), strict=True))
+    by_axis = {axis.path: [found[axis.path, text] for text in axis.overrides] for axis in question.axes}
+    others: dict[str, list[Record]] = {}
+    if question.against:
+        others = {axis.path: [found["against " + axis.path, text] for text in axis.overrides] for axis in question.axes}
+    base = found["base", ""]
+    return WhatIfAnswers(
+        question,
+        scenario,
+        base,
+        tuple(
+            Sensitivity(
+                axis,
+                metric,
+                base.values.get(metric),
+                tuple(r.values.get(metric) for r in by_axis[axis.path]),
+                _elasticity(axis, metric, found),
+            )
+            for axis in question.axes
+            for metric in question.base.metrics
+        ),
+        by_axis,
+        found.get(("against", "")),
+        others,
+        {key[1:]: record for key, record in found.items() if key[0] == "grid" and len(key) == 3},
+    )
+
+
+def _points(question: WhatIf) -> dict[tuple[str, ...], Point]:
+    points: dict[tuple[str, ...], Point] = {("base", ""): question.point()}
+    if question.against:
+        points["against", ""] = question.point(alternative=True)
+    for axis in question.axes:
+        for text in axis.overrides:
+            points[axis.path, text] = question.point(text)
+            if question.against:
+                points["against " + axis.path, text] = question.point(text, alternative=True)
+        for text, _ in axis.nearby(NEAR) or ():
+            points[axis.path, text] = replace(question.point(text), intervals=False)
+    if question.is_grid:
+        first, second = question.axes
+        for one, other in product(first.overrides, second.overrides):
+            points["grid", one, other] = question.point(one, other)
+    return points
+
+
+def _elasticity(axis: Axis, metric: str, found: Mapping[tuple[str, ...], Record]) -> float | None:
+    near = axis.nearby(NEAR)
+    if near is None:
+        return None
+    (low_text, low), (high_text, high) = near
+    below, above = (found[axis.path, text].values.get(metric) for text in (low_text, high_text))
+    if below is None or above is None or below <= 0 or above <= 0:
+        return None
+    return log(above / below) / log(high / low)
+
+
+_PRECISION = 0.02  # of simulated crossings
+_SEEDS = 5  # the median lies between the lowest and the highest of five with 94 %
+
+
+@dataclass(frozen=True, slots=True)
+class Payoff:
+    """A point of an axis where the alternative becomes better by a metric, or stops being so.
+
+    begins:    whether it is better above `at`
+    low, high: the lowest and highest crossing of `num_seeds` draws of the traffic
+    """
+
+    path: str
+    metric: str
+    at: float
+    low: float
+    high: float
+    begins: bool
+    num_seeds: int
+    unit: str = ""
+
+
+def payoffs(
+    answers: WhatIfAnswers,
+    metrics: Sequence[str],
+    progress: Progress | None = None,
+    workers: int | None = None,
+    engine: str = "local",
+    seeds: int = _SEEDS,
+) -> list[Payoff]:
+    """Crossovers: where the alternative of `answers` becomes better by each of `metrics`, or stops being so, along each
+    axis.
+
+    progress:        called with (crossings found, crossings to be looked for)
+    workers, engine: as for `perfmodel.planning.sweep`
+    seeds:           draws of the traffic for the interval
+    """
+    tasks = [task for metric in metrics for task in _between(answers, metric)]
+    asked = [
+        _Crossing(answers.question, axis, metric, low, high, answers.scenario.seed + number)
+        for metric, axis, low, high in tasks
+        for number in range(seeds)
+    ]
+    # Each is a chain of simulations, and all chains can run at once: starting processes pays for a few of them.
+    places = spread(_place, asked, lambda *_: None, progress, workers or num_processes(len(asked)), engine)
+    found = []
+    for number, (metric, axis, _, _) in enumerate(tasks):
+        mine = [each for each in places[number * seeds : (number + 1) * seeds] if each is not None]
+        if mine:
+            ats = sorted(at for at, _ in mine)
+            begins = sum(begins for _, begins in mine) * 2 >= len(mine)
+            found.append(Payoff(axis.path, metric, ats[len(ats) // 2], ats[0], ats[-1], begins, len(mine), axis.unit))
+    return found
+
+
+def _between(answers: WhatIfAnswers, metric: str) -> Iterator[tuple[str, Axis, float, float]]:
+    """The neighbouring values of each axis between which the alternative becomes better or worse: (metric, axis, low,
+    high)."""
+    for axis in answers.question.axes:
+        ones = [record.values.get(metric) for record in answers.by_axis[axis.path]]
+        others = [record.values.get(metric) for record in answers.others.get(axis.path, ())]
+        for at in crossings(axis.xs, others, ones) if axis.xs else ():
+            low = max(x for x in axis.xs if x <= at)
+            high = min((x for x in axis.xs if x >= at and x > low), default=low)
+            yield metric, axis, low, high
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """One crossing between two values of an axis, to be found for one seed."""
+
+    question: WhatIf
+    axis: Axis
+    metric: str
+    low: float
+    high: float
+    seed: int
+
+
+def _place(asked: _Crossing) -> tuple[float, bool] | None:
+    """(where the alternative and the base are equal, whether it is better above); None where it is not between.
+
+    Where this seed's crossing is not between the two values, it is looked for between others of the axis.
+    """
+    axis = asked.axis
+
+    @cache
+    def gain(x: float) -> float | None:
+        return _gain(asked, x)
+
+    low, high = asked.low, asked.high
+    sides = gain(low), gain(high)
+    if sides[0] is None or sides[1] is None or (sides[0] > 0) == (sides[1] > 0):
+        inner = [(x, there) for x in axis.xs if (there := gain(x)) is not None]
+        pairs = [(a, b) for (a, one), (b, other) in itertools.pairwise(inner) if (one > 0) != (other > 0)]
+        if not pairs:
+            return None
+        low, high = min(pairs, key=lambda pair: abs(pair[0] - asked.low))
+    begins = (gain(high) or 0.0) > 0
+    low, high = _narrowed(axis, gain, low, high)
+    return (high if axis.is_whole else (low + high) / 2), begins
+
+
+def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, high: float) -> tuple[float, float]:
+    """Neighbouring places, `_PRECISION` apart, between which the gain changes its sign.
+
+    Halved twice; then where a straight line (over the axis' logarithm) through the ends has its zero, a little above it
+    and a little below, so that both ends close in; and so on. On smooth lines five or six looks instead of eight.
+    """
+    above = (gain(high) or 0.0) > 0
+    beyond, turn = 1.0, itertools.cycle((True, True, False, False))
+    while high - low > _PRECISION * abs(low):
+        is_middle = next(turn) or axis.is_whole or low <= 0
+        x = axis.middle(low, high) if is_middle else _zero(gain, low, high, beyond)
+        there = None if x is None else gain(x)
+        if x is None or there is None:
+            break
+        is_low = (there > 0) != above
+        low, high = (x, high) if is_low else (low, x)
+        beyond = 1.0 if is_low else -1.0
+    return low, high
+
+
+def _zero(gain: Callable[[float], float | None], low: float, high: float, beyond: float) -> float:
+    """Where the gain is zero by a straight line, a little (`beyond`: 1 or -1) above or below."""
+    one, other = gain(low) or 0.0, gain(high) or 0.0
+    share = one / (one - other) if one != other else 0.5
+    at = low * float((high / low) ** share) * (1 + 0.45 * beyond * _PRECISION)
+    return min(max(at, low * (1 + 0.1 * _PRECISION)), high * (1 - 0.1 * _PRECISION))
+
+
+def _gain(asked: _Crossing, x: float) -> float | None:
+    """The logarithm of how many times better the alternative is at `x`."""
+    text = (asked.axis.override(x), f"seed={asked.seed}")
+    values = []
+    for alternative in (False, True):
+        point = replace(asked.question.point(*text, alternative=alternative), metrics=(asked.metric,), intervals=False)
+        values.append(evaluate(point).values.get(asked.metric))
+    base, other = values
+    if base is None or other is None:
+        return None
+    if base <= 0 or other <= 0:  # nothing to divide: only which is larger
+        ratio = float((base > other) - (base < other))
+    else:
+        ratio = log(base / other)
+    return ratio if study_metric(asked.metric).is_better_low else -ratio
+
+
+@dataclass(frozen=True, repr=False)
+class WhatIfResult(Printable):
+    """Answers, and where they turn.
+
+    step:   the decode step that bounds are of (and metrics of steps); `step_label` as text
+    bounds: along the varied values, and along the batch
+    largest_batch: of such sequences that an engine can have, and what limits it; 0 where they do not decode
+    assumed: sentences on what nobody said of the scenario
+    load:    of an axis of arrival rates
+    """
+
+    answers: WhatIfAnswers
+    step: StepSpec
+    step_label: str
+    step_bound: str
+    bounds: tuple[BoundChange, ...] = ()
+    payoffs: tuple[Payoff, ...] = ()
+    largest_batch: int = 0
+    largest_by: str = ""
+    assumed: tuple[str, ...] = ()
+    load: OfferedLoad | None = None
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Sensitivities as arrays, a row for each path and metric; nan where there is no number."""
+        return columns_of(
+            [
+                {
+                    "path": row.axis.path,
+                    "metric": row.metric,
+                    "low_value": row.axis.texts[0],
+                    "high_value": row.axis.texts[-1],
+                    "low": row.low,
+                    "base": row.base,
+                    "high": row.high,
+                    "elasticity": row.elasticity,
+                }
+                for row in self.answers.sensitivities
+            ]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every point with its values, sensitivities, changes of bounds and crossovers."""
+        answers, question, step = self.answers, self.answers.question, self.step
+        scenario, other = answers.scenario, {} if answers.other is None else answers.other.values
+        pairs = {name: (value, answers.base.values.get(name)) for name, value in other.items()}
+        ratios = {name: one / before for name, (one, before) in pairs.items() if one is not None and before}
+        inputs = {
+            "scenario": resolved(scenario),
+            "metrics": list(question.base.metrics),
+            "varied": {axis.path: list(axis.texts) for axis in question.axes},
+            "against": list(question.against),
+        }
+        return {
+            "scenario": scenario.name,
+            "metrics": list(question.base.metrics),
+            "base": _record(answers.base),
+            "sensitivities": [
+                {
+                    "path": each.axis.path,
+                    "metric": each.metric,
+                    "low": {"value": each.axis.texts[0], "metric": each.low},
+                    "base": {"value": each.axis.present_x, "metric": each.base},
+                    "high": {"value": each.axis.texts[-1], "metric": each.high},
+                    "elasticity": each.elasticity,
+                }
+                for each in answers.sensitivities
+            ],
+            "points": _points_json(question.axes, answers.by_axis),
+            "grid": [{"set": list(key), **_record(record)} for key, record in answers.grid.items()],
+            "against": {
+                "set": list(question.against),
+                "base": _record(answers.other) if answers.other is not None else None,
+                "ratio": ratios,
+                "points": _points_json(question.axes, answers.others),
+            }
+            if question.against
+            else None,
+            "step": {
+                "label": self.step_label,
+                "bound": self.step_bound,
+                "batch": step.batch,
+                "context": step.context,
+                "prefill": step.prefill,
+            },
+            "bound_changes": [asdict(change) for change in self.bounds],
+            "crossovers": [asdict(each) for each in self.payoffs],
+            **({} if self.load is None else {"load": self.load.to_json()}),
+            "trust": trust_of(scenario).to_json(),
+            "provenance": provenance_of([scenario]).to_json("what-if", inputs),
+        }
+
+
+def _points_json(axes: Sequence[Axis], records: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
+    return [
+        {"set": text, **_record(record)}
+        for axis in axes
+        for text, record in zip(axis.overrides, records.get(axis.path, ()), strict=False)
+    ]
+
+
+def _record(record: Record) -> dict[str, Any]:
+    return {
+        "values": dict(record.values),
+        **({"interval": {name: list(ends) for name, ends in record.intervals.items()}} if record.intervals else {}),
+        **({"problem": record.problem} if record.problem else {}),
+    }
+
+
+_LARGEST_BATCH = 8192  # up to which the batch is looked for at which the bound of a decode step changes
+_STEP = "step."
+_TELLING = 0.01  # share of the step from which on an operator's bound is reported
+Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a progress bar for what is under way
+
+
+def ask_whatif(
+    scenario: str,
+    vary: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    grid: bool = False,
+    against: Sequence[str] = (),
+    workers: int | None = None,
+    engine: str = "local",
+    watch: Watch = lambda what: nullcontext(None),
+    intervals: bool = False,
+) -> WhatIfResult:
+    """Vary a scenario, by its name or path, one value at a time.
+
+    vary:      `PATH=lo..hi[:n]` or `PATH=a,b,c`; by default the resources that could be bought, and the load
+    overrides: as `--set` takes them; `step.batch=8` gives the step that metrics of steps are of, else the typical one
+    metrics:   of runs, steps and memory; by default latencies and throughput
+    grid:      two varied values in all their combinations
+    against:   overrides of an alternative: where along each axis does it begin to pay?
+    workers, engine: as for `perfmodel.planning.sweep`
+    watch:     a stage's name -> what shows its progress
+    intervals: also the 80 % intervals of means, for which each point is simulated several times
+
+    Raises SpecError for what cannot be read.
+    """
+    base = Point(scenario, tuple(metrics), tuple(overrides))
+    loaded, given = load_point(base)
+    if grid and not vary:
+        raise SpecError("--grid needs two varied values; give --vary twice.")
+    step, label = (given, "The step that was given") if given is not None else _typical(loaded)
+    axes = tuple(axis_of(text, loaded, step) for text in vary or suspects(loaded))
+    asked = base.metrics or default_metrics(loaded, any(axis.is_device for axis in axes))
+    others = tuple(text for text in overrides if not text.startswith(_STEP))  # the point has its step already
+    base = replace(base, metrics=asked, step=step, overrides=others, intervals=intervals)
+    question = WhatIf(base, axes, grid, tuple(against))
+    if against:
+        load_point(question.point(alternative=True))
+    with watch("simulating") as progress:
+        answers = answer(question, progress, workers, engine)
+    turns: list[Payoff] = []
+    if against:
+        with watch("looking for crossovers") as progress:
+            turns = payoffs(answers, base.metrics, progress, workers, engine)
+    taker = engine_of_step(loaded, is_prompt=not step.batch)
+    estimate = step_costs(taker).estimate(batch_shape(step, taker))
+    named = {"step", *(row.name for row in estimate.rows if row.duration_s >= _TELLING * estimate.duration_s)}
+    bounds = tuple(change for change in _bounds(question, loaded) if change.what in named)
+    largest = _largest_batch(taker, step)
+    return WhatIfResult(
+        answers,
+        step,
+        label,
+        estimate.bound,
+        bounds,
+        tuple(turns),
+        *largest,
+        load=load_of(loaded, axes, answers.by_axis) if vary else None,
+    )
+
+
+def _largest_batch(taker: Scenario, step: StepSpec) -> tuple[int, str]:
+    if not step.batch:
+        return 0, ""
+    try:
+        held = plan_memory(taker.model, taker.hardware, taker.engine).max_batch(max(step.context or 1, 1))
+    except DoesNotFitError:  # the points say so
+        return 0, ""
+    limit = taker.engine.max_num_seqs
+    return (held, "the KV cache") if held < limit else (limit, "max_num_seqs")
+
+
+def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
+    costs = step_costs(engine_of_step(scenario))
+    choice = choose_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
+    batch = max(choice.shape.num_decodes, 1)
+    where = " on a decode replica" if scenario.cluster.is_disaggregated else ""
+    return StepSpec(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where
+
+
+def _bounds(question: WhatIf, scenario: Scenario) -> list[BoundChange]:
+    """Where the step's bound changes along the axes that it depends on, and along its batch."""
+    step = question.base.step
+    axes = {axis.path: axis for axis in question.axes if axis.xs and not axis.path.startswith("traffic.")}
+    if step is not None and step.batch and "step.batch" not in axes:
+        axes["step.batch"] = axis_of(f"step.batch=1..{_LARGEST_BATCH}:14", scenario, step)
+    found: list[BoundChange] = []
+    for path, axis in axes.items():
+        try:
+            found += bound_changes(question.base, axis, with_operators=path == "step.batch")
+        except (DoesNotFitError, UnsupportedError):
+            continue  # the points say so
+    return found

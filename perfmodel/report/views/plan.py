@@ -1,0 +1,602 @@
+"""A plan as a document, at a rate or of an offline job: the choice in sentences, finalists, commands, pictures.
+
+`plan_view` and `job_view` have all of it; `brief_view` is one screen: the choice, at most six options, why not a
+cheaper one, the command, how far to trust it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from math import isfinite
+from typing import Any, TypeVar
+
+from perfmodel.planning.export import batch_command, serve_commands
+from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Preliminary, PreliminaryJob
+from perfmodel.planning.metrics import metric_of
+from perfmodel.planning.points import shares_text
+from perfmodel.planning.result import JobPlan, PlanResult
+from perfmodel.planning.space import NO_PRICE
+from perfmodel.report.document import (
+    Block,
+    Commands,
+    Document,
+    Line,
+    Notes,
+    Paragraph,
+    Picture,
+    Sentences,
+    Span,
+    Table,
+)
+from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
+from perfmodel.report.drawing.svg import COLOURS
+from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
+from perfmodel.report.views.trust import trust_blocks, trust_line
+
+Row = TypeVar("Row")
+Columns = Sequence[tuple[str, Callable[[Row], Line]]]  # (title, the cell of a row)
+
+_HOURS_PER_MONTH = 730  # a year's, over twelve
+_LITTLE = 0.01  # of the choice's expected cost: what a measurement has to be worth to be named
+_WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it
+_NUM_OPTIONS = 6
+OBJECTIVES = {
+    "cheapest": "USD per hour",
+    "fewest_gpus": "GPUs",
+    "goodput_per_gpu": "requests/s under the SLO per GPU",
+    "lowest_latency": "latency over its limit",
+}
+_SERVICE_NOTE = (
+    "Maximum rate: at which {:.0%} of the requests meet the SLO, of the whole deployment under {} seeds; latencies "
+    "and attainment are at the target rate. In brackets: 80 % intervals, of what calibrations leave unexplained and of "
+    "the seeds. suffices: the share of draws in which so many replicas serve the target rate ({:.0%} are asked for). "
+    "choice better: the share of draws in which the first row is better, each bought by what it turns out to need. "
+    "binds: what is missed first beyond the maximum rate."
+)
+_COSTS_NOTE = (
+    "expected: the cost with the replicas that draws add; finalists are ranked by it. Prefill and decode cost: the "
+    "total cost split by the time that steps of prompts and answers take. Energy per output token: all of it."
+)
+_FRONT_NOTE = (
+    "Of all deployments that were simulated at the target rate, those that no cheaper one beats in latency over its "
+    "limit. ratio: simulated over closed form. misses: serves the rate in closed form only."
+)
+_JOB_NOTE = (
+    "The whole job under {} seeds; in brackets 80 % intervals, of what calibrations leave unexplained and of the "
+    "seeds. in time: the share of draws in which the deadline is met. choice better: the share in which the first row "
+    "is. ratio: simulated over closed form. Long jobs are extrapolated from the steady pace of shorter ones."
+)
+
+
+def _titled(*keys: str) -> list[str]:
+    return [metric_of(key).title for key in keys]
+
+
+def _table(columns: Columns[Row], rows: Iterable[Row], title: str, note: str = "", **layout: Any) -> Table:
+    cells = [tuple(cell(row) for _, cell in columns) for row in rows]
+    return Table([head for head, _ in columns], cells, title, note=note, **layout)
+
+
+def _document(plan: PlanResult | JobPlan, blocks: list[Block], question: str, command: str = "") -> Document:
+    return Document(f"Plan: {plan.scenario.name}", blocks, question, "plan", command)
+
+
+def _searched(plan: PlanResult | JobPlan, counts: Sequence[str]) -> Sentences:
+    reasons = (f"{count:,} {reason}" for reason, count in plan.ruled_out.items())
+    return Sentences([*counts, *reasons], "What was searched")
+
+
+def plan_view(result: PlanResult, command: str = "") -> Document:
+    """The answer, pictures, tables, commands, what was searched, notes."""
+    blocks: list[Block] = [Sentences(plan_sentences(result))]
+    if result.everyone:
+        blocks.append(Picture("finalists", partial(_finalists_drawn, result)))
+    if len(result.front) > 1:
+        blocks.append(Picture("front", partial(_front_drawn, result)))
+    tables = [_devices(result), *_finalists(result), _front(result)]
+    blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
+    if result.winner is not None:
+        blocks.append(Commands("To start it", serve_commands(result, result.winner)))
+    counts = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate in closed form"]
+    blocks.append(_searched(result, [*(f"{name}: {values}" for name, values in result.searched.items()), *counts]))
+    left_out = [f"Not carried into the plan: {setting}." for setting in result.left_out]
+    blocks.append(Notes([*_unpriced(result), *left_out, *result.notes]))
+    return _document(result, blocks, plan_question(result), command)
+
+
+def plan_json(result: PlanResult) -> dict[str, Any]:
+    """All that the sentences and the tables say, and what each finalist's simulations gave."""
+    return {**result.to_json(), "answer": plan_sentences(result)}
+
+
+def plan_question(result: PlanResult) -> str:
+    """What the plan answers, as a sentence."""
+    wanted = result.scenario.slo.in_words(result.spec.attainment, "them")
+    return (
+        f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {wanted}, best by "
+        f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
+    )
+
+
+def plan_sentences(result: PlanResult) -> list[str]:
+    """The choice, how sure it is, and what no table has."""
+    spec, winner, slo = result.spec, result.winner, result.scenario.slo
+    share = f"{spec.attainment:.0%} of them" if slo.is_of_requests else "their statistics"
+    also = " and their statistics met" if slo.is_of_requests and slo.statistics else ""
+    wanted = f"{result.rate:g} requests/s with {share} within the SLO{also}"
+    if winner is None:
+        return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip()]
+    cost = _gpus(winner.num_devices)
+    if (usd := winner.usd_per_hour) is not None:
+        cost += f", {usd:.2f} USD per hour, {usd * _HOURS_PER_MONTH:,.0f} USD per month"
+    return [
+        f"Take {winner.label}: {cost}, for {wanted}.",
+        *_certainty(result),
+        *(
+            f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it."
+            for label, share in result.fewer.items()
+        ),
+        *_under_failures(result, winner),
+        *_bound(result.bound_share),
+    ]
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _certainty(result: PlanResult) -> Iterator[str]:
+    """In how many draws the choice suffices, what that costs, and which measurement would settle it."""
+    known = result.certainty
+    if known is None:
+        return
+    is_unpriced = any(finalist.usd_per_hour is None for finalist in result.everyone)
+    in_devices = result.spec.objective == "fewest_gpus" or is_unpriced
+    unit = "GPUs" if in_devices else "USD per hour"
+    line = f"It suffices in {_in_100(known.share)} of what the calibrations leave unexplained"
+    if known.is_reached:
+        yield f"{line}; {known.confidence:.0%} were asked for (plan.confidence)."
+    else:
+        yield (
+            f"{line}, short of the {known.confidence:.0%} that were asked for (plan.confidence): allow more "
+            f"(plan.max_gpus), or measure first."
+        )
+    name, replicas, cost, share = known.plain
+    if known.extra_cost:
+        month = "" if in_devices else f", {known.extra_cost * _HOURS_PER_MONTH:,.0f} USD per month"
+        yield (
+            f"Were predictions exact, {replicas} x {name} would do, for {cost:.4g} {unit}; these suffice in "
+            f"{_in_100(share)}. To be sure costs {known.extra_cost:+.4g} {unit}{month} against that."
+        )
+    best = next(iter(known.measurements), None)
+    if best is None or best.value <= _LITTLE * next(iter(known.expected.values())):
+        return
+    price = "" if in_devices else f" ({best.price:.2f} USD for an hour)"
+    yield (
+        f"What would settle most: measure one replica on {best.device}{price} before the rest is bought. Knowing what "
+        f"it serves is worth {best.value:.3g} {unit} on average, and what is then taken falls short in "
+        f"{_in_100(best.short)} instead of {_in_100(1 - known.share)}."
+    )
+
+
+def _in_100(share: float) -> str:
+    """`83 of 100 draws`"""
+    return f"{min(int(100 * share + 0.5), 100 if share == 1 else 99)} of 100 draws"
+
+
+def _under_failures(result: PlanResult, winner: Finalist) -> Iterator[str]:
+    """What becomes of the choice under the scenario's failures, and how many more replicas that takes."""
+    known = result.resilience
+    if known is None:
+        return
+    if not known.attained:
+        yield f"The scenario's failures cannot be simulated on the choice: {known.problem}"
+        return
+    enough = "none of these is enough"
+    if known.replicas is not None:
+        more = known.replicas - winner.replicas
+        enough = f"take {more} more (N+{more})" if more else "as many are enough"
+    shares = ", ".join(f"{share:.1%} with {count}" for count, share in known.attained.items())
+    yield f"Under the scenario's failures and gateway, requests within the SLO: {shares} replicas; {enough}."
+    if known.all_up:
+        up = ", ".join(f"{share:.2%} of the time with {count}" for count, share in known.all_up.items())
+        yield f"At least {winner.replicas} are up {up}, in closed form."
+
+
+def _bound(shares: Mapping[str, float]) -> list[str]:
+    return [f"Device time goes to: {shares_text(shares)}."] if shares else []
+
+
+def _unpriced(result: PlanResult) -> list[str]:
+    """A sentence on the devices left out for want of a price; empty if there are none."""
+    names = [row.device for row in result.devices if NO_PRICE in row.reason]
+    if not result.devices and NO_PRICE in result.ruled_out:
+        names = [result.scenario.hardware.name]
+    if not names:
+        return []
+    example = ",".join(f"{name}=USD" for name in names)
+    return [f"Left out, as no price of it is known: {', '.join(names)}. Give it by --price {example}."]
+
+
+def _price(finalist: Finalist) -> str:
+    """USD per hour, with a star for an unconfirmed price (neither listed nor quoted)."""
+    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.has_unconfirmed_price else "")
+
+
+def _starred(title: str, finalists: Iterable[Finalist]) -> str:
+    """The title with the legend of the star where `_price` uses one."""
+    return f"{title}; * an unconfirmed price" if any(each.has_unconfirmed_price for each in finalists) else title
+
+
+def _interval(interval: Interval | None, form: str) -> str:
+    """`[2.6..7.4]`"""
+    if interval is None:
+        return ""
+    low, high = (format(end, form) if isfinite(end) else "no end" for end in interval)
+    return f"[{low}..{high}]"
+
+
+def _devices(result: PlanResult) -> Table:
+    gpus, usd, rate = _titled("gpus", "usd_per_hour", "max_rate")
+    return _table(
+        [
+            ("device", lambda row: row.device),
+            ("its best deployment", lambda row: row.label or "-"),
+            (gpus, lambda row: str(row.num_devices) if row.label else "-"),
+            (usd, lambda row: format_optional(row.usd_per_hour, ".2f") if row.label else "-"),
+            (rate, lambda row: f"{row.max_rate:.3g}" if row.label else "-"),
+            (
+                "",
+                lambda row: (
+                    f"none: {row.reason}" if not row.label else "simulated" if row.is_simulated else "closed form"
+                ),
+            ),
+        ],
+        result.devices,
+        "Every device asked for",
+        left=2,
+        texts=(5,),
+    )
+
+
+def _finalists(result: PlanResult) -> Iterator[Table]:
+    """How finalists serve, what they cost, and their maximum rates in closed form: best first, those that miss the SLO
+    last."""
+    quantile, winner, spec = result.quantile, result.winner, result.spec
+    certainty, ratios = result.certainty, result.ratios
+    expected = {} if certainty is None else certainty.expected
+
+    def latency(name: str, form: str) -> Callable[[Finalist], str]:
+        def cell(row: Finalist) -> str:
+            value = format_optional(row.mean(f"{quantile}_{name}_ms"), form)
+            return f"{value} {_interval(row.latency_interval(quantile, name), form)}".strip()
+
+        return cell
+
+    def mean(metric: str) -> Callable[[Finalist], str]:
+        return lambda row: format_optional(row.mean(metric), ".3g")
+
+    def better(row: Finalist) -> str:
+        return "-" if winner is None or row is winner else f"{result.better_share(winner, row):.0%}"
+
+    def priced(row: Finalist) -> str:
+        return _price(row) + (f" {_interval(result.interval(row), '.2f')}" if spec.objective == "cheapest" else "")
+
+    deployment: tuple[str, Callable[[Finalist], Line]] = "deployment", lambda row: row.label
+    rate, ttft, tpot, attained = _titled("max_rate", f"{quantile}_ttft_ms", f"{quantile}_tpot_ms", "attained")
+    service: Columns[Finalist] = [
+        deployment,
+        (rate, lambda row: f"{row.rate:.3g} {_interval(row.rate_interval, '.3g')}"),
+        (ttft, latency("ttft", ".0f")),
+        (tpot, latency("tpot", ".1f")),
+        (attained, lambda row: format_number(100 * row.attained, 1)),
+        ("suffices", lambda row: f"{result.sufficient(row):.0%}"),
+        ("choice better", better),
+        ("binds", lambda row: row.deployment.screened.binds),
+    ]
+    note = _SERVICE_NOTE.format(spec.attainment, spec.seeds, spec.confidence)
+    yield _table(service, result.everyone, "Finalists, simulated: how they serve", note, texts=(len(service) - 1,))
+    split = ("usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split", "joules_per_output_token")
+    gpus, usd, per_gpu = _titled("gpus", "usd_per_hour", "rate_per_gpu")
+    costs: Columns[Finalist] = [
+        deployment,
+        (gpus, lambda row: str(row.num_devices)),
+        ("expected", lambda row: format_optional(expected.get(row.candidate.label), ".2f")),
+        (usd, priced),
+        *((metric_of(metric).title, mean(metric)) for metric in split),
+        (per_gpu, lambda row: f"{row.rate_per_device:.3g}"),
+    ]
+    yield _table(
+        costs, result.everyone, _starred("Finalists, simulated: what they cost", result.everyone), note=_COSTS_NOTE
+    )
+    if ratios is None:
+        return
+    more = f" {result.num_overlooked:,} more such layouts were not; raise plan.finalists to simulate them."
+    note = (
+        f"The ratio lies between {ratios.rate[0]:.2f} and {ratios.rate[1]:.2f} before replicas are added for "
+        f"uncertainty. A candidate that would be better than the best finalist with a ratio of {ratios.rate[1]:.2f} is "
+        f"simulated, too.{more if result.num_overlooked else ''}"
+    )
+
+    def screened(row: Finalist) -> float:
+        return row.replicas * row.deployment.screened.rate
+
+    rates: Columns[Finalist] = [
+        deployment,
+        ("closed form, req/s", lambda row: f"{screened(row):.3g}"),
+        ("simulated, req/s", lambda row: f"{row.rate:.3g}"),
+        ("ratio", lambda row: f"{row.rate / screened(row):.2f}"),
+    ]
+    yield _table(rates, result.everyone, "Maximum rate: closed form and simulation", note)
+
+
+def _front(result: PlanResult) -> Table:
+    rows = [(str(number), point) for number, point in enumerate(result.front, 1)]
+    rows += [("misses", point) for point in result.not_serving]
+
+    def screened(point: FrontPoint) -> str:
+        return f"{point.screened_tightness:.2f}" if isfinite(point.screened_tightness) else "no end"
+
+    def ratio(point: FrontPoint) -> str:
+        known = point.screened_tightness
+        return format_optional(point.tightness / known if isfinite(known) and known else None, ".2f")
+
+    gpus, usd, near, screened_near, attained = _titled(
+        "gpus", "usd_per_hour", "tightness", "screened_tightness", "attained"
+    )
+    return _table(
+        [
+            ("", lambda row: row[0]),
+            ("deployment", lambda row: row[1].label),
+            (gpus, lambda row: str(row[1].num_devices)),
+            (usd, lambda row: format_optional(row[1].usd_per_hour, ".2f")),
+            (near, lambda row: f"{row[1].tightness:.2f}"),
+            (screened_near, lambda row: screened(row[1])),
+            ("ratio", lambda row: ratio(row[1])),
+            (attained, lambda row: format_number(100 * row[1].attained, 1)),
+        ],
+        rows if len(result.front) > 1 or result.not_serving else (),
+        "What a higher budget buys, simulated",
+        _FRONT_NOTE,
+        left=2,
+    )
+
+
+def _finalists_drawn(result: PlanResult) -> str:
+    """A bar for each, the choice in another colour, those that miss the SLO at the end."""
+    groups: dict[str, list[Bar]] = {}
+    for finalist in result.everyone:
+        group = "Miss the SLO at the target rate" if finalist in result.missed else ""
+        figure, interval = result.figure(finalist), result.interval(finalist)
+        colour = COLOURS[0 if finalist is result.winner else 1]
+        bar = Bar(finalist.label, figure, colour, f"{figure:.3g} {_interval(interval, '.3g')}", interval)
+        groups.setdefault(group, []).append(bar)
+    heading = f"{result.scenario.name}: finalists, best first [80 % intervals]"
+    return bars_svg(groups, heading, OBJECTIVES[result.spec.objective])
+
+
+def _front_drawn(result: PlanResult) -> str:
+    """The front, numbered as in the table, and finalists that it beats."""
+    names = {point.label for point in result.front}
+    numbered = list(enumerate(result.front, 1))
+    dots = [Dot(str(number), point.cost, point.tightness, COLOURS[0], True) for number, point in numbered]
+    others = [finalist for finalist in result.ranked if finalist.label not in names]
+    dots += [Dot("", other.cost, result.tightness(other), COLOURS[0], False) for other in others]
+    legend = [f"{number}: {point.label}" for number, point in numbered]
+    legend += ["\u25cb: other finalists"] * bool(others)
+    x_title = "USD per hour" if result.front[0].usd_per_hour is not None else "GPUs"
+    heading = f"{result.scenario.name}: cost and latency at {result.rate:g} requests/s, simulated"
+    heights = [dot.y for dot in dots]
+    log = ("y",) if max(heights) > _WIDE * min(heights) else ()
+    return pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", log, legend)
+
+
+def preliminary_sentence(preliminary: Preliminary | PreliminaryJob) -> str:
+    """How many candidates are being simulated, and the best one in closed form."""
+    is_job, candidates = isinstance(preliminary, PreliminaryJob), f"{preliminary.num_candidates:,} candidates"
+    if not preliminary.finalists:
+        if isinstance(preliminary, PreliminaryJob):
+            limit = f"{preliminary.spec.max_gpus} GPUs"
+            return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
+        return f"In closed form none of {candidates} serves {preliminary.rate:g} requests/s."
+    best = preliminary.finalists[0]
+    label = f"{best.replicas} x {best.candidate.layout.label}"
+    label += f" in {format_duration(best.seconds)}" if is_job and isinstance(best, Job) else ""
+    return f"Simulating {len(preliminary.finalists)} of {candidates}; the best in closed form is {label}."
+
+
+# One screen.
+
+
+def brief_view(result: PlanResult, question: str) -> Document:
+    """The answer for a terminal; `plan_view` has all of it (`--details`)."""
+    winner = result.winner
+    if winner is None:
+        reasons = [f"{count:,} candidates: {reason}" for reason, count in result.ruled_out.items()]
+        return _document(result, [Sentences([*plan_sentences(result), *reasons, *_unpriced(result)])], question)
+    blocks: list[Block] = [Paragraph((Span(_choice(result, winner), "strong"),)), _options(result, winner)]
+    blocks += map(Paragraph, (_why_not_cheaper(result, winner), *_unpriced(result)))
+    blocks += [Commands("To start it", serve_commands(result, winner)), *trust_line(result.trust)]
+    if notes := result.scenario.model.encoder_notes:
+        blocks.append(Notes(notes))
+    blocks += _assumed(result, winner)
+    choices = f" ({', '.join(result.searched)})" if result.searched else ""
+    searched = f"{result.num_candidates:,} candidates searched{choices}, {len(result.everyone)} simulated."
+    blocks.append(Paragraph(f"{searched} All sentences, tables and notes: --details, --report FILE or --json."))
+    return _document(result, blocks, question)
+
+
+def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
+    """The assumed acceptance of the winner's drafts, unless the scenario or the search space gives it."""
+    is_given = result.scenario.engine.speculative_config is not None or bool(result.spec.space.speculation)
+    if winner.candidate.layout.scenario.engine.speculative_config is None or is_given:
+        return []
+    return [Paragraph(f"Assumed: speculation is {result.searched['speculation']}.")]
+
+
+def _choice(result: PlanResult, winner: Finalist) -> str:
+    """`4 x h200-sxm TP4: 16 GPUs, 101.60 USD/h, 84 % sure`"""
+    parts = [_gpus(winner.num_devices)]
+    if winner.usd_per_hour is not None:
+        mark = " (unconfirmed)" if winner.has_unconfirmed_price else ""
+        parts.append(f"{winner.usd_per_hour:.2f} USD/h{mark}")
+    return f"{_short_label(winner)}: {', '.join([*parts, f'{result.sufficient(winner):.0%} sure'])}"
+
+
+def _short_label(option: Finalist) -> str:
+    return f"{option.replicas} x {option.candidate.layout.label}"
+
+
+def _options(result: PlanResult, winner: Finalist) -> Table:
+    """The choice, the next ones by rank, and the cheapest one even if it is not sure enough."""
+    quantile = result.quantile
+    cheapest = min(result.everyone, key=lambda option: option.cost)
+    options = list(result.ranked[:_NUM_OPTIONS])
+    if all(option is not cheapest for option in options):
+        options = [*options[: _NUM_OPTIONS - 1], cheapest]
+
+    def label(option: Finalist) -> Line:
+        ratio, name = option.candidate.ratio, _short_label(option)
+        text = name if ratio is None else f"{name}, {ratio[0]} prefill : {ratio[1]} decode"
+        return Span(f"> {text}", "strong") if option is winner else f"  {text}"
+
+    def mean(metric: str, form: str) -> Callable[[Finalist], str]:
+        return lambda option: format_optional(option.mean(metric), form)
+
+    columns: Columns[Finalist] = [
+        ("  deployment", label),
+        ("seqs", lambda option: str(option.candidate.max_num_seqs)),
+        ("GPUs", lambda option: str(option.num_devices)),
+        ("USD/h", _price),
+        (f"{quantile} TTFT", mean(f"{quantile}_ttft_ms", ".0f")),
+        (f"{quantile} TPOT", mean(f"{quantile}_tpot_ms", ".1f")),
+        ("max req/s", lambda option: f"{option.rate:.3g}"),
+        ("sure", lambda option: f"{result.sufficient(option):.0%}"),
+        ("USD/M out", mean("usd_per_million_output_tokens_split", ".3g")),
+    ]
+    return _table(columns, options, _starred("Options (latencies in ms)", options))
+
+
+def _why_not_cheaper(result: PlanResult, winner: Finalist) -> str:
+    """Why the surest of the cheaper options was not chosen."""
+
+    def is_missed(option: Finalist) -> bool:
+        return any(option is other for other in result.missed)
+
+    cheaper = [option for option in result.everyone if option.cost < 0.995 * winner.cost]
+    if not cheaper:
+        return "No simulated option is cheaper."
+    best = min(cheaper, key=lambda option: (is_missed(option), -result.sufficient(option), option.cost))
+    share, spec = result.sufficient(best), result.spec
+    reason = f"with the replicas that draws add it is expected to cost more (it suffices in {share:.0%} of them)"
+    if is_missed(best):
+        reason = f"only {best.attained:.0%} of requests meet the SLO at this rate"
+    elif share < spec.confidence:
+        reason = f"it suffices in {share:.0%} of the draws, plan.confidence asks for {spec.confidence:.0%}"
+    elif spec.objective != "cheapest":
+        figures = f"{result.figure(best):.4g} against {result.figure(winner):.4g}"
+        reason = f"the objective is {OBJECTIVES[spec.objective]}, {figures}"
+    price = "" if best.usd_per_hour is None else f" for {best.usd_per_hour:.2f} USD/h"
+    return f"Why not {_short_label(best)}{price}: {reason}."
+
+
+# Offline jobs.
+
+
+def job_view(plan: JobPlan, command: str = "") -> Document:
+    """The answer, the finalists, the command, what was searched, notes."""
+    blocks: list[Block] = [Sentences(_job_sentences(plan)), _job_table(plan), *trust_blocks(plan.trust)]
+    if plan.winner is not None:
+        blocks.append(Commands("To start it", batch_command(plan, plan.winner)))
+    counts = [f"{plan.num_candidates:,} candidates", f"{plan.num_in_time:,} in time in closed form"]
+    best = "at the lowest cost" if plan.spec.objective == "cheapest_job" else "first"
+    job = f"{plan.num_requests:,} requests to {plan.scenario.model.name}{_within(plan)}"
+    question = f"Which deployment completes {job} {best}, on at most {plan.spec.max_gpus} GPUs?"
+    return _document(plan, [*blocks, _searched(plan, counts), Notes(plan.notes)], question, command)
+
+
+def job_json(plan: JobPlan) -> dict[str, Any]:
+    """Everything, for `--json`."""
+    return {**plan.to_json(), "answer": _job_sentences(plan)}
+
+
+def _within(plan: JobPlan) -> str:
+    return "" if plan.spec.deadline_s is None else f" within {format_duration(plan.spec.deadline_s)}"
+
+
+def _job_sentences(plan: JobPlan) -> list[str]:
+    """The answer in sentences."""
+    winner, job = plan.winner, f"{plan.num_requests:,} requests"
+    if winner is None:
+        nearest = min(plan.late, key=lambda late: late.seconds, default=None)
+        answer = f"Nothing within {plan.spec.max_gpus} GPUs does {job}{_within(plan)}."
+        return [answer + (f" First would be {nearest.label}, {_done(nearest)}." if nearest is not None else "")]
+    devices = _gpus(winner.num_devices)
+    devices += "" if winner.usd_per_hour is None else f", {winner.usd_per_hour:.2f} USD per hour"
+    return [
+        f"Take {winner.label}: {devices}; {job} are {_done(winner)}{_bill(winner)}.",
+        *_deadline(plan, winner),
+        *_bound(plan.bound_share),
+    ]
+
+
+def _deadline(plan: JobPlan, winner: Job) -> Iterator[str]:
+    """How sure it is to be in time, and what that costs."""
+    deadline, share, wanted = plan.spec.deadline_s, plan.in_time(winner), plan.spec.confidence
+    if deadline is None:
+        return
+    line = (
+        f"The deadline of {format_duration(deadline)} leaves {deadline / winner.seconds - 1:.0%} to spare; it is met "
+        f"in {_in_100(share)} of what the calibrations leave unexplained"
+    )
+    if share < wanted:
+        count = plan.replicas_for_sure(winner, wanted)
+        yield (
+            f"{line}, which is short of the {wanted:.0%} that were asked for (plan.confidence): no finalist does "
+            f"better within what is allowed. {count} replicas, in proportion, would."
+        )
+        return
+    yield f"{line}; {wanted:.0%} were asked for (plan.confidence)."
+    plain = plan.plain
+    if plain is not None and plain.label != winner.label:
+        yield (
+            f"Were predictions exact, {plain.label} would do{_bill(plain)}; it is in time in "
+            f"{_in_100(plan.in_time(plain))}."
+        )
+
+
+def _done(job: Job) -> str:
+    low, high = map(format_duration, job.seconds_interval)
+    return f"done in {format_duration(job.seconds)} (80 % interval {low} to {high})"
+
+
+def _bill(job: Job) -> str:
+    return f", {job.bill:.3g} GPU hours" if job.usd_per_hour is None else f", for {job.bill:.3g} USD"
+
+
+def _job_table(plan: JobPlan) -> Table:
+    """The finalists, best first, late ones at the end."""
+    gpus, usd, output, per_token, tail = _titled(
+        "gpus", "usd_total", "output_throughput_per_gpu", "usd_per_million_output_tokens", "tail_share"
+    )
+
+    def duration(job: Job) -> str:
+        low, high = map(format_duration, job.seconds_interval)
+        return f"{format_duration(job.seconds)} [{low}..{high}]"
+
+    def better(job: Job) -> str:
+        return "-" if plan.winner is None or job is plan.winner else f"{plan.better_share(plan.winner, job):.0%}"
+
+    columns: Columns[Job] = [
+        ("deployment", lambda job: job.label),
+        (gpus, lambda job: str(job.num_devices)),
+        (metric_of("duration").name, duration),
+        (usd, lambda job: "-" if job.usd_per_hour is None else f"{job.bill:.3g}"),
+        (output, lambda job: format_optional(job.mean("output_throughput_per_gpu"), ",.0f")),
+        (per_token, lambda job: format_optional(job.mean("usd_per_million_output_tokens"), ".3g")),
+        (tail, lambda job: format_metric(metric_of("tail_share"), job.mean("tail_share"))),
+        ("in time", lambda job: f"{plan.in_time(job):.0%}"),
+        ("choice better", better),
+        ("closed form", lambda job: format_duration(job.screened_s)),
+        ("ratio", lambda job: f"{job.seconds / job.screened_s:.2f}"),
+    ]
+    return _table(columns, plan.everyone, "Finalists, simulated", _JOB_NOTE.format(plan.spec.seeds))

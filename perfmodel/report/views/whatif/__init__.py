@@ -1,1 +1,0 @@
-"""A what-if as a document: its answer in sentences, its tables, its pictures."""
