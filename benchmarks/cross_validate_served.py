@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.served.mlperf import read_mlperf_rows
-from perfmodel.calibrate.served.predictions import predict_served
-from perfmodel.calibrate.served.setups import ServedRow
-from perfmodel.calibrate.served.tables import devices_folder, read_served_rows
-from perfmodel.calibrate.served.whole_runs import without_own
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.served import report_served
+from perfmodel.evidence.fit.whole_runs import without_own
+from perfmodel.evidence.kinds.pooled import report_served
+from perfmodel.evidence.predict.served import predict_served
+from perfmodel.evidence.report import ValidationReport
+from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
+from perfmodel.evidence.sources.setups import ServedRow
 
 FILES = {"mlperf": "mlperf.csv.gz", "served": "other_devices.csv.gz"}
 TARGETS = {

@@ -21,17 +21,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel.calibrate.profile_fit import LinearErrors, values_of, with_facts
-from perfmodel.calibrate.serving import simulation as recorded_runs
-from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs
-from perfmodel.calibrate.serving.simulation import StageRow, shortened, simulate_runs
-from perfmodel.calibrate.steady import profile as steady_profile
-from perfmodel.calibrate.steady.profile import cell_of
-from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
 from perfmodel.dates import today
-from perfmodel.validate.report import Rows
+from perfmodel.evidence.fit import steady as steady_profile
+from perfmodel.evidence.fit.forms import LinearErrors, values_of, with_facts
+from perfmodel.evidence.fit.steady import cell_of
+from perfmodel.evidence.predict import serving as recorded_runs
+from perfmodel.evidence.predict.serving import StageRow, shortened, simulate_runs
+from perfmodel.evidence.predict.steady import SteadyStatePair, simulate_steady_states
+from perfmodel.evidence.report import Rows
+from perfmodel.evidence.sources.serving import ServingRun, read_serving_runs
+from perfmodel.evidence.sources.steady import SteadyState, read_steady_states
 
 
 class HeldOut(NamedTuple):

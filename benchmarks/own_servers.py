@@ -20,10 +20,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "calibrate")]
 
 from test_own_server import METRICS, NOISE, OTHERS, RATES, SCENARIO, hidden_profile, load_test, served  # noqa: E402
 
-from perfmodel.calibrate.bench.recognise import read_bench_files  # noqa: E402
-from perfmodel.calibrate.bench.scenarios import GivenSetup  # noqa: E402
-from perfmodel.calibrate.own_server import fit_own_server  # noqa: E402
 from perfmodel.cost import EngineProfile, load_engine_profile  # noqa: E402
+from perfmodel.evidence.fit.own_server import fit_own_server  # noqa: E402
+from perfmodel.evidence.predict.bench import GivenSetup  # noqa: E402
+from perfmodel.evidence.sources.bench import read_bench_files  # noqa: E402
 
 _ERRORS = ("shipped, median", "shipped, worst", "fitted, median", "fitted, worst")
 _COLUMNS = ("requests a load test", *_ERRORS, "servers within 3 %", "within 4 %")

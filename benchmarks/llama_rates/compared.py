@@ -13,14 +13,12 @@ from typing import Any
 
 from settings import SLOT_TOKENS, SLOTS, Served
 
-from perfmodel.calibrate.local.devices import DeviceTable
-from perfmodel.calibrate.local.fit import fit_backends
-from perfmodel.calibrate.local.models import local_model
-from perfmodel.calibrate.local.predictions import predict_rows
-from perfmodel.calibrate.local.rows import LocalRow, read_local_rows
 from perfmodel.cost.calibrations.backends import BackendFits, backend_calibration
 from perfmodel.cost.steps.step_costs import step_costs
 from perfmodel.engine import Request
+from perfmodel.evidence.fit.backends import fit_backends
+from perfmodel.evidence.predict.local import predict_rows
+from perfmodel.evidence.sources.local import DeviceTable, LocalRow, local_model, read_local_rows
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.serving import build_serve_loop

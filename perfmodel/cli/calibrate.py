@@ -215,7 +215,7 @@ def calibrate(
         kind = "" if generation is not None else target_flag.removeprefix("--").replace("-", "_")
         _say_written(_fit_recorded(measurements, named, generation, kind, out, force), as_json)
         return
-    from perfmodel.validate.executed.bridge import load_executor
+    from perfmodel.evidence.executed.bridge import load_executor
 
     with progress_bar("measuring") as progress:
         calibration, path = load_executor().calibrate_cpu(models=model, out=out, progress=progress)
@@ -261,7 +261,7 @@ def _fit_recorded(
 ) -> "list[tuple[Spec, Path]]":
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
-    from perfmodel.calibrate import recorded
+    from perfmodel.evidence.fit import recorded
 
     with progress_bar("fitting") as progress:
         if generation is not None:

@@ -6,8 +6,6 @@ architecture were measured; `transferred` where those of another architecture st
 does. The badge prints the errors of rows like the setup, or, without such rows, those of the nearest cross-validation.
 """
 
-__all__ = ["LEVELS", "VALIDATED_BELOW", "ErrorFigures", "Level", "Trust", "nearest_rows", "trust_of"]
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
@@ -20,9 +18,19 @@ from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows, quantile
-from perfmodel.trust.left_out import CUTS, Cut, left_out_errors
-from perfmodel.trust.setups import SIZES, MeasuredSetup, setup_of
+from perfmodel.trust.index import (
+    CUTS,
+    SIZES,
+    Cut,
+    MeasuredCell,
+    MeasuredRow,
+    MeasuredSetup,
+    left_out_errors,
+    measured_cells,
+    measured_rows,
+    quantile,
+    setup_of,
+)
 
 Level = Literal["validated", "calibrated", "transferred", "datasheet"]
 LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")

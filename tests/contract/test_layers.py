@@ -22,11 +22,10 @@ ORDER = (
         "cost",
         "trust",
     ),
-    *("engine", "sim", "planning", "calibrate", "validate", "report", "answers", "serve", "web"),
+    *("engine", "sim", "planning", "evidence", "report", "answers", "serve", "web"),
 )
 NOT_FOR = {
     "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
-    "calibrate": {"planning"},
     "web": {"serve"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}

@@ -31,11 +31,16 @@ def natural(name):
     return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
+def is_imported_by_users(module):
+    """`perfmodel`, its functions, and what a package offers; other modules are the package's own."""
+    return module.path.name == "__init__.py" or module.name == "perfmodel.api"
+
+
 def test_all_is_there_and_sorted(modules):
     wrong = []
     for module in modules:
         names = declared(module)
-        if names is None and is_docstring_only(module):
+        if names is None and (is_docstring_only(module) or not is_imported_by_users(module)):
             continue
         if names is None:
             wrong.append(f"{module.name}: no __all__")
@@ -49,6 +54,8 @@ def test_all_is_there_and_sorted(modules):
 def test_all_is_complete_and_defined(modules):
     wrong = []
     for module in modules:
+        if declared(module) is None:
+            continue
         names = set(declared(module) or ())
         definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         public = {n.name for n in module.tree.body if isinstance(n, definitions) and not n.name.startswith("_")}

@@ -1,0 +1,216 @@
+"""`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
+from perfmodel.cost.calibrations.backends import BackendFits
+from perfmodel.cost.calibrations.exchanges import ExchangeFits, load_exchange_fits
+from perfmodel.cost.calibrations.kernel_errors import KernelErrors
+from perfmodel.cost.calibrations.routing import RoutingFit
+from perfmodel.cost.calibrations.unmeasured import GenerationFit
+from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits
+from perfmodel.cost.forms.overheads import OverheadFits, load_overheads
+from perfmodel.dates import today
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.attention_mixed import fit_softmax, read_cards
+from perfmodel.evidence.fit.backends import fit_backends
+from perfmodel.evidence.fit.device import ENGINE, fit_measured
+from perfmodel.evidence.fit.forms import with_facts
+from perfmodel.evidence.fit.single_figures import fit_exchanges, fit_overheads, read_exchanges, read_overhead_rows
+from perfmodel.evidence.fit.steady import fit_generation, fit_popularity, fit_steady_profile, fitting_rows
+from perfmodel.evidence.fit.systems import calibrate_folder, fit_kernel_errors
+from perfmodel.evidence.fit.whole_runs import fit_whole_runs
+from perfmodel.evidence.observation import (
+    KERNEL_TABLES,
+    LAYER_PROFILE,
+    PUBLISHED_RESULTS,
+    SERVING_RUNS,
+    STEADY_STATES,
+    Origin,
+)
+from perfmodel.evidence.predict.serving import fit_engine_profile
+from perfmodel.evidence.sources.local import read_local_rows
+from perfmodel.evidence.sources.measured import read_measurements
+from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
+from perfmodel.evidence.sources.serving import read_serving_runs
+from perfmodel.evidence.sources.setups import ServedRow
+from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import save_fitted
+from perfmodel.specs.engine.description import describe_engine
+
+Progress = Callable[[int, int | None], None]
+F = TypeVar("F", bound=Spec)
+
+
+def fit_recorded(
+    path: Path, engine: str, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
+) -> list[tuple[Calibration | EngineProfile | BackendFits, Path]]:
+    """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
+
+    is_forced: overwrite existing files
+
+    A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
+    the engine's profile; a table of figures of single machines what it says about the engine's backends.
+
+    Raises SpecError for measurements that cannot be read or are of another engine, and for existing files.
+    """
+    if describe_engine(engine).facts.backends:
+        file = _target(out, f"backend@{engine}.yaml", is_forced)
+        command = f"perfmodel calibrate --from <local figures> --engine {engine}"
+        backends = fit_backends(read_local_rows(path)[0], path.parent, engine, command)
+        return [(backends, save_fitted(backends, file))]
+    if path.is_dir():
+        is_ours = (path / "suite.json").is_file()
+        calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
+        files = [_target(out, f"{c.device}@{c.engine}.yaml", is_forced) for c in calibrations]
+        return [(c, save_calibration(c, file)) for c, file in zip(calibrations, files, strict=True)]
+    file = _target(out, f"engine@{engine}.yaml", is_forced)
+    fit = _steady_states if ".csv" in path.suffixes else _serving_runs
+    profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(update={"date": today()})
+    return [(profile, save_engine_profile(profile, file))]
+
+
+def _target(out: Path | None, name: str, is_forced: bool) -> Path:
+    """The file to write. Raises SpecError if it exists, unless `is_forced`."""
+    file = (out or data_dir("calibrations")) / name
+    if file.exists() and not is_forced:
+        raise SpecError(f"{file}: already exists; name another folder with --out, or overwrite it with --force.")
+    return file
+
+
+def fit_recorded_generation(
+    path: Path,
+    architecture: str,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    is_forced: bool = False,
+) -> tuple[GenerationFit, Path]:
+    """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does.
+
+    out: folder to write to, by default among the calibrations; is_forced: overwrite an existing file
+    """
+    file = _target(out, f"generation@{architecture}.yaml", is_forced)
+    fit = fit_generation(architecture, read_steady_states(path)[0], progress=progress)
+    source = STEADY_STATES.source("steady states of servers")
+    return _written(fit, file, source=source, command=f"{STEADY_STATES.command('any')} --generation {architecture}")
+
+
+def fit_recorded_routing(
+    path: Path, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
+) -> tuple[RoutingFit, Path]:
+    """Fit what the steady states in `path` say about how unequally popular experts are, and write it likewise."""
+    file = _target(out, "routing.yaml", is_forced)
+    fit = fit_popularity(read_steady_states(path)[0], progress=progress)
+    source = STEADY_STATES.source("steady states of servers")
+    return _written(fit, file, source=source, command=f"{STEADY_STATES.command('any')} --routing")
+
+
+def fit_recorded_whole_runs(
+    path: Path, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
+) -> tuple[WholeRunFits, Path]:
+    """Fit what the tables of published results in the folder `path` say of makers without kernel tables.
+
+    out: folder to write to, by default among the calibrations. Raises SpecError where there are no such results.
+    """
+    file = _target(out, "whole_runs.yaml", is_forced)
+    files = sorted(path.glob("*.csv*")) if path.is_dir() else [path]
+    rows: list[ServedRow] = []
+    for file in files:
+        for read in (read_mlperf_rows, read_served_rows):
+            try:
+                rows += read(file)[0]
+                break
+            except SpecError:
+                continue
+    fits = fit_whole_runs(rows, devices_folder(path), progress)
+    settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
+    source = PUBLISHED_RESULTS.source(f"{settings} settings of serving results")
+    return _written(fits, file, source=source, command=f"{PUBLISHED_RESULTS.command('any')} --whole-runs")
+
+
+def fit_recorded_exchanges(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[ExchangeFits, Path]:
+    """Fit the exchanges of expert parallelism in `path`, and write them likewise. What they came from stays said."""
+    file = _target(out, "exchange.yaml", is_forced)
+    return _written(fit_exchanges(read_exchanges(path), load_exchange_fits()), file)
+
+
+def fit_recorded_overheads(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
+    """Fit what the single figures in `path` say, and write it likewise, with where each was published."""
+    file = _target(out, "overheads.yaml", is_forced)
+    rows, before = read_overhead_rows(path), load_overheads()
+    ours = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher in part]
+    source = "; ".join([*dict.fromkeys(row.source for row in rows), *ours])
+    command = "perfmodel calibrate --from <single figures> --overheads"
+    return _written(fit_overheads(rows, before.softmax_ops), file, source=source, command=command)
+
+
+def fit_recorded_softmax(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
+    """Fit what a softmax takes beside its products to the layer profiles in the folder `path`; other overheads stay."""
+    file = _target(out, "overheads.yaml", is_forced)
+    before = load_overheads()
+    others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
+    cards = read_cards(path)
+    source = "; ".join([*others, LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")])
+    return _written(before, file, softmax_ops=fit_softmax(cards), source=source)
+
+
+def fit_recorded_kernel_errors(
+    path: Path, out: Path | None = None, is_forced: bool = False
+) -> tuple[KernelErrors, Path]:
+    """Fit what calls of a kernel err alike by to the kernel tables in the folder `path`, and write it likewise."""
+    file = _target(out, "kernel_errors.yaml", is_forced)
+    source, command = KERNEL_TABLES.source("residuals of kernel tables"), "--from <kernel tables> --kernel-errors"
+    return _written(fit_kernel_errors(path), file, source=source, command=f"perfmodel calibrate {command}")
+
+
+def _written(fits: F, file: Path, **update: Any) -> tuple[F, Path]:
+    """`fits` with today's date and these fields, written to `file`."""
+    fits = fits.model_copy(update={"date": today(), **update})
+    return fits, save_fitted(fits, file)
+
+
+def _executor(path: Path, engine: str) -> Calibration:
+    """The calibration fitted to what the executor's measuring programme wrote."""
+    if engine != ENGINE:
+        raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
+    return fit_measured(read_measurements(path))
+
+
+def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
+    runs, _ = read_serving_runs(path)
+    source = _joined(begin, SERVING_RUNS, f"{len(runs)} serving runs")
+    update = {"source": source, "command": SERVING_RUNS.command(begin.engine)}
+    return fit_engine_profile(begin, runs, progress=progress).model_copy(update=update)
+
+
+def _steady_states(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
+    rows, _ = read_steady_states(path)
+    num_rows = len(fitting_rows(rows, begin.engine))
+    if not num_rows:
+        raise SpecError(f"{path}: has no rows of engine {begin.engine!r} to fit")
+    source = _joined(begin, STEADY_STATES, f"{num_rows:,} steady states of servers")
+    update = {"source": source, "command": STEADY_STATES.command(begin.engine)}
+    return fit_steady_profile(begin, rows, progress=progress).model_copy(update=update)
+
+
+def _joined(begin: EngineProfile, measured: Origin, what: str) -> str:
+    """The sources of a profile. What it had from others stays in it: each fits a part of its parameters."""
+    kept = [part for part in begin.source.split("; ") if part and measured.publisher not in part]
+    return "; ".join([*kept, measured.source(what)])
+
+
+# What is fitted for all engines and devices alike, by name: with a bar, and at once.
+SLOW_FITS = MappingProxyType({"routing": fit_recorded_routing, "whole_runs": fit_recorded_whole_runs})
+QUICK_FITS = MappingProxyType(
+    {
+        "exchange": fit_recorded_exchanges,
+        "kernel_errors": fit_recorded_kernel_errors,
+        "overheads": fit_recorded_overheads,
+        "softmax": fit_recorded_softmax,
+    }
+)
