@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport, pooled_over_devices
+from perfmodel.evidence.kinds.pooled import pooled_over_devices
+from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport
 from perfmodel.files.catalog import data_dir
 from perfmodel.trust.index import write_index
 
@@ -77,7 +78,7 @@ class MeasuredSet:
 
 _LATENCIES = {"e2el_mean": "mean E2E", "ttft_mean": "mean TTFT", "itl_mean": "mean ITL"}
 _STEADY = {"tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"}
-_STEADY_STATE = "perfmodel.evidence.kinds.steady:validate_steady_state"
+_STEADY_STATE = "perfmodel.evidence.kinds.runs:validate_steady_state"
 _STEADY_ROWS = "perfmodel.evidence.sources.steady:read_steady_states"
 _REQUESTS = {"e2el": "E2E", "ttft": "TTFT", "tpot": "TPOT"}
 _PER_REQUEST = "perfmodel.evidence.kinds.runs:validate_per_request"
@@ -187,20 +188,18 @@ def report_of(measured: MeasuredSet, path: Path, every: int = 1) -> ValidationRe
 
 
 def _served(rows: Sequence[Any], left_out: Sequence[Any], path: Path, every: int) -> ValidationReport:
-    from perfmodel.evidence.kinds.pooled import report_served
-    from perfmodel.evidence.predict.served import predict_served
+    from perfmodel.evidence.kinds.pooled import report_pooled
+    from perfmodel.evidence.predict.results import predict_served
     from perfmodel.evidence.sources.results import devices_folder
 
     chosen = set(list(dict.fromkeys(row.group for row in rows))[every // 2 :: every])
     sample = [row for row in rows if row.group in chosen]
-    return report_served("served", predict_served(sample, devices_folder(path)), left_out)
+    return report_pooled("served", predict_served(sample, devices_folder(path)), left_out)
 
 
 def _judged(how: str, rows: Sequence[Any], left_out: Sequence[Any]) -> ValidationReport:
-    from perfmodel.evidence.kinds.runs import report_throughput
-    from perfmodel.evidence.kinds.steady import report_steady_state
-    from perfmodel.evidence.predict.steady import simulate_steady_states
-    from perfmodel.evidence.sources.offline import simulate_offline_runs
+    from perfmodel.evidence.kinds.runs import report_steady_state, report_throughput
+    from perfmodel.evidence.predict.recorded import simulate_offline_runs, simulate_steady_states
 
     if how == "steady":
         return report_steady_state(simulate_steady_states(rows, intervals=True), left_out)

@@ -21,7 +21,7 @@ from typing import Any
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.draws import LogNormal
 from perfmodel.evidence.fit.backends import Setting, held_out
-from perfmodel.evidence.report import pooled_over_devices
+from perfmodel.evidence.kinds.pooled import pooled_over_devices
 from perfmodel.evidence.sources.local import read_local_rows
 
 TESTS = {"tg": "decode", "pp": "prompts"}

@@ -50,7 +50,7 @@ _READERS = {
     Kind.published: "perfmodel.evidence.kinds.published:validate_published",
     Kind.served: "perfmodel.evidence.kinds.pooled:validate_served",
     Kind.serving: "perfmodel.evidence.kinds.runs:validate_serving",
-    Kind.steady_state: "perfmodel.evidence.kinds.steady:validate_steady_state",
+    Kind.steady_state: "perfmodel.evidence.kinds.runs:validate_steady_state",
     Kind.throughput: "perfmodel.evidence.kinds.runs:validate_throughput",
 }
 _EXIT_DIFFERS = 1  # of `plans`, where an engine decided otherwise

@@ -8,20 +8,21 @@ every row has one group in each dimension: one way of pooling errors for every k
 `by` and the tables of a written report come from it.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
-from math import isfinite
+from math import nan
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance
+from perfmodel.evidence.observation import NO_INTERVAL, Prediction
 from perfmodel.printable import Printable, columns_of
-from perfmodel.trust.index import MeasuredRow, MeasuredSetup
+from perfmodel.trust.index import MeasuredRow, MeasuredSetup, setup_of
 
 _MOST_WORST = 10
 RowT = TypeVar("RowT")
@@ -40,14 +41,7 @@ class ErrorStats:
     interval_coverage: float | None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "median_ape": self.median_ape,
-            "mean_ape": self.mean_ape,
-            "p90_ape": self.p90_ape,
-            "bias": self.bias,
-            "interval_coverage": self.interval_coverage,
-        }
+        return dict(vars(self))
 
 
 class Rows:
@@ -216,6 +210,41 @@ def pooled(comparisons: Sequence[Comparison]) -> dict[str, ErrorStats]:
     return {each.metric: each.rows.stats() for each in comparisons if len(each.rows)}
 
 
+def comparison_of(
+    metric: str,
+    unit: str,
+    pairs: Sequence[Prediction],
+    dimensions: Mapping[str, Callable[[Prediction], str]],
+    also: Mapping[str, Dimension] = MappingProxyType({}),
+) -> Comparison:
+    """Predicted vs. measured by `metric` of the pairs that have it measured.
+
+    metric, unit: what is compared; pairs: all
+    dimensions:   name -> the group of a pair; also: further ones, of the pairs with the metric
+    """
+    mine = [pair for pair in pairs if metric in pair.row.metrics]
+    setups = [setup_of(pair.scenario) for pair in mine if pair.scenario is not None]
+    groups = dimensions_of(mine, dimensions) | dict(also)
+    return Comparison.of(metric, rows_of(metric, mine), unit, groups, setups)
+
+
+def rows_of(metric: str, pairs: Sequence[Prediction]) -> Rows:
+    """The pairs' figures of one metric."""
+    low, high = zip(*(pair.intervals.get(metric, NO_INTERVAL) for pair in pairs), strict=True) if pairs else ((), ())
+    return Rows(
+        [pair.metrics.get(metric, nan) for pair in pairs],
+        [pair.row.metrics[metric] for pair in pairs],
+        [pair.row.label or pair.row.name for pair in pairs],
+        (low, high) if np.isfinite(low).any() else None,
+    )
+
+
+def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]) -> list[str]:
+    """A sentence for each row that was not read, and each that could not be predicted."""
+    reasons = [*left_out, *((pair.row.name, pair.reason) for pair in pairs if pair.reason)]
+    return [f"not covered: {name}: {reason}" for name, reason in reasons]
+
+
 def by_dimension(comparisons: Sequence[Comparison], dimensions: Sequence[str] = ()) -> dict[str, dict[str, ErrorStats]]:
     """ "<dimension> <group>" -> metric -> errors, for the dimensions named, or all."""
     found: dict[str, dict[str, ErrorStats]] = {}
@@ -316,205 +345,3 @@ class ValidationReport(Printable):
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
             **({"runs": [dict(row) for row in self.runs]} if self.runs else {}),
         }
-
-
-_MOST_REASONS = 40
-
-
-@dataclass(frozen=True)
-class SettingFigure:
-    """A setting's figures of one metric as one.
-
-    row_id, device, setting: of its first row, and what ran on what, in a line; labels: by dimension
-    predicted, measured:     the medians of its rows; interval: 80 % of them, as factors of the prediction
-    figures:                 what was measured, row by row
-    setup:                   of its first row
-    """
-
-    metric: str
-    row_id: str
-    device: str
-    setting: str
-    labels: Mapping[str, str]
-    predicted: float
-    measured: float
-    interval: tuple[float, float]
-    figures: tuple[float, ...]
-    setup: MeasuredSetup
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
-
-    @property
-    def is_within(self) -> bool:
-        low, high = self.interval
-        return low <= self.measured / self.predicted <= high
-
-
-@dataclass(frozen=True)
-class Read:
-    """How many rows a table has, how many could be predicted, and (row, reason) of the others."""
-
-    rows: int
-    covered: int
-    reasons: Sequence[tuple[str, str]]
-
-
-def pooled_report(
-    kind: str,
-    read: Read,
-    figures: Sequence[SettingFigure],
-    apart: Sequence[SettingFigure],
-    *,
-    elsewhere: str,
-    apart_because: str,
-    provenance: Provenance,
-    about: str,
-) -> ValidationReport:
-    """`metrics` counts the figures that are not apart; `by` has every group of them, and those apart by themselves.
-
-    kind, read:    of the table; apart: figures whose flags say that no prediction can meet them
-    elsewhere:     where settings repeat ("on other hosts"); apart_because: of what flags say, for a sentence
-    provenance, about: of the report
-    """
-    by = {name: _stats(mine) for name, mine in _by_dimension(figures).items()}
-    if apart:
-        by["apart: flagged rows"] = _stats(apart)
-    noise = _noise_floor(figures)
-    if noise:
-        by[f"identical settings {elsewhere}"] = noise
-    metrics = _metrics(figures)
-    return ValidationReport(
-        kind=kind,
-        rows=read.rows,
-        covered=read.covered,
-        metrics=_stats(figures),
-        by=by,
-        worst=[each for metric in metrics for each in _worst(_of(figures, metric))],
-        notes=[*_notes(figures, apart, apart_because), *_floors(noise, elsewhere), *_not_covered(read.reasons)],
-        comparisons=[_comparison(metric, _of(figures, metric)) for metric in metrics],
-        provenance=provenance,
-        about=about,
-    )
-
-
-def _metrics(figures: Sequence[SettingFigure]) -> list[str]:
-    return sorted({figure.metric for figure in figures})
-
-
-def _of(figures: Sequence[SettingFigure], metric: str) -> list[SettingFigure]:
-    return [figure for figure in figures if figure.metric == metric]
-
-
-def _stats(figures: Sequence[SettingFigure]) -> dict[str, ErrorStats]:
-    """Errors of each metric that any figure has."""
-    found = {}
-    for metric in _metrics(figures):
-        mine = _of(figures, metric)
-        has_intervals = all(isfinite(end) for figure in mine for end in figure.interval)
-        found[metric] = pooled_over_devices(
-            [figure.device for figure in mine],
-            [figure.error for figure in mine],
-            [figure.is_within for figure in mine] if has_intervals else None,
-        )
-    return found
-
-
-def pooled_over_devices(
-    devices: Sequence[str], errors: Sequence[float], are_within: Sequence[bool] | None = None
-) -> ErrorStats:
-    """Errors of groups (predicted / measured - 1) pooled so that each device counts once; needs at least one.
-
-    devices:    of each group
-    are_within: whether each group's figure lies in its interval
-    """
-    names, error = np.asarray(devices), np.asarray(errors)
-    masks = [names == name for name in dict.fromkeys(devices)]
-    ape = np.array([np.median(np.abs(error[mask])) for mask in masks])
-    signed = np.array([np.median(error[mask]) for mask in masks])
-    within = None if are_within is None else np.asarray(are_within, dtype=float)
-    return ErrorStats(
-        rows=len(error),
-        median_ape=float(np.median(ape)),
-        mean_ape=float(ape.mean()),
-        p90_ape=float(np.quantile(ape, 0.9)),
-        bias=float(np.median(signed)),
-        interval_coverage=None if within is None else float(np.mean([within[mask].mean() for mask in masks])),
-    )
-
-
-def _by_dimension(figures: Sequence[SettingFigure]) -> dict[str, list[SettingFigure]]:
-    members: dict[str, list[SettingFigure]] = defaultdict(list)
-    for figure in figures:
-        for name, value in figure.labels.items():
-            members[f"{name} {value}"].append(figure)
-    return {name: members[name] for name in sorted(members)}
-
-
-def _noise_floor(figures: Sequence[SettingFigure]) -> dict[str, ErrorStats]:
-    """How far figures of one setting are from their own median: what no prediction can be better than."""
-    found = {}
-    for metric in _metrics(figures):
-        repeated = [figure for figure in _of(figures, metric) if len(figure.figures) > 1]
-        devices = [figure.device for figure in repeated for _ in figure.figures]
-        errors = [value / figure.measured - 1 for figure in repeated for value in figure.figures]
-        if errors:
-            found[metric] = pooled_over_devices(devices, errors)
-    return found
-
-
-def _worst(figures: Sequence[SettingFigure]) -> list[dict[str, Any]]:
-    ordered = sorted(figures, key=lambda figure: -abs(np.log(figure.predicted / figure.measured)))
-    return [
-        {
-            "metric": figure.metric,
-            "row": figure.row_id,
-            "predicted": figure.predicted,
-            "measured": figure.measured,
-            "error": figure.error,
-            "setting": figure.setting,
-        }
-        for figure in ordered[:_MOST_WORST]
-    ]
-
-
-def _notes(figures: Sequence[SettingFigure], apart: Sequence[SettingFigure], because: str) -> list[str]:
-    devices = {figure.device for figure in figures}
-    groups = {figure.row_id for figure in figures}
-    notes = [f"metrics: {len(groups):,} groups on {len(devices)} devices; each device counts once."]
-    if apart:
-        notes.append(f"apart: {len({figure.row_id for figure in apart}):,} groups whose flags say {because}.")
-    return notes
-
-
-def _floors(noise: Mapping[str, ErrorStats], elsewhere: str) -> list[str]:
-    return [
-        f"noise floor of {metric}: figures of one setting {elsewhere} lie {stats.median_ape:.1%} from their own median "
-        f"on half of the devices, {stats.p90_ape:.1%} on nine in ten ({stats.rows:,} figures)."
-        for metric, stats in noise.items()
-    ]
-
-
-def _not_covered(reasons: Sequence[tuple[str, str]]) -> list[str]:
-    """A sentence for each of the first (row, reason), and how many more there are."""
-    shown = [f"not covered: {name}: {reason}" for name, reason in reasons[:_MOST_REASONS]]
-    left = len(reasons) - len(shown)
-    return [*shown, f"not covered: {left:,} more rows."] if left > 0 else shown
-
-
-def _comparison(metric: str, figures: Sequence[SettingFigure]) -> Comparison:
-    rows = Rows(
-        [figure.predicted for figure in figures],
-        [figure.measured for figure in figures],
-        [figure.row_id for figure in figures],
-        ([figure.interval[0] for figure in figures], [figure.interval[1] for figure in figures]),
-    )
-    names = dict.fromkeys(name for figure in figures for name in figure.labels)
-    named = {name: partial(_label, name) for name in names}
-    unit = "tok/s" if "tokens" in metric else "ms"
-    return Comparison.of(metric, rows, unit, dimensions_of(figures, named), [figure.setup for figure in figures])
-
-
-def _label(name: str, figure: SettingFigure) -> str:
-    return figure.labels.get(name, "not said")

@@ -1,4 +1,13 @@
-"""The kernels of many recorded figures as columns, so that a fit can price all of them at once."""
+"""The fit of an engine's backends to recorded figures, and what it says of devices and models that it has not seen.
+
+Residuals are logarithms of seconds per token of each setting (a group's median); a device counts by the logarithm of
+how many settings it has, and large residuals next to nothing: hosts that throttle, laptops, memory that is half fitted
+are no part of what is to be learned. Intervals come from whole chips left out, siblings together.
+
+The kernels of all figures are columns, priced at once. Numbers are fitted as logarithms; each starts from what is
+plausible before any figure is seen, and the prior's standard deviation keeps backends, generations and versions with
+few figures near what they start from.
+"""
 
 import datetime
 from collections import Counter, defaultdict
@@ -27,7 +36,8 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.steps.split import layer_split_of
 from perfmodel.errors import PerfmodelError
-from perfmodel.evidence.sources.local import DeviceTable, LocalRow, local_engine, local_model, local_scenario, row_tests
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.sources.local import DeviceTable, LocalSetup, local_engine, local_scenario, row_tests
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs.engine.description import BackendFacts
@@ -40,9 +50,9 @@ _STREAMED = ("elementwise", "embedding", "sampling", "scan")
 
 
 class Setting(NamedTuple):
-    """A row with what stands for it, and the median of its figures; tokens per second."""
+    """What was timed with what stands for it, and the median of its figures; tokens per second."""
 
-    row: LocalRow
+    row: LocalSetup
     hardware: HardwareSpec
     scenario: Scenario
     measured: float
@@ -282,30 +292,31 @@ class HeldOut:
     predicted: NDArray[Any]  # tokens per second
 
 
-def settings_of(rows: Sequence[LocalRow], folder: Path) -> list[Setting]:
+def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
     """What a fit is made to: rows of one setting as one, with the median of their figures.
 
     folder: where `devices.csv` is
     """
-    table, groups = DeviceTable(folder), defaultdict[LocalRow, list[float]](list)
+    table, groups = DeviceTable(folder), defaultdict[tuple[str, LocalSetup], list[float]](list)
     for row in rows:
-        if not row.is_apart and not any(word in row.flags for word in _NOT_FITTED):
-            key = replace(row, row_id="", tokens_per_s=1.0, flags="", group="", build="", backend_detail="", date=None)
-            key = replace(key, build=local_engine(row).version or "", backend_detail=row.backend_detail[:2])
-            groups[key].append(row.tokens_per_s)
+        if row.is_reliable and not any(word in row.flags for word in _NOT_FITTED):
+            setup: LocalSetup = row.setup
+            version, detail = local_engine(setup).version or "", setup.backend_detail[:2]
+            key = replace(setup, build=version, backend_detail=detail, date=None)
+            groups[row.source, key].append(row.metrics[setup.metric])
     found = []
-    for row, figures in groups.items():
+    for (_, setup), figures in groups.items():
         try:
-            hardware = table.device(row.device, row.device_class)
-            model = local_model(row.model, row.params, row.active_params, row.gguf_type, row.file_size_bytes)
-            found.append(Setting(row, hardware, local_scenario(row, model, hardware), median(figures)))
+            hardware = table.device(setup.device, setup.device_class)
+            scenario = local_scenario(setup, setup.stored_model(), hardware)
+            found.append(Setting(setup, hardware, scenario, median(figures)))
         except PerfmodelError:
             continue
     return found
 
 
 def fit_backends(
-    rows: Sequence[LocalRow], folder: Path, engine: str, command: str, progress: Progress = lambda _: None
+    rows: Sequence[Observation], folder: Path, engine: str, command: str, progress: Progress = lambda _: None
 ) -> BackendFits:
     """The numbers of all backends of `engine` that `rows` have figures of.
 
@@ -341,7 +352,7 @@ def fit_backends(
     )
 
 
-def held_out(rows: Sequence[LocalRow], folder: Path, by: str, progress: Progress = lambda _: None) -> HeldOut:
+def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None) -> HeldOut:
     """Predictions of fits from which whole chips (by="device") or whole models (by="model") were left out.
 
     rows, folder: of the table; progress: is told which backend is being fitted

@@ -17,10 +17,10 @@ from perfmodel.cost import EngineProfile, Residuals, load_calibration, load_engi
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.forms import of_one_more, residuals_of, with_facts, with_values
-from perfmodel.evidence.fit.steady import HIDDEN_PARAMETERS, parameters_of
+from perfmodel.evidence.fit.profiles import HIDDEN_PARAMETERS, PARAMETERS, parameters_of
+from perfmodel.evidence.observation import RequestTimes
 from perfmodel.evidence.predict.bench import GivenSetup, bench_scenario
-from perfmodel.evidence.predict.serving import PARAMETERS
-from perfmodel.evidence.sources.bench_formats import BenchRun, RequestTimes, figures_of
+from perfmodel.evidence.sources.bench_run import BenchRun, figures_of
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim import simulate
 from perfmodel.specs.engine.reading import refuse_shipped_name

@@ -19,8 +19,14 @@ from perfmodel.evidence.fit.attention_mixed import fit_softmax, read_cards
 from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
 from perfmodel.evidence.fit.forms import with_facts
+from perfmodel.evidence.fit.profiles import (
+    fit_engine_profile,
+    fit_generation,
+    fit_popularity,
+    fit_steady_profile,
+    fitting_rows,
+)
 from perfmodel.evidence.fit.single_figures import fit_exchanges, fit_overheads, read_exchanges, read_overhead_rows
-from perfmodel.evidence.fit.steady import fit_generation, fit_popularity, fit_steady_profile, fitting_rows
 from perfmodel.evidence.fit.systems import calibrate_folder, fit_kernel_errors
 from perfmodel.evidence.fit.whole_runs import fit_whole_runs
 from perfmodel.evidence.observation import (
@@ -29,14 +35,13 @@ from perfmodel.evidence.observation import (
     PUBLISHED_RESULTS,
     SERVING_RUNS,
     STEADY_STATES,
+    Observation,
     Origin,
 )
-from perfmodel.evidence.predict.serving import fit_engine_profile
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
 from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
 from perfmodel.evidence.sources.serving import read_serving_runs
-from perfmodel.evidence.sources.setups import ServedRow
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
@@ -119,7 +124,7 @@ def fit_recorded_whole_runs(
     """
     file = _target(out, "whole_runs.yaml", is_forced)
     files = sorted(path.glob("*.csv*")) if path.is_dir() else [path]
-    rows: list[ServedRow] = []
+    rows: list[Observation] = []
     for file in files:
         for read in (read_mlperf_rows, read_served_rows):
             try:
@@ -182,10 +187,10 @@ def _executor(path: Path, engine: str) -> Calibration:
 
 
 def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
-    runs, _ = read_serving_runs(path)
-    source = _joined(begin, SERVING_RUNS, f"{len(runs)} serving runs")
+    stages, _ = read_serving_runs(path)
+    source = _joined(begin, SERVING_RUNS, f"{len({row.name for row in stages})} serving runs")
     update = {"source": source, "command": SERVING_RUNS.command(begin.engine)}
-    return fit_engine_profile(begin, runs, progress=progress).model_copy(update=update)
+    return fit_engine_profile(begin, stages, progress=progress).model_copy(update=update)
 
 
 def _steady_states(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:

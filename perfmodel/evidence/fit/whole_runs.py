@@ -6,12 +6,11 @@ share of the declared peak. Tiles, waves and quantization leave a common share c
     reached / peak = c min(1, (TDP / (peak e))^(1/3))
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from perfmodel.cost import OperatorTimer, Residuals, load_calibration
@@ -20,10 +19,11 @@ from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
 from perfmodel.cost.forms.clocks import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence.observation import Floats, Observation, Progress
 from perfmodel.evidence.predict.mean_steps import has_kernel_tables
-from perfmodel.evidence.predict.served import predict_row, predict_served, width_key
+from perfmodel.evidence.predict.results import predict_row, predict_served, width_key
 from perfmodel.evidence.sources.local import DeviceTable
-from perfmodel.evidence.sources.setups import ServedRow, served_device
+from perfmodel.evidence.sources.setups import served_device
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
 from perfmodel.specs.engine.description import describe_engine
@@ -71,8 +71,6 @@ def _misses(energy: float, shares: Sequence[tuple[float, float, float]]) -> floa
     return sum((each - centre) ** 2 for each in left)
 
 
-Floats = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 # Where nothing is recorded: fractions that kernels of measured makers reach, and a launch; standard deviations of logs.
 # Of what power sustains, large products of measured makers reach 0.8 to 0.99; all products of a model less.
 _PRIORS = {
@@ -91,7 +89,7 @@ _MOST_STEPS = 6
 _SMALL = 0.25  # errors beyond it weigh less
 
 
-def fit_whole_runs(rows: Sequence[ServedRow], folder: Path, progress: Progress | None = None) -> WholeRunFits:
+def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress | None = None) -> WholeRunFits:
     """The fit of every architecture without kernel tables that `rows` have results of.
 
     rows, folder: of published tables; where `devices.csv` is. Raises SpecError where there are none.
@@ -110,12 +108,12 @@ def fit_whole_runs(rows: Sequence[ServedRow], folder: Path, progress: Progress |
     return fits.model_copy(update={"widths": _widths(rows, folder, fits)})
 
 
-def _tail(rows: Sequence[ServedRow], name: str) -> float:
+def _tail(rows: Sequence[Observation], name: str) -> float:
     """The median over devices of the 99th percentile over the mean of a latency; 1 where nothing says so."""
     ratios: dict[str, list[float]] = {}
     for row in rows:
-        if row.setup.tpot_limit_s and {f"{name}_p99", f"{name}_mean"} <= set(row.measured):
-            ratios.setdefault(row.setup.device, []).append(row.measured[f"{name}_p99"] / row.measured[f"{name}_mean"])
+        if row.setup.tpot_limit_s and {f"{name}_p99", f"{name}_mean"} <= set(row.metrics):
+            ratios.setdefault(row.setup.device, []).append(row.metrics[f"{name}_p99"] / row.metrics[f"{name}_mean"])
     return round(float(np.median([np.median(each) for each in ratios.values()])), 3) if ratios else 1.0
 
 
@@ -166,14 +164,14 @@ def _as_gpu(fit: ArchitectureFit) -> ArchitectureFit:
     return fit.model_copy(update={"launch_s": launch_s, "kind": "gpu"})
 
 
-def _widths(rows: Sequence[ServedRow], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
+def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
     """Quantiles of log(measured / predicted) by load and metric, each device with as much weight."""
     found: dict[str, list[tuple[str, float]]] = {}
-    for pair in predict_served([row for row in rows if not row.is_apart], folder, fits=without_own(fits)):
-        for metric, measured in pair.row.measured.items():
-            if metric in pair.predicted:
+    for pair in predict_served([row for row in rows if row.is_reliable], folder, fits=without_own(fits)):
+        for metric, measured in pair.row.metrics.items():
+            if metric in pair.metrics:
                 key = width_key(metric, pair.row.setup)
-                error = float(np.log(measured / pair.predicted[metric]))
+                error = float(np.log(measured / pair.metrics[metric]))
                 found.setdefault(key, []).append((pair.row.setup.device, error))
     return {key: _weighed(values) for key, values in sorted(found.items())}
 
@@ -188,11 +186,11 @@ def _weighed(values: Sequence[tuple[str, float]]) -> Residuals:
     return Residuals(num_rows=len(errors), p10=p10, p50=p50, p90=p90)
 
 
-def _by_architecture(rows: Sequence[ServedRow], table: DeviceTable) -> dict[str, list[ServedRow]]:
+def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[str, list[Observation]]:
     """Rows to fit of each architecture, one of each setting."""
-    found: dict[str, dict[str, ServedRow]] = {}
+    found: dict[str, dict[str, Observation]] = {}
     for row in rows:
-        if row.setup.load not in _LOADS or row.is_apart or describe_engine(row.setup.engine).facts.backends:
+        if row.setup.load not in _LOADS or not row.is_reliable or describe_engine(row.setup.engine).facts.backends:
             continue
         try:
             hardware = served_device(row.setup, table)
@@ -205,11 +203,11 @@ def _by_architecture(rows: Sequence[ServedRow], table: DeviceTable) -> dict[str,
     return {name: _some(list(mine.values())) for name, mine in found.items()}
 
 
-def _some(rows: list[ServedRow]) -> list[ServedRow]:
+def _some(rows: list[Observation]) -> list[Observation]:
     return rows[:: max(1, -(-len(rows) // _MOST_SETTINGS))]
 
 
-def _fit(architecture: str, rows: Sequence[ServedRow], folder: Path, operation_j: float) -> ArchitectureFit:
+def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation_j: float) -> ArchitectureFit:
     kind = served_device(rows[0].setup, DeviceTable(folder)).kind
     priors = _PRIORS | (_PRIORS_OF_CPUS if kind == "cpu" else {})
     usual, deviation = priors["launch_s"]
@@ -237,15 +235,15 @@ def _fit(architecture: str, rows: Sequence[ServedRow], folder: Path, operation_j
     return fit.model_copy(update={"residuals": _residuals(left_over(fit))})
 
 
-def _log_errors(rows: Sequence[ServedRow], folder: Path, fits: WholeRunFits) -> Floats:
+def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> Floats:
     """log(measured / predicted) seconds of each row; 0 of those that cannot be predicted."""
     found = []
     for pair in (predict_row(row, folder, fits) for row in rows):
-        metric = next((name for name in _METRICS if name in pair.row.measured and name in pair.predicted), None)
+        metric = next((name for name in _METRICS if name in pair.row.metrics and name in pair.metrics), None)
         if metric is None:
             found.append(0.0)
             continue
-        ratio = np.log(pair.row.measured[metric] / pair.predicted[metric])
+        ratio = np.log(pair.row.metrics[metric] / pair.metrics[metric])
         found.append(float(-ratio if "tokens" in metric else ratio))
     return np.array(found)
 

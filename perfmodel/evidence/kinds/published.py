@@ -132,14 +132,14 @@ def _kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class FigurePrediction:
     """A figure's predicted value in its own unit, and what it is made of, as text."""
 
     value: float
     made_of: str
 
 
-def predict(scenario: Scenario, file: Path) -> Prediction:
+def predict(scenario: Scenario, file: Path) -> FigurePrediction:
     """What `scenario.published` should read; `file` holds the scenario, which a baseline changes.
 
     Raises PerfmodelError where there is nothing to predict: a model that does not fit, an operator that is not there.
@@ -155,7 +155,7 @@ def predict(scenario: Scenario, file: Path) -> Prediction:
         base, of_base = _metric(changed, of_changed)
         value = _ratio(value, base, figure)
         made_of = f"{made_of}; baseline: {of_base}"
-    return Prediction(value / figure.factor, made_of)
+    return FigurePrediction(value / figure.factor, made_of)
 
 
 def _ratio(value: float, base: float, figure: Published) -> float:
@@ -268,7 +268,7 @@ class _Judged:
     file: Path
     scenario: Scenario
     figure: Published
-    prediction: Prediction
+    prediction: FigurePrediction
 
     @property
     def published(self) -> float:

@@ -6,19 +6,21 @@ the answer rests on is listed with who said it.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost import EngineProfile
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.predict.local import predict_rows
-from perfmodel.evidence.sources.bench_formats import BenchRun, RequestTimes
+from perfmodel.evidence.observation import Floats, Interval, Progress, RequestTimes
+from perfmodel.evidence.predict.results import predict_rows
+from perfmodel.evidence.sources.bench_run import BenchRun
+from perfmodel.evidence.sources.local import LocalSetup
+from perfmodel.evidence.sources.serving import write_trace
 from perfmodel.evidence.sources.setups import known_device, model_names, quantization_of
 from perfmodel.models.cards import load_model
 from perfmodel.models.hub import is_hub_name
@@ -91,7 +93,7 @@ def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scen
     """
     source = given.scenario if given.scenario is not None else as_text(_data(run, given))
     lengths = _lengths(run, given)
-    traffic = {**_arrivals(run), **(_traced(run.times, run.name, folder) if run.times is not None else lengths)}
+    traffic = {**_arrivals(run), **(_traced(run.times, folder) if run.times is not None else lengths)}
     try:
         scenario = load_scenario(source, [f"traffic={json.dumps(traffic)}", *given.overrides])
     except SpecError as error:
@@ -229,16 +231,9 @@ def _arrivals(run: BenchRun) -> dict[str, Any]:
     return {"arrivals": {**process, "rate": load.rate}}
 
 
-def _traced(times: RequestTimes, name: str, folder: Path) -> dict[str, Any]:
+def _traced(times: RequestTimes, folder: Path) -> dict[str, Any]:
     """The requests as a trace in `folder`."""
-    starts = np.zeros(len(times)) if times.start_s is None else times.start_s
-    columns = (starts.tolist(), times.num_prompt_tokens.tolist(), times.num_output_tokens.tolist())
-    lines = (
-        json.dumps({"arrival_s": start, "input_tokens": prompt, "output_tokens": output})
-        for start, prompt, output in zip(*columns, strict=True)
-    )
-    path = folder / f"{len(list(folder.iterdir()))}.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    path = write_trace(times, folder / f"{len(list(folder.iterdir()))}.jsonl")
     return {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(times)}
 
 
@@ -309,11 +304,6 @@ def _arrivals_text(run: BenchRun) -> str:
     if run.times is not None and run.times.start_s is not None:
         return "as they were sent"
     return "all at once" if load.process == "burst" else f"{load.rate:g} requests/s"
-
-
-Progress = Callable[[int, int], None]
-Floats = NDArray[np.float64]
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -399,21 +389,21 @@ def _local(run: BenchRun, given: GivenSetup) -> BenchPair:
             f"allowed are --hardware and --model."
         )
     assert run.row is not None
-    device = known_device(given.flags.get("hardware", run.row.device))
+    setup: LocalSetup = run.row.setup
+    device = known_device(given.flags.get("hardware", setup.device))
     if device is None:
-        raise SpecError(f"{run.name}: ran on {run.row.device[:60]!r}, which no file describes; give --hardware.")
-    row = replace(run.row, device=device.name, model=given.flags.get("model", run.row.model))
-    pair = predict_rows([row], Path())[0]
+        raise SpecError(f"{run.name}: ran on {setup.device[:60]!r}, which no file describes; give --hardware.")
+    setup = replace(setup, device=device.name, model=given.flags.get("model", setup.model))
+    pair = predict_rows([replace(run.row, setup=setup)], Path())[0]
     if pair.reason or pair.scenario is None:
         raise SpecError(f"{run.name}: {pair.reason}")
-    metric = next(iter(run.measured))
     said = {name: f"--{name}" if name in given.flags else "the file" for name in ("model", "hardware")}
     facts: tuple[SetupFact, ...] = (
-        SetupFact("model", f"{pair.scenario.model.name}, {row.gguf_type}", said["model"]),
+        SetupFact("model", f"{pair.scenario.model.name}, {setup.gguf_type}", said["model"]),
         SetupFact("hardware", device.name, said["hardware"]),
         SetupFact("engine", pair.scenario.engine.described.label, "the file"),
-        SetupFact("backend", row.backend, "the file"),
+        SetupFact("backend", setup.backend, "the file"),
     )
     if not pair.is_known:
         facts = (SetupFact("shape of the model", "a decoder of the usual proportions", "assumed"), *facts)
-    return BenchPair(run, {metric: pair.predicted}, {metric: pair.interval}, {}, pair.scenario, facts)
+    return BenchPair(run, pair.metrics, pair.intervals, {}, pair.scenario, facts)

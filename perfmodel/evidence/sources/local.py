@@ -1,13 +1,22 @@
-"""A table of llama-bench figures as rows: what ran, on what, which test, how many tokens per second.
+"""Figures of single machines (`llama_bench.csv`): which device, which model, and which steps of an engine they are.
 
-Columns are those of a `llama_bench.csv`; facts of devices that no file describes stand in a `devices.csv` beside it.
+Facts of devices that no file describes stand in a `devices.csv` beside the table. The model is its card where there is
+one, else a decoder of the usual proportions: width 110 times the layers, heads of 128, a tied table of words below 4e9
+parameters, and as many parameters in all, and active ones, as the row says. Number formats are those of the file's
+type, scaled to the bytes that the file has: types mix formats, and vendors mix them differently.
+
+tg N            N steps of one token for each sequence, at the mean depth of depth + N / 2
+pp N            a prompt of N tokens in steps of the engine's token budget
+LocalScore      the mean of the rates over its nine shapes, of each the prompt and the generation (README of
+                cjpais/localscore; a generation begins behind its prompt)
+llama-server    generation behind a prompt of num_prompt tokens
+several devices layers are split over them; pieces of a batch follow one another through the devices
 """
 
 import csv
 import datetime
-import gzip
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +25,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN, QuantizationSpec
 from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import BITS_PER_WEIGHT, with_dtype, with_quantization
@@ -31,25 +41,23 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
 
-# What a row's flags say that no model of the device can know: rows that are listed apart and never fitted.
+# What flags say that no model of the device can know: rows that are listed apart and never fitted.
 _APART = ("slow", "anomalous", "weak host", "power limit", "patched-kernel", "rpc")
 _NEEDED = ("id", "device", "device_class", "backend", "model", "gguf_type", "test", "tokens_per_s", "group")
+METRICS = {"tg": "decode_tokens_per_s", "pp": "prompt_tokens_per_s"}
 
 
 @dataclass(frozen=True)
-class LocalRow:
-    """One figure.
+class LocalSetup:
+    """What was timed on a single machine.
 
     params, active_params, file_size_bytes, depth, ...: 0 where the table says nothing
     test:    pp (prompts) or tg (generation)
-    batch:   sequences at once; tokens_per_s is over all of them
+    batch:   sequences at once; the rate is over all of them
     flash:   attention without scores in memory; None where the table does not say
     ubatch:  tokens of a piece
-    group:   rows of one setting (other hosts, builds, drivers)
     """
 
-    row_id: str
-    source: str
     device: str
     device_class: str
     num_devices: int
@@ -71,88 +79,86 @@ class LocalRow:
     depth: int
     batch: int
     ubatch: int
-    tokens_per_s: float
-    flags: str
-    group: str
 
     @property
-    def is_apart(self) -> bool:
-        """Whether its flags say that something was at work that no model of the device can know."""
-        return any(word in self.flags for word in _APART)
+    def metric(self) -> str:
+        """The rate that the test measures."""
+        return METRICS[self.test]
+
+    def stored_model(self) -> "LocalModel":
+        """The model as its file has it."""
+        return local_model(self.model, self.params, self.active_params, self.gguf_type, self.file_size_bytes)
 
 
-def read_local_rows(path: str | Path) -> tuple[list[LocalRow], list[tuple[str, str]]]:
+def local_observation(
+    name: str, setup: LocalSetup, rate: float, group: str, source: str, flags: str = ""
+) -> Observation:
+    """A figure, tokens per second.
+
+    name, setup:   of the row; group: rows of one setting (other hosts, builds, drivers) share it
+    source, flags: whose it is, and what is said of its worth
+    """
+    tool = setup.tool or "tool not said"
+    labels = {
+        "device": setup.device,
+        "device class": setup.device_class,
+        "backend": setup.backend,
+        "model": setup.model,
+        "gguf type": setup.gguf_type,
+        "test": setup.test,
+        "engine": setup.tool or "not said",
+    }
+    label = f"{setup.model} {setup.gguf_type} on {setup.device}, {setup.backend}, {tool}"
+    is_reliable = not any(word in flags for word in _APART)
+    return Observation(
+        name,
+        setup,
+        {setup.metric: rate},
+        label=label,
+        labels=labels,
+        group=group,
+        source=source,
+        flags=flags,
+        is_reliable=is_reliable,
+    )
+
+
+def read_local_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
     """The rows of a table, plain or gzipped, and (row, reason) of those without a figure.
 
     Raises SpecError for a file that is missing or no such table.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise SpecError(f"{file}: no such file.")
-    rows, left_out = [], []
-    for number, cells in enumerate(_cells(file), start=2):
-        try:
-            row = _row(cells)
-        except ValueError as error:
-            left_out.append((cells.get("id") or f"line {number}", str(error)))
-            continue
-        rows.append(row)
-    return rows, left_out
+    return described(named(lenient_rows(path, _NEEDED, "local figures")), _row)
 
 
-def _cells(file: Path) -> Iterator[dict[str, str]]:
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-            if missing:
-                raise SpecError(f"{file}: is no table of local figures: column {missing[0]} is missing.")
-            for cells in reader:
-                yield {name: (value or "").strip() for name, value in cells.items() if isinstance(name, str)}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(f"{file}: cannot be read as a table ({error}).") from None
-
-
-def _row(cells: dict[str, str]) -> LocalRow:
-    rate = _number_rows(cells, "tokens_per_s")
+def _row(name: str, cells: Entry) -> Observation:
+    rate = _number(cells, "tokens_per_s")
     if not rate > 0:
-        raise ValueError("no figure in tokens_per_s")
-    if cells["test"] not in ("pp", "tg"):
-        raise ValueError(f"test is {cells['test']!r}, compared are pp and tg")
+        raise SpecError("no figure in tokens_per_s")
+    if cells["test"] not in METRICS:
+        raise SpecError(f"test is {cells['test']!r}, compared are pp and tg")
+    texts = ("device", "device_class", "tool", "backend", "backend_detail", "build", "model", "gguf_type", "test")
     flash = cells.get("flash_attn", "")
-    return LocalRow(
-        row_id=cells["id"],
-        source=cells.get("source", ""),
-        device=cells["device"],
-        device_class=cells["device_class"],
-        num_devices=max(1, int(_number_rows(cells, "num_devices"))),
-        tool=cells.get("tool", ""),
-        backend=cells["backend"],
-        backend_detail=cells.get("backend_detail", ""),
-        build=cells.get("build", ""),
+    setup = LocalSetup(
+        **{key: cells.get(key, "") for key in texts},
+        num_devices=max(1, int(_number(cells, "num_devices"))),
         date=_date(cells.get("date", "")),
-        model=cells["model"],
-        params=_number_rows(cells, "model_params"),
-        active_params=_number_rows(cells, "active_params"),
-        gguf_type=cells["gguf_type"],
-        file_size_bytes=_number_rows(cells, "file_size_bytes"),
+        params=_number(cells, "model_params"),
+        active_params=_number(cells, "active_params"),
+        file_size_bytes=_number(cells, "file_size_bytes"),
         flash=None if flash == "" else flash != "0",
         kv_type=cells.get("kv_type", "").partition("/")[0],
-        test=cells["test"],
-        num_prompt=int(_number_rows(cells, "n_prompt")),
-        num_generated=int(_number_rows(cells, "n_gen")),
-        depth=int(_number_rows(cells, "depth")),
-        batch=max(1, int(_number_rows(cells, "batch"))),
-        ubatch=int(_number_rows(cells, "n_ubatch")),
-        tokens_per_s=rate,
-        flags=cells.get("flags", ""),
-        group=cells["group"],
+        num_prompt=int(_number(cells, "n_prompt")),
+        num_generated=int(_number(cells, "n_gen")),
+        depth=int(_number(cells, "depth")),
+        batch=max(1, int(_number(cells, "batch"))),
+        ubatch=int(_number(cells, "n_ubatch")),
     )
+    return local_observation(name, setup, rate, cells["group"], cells.get("source", ""), cells.get("flags", ""))
 
 
-def _number_rows(cells: dict[str, str], name: str) -> float:
-    text = cells.get(name, "")
-    return float(text) if text else 0.0
+def _number(cells: Entry, name: str) -> float:
+    return float(cells.get(name) or 0.0)
 
 
 def _date(text: str) -> datetime.date | None:
@@ -162,6 +168,9 @@ def _date(text: str) -> datetime.date | None:
         return datetime.date.fromisoformat(text if len(text) > 7 else f"{text}-01")
     except ValueError:
         return None
+
+
+# ---------------------------------------------------------------- devices
 
 
 # The words after the number of compute units: whose they are.
@@ -268,7 +277,7 @@ def _hardware(name: str, kind: str, row: Mapping[str, str]) -> HardwareSpec:
         raise SpecError(f"{name}: devices.csv has too little to go by ({where}).") from None
 
 
-def _figure(row: Mapping[str, str], column: str) -> float:
+def _figure(row: Entry, column: str) -> float:
     try:
         return float(row.get(column) or 0.0)
     except ValueError:
@@ -453,7 +462,7 @@ class Test(NamedTuple):
     tokens: int
 
 
-def local_engine(row: LocalRow) -> EngineSpec:
+def local_engine(row: LocalSetup) -> EngineSpec:
     """The engine of a row, at the version that its build or its date stands for."""
     profile = "mlx" if row.backend == "mlx" else "llamacpp"
     given = {
@@ -473,7 +482,7 @@ def local_engine(row: LocalRow) -> EngineSpec:
     return EngineSpec.model_validate({name: value for name, value in given.items() if value is not None})
 
 
-def local_scenario(row: LocalRow, model: LocalModel, hardware: HardwareSpec) -> Scenario:
+def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -> Scenario:
     """What stands for the row wherever steps are priced."""
     lengths = Lengths(distribution="fixed", value=max(1, row.num_prompt))
     traffic = Traffic(
@@ -483,10 +492,10 @@ def local_scenario(row: LocalRow, model: LocalModel, hardware: HardwareSpec) -> 
         output_tokens=Lengths(distribution="fixed", value=max(1, row.num_generated)),
     )
     engine = with_defaults(local_engine(row), hardware)
-    return Scenario(name=row.row_id, model=model.spec, hardware=hardware, engine=engine, traffic=traffic)
+    return Scenario(name="", model=model.spec, hardware=hardware, engine=engine, traffic=traffic)
 
 
-def row_tests(row: LocalRow, spans: tuple[int, ...], budget: int) -> list[Test]:
+def row_tests(row: LocalSetup, spans: tuple[int, ...], budget: int) -> list[Test]:
     """The tests whose mean rate the figure is.
 
     spans:  of the model's attention (`ModelSpec.attention_spans`); budget: tokens of a step
@@ -529,7 +538,7 @@ def _step(grants: list[tuple[int, int]]) -> BatchShape:
     return BatchShape(sum(new for new, _ in grants), len(grants), tuple(grants))
 
 
-def _version(profile: str, row: LocalRow) -> str | None:
+def _version(profile: str, row: LocalSetup) -> str | None:
     """The described version at or before the row's build, or its date; the oldest for earlier ones."""
     versions = load_engine_description(profile).versions
     if not versions:

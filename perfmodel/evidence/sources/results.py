@@ -1,22 +1,31 @@
-"""Tables of published serving results (`other_devices.csv`): rows as setups, cell by cell.
+"""Tables of published results: servers, offline jobs and static batches (`other_devices.csv`), and MLPerf Inference.
 
-What a row does not say and is assumed: prompts of ShareGPT have 220 tokens on average and its answers 200; prompts of
-"tens of tokens" 32; all else unknown 512 in, 256 out. Several instances share a load evenly.
+What a row of the former does not say and is assumed: prompts of ShareGPT have 220 tokens on average and its answers
+200; prompts of "tens of tokens" 32; all else unknown 512 in, 256 out. Several instances share a load evenly.
+
+MLPerf: what the closed division fixes, and what submitters do. Offline sends all samples at the start and runs for ten
+minutes at least, so that the engine is saturated; Server and Interactive send single samples as a Poisson process at
+the stated rate, on which the 99th percentiles of TTFT and TPOT keep their limits. The load generator calls the engine
+in its process with token ids. Lengths are the data sets':
+
+    Llama 2 70B     OpenOrca, prompts and answers of up to 1,024 tokens, 294 each on average
+    Llama 3.1 405B  9,400 and 680 (mlcommons.org, "LLM inference v5.0")
+    Llama 3.1 8B    CNN/DailyMail, 778 (mlcommons.org, "Small LLM inference 5.1"); answers of 128, by the results
+    GPT-J           CNN/DailyMail, answers of up to 128, beams of four
+    DeepSeek-R1     answers of 3,880 on average (mlcommons.org, "DeepSeek inference 5.1")
+
+Means of prompts other than those two are recalled. Answers' means are taken from the result where it has one.
 """
 
-import csv
-import gzip
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.observation import MALFORMED
-from perfmodel.evidence.sources.setups import Load, ServedRow, Setup, engine_of, has_card
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
+from perfmodel.evidence.sources.setups import Load, Setup, engine_of, has_card
 
-Entry = Mapping[str, str]
-_NEEDED_tables = ("id", "kind", "device", "engine", "model")
+_NEEDED = ("id", "kind", "device", "engine", "model")
 _PROMPT, _ANSWER = 512, 256
 _FEW = 16  # tokens of an answer whose first step was timed
 _OF_WORDS = {"sharegpt": (220, 200), "short": (32, 128)}
@@ -24,32 +33,9 @@ _ROLES = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
 _RANKS = re.compile(r"dep(\d+)", re.IGNORECASE)
 _POWER = re.compile(r"power limit (\d+) ?W")
 # What flags say that no model of the device can know: rows that are listed apart.
-_APART = ("does not match lengths",)
+_APART = "does not match lengths"
 _CLASSES = (("cpu", "xeon|epyc|cpu|grace"), ("apu", "strix|igpu|apple"), ("gpu", "rtx|radeon|rx-|arc|gtx"))
 _MILLISECONDS = ("ttft", "tpot", "itl", "e2e")
-
-
-def read_table(path: str | Path, needed: Sequence[str], what: str) -> list[dict[str, str]]:
-    """The rows of a CSV, plain or gzipped, cells without spaces around them.
-
-    needed: columns that it must have; what: it is a table of
-
-    Raises SpecError for a file that is missing, unreadable or without those columns.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise SpecError(f"{file}: no such file.")
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise SpecError(f"{file}: is no table of {what}: column {missing[0]} is missing.")
-            return [
-                {name: (value or "").strip() for name, value in row.items() if isinstance(name, str)} for row in reader
-            ]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(f"{file}: cannot be read as a table ({error}).") from None
 
 
 def devices_folder(path: str | Path) -> Path:
@@ -73,49 +59,70 @@ def column(entry: Entry, name: str) -> int:
     return round(number(entry, name))
 
 
-def read_served_rows(path: str | Path) -> tuple[list[ServedRow], list[tuple[str, str]]]:
+def read_served_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
     """The results of a table, and (row, reason) of those that cannot be described.
 
     Raises SpecError for a file that is missing or no such table.
     """
-    return described_rows(read_table(path, _NEEDED_tables, "serving results"), _row_tables)
+    return described(named(lenient_rows(path, _NEEDED, "serving results")), _served_row)
 
 
-def described_rows(
-    entries: Iterable[Entry], row_of: Callable[[str, Entry], ServedRow]
-) -> tuple[list[ServedRow], list[tuple[str, str]]]:
-    """What `row_of` makes of each entry and its name, and (name, reason) where it makes nothing."""
-    rows, left_out = [], []
-    for place, entry in enumerate(entries, start=2):
-        name = entry.get("id") or f"line {place}"
-        try:
-            rows.append(row_of(name, entry))
-        except PerfmodelError as error:
-            left_out.append((name, str(error)))
-        except MALFORMED as error:
-            left_out.append((name, f"its description is incomplete: {error}"))
-    return rows, left_out
+def read_mlperf_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """Likewise, of a table of MLPerf results."""
+    return described(named(lenient_rows(path, _NEEDED_OF_MLPERF, "MLPerf results")), _mlperf_row)
 
 
-def _row_tables(name: str, entry: Entry) -> ServedRow:
-    setup, measured = _setup_tables(entry), _measured(entry)
-    if not measured:
+def _observation(
+    name: str,
+    entry: Entry,
+    setup: Setup,
+    measured: Mapping[str, float],
+    scenario: str,
+    also: Mapping[str, str],
+    setting: Sequence[str],
+    apart: str,
+) -> Observation:
+    """A result as a row. Raises ValueError for one without figures.
+
+    name, entry, setup, measured: the row, what ran and its figures, 0 for none
+    scenario, also: what the table calls its load; further labels
+    setting, apart: columns that rows of one setting share; a word of the flags of rows that count for nothing
+    """
+    metrics = {metric: value for metric, value in measured.items() if value > 0}
+    if not metrics:
         raise ValueError("it has no figure to compare with")
     labels = {
         "device": setup.device,
         "device class": setup.device_class,
         "model": setup.model,
         "engine": setup.engine,
-        "scenario": entry["kind"],
-        "precision": setup.precision or "not said",
+        "scenario": scenario,
         "devices": str(setup.num_devices),
-        "source": entry.get("source", "") or "not said",
+        **{name: text or "not said" for name, text in also.items()},
     }
-    if setup.gguf_type:
-        labels["gguf type"] = setup.gguf_type
+    what = f"{setup.model} {setup.precision} on {setup.num_devices} x {setup.device}"
     flags = entry.get("flags", "")
-    group = " ".join(entry.get(key, "") for key in _SETTING)
-    return ServedRow(name, setup, measured, labels, group, flags, any(word in flags for word in _APART))
+    return Observation(
+        name,
+        setup,
+        metrics,
+        label=f"{what}, {setup.engine} {setup.version}, {scenario}",
+        labels=labels,
+        group=" ".join(entry.get(key, "") for key in setting),
+        flags=flags,
+        is_reliable=apart not in flags,
+    )
+
+
+# ---------------------------------------------------------------- servers, offline jobs, static batches
+
+
+def _served_row(name: str, entry: Entry) -> Observation:
+    setup = _served_setup(entry)
+    also = {"precision": setup.precision, "source": entry.get("source", "")}
+    if setup.gguf_type:
+        also["gguf type"] = setup.gguf_type
+    return _observation(name, entry, setup, _measured(entry), entry["kind"], also, _SETTING, _APART)
 
 
 _SETTING = (
@@ -137,7 +144,7 @@ def _measured(entry: Entry) -> dict[str, float]:
         found = {"tpot_mean": found.get("tpot_mean", 0.0)}
     elif found.get("tpot_mean") and not (_has_length(entry, "isl") and _has_length(entry, "osl")):
         found = {"tpot_mean": found["tpot_mean"]}
-    return {metric: value for metric, value in found.items() if value}
+    return found
 
 
 def _has_length(entry: Entry, name: str) -> bool:
@@ -154,7 +161,7 @@ def _lengths(entry: Entry) -> tuple[int, int, bool]:
     return prompt, _FEW if "batch decode" in entry["kind"] else answer, "sharegpt" in text
 
 
-def _setup_tables(entry: Entry) -> Setup:
+def _served_setup(entry: Entry) -> Setup:
     device = entry["device"]
     device_class = next((name for name, words in _CLASSES if re.search(words, device.lower())), "accelerator")
     engine, _ = engine_of(entry["engine"], device_class)
@@ -216,8 +223,10 @@ def _load(entry: Entry) -> tuple[Load, float, int, int]:
     return "closed", 0.0, concurrency, max(count, concurrency)
 
 
-@dataclass(frozen=True)
-class _DataSet:
+# ---------------------------------------------------------------- MLPerf Inference
+
+
+class _DataSet(NamedTuple):
     """Mean tokens of prompts and answers; whether lengths differ; sequences that a request decodes."""
 
     prompt: int
@@ -240,63 +249,31 @@ _DATA_SETS = (
 _RELEASES = {"v3.1": "0.5", "v4.0": "0.8", "v4.1": "0.12", "v5.0": "0.18", "v5.1": "1.0", "v6.0": "1.3"}
 _MOST_TOGETHER = 2048  # samples in flight that submitters allow an engine [assumed]; KV blocks limit most
 _TOKENS = 8192  # of a step [assumed]
-_NEEDED_mlperf = ("id", "accelerator", "num_accelerators", "model", "scenario", "framework")
+_NEEDED_OF_MLPERF = ("id", "accelerator", "num_accelerators", "model", "scenario", "framework")
 _LATENCIES = {f"{name}_{at}": f"{name}_{at}_ms" for name in ("tpot", "ttft") for at in ("mean", "p99")}
 _SERVED = ("Server", "Interactive")
 # AMD's own builds of vLLM plan ten steps at once in these benchmarks (--num-scheduler-steps 10 in its documents).
 _BUILDS = (("rocm", 10), ("+mlperf", 10))
 
 
-def read_mlperf_rows(path: str | Path) -> tuple[list[ServedRow], list[tuple[str, str]]]:
-    """The results of a table, and (row, reason) of those that cannot be described.
-
-    Raises SpecError for a file that is missing or no such table.
-    """
-    return described_rows(read_table(path, _NEEDED_mlperf, "MLPerf results"), _row_mlperf)
+_MLPERF_SETTING = ("accelerator", "num_accelerators", "model", "precision", "scenario")
 
 
-def _row_mlperf(name: str, entry: Entry) -> ServedRow:
-    setup = _setup_mlperf(entry)
-    answer = number(entry, "osl_mean") or setup.answer
-    measured = {}
-    rate = number(entry, "tokens_per_s") or answer * (
-        number(entry, "samples_per_s") or number(entry, "performance_raw")
-    )
+def _mlperf_row(name: str, entry: Entry) -> Observation:
+    setup = _mlperf_setup(entry)
     if setup.load == "saturated":
-        measured["tokens_per_s"] = rate
+        answer = number(entry, "osl_mean") or setup.answer
+        samples = number(entry, "samples_per_s") or number(entry, "performance_raw")
+        measured = {"tokens_per_s": number(entry, "tokens_per_s") or answer * samples}
     else:
-        measured |= {metric: number(entry, cells) for metric, cells in _LATENCIES.items()}
+        measured = {metric: number(entry, cells) for metric, cells in _LATENCIES.items()}
         if setup.beams > 1:
             measured["e2el_mean"] = number(entry, "latency_mean_ms")
-    measured = {metric: value for metric, value in measured.items() if value > 0}
-    if not measured:
-        raise ValueError("it has no figure to compare with")
-    return ServedRow(
-        name,
-        setup,
-        measured,
-        _labels(entry, setup),
-        " ".join(entry.get(key, "") for key in ("accelerator", "num_accelerators", "model", "precision", "scenario")),
-        entry.get("flags", ""),
-        "same figure as" in entry.get("flags", ""),
-    )
+    also = {key: entry.get(key, "") for key in ("precision", "round", "submitter")}
+    return _observation(name, entry, setup, measured, entry["scenario"], also, _MLPERF_SETTING, "same figure as")
 
 
-def _labels(entry: Entry, setup: Setup) -> dict[str, str]:
-    return {
-        "device": setup.device,
-        "device class": setup.device_class,
-        "model": setup.model,
-        "engine": setup.engine,
-        "scenario": entry["scenario"],
-        "precision": entry.get("precision", "") or "not said",
-        "devices": f"{setup.num_devices}",
-        "round": entry.get("round", "") or "not said",
-        "submitter": entry.get("submitter", "") or "not said",
-    }
-
-
-def _setup_mlperf(entry: Entry) -> Setup:
+def _mlperf_setup(entry: Entry) -> Setup:
     device, framework, benchmark = entry["accelerator"], entry["framework"], entry["model"]
     device_class = "cpu" if re.search("xeon|epyc|cpu|grace", device.lower()) else "accelerator"
     engine, version = engine_of(framework, device_class)

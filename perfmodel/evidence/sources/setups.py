@@ -1,6 +1,9 @@
-"""What ran, as a published result states it: `Setup`, and `ServedRow`, a setup with its measured figures.
+"""What ran, as a published result states it (`Setup`), and that as a scenario of one instance.
 
 Names in such tables are their publishers': which engine, which model and which number format a text stands for is here.
+An instance is the smallest part that serves alone; several share the load evenly, as round robin does. Where a result
+does not say over how many devices an instance is spread, it is spread over as many as the submitter needs: the fewest
+on which the weights leave room for a batch, and that keep the limit on TPOT at the stated rate (`layouts`).
 """
 
 import re
@@ -11,7 +14,7 @@ from typing import Any, Literal
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import recorded_engine
-from perfmodel.evidence.sources.local import DeviceTable, local_model
+from perfmodel.evidence.sources.local import DeviceTable, LocalModel, local_model
 from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.cards import load_model
 from perfmodel.models.number_formats import with_quantization
@@ -105,22 +108,9 @@ class Setup:
     steps_at_once: int = 1
     is_static: bool = False
 
-
-@dataclass(frozen=True)
-class ServedRow:
-    """A result: its setup and what was measured (tokens/s, or ms), by metric.
-
-    labels: groups that it belongs to, by dimension; group: rows of one setting share it
-    flags:  what its table says of its worth; is_apart: they say that it does not count
-    """
-
-    row_id: str
-    setup: Setup
-    measured: Mapping[str, float]
-    labels: Mapping[str, str]
-    group: str
-    flags: str = ""
-    is_apart: bool = False
+    def instances_of(self, num_devices: int) -> int:
+        """Instances of so many devices that share the load."""
+        return self.instances if self.tp else max(1, self.num_devices // num_devices)
 
 
 def engine_of(text: str, device_class: str = "gpu") -> tuple[str, str]:
@@ -164,16 +154,8 @@ _MOST_DEVICES = 64  # of an instance that does not say
 _MOST_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
 
 
-@dataclass(frozen=True)
-class PublishedModel:
-    """is_known: its shape is from a card"""
-
-    spec: ModelSpec
-    is_known: bool
-
-
 @lru_cache(maxsize=512)
-def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool = True) -> PublishedModel:
+def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool = True) -> LocalModel:
     """The model that a result calls `name`, in the number format that it states.
 
     precision: as the result has it; gguf_type: of its file, "" for a checkpoint in another format
@@ -184,15 +166,14 @@ def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool
     if gguf_type:
         found = _known(name)
         if found is None:
-            local = local_model(name, 0.0, _active(name), gguf_type, 0.0)
-            return PublishedModel(local.spec, False)
-        return PublishedModel(local_model(found.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
+            return LocalModel(local_model(name, 0.0, _active(name), gguf_type, 0.0).spec, False)
+        return LocalModel(local_model(found.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
     found = _known(name)
     spec = found or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
     wanted = quantization_of(precision or name, is_nvidia)
     if wanted is None and spec.quantization.weights and "16" in precision:
-        return PublishedModel(replace(spec, quantization=QuantizationSpec()), found is not None)
-    return PublishedModel(with_quantization(spec, wanted), found is not None)
+        return LocalModel(replace(spec, quantization=QuantizationSpec()), found is not None)
+    return LocalModel(with_quantization(spec, wanted), found is not None)
 
 
 def has_card(name: str) -> bool:
@@ -249,7 +230,7 @@ def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, PublishedModel]:
+def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, LocalModel]:
     """One instance of `setup`, called `name`, over `tp` devices, under its share of the load.
 
     table: devices that no file names. Raises SpecError for what cannot be described.
@@ -258,7 +239,7 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
     if setup.power_cap_w:
         hardware = hardware.model_copy(update={"power_cap_w": setup.power_cap_w})
     model = served_model(setup.model, setup.precision, setup.gguf_type, hardware.maker in (None, "nvidia"))
-    traffic = _traffic(setup, _instances(setup, tp))
+    traffic = _traffic(setup, setup.instances_of(tp))
     engine = _engine(setup, hardware, tp)
     sampling = Sampling(method="greedy" if setup.is_in_process else "default")
     scenario = Scenario(
@@ -272,10 +253,6 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
         for role, count in zip(("prefill", "decode"), setup.roles, strict=True)
     )
     return scenario.model_copy(update={"cluster": ClusterSpec(pools=pools, kv_transfer=KvTransferSpec())}), model
-
-
-def _instances(setup: Setup, tp: int) -> int:
-    return setup.instances if setup.tp else max(1, setup.num_devices // tp)
 
 
 def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
@@ -327,8 +304,7 @@ def _traffic(setup: Setup, instances: int) -> Traffic:
         arrivals = Arrivals(process="gamma", rate=setup.rate / instances, cv=instances**-0.5)
     else:
         arrivals = Arrivals(process="burst")
-    lengths = (_lengths(mean, setup.is_varied) for mean in (setup.prompt, setup.answer))
-    prompts, answers = lengths
+    prompts, answers = (_lengths(mean, setup.is_varied) for mean in (setup.prompt, setup.answer))
     return Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
 
 

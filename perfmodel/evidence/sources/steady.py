@@ -1,15 +1,33 @@
-"""What the benchmark's scripts set that its rows do not say, by engine, devices and concurrency (`recipes.yaml`)."""
+"""Recorded steady states as scenarios: mean TTFT and TPOT of a server at a fixed concurrency.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+What the load was, as the benchmark's scripts have it: a closed loop of `concurrency` slots, all sent at once on an
+idle server, ten requests per slot, lengths drawn uniformly from 0.8 to 1.0 of the nominal ones where the row says so.
+How the servers ran, as their recipes have it: vLLM with a budget of 8,192 tokens; SGLang with prompts in chunks of
+8,192 in steps of their own; TensorRT-LLM with whole prompts and room for one prompt beside the decodes, at least 8,192
+tokens. What else the scripts set (how often arrivals are polled, how long ranks wait for each other's prompts) is in
+`recipes.yaml`.
+
+Disaggregated serving (prefill and decode workers of DeepSeek's kind of model) has the same load. What the rows do not
+say, and what is assumed from the recipes instead:
+
+- SGLang's prefill workers extend in chunks of 8,192 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens
+  at once (or one prompt).
+- Attention data parallelism (more than one rank) comes with whole experts per rank whatever the row says: the export
+  reads `ep`, which is 1 where the all-to-all backend sets it by itself; cut 32 ways an expert of DeepSeek-V3 would be
+  64 wide, half a block of its FP8 scales.
+- TensorRT-LLM's decode workers have a maximal batch that the row does not state, and the first token is sent by the
+  decode worker, so requests above it wait; see `_max_batch`.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
 from pathlib import Path
 
-from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.observation import MALFORMED, incomplete, recorded_engine
+from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, named, recorded_engine, table_rows
 from perfmodel.files.base import Spec
-from perfmodel.files.bounded import read_rows
 from perfmodel.files.units import PositiveInt
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
@@ -31,47 +49,7 @@ from perfmodel.specs import (
 from perfmodel.specs.engine.description import describe_engine
 from perfmodel.specs.traffic import ExpertRouting
 
-_FILE = Path(__file__).with_name("recipes.yaml")
-
-
-class _Setting(Spec):
-    """One argument of an engine.
-
-    hardware:          devices whose scripts have it; none: all
-    least_concurrency: requests in flight from which on it holds
-    """
-
-    engine: str
-    argument: str
-    value: PositiveInt
-    hardware: tuple[str, ...] = ()
-    least_concurrency: PositiveInt = 1
-
-
-class _Recipes(Spec):
-    """Later settings replace earlier ones. unconfirmed: read from scripts from memory."""
-
-    settings: tuple[_Setting, ...]
-    unconfirmed: bool = False
-
-
-@lru_cache(maxsize=1)
-def _recipes() -> _Recipes:
-    loaded = load_yaml(_FILE)
-    return parse(_Recipes, loaded.data, loaded.positions)
-
-
-def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
-    """Arguments of `EngineSpec` that the scripts give.
-
-    engine, hardware: names of the profile and of the device; concurrency: requests in flight
-    """
-    mine = (each for each in _recipes().settings if each.engine == engine and concurrency >= each.least_concurrency)
-    return {each.argument: each.value for each in mine if not each.hardware or hardware in each.hardware}
-
-
-Entry = Mapping[str, str]
-
+UNKNOWN_LENGTHS, SPECULATED = "lengths unknown", "speculation suspected"  # flags of a row
 # Of disaggregated deployments.
 _SGLANG_CHUNK = 8192
 _TRTLLM_PREFILL_TOKENS = 8448
@@ -170,58 +148,27 @@ def _per_rank(entry: Entry) -> float:
     return float(entry["concurrency"]) / ranks
 
 
-@dataclass(frozen=True)
-class SteadyState:
-    """One row: its scenario, its measured means, and whether its figures can be taken at face value.
+def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """(rows that can be described as scenarios, (row, reason) for those that cannot).
 
-    is_clear: lengths are known and no speculation is suspected (rows with unlabelled MTP decode faster than they say)
-    knows_lengths: lengths are known: time to first token can be taken at face value
+    Rows of unknown lengths, or with speculation that decodes faster than they say, are flagged and not reliable.
     """
-
-    row_id: str
-    scenario: Scenario
-    measured_ttft_ms: float
-    measured_tpot_ms: float
-    is_clear: bool
-    groups: tuple[str, ...]
-    knows_lengths: bool = True
-
-
-def read_steady_states(path: str | Path) -> tuple[list[SteadyState], list[tuple[str, str]]]:
-    """(rows that can be described as scenarios, (row, reason) for those that cannot)."""
     path = Path(path)
-    try:
-        entries = read_rows(path)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    entries = table_rows(path)
     if not entries or "concurrency" not in entries[0]:
         raise SpecError(f"{path}: expected a CSV with a column `concurrency` and at least one row")
-    rows, left_out = [], []
-    sweeps = _sweeps(entries)
-    for number, entry in enumerate(entries, 2):
-        name = entry.get("id") or f"line {number}"
-        try:
-            rows.append(_row(name, entry, sweeps[_sweep(entry)]))
-        except PerfmodelError as error:
-            left_out.append((name, str(error)))
-        except MALFORMED as error:
-            left_out.append((name, incomplete(error)))
-    return rows, left_out
+    sweeps: defaultdict[tuple[str | None, ...], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        sweeps[_sweep(entry)].append(entry)
+    return described(named(entries), lambda name, entry: _row(name, entry, sweeps[_sweep(entry)]))
 
 
-def _sweep(entry: Entry) -> tuple[str, str | None, str | None]:
+def _sweep(entry: Entry) -> tuple[str | None, ...]:
     """What rows of one sweep over the concurrency have in common: the deployment that ends their names, the lengths."""
     return (entry.get("id") or "").rpartition("_")[2], entry.get("isl"), entry.get("osl")
 
 
-def _sweeps(entries: Sequence[Entry]) -> dict[tuple[str, str | None, str | None], list[Entry]]:
-    found: dict[tuple[str, str | None, str | None], list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(_sweep(entry), []).append(entry)
-    return found
-
-
-def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
+def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
     hardware = load_hardware(entry["system"])
     model = load_model(entry["model_path"])
     form = _quantization(entry)
@@ -235,19 +182,17 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> SteadyState:
     else:
         engine = _engine(entry, hardware, concurrency, inputs, outputs)
         scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
-    knows_lengths = lengths != "unknown"
-    is_clear = knows_lengths and entry["mtp_unlabelled"] != "True"
+    flags = [UNKNOWN_LENGTHS] * (lengths == "unknown") + [SPECULATED] * (entry["mtp_unlabelled"] == "True")
     for key in ("ttft_ms", "tpot_ms"):
         if not 0 < float(entry[key]) < inf:
             raise SpecError(f"{name}: {key}: got {entry[key]}; expected a number above 0.")
-    measured = float(entry["ttft_ms"]), float(entry["tpot_ms"])
-    return SteadyState(name, scenario, *measured, is_clear, _groups(entry), knows_lengths)
+    metrics = {"tpot_mean": float(entry["tpot_ms"]), "ttft_mean": float(entry["ttft_ms"])}
+    return Observation(name, scenario, metrics, groups=_groups(entry), flags="; ".join(flags), is_reliable=not flags)
 
 
-def with_dispersion(row: SteadyState, dispersion: float) -> SteadyState:
+def with_dispersion(row: Observation, dispersion: float) -> Observation:
     """The row under experts whose popularity has so much dispersion."""
-    routing = ExpertRouting(dispersion=dispersion)
-    return replace(row, scenario=row.scenario.model_copy(update={"routing": routing}))
+    return row.under(row.scenario.model_copy(update={"routing": ExpertRouting(dispersion=dispersion)}))
 
 
 def _quantization(entry: Entry) -> str | None:
@@ -301,3 +246,39 @@ def _traffic(lengths: str, concurrency: int, inputs: int, outputs: int) -> Traff
         input_tokens=drawn(inputs),
         output_tokens=drawn(outputs),
     )
+
+
+class _Setting(Spec):
+    """One argument of an engine.
+
+    hardware:          devices whose scripts have it; none: all
+    least_concurrency: requests in flight from which on it holds
+    """
+
+    engine: str
+    argument: str
+    value: PositiveInt
+    hardware: tuple[str, ...] = ()
+    least_concurrency: PositiveInt = 1
+
+
+class _Recipes(Spec):
+    """Later settings replace earlier ones. unconfirmed: read from scripts from memory."""
+
+    settings: tuple[_Setting, ...]
+    unconfirmed: bool = False
+
+
+@lru_cache(maxsize=1)
+def _recipes() -> _Recipes:
+    loaded = load_yaml(Path(__file__).with_name("recipes.yaml"))
+    return parse(_Recipes, loaded.data, loaded.positions)
+
+
+def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
+    """Arguments of `EngineSpec` that the scripts give.
+
+    engine, hardware: names of the profile and of the device; concurrency: requests in flight
+    """
+    mine = (each for each in _recipes().settings if each.engine == engine and concurrency >= each.least_concurrency)
+    return {each.argument: each.value for each in mine if not each.hardware or hardware in each.hardware}

@@ -14,8 +14,9 @@ from perfmodel.cost.calibrations.whole_runs import (
 )
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.whole_runs import fit_whole_runs, with_others, without_own
-from perfmodel.evidence.predict.served import predict_row
-from perfmodel.evidence.sources.setups import ServedRow, Setup
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.predict.results import predict_row
+from perfmodel.evidence.sources.setups import Setup
 from perfmodel.files.fitted import save_fitted
 from perfmodel.specs import load_hardware
 
@@ -41,9 +42,9 @@ GAUDI = Setup(
 
 def row(setup, folder):
     fits = WholeRunFits(architectures={"gaudi": KNOWN})
-    made = predict_row(ServedRow("", setup, {}, {}, ""), folder, fits).predicted
+    made = predict_row(Observation("", setup, {}), folder, fits).metrics
     measured = {"output_tokens_per_s": made["output_tokens_per_s"]}
-    return ServedRow(str(setup), setup, measured, {"device": setup.device}, str(setup))
+    return Observation(str(setup), setup, measured, labels={"device": setup.device}, group=str(setup))
 
 
 def test_a_fit_finds_the_numbers_that_rows_were_made_with(tmp_path):
@@ -137,7 +138,7 @@ def test_a_static_batch_that_fits_only_in_8_bits_was_held_in_8(tmp_path):
     few = replace(static, num_requests=8)
     fits = WholeRunFits(architectures={"gaudi": KNOWN})
     held = {
-        setup: predict_row(ServedRow("", setup, {}, {}, ""), tmp_path, fits).scenario.engine.kv_cache_dtype
+        setup: predict_row(Observation("", setup, {}), tmp_path, fits).scenario.engine.kv_cache_dtype
         for setup in (static, few, replace(static, is_static=False))
     }
     assert list(held.values()) == ["fp8", "auto", "auto"]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import RequestTimes
 from perfmodel.evidence.predict.bench import GivenSetup, predict_runs
 from perfmodel.evidence.sources.bench import read_bench_files
-from perfmodel.evidence.sources.bench_formats import BenchRun, RequestTimes, figures_of
+from perfmodel.evidence.sources.bench_run import BenchRun, figures_of
 
 DATA = Path(__file__).parents[2] / "data" / "bench"
 AIPERF = (DATA / "aiperf" / "profile_export_aiperf.json", DATA / "aiperf" / "profile_export.jsonl")
@@ -156,8 +157,8 @@ def test_llama_bench_says_what_ran() -> None:
     for file in ("llama_bench.json", "llama_bench.jsonl", "llama_bench.csv"):
         prompts, tokens = read(file)
         assert prompts.row is not None
-        assert (prompts.row.model, prompts.row.gguf_type) == ("Meta-Llama-3.1-8B-Instruct", "q4_k_m")
-        assert (prompts.row.device, prompts.row.backend, prompts.row.build) == (
+        assert (prompts.row.setup.model, prompts.row.setup.gguf_type) == ("Meta-Llama-3.1-8B-Instruct", "q4_k_m")
+        assert (prompts.row.setup.device, prompts.row.setup.backend, prompts.row.setup.build) == (
             "NVIDIA GeForce RTX 4090",
             "cuda",
             "b9010",
@@ -171,11 +172,11 @@ def test_llama_bench_by_default_leaves_layers_and_attention_to_the_backend() -> 
         prompts, tokens = read(file)
         for run in (prompts, tokens):
             assert run.row is not None
-            assert (run.row.backend, run.row.flash, run.row.gguf_type) == ("cpu", None, "q4_1")
+            assert (run.row.setup.backend, run.row.setup.flash, run.row.setup.gguf_type) == ("cpu", None, "q4_1")
             assert any("1 threads" in note for note in run.notes)
         assert prompts.row is not None
         assert tokens.row is not None
-        assert (prompts.row.num_prompt, tokens.row.num_generated) == (64, 16)
+        assert (prompts.row.setup.num_prompt, tokens.row.setup.num_generated) == (64, 16)
 
 
 def test_every_file_is_predicted_with_what_it_lacks_given() -> None:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import EngineProfile
-from perfmodel.evidence.fit import steady as generation
+from perfmodel.evidence.fit import profiles
 from perfmodel.evidence.fit.forms import LinearErrors, Parameter, fit_parameters, values_of
-from perfmodel.evidence.predict.steady import SteadyStatePair, simulate_steady_states
-from perfmodel.evidence.sources.steady import SteadyState, with_dispersion
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.predict.recorded import simulate_steady_states
+from perfmodel.evidence.sources.steady import with_dispersion
 from perfmodel.specs import Arrivals, EngineSpec, Lengths, Scenario, Traffic, load_hardware, load_model
 
 PARAMETERS = [Parameter("host.serial_step_s", 1e-3, 1e-5, 1e-1), Parameter("server.in_s", 1e-2, 1e-4, 9e-2)]
@@ -48,7 +49,7 @@ def row(concurrency, tp):
         engine=EngineSpec(tensor_parallel_size=tp),
         traffic=traffic,
     )
-    return SteadyState(scenario.name, scenario, 1.0, 1.0, True, ())
+    return Observation(scenario.name, scenario, {"tpot_mean": 1.0, "ttft_mean": 1.0})
 
 
 def test_popularity_is_found_again_whatever_a_deployment_is_off_by():
@@ -57,15 +58,15 @@ def test_popularity_is_found_again_whatever_a_deployment_is_off_by():
     made = simulate_steady_states([with_dispersion(each, 0.6) for each in rows])
     off = {1: 1.0, 2: 1.2}
     measured = [
-        SteadyState(
-            pair.row.row_id,
+        Observation(
+            pair.row.name,
             each.scenario,
-            pair.predicted("ttft_mean"),
-            pair.predicted("tpot_mean") * off[each.scenario.engine.tensor_parallel_size],
-            True,
-            (),
+            {
+                "tpot_mean": pair.metrics["tpot_mean"] * off[each.scenario.engine.tensor_parallel_size],
+                "ttft_mean": pair.metrics["ttft_mean"],
+            },
         )
         for pair, each in zip(made, rows, strict=True)
     ]
-    assert all(isinstance(pair, SteadyStatePair) and not pair.reason for pair in made)
-    assert generation.fit_popularity(measured).dispersion == pytest.approx(0.6, rel=0.1)
+    assert not any(pair.reason for pair in made)
+    assert profiles.fit_popularity(measured).dispersion == pytest.approx(0.6, rel=0.1)

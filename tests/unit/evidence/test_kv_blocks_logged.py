@@ -5,18 +5,19 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cost import plan_memory
-from perfmodel.evidence.sources.serving import ServingRun, read_serving_runs
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.sources.serving import read_serving_runs
 from perfmodel.models.spec import ModelSpec
 
 RUNS = Path(__file__).resolve().parents[4] / "shared" / "truth" / "serving" / "vllm_runs.json"
 
 
-def logged_runs() -> list[ServingRun]:
+def logged_runs() -> list[Observation]:
     runs = read_serving_runs(RUNS)[0] if RUNS.exists() else []
     return [run for run in runs if run.scenario.engine.num_gpu_blocks_override is not None]
 
 
-def planned_beside_logged(run: ServingRun) -> float:
+def planned_beside_logged(run: Observation) -> float:
     engine = run.scenario.engine
     free = engine.model_copy(update={"num_gpu_blocks_override": None})
     assert engine.num_gpu_blocks_override is not None
@@ -35,7 +36,7 @@ def test_plans_of_text_models_are_within_two_per_cent_of_what_servers_logged() -
     runs = [run for run in logged_runs() if not has_encoder(run.scenario.model)]
     assert len(runs) >= 3
     for run in runs:
-        assert abs(planned_beside_logged(run)) < 0.02, run.run_id
+        assert abs(planned_beside_logged(run)) < 0.02, run.name
 
 
 def test_plans_of_multimodal_models_are_within_ten_per_cent_of_what_servers_logged() -> None:
@@ -45,4 +46,4 @@ def test_plans_of_multimodal_models_are_within_ten_per_cent_of_what_servers_logg
     runs = [run for run in logged_runs() if has_encoder(run.scenario.model)]
     assert runs
     for run in runs:
-        assert abs(planned_beside_logged(run)) < 0.10, run.run_id
+        assert abs(planned_beside_logged(run)) < 0.10, run.name

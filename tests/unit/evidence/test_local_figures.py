@@ -9,13 +9,14 @@ import pytest
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.backends import fit_backends
-from perfmodel.evidence.predict.local import predict_rows
+from perfmodel.evidence.predict.results import predict_rows
 from perfmodel.evidence.sources.local import (
     LOCALSCORE_SHAPES,
     DeviceTable,
-    LocalRow,
+    LocalSetup,
     local_engine,
     local_model,
+    local_observation,
     read_local_rows,
     row_tests,
 )
@@ -25,9 +26,7 @@ HEADER = "id,device,device_class,backend,model,gguf_type,test,n_prompt,n_gen,tok
 
 
 def row(**changed):
-    base = LocalRow(
-        row_id="a-1",
-        source="",
+    base = LocalSetup(
         device="rtx-4090-24gb",
         device_class="gpu",
         num_devices=1,
@@ -49,9 +48,6 @@ def row(**changed):
         depth=0,
         batch=1,
         ubatch=0,
-        tokens_per_s=100.0,
-        flags="",
-        group="g",
     )
     return replace(base, **changed)
 
@@ -65,9 +61,9 @@ def test_rows_are_read_and_those_without_a_figure_are_listed(tmp_path):
         + "c,rtx-4090-24gb,gpu,cuda,m,Q8_0,mixed,0,128,3,g1,llama-bench,,\n"
     )
     rows, left_out = read_local_rows(table)
-    assert [each.row_id for each in rows] == ["a"]
-    assert rows[0].is_apart
-    assert rows[0].date == datetime.date(2025, 7, 1)
+    assert [each.name for each in rows] == ["a"]
+    assert not rows[0].is_reliable
+    assert rows[0].setup.date == datetime.date(2025, 7, 1)
     assert left_out == [("b", "no figure in tokens_per_s"), ("c", "test is 'mixed', compared are pp and tg")]
 
 
@@ -167,16 +163,20 @@ def test_a_fit_finds_the_numbers_that_made_the_figures(tmp_path):
     tests = [{"test": "tg"}, {"test": "tg", "depth": 8000}, {"test": "pp", "num_prompt": 512, "num_generated": 0}]
     plain = {"version": None, "date": datetime.date(2026, 1, 1)}
     asked = [
-        row(device=device, gguf_type=form, file_size_bytes=0.0, date=plain["date"], **test)
+        local_observation(
+            "a", row(device=device, gguf_type=form, file_size_bytes=0.0, date=plain["date"], **test), 1.0, "g", ""
+        )
         for device in CARDS
         for form in ("Q4_K_M", "F16")
         for test in tests
     ]
-    made = [replace(pair.row, tokens_per_s=pair.predicted) for pair in predict_rows(asked, tmp_path)]
-    shown, hidden = ([each for each in made if (each.device == CARDS[-1]) is is_out] for is_out in (False, True))
+    made = [replace(pair.row, metrics=pair.metrics) for pair in predict_rows(asked, tmp_path)]
+    shown, hidden = ([each for each in made if (each.setup.device == CARDS[-1]) is is_out] for is_out in (False, True))
     found = fit_backends(shown, tmp_path, "llamacpp", "none")
     again = predict_rows(hidden, tmp_path, fits=found)
-    errors = sorted(abs(math.log(pair.predicted / pair.row.tokens_per_s)) for pair in again)
+    errors = sorted(
+        abs(math.log(value / pair.row.metrics[name])) for pair in again for name, value in pair.metrics.items()
+    )
     assert load_backends("llamacpp") != found
     assert errors[len(errors) // 2] < 0.05
     assert errors[-1] < 0.2

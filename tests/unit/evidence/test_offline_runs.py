@@ -6,7 +6,8 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.kinds.runs import report_throughput, validate_throughput
-from perfmodel.evidence.sources.offline import read_offline_runs, simulate_offline_runs
+from perfmodel.evidence.predict.recorded import simulate_offline_runs
+from perfmodel.evidence.sources.offline import SATURATED, read_offline_runs
 from perfmodel.sim import simulate
 
 IN_FLIGHT = "trtllm_version,gpu,precision,model,tp,isl,osl,throughput_out_tok_s_total,throughput_out_tok_s_gpu\n"
@@ -31,10 +32,10 @@ def test_two_kinds_of_tables_are_told_apart(tmp_path):
         "0.9.0,A100,FP16,GPT-J 6B,one,1,128,1,ttft_ms,12",
     )
     rows, left_out = read_offline_runs(tmp_path)
-    assert [(row.metric, row.measured, row.is_saturated) for row in rows] == [
-        ("throughput", 5.0, True),
-        ("throughput", 500.0, False),
-        ("ttft", 12.0, False),
+    assert [(row.metrics, row.flags) for row in rows] == [
+        ({"throughput": 5.0}, SATURATED),
+        ({"static_throughput": 500.0}, ""),
+        ({"ttft": 12.0}, ""),
     ]
     assert rows[0].scenario.model.quantization.weights == "fp8"
     assert rows[0].scenario.engine.kv_cache_dtype == "fp8"
@@ -60,10 +61,10 @@ def test_one_round_says_what_a_long_job_does(tmp_path, lengths):
     path = table(tmp_path, "a.csv", IN_FLIGHT, f"0.14.0,L40S,FP16,Mistral 7B,1,{lengths},10,5")
     (row,), _ = read_offline_runs(path)
     (pair,) = simulate_offline_runs([row])
-    traffic = row.scenario.traffic.model_copy(update={"num_requests": 40 * pair.batch})
+    traffic = row.scenario.traffic.model_copy(update={"num_requests": 40 * pair.details["batch"]})
     result = simulate(row.scenario.model_copy(update={"traffic": traffic}), keep_steps=False)
-    assert pair.predicted == pytest.approx(result.summary["output_throughput"], rel=0.03)
-    low, high = pair.interval
+    assert pair.metrics["throughput"] == pytest.approx(result.summary["output_throughput"], rel=0.03)
+    low, high = pair.intervals["throughput"]
     assert low < 1 < high
 
 
@@ -71,7 +72,9 @@ def test_a_static_batch_is_its_tokens_over_its_time(tmp_path):
     rows = [f"0.9.0,A100,FP16,GPT-J 6B,{batch},1,128,32,throughput_out_tok_s_gpu,500" for batch in (1, 16)]
     rows += ["0.9.0,A100,FP16,GPT-J 6B,1,1,2048,1,ttft_ms,12", "0.9.0,A100,FP16,GPT-J 6B,1,1,128,1,ttft_ms,12"]
     found, _ = read_offline_runs(table(tmp_path, "b.csv", STATIC, *rows))
-    alone, many, long_ms, short_ms = (pair.predicted for pair in simulate_offline_runs(found))
+    alone, many, long_ms, short_ms = (
+        pair.metrics[metric] for pair in simulate_offline_runs(found) for metric in pair.row.metrics
+    )
     assert 8 < many / alone < 16, "sixteen sequences share the weights' bytes, and each has a prompt of its own"
     assert short_ms < long_ms < 16 * short_ms
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.mean_steps import MeanSteps
-from perfmodel.evidence.predict.served import predict_row
+from perfmodel.evidence.predict.results import predict_row
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import (
-    ServedRow,
     Setup,
     engine_of,
     layouts,
@@ -165,15 +165,15 @@ def test_layouts_are_powers_of_two_within_a_node(tmp_path):
 def test_what_does_not_fit_is_spread_over_more_devices(tmp_path):
     """405 GB of FP8 weights need five H200 at least (141 GB, nine tenths of them): eight, of powers of two."""
     setup = replace(LLAMA, device="h200-sxm", tp=0, num_devices=8, model="llama-3.1-405b", precision="fp8")
-    pair = predict_row(ServedRow("a", setup, {"tokens_per_s": 1.0}, {"device": "h200-sxm"}, ""), tmp_path)
+    pair = predict_row(Observation("a", setup, {"tokens_per_s": 1.0}), tmp_path)
     assert pair.scenario.engine.tensor_parallel_size in (4, 8)
-    alone = predict_row(ServedRow("a", replace(setup, num_devices=1), {"tokens_per_s": 1.0}, {}, ""), tmp_path)
+    alone = predict_row(Observation("a", replace(setup, num_devices=1), {"tokens_per_s": 1.0}), tmp_path)
     assert "tensor_parallel_size" in alone.reason
 
 
 def test_what_fits_in_8_bits_only_was_served_so(tmp_path):
     """Weights of 70e9 parameters in 16 bits fill an H200; its result says nothing of 8 bits."""
     setup = replace(LLAMA, device="h200-sxm", model="llama-2-70b", precision="fp16")
-    pair = predict_row(ServedRow("a", setup, {"tokens_per_s": 1.0}, {}, ""), tmp_path)
+    pair = predict_row(Observation("a", setup, {"tokens_per_s": 1.0}), tmp_path)
     assert not pair.reason
     assert pair.scenario.model.quantization.weights == "fp8"

@@ -1,6 +1,7 @@
 """Recorded serving as scenarios, and an engine's profile found again from runs that it produced."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,17 @@ import pytest
 
 from perfmodel.cost import EngineProfile, HostFit, ServerFit, plan_memory
 from perfmodel.errors import SpecError
-from perfmodel.evidence.kinds.runs import report_serving, validate_per_request
-from perfmodel.evidence.kinds.steady import report_steady_state
-from perfmodel.evidence.predict.serving import accelerated, fit_engine_profile, shortened, simulate_runs
-from perfmodel.evidence.predict.steady import simulate_steady_states
-from perfmodel.evidence.sources.serving import ServingRun, read_request_log, read_serving_runs, stage_latencies
+from perfmodel.evidence.kinds.runs import report_serving, report_steady_state, validate_per_request
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.predict.recorded import (
+    accelerated,
+    fit_engine_profile,
+    shortened_stages,
+    simulate_runs,
+    simulate_steady_states,
+    stage_latencies,
+)
+from perfmodel.evidence.sources.serving import read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states, recipe_arguments
 from perfmodel.sim import simulate
 
@@ -42,7 +49,7 @@ def run_entry(
     }
 
 
-def read(tmp_path: Path, *entries: object) -> tuple[list[ServingRun], list[tuple[str, str]]]:
+def read(tmp_path: Path, *entries: object) -> tuple[list[Observation], list[tuple[str, str]]]:
     path = tmp_path / "runs.json"
     path.write_text(json.dumps(entries), encoding="utf-8")
     return read_serving_runs(path)
@@ -51,9 +58,9 @@ def read(tmp_path: Path, *entries: object) -> tuple[list[ServingRun], list[tuple
 def test_a_run_in_a_hurry_has_the_same_requests_and_longer_answers(tmp_path: Path) -> None:
     """Its arrivals are the run's, sooner; more are in flight, so that each takes longer."""
     (run,), _ = read(tmp_path, run_entry("a", "meta-llama/Llama-3.1-8B-Instruct", (10.0,)))
-    fast = accelerated(run, 2.0)
+    (fast,) = accelerated([run], 2.0)
     stage = fast.scenario.traffic.arrivals.stages[0]
-    assert (stage.rate, stage.duration_s, fast.stage_ends_s) == (20.0, 50.0, (50.0,))
+    assert (stage.rate, stage.duration_s, fast.window) == (20.0, 50.0, (0.0, 50.0))
     slow, quick = (simulate(each.scenario).requests for each in (run, fast))
     assert slow is not None
     assert quick is not None
@@ -63,24 +70,26 @@ def test_a_run_in_a_hurry_has_the_same_requests_and_longer_answers(tmp_path: Pat
 
 def test_a_run_becomes_a_scenario(tmp_path: Path) -> None:
     entry = run_entry("a", "meta-llama/Llama-3.1-8B-Instruct", (2.0, 5.0), total_kv_blocks=7463)
-    (run,), left_out = read(tmp_path, entry)
-    scenario = run.scenario
+    stages, left_out = read(tmp_path, entry)
+    scenario = stages[0].scenario
     assert not left_out
     assert (scenario.model.name, scenario.hardware.name) == ("llama-3.1-8b", "h100-sxm-80gb")
     assert (scenario.engine.num_gpu_blocks_override, scenario.engine.max_num_seqs) == (7463, 128)
-    assert run.stage_ends_s == (100.0, 200.0)
-    assert run.measured[0]["itl_mean"] == pytest.approx((2000 - 30) / 100)
+    assert [stage.window for stage in stages] == [(0.0, 100.0), (100.0, 200.0)]
+    assert stages[0].metrics["itl_mean"] == pytest.approx((2000 - 30) / 100)
     result = simulate(scenario)
     assert result.summary["completed"] == 700  # exactly rate x duration of both stages
     # All prompts but the first hundred have been seen before, up to their last, partly filled block.
     assert result.summary["prefix_cache_hit_rate"] > 0.8
-    assert len(stage_latencies(run, result.requests)) == 2  # type: ignore[arg-type]
+    assert result.requests is not None
+    slow, slower = (stage_latencies(stage, result.requests) for stage in stages)
+    assert slow["itl_mean"] < slower["itl_mean"]
 
 
 def test_a_report_holds_the_plan_of_memory_against_what_a_server_logged(tmp_path: Path) -> None:
     entry = run_entry("a", "meta-llama/Llama-2-7b-hf", (2.0,), total_kv_blocks=10_000)
     (run,), _ = read(tmp_path, entry)
-    (note,) = report_serving(simulate_runs([shortened(run, 0.1)])).notes
+    (note,) = report_serving(simulate_runs(shortened_stages([run], 0.1))).notes
     free = run.scenario.engine.model_copy(update={"num_gpu_blocks_override": None})
     planned = plan_memory(run.scenario.model, run.scenario.hardware, free).num_kv_blocks
     assert f"{planned:,} KV blocks planned, 10,000 logged ({planned / 10_000 - 1:+.1%})" in note
@@ -91,10 +100,10 @@ def test_what_cannot_be_described_is_listed_with_the_reason(tmp_path: Path) -> N
     unknown = run_entry("unknown", "nobody/nothing", (2.0,))
     incomplete = {"id": "incomplete"}
     runs, left_out = read(tmp_path, good, unknown, incomplete)
-    assert [run.run_id for run in runs] == ["good"]
+    assert [run.name for run in runs] == ["good"]
     assert [name for name, _ in left_out] == ["unknown", "incomplete"]
     assert "unknown model 'nobody/nothing'" in left_out[0][1]
-    report = report_serving(simulate_runs([shortened(runs[0], 0.1)]), left_out)
+    report = report_serving(simulate_runs(shortened_stages(runs, 0.1)), left_out)
     assert (report.rows, report.covered) == (3, 1)
     assert any("unknown model" in note for note in report.notes)
 
@@ -121,11 +130,7 @@ def test_a_profile_is_found_again_from_the_runs_it_produced(tmp_path: Path) -> N
         sampling_bytes_per_logit=250.0,
     )
     produced = simulate_runs(runs, profile=true)
-    measured = {row.label: row.predicted for row in produced}
-    told = [
-        ServingRun(r.run_id, r.scenario, r.stage_ends_s, tuple(measured[f"{r.run_id}, stage {i}"] for i in range(2)))
-        for r in runs
-    ]
+    told = [replace(pair.row, metrics=pair.metrics) for pair in produced]
     found = fit_engine_profile(EngineProfile(engine="vllm"), told, share=1.0)
     assert found.host.serial_step_s == pytest.approx(6e-4, rel=0.2)
     assert found.server.in_s == pytest.approx(8e-3, rel=0.15)
@@ -153,7 +158,7 @@ def test_steady_states_follow_their_engines_rules(tmp_path: Path) -> None:
     assert [engine.async_scheduling for engine in engines] == [False, True, True]
     assert [engine.poll_every for engine in engines] == [1, 30, 1]
     assert engines[2].max_num_batched_tokens >= 9000 + 64
-    assert [row.is_clear for row in found] == [True, True, False]
+    assert [row.is_reliable for row in found] == [True, True, False]
     assert [name for name, _ in left_out] == ["x"]
     report = report_steady_state(simulate_steady_states(found), left_out)
     assert (report.rows, report.covered) == (4, 3)
@@ -175,7 +180,8 @@ def test_a_log_is_replayed_request_by_request(tmp_path: Path) -> None:
     (folder / "e2e" / "requests.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     log = read_request_log(folder, tmp_path)
     assert log.scenario.hardware.name == "rtx-4090"
-    np.testing.assert_allclose(log.tpot_s, 0.2 / 9)
+    assert log.requests is not None
+    np.testing.assert_allclose(log.requests.tpot_s, 0.2 / 9)
     report = validate_per_request(folder)
     assert (report.rows, report.covered) == (5, 5)
     assert set(report.metrics) == {"e2el", "ttft", "tpot", "e2el_mean", "ttft_mean", "tpot_mean"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.evidence.kinds.steady import validate_steady_state
+from perfmodel.evidence.kinds.runs import validate_steady_state
 
 MEASURED = Path(__file__).resolve().parents[3] / "measurements" / "steady-state" / "unified.csv.gz"
 FEWEST = 3

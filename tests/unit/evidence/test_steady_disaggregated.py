@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.evidence.predict.steady import num_slices, slice_of
-from perfmodel.evidence.sources.steady import SteadyState, read_steady_states
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.predict.recorded import num_slices, slice_of
+from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.sim import simulate
 
 SHAPE = ("num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
@@ -20,7 +21,7 @@ def row(
     return [*head, *prefill.split(), *decode.split(), "True", "100.0", "10.0"]
 
 
-def read(folder: Path, *rows: list[str]) -> list[SteadyState]:
+def read(folder: Path, *rows: list[str]) -> list[Observation]:
     path = folder / "rows.csv"
     path.write_text("\n".join(map(",".join, [[*COLUMNS, "ttft_ms", "tpot_ms"], *rows])))
     found, left_out = read_steady_states(path)

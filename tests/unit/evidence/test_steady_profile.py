@@ -10,9 +10,10 @@ from perfmodel.cost import EngineProfile, HostFit, ServerFit
 from perfmodel.cost.calibrations.unmeasured import GenerationFit
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.forms import with_facts
-from perfmodel.evidence.fit.steady import fit_generation, fit_steady_profile, fitting_rows, log_errors
-from perfmodel.evidence.predict.steady import SteadyStatePair, simulate_steady_states
-from perfmodel.evidence.sources.steady import SteadyState, read_steady_states
+from perfmodel.evidence.fit.profiles import fit_generation, fit_steady_profile, fitting_rows, steady_log_errors
+from perfmodel.evidence.observation import Observation, Prediction
+from perfmodel.evidence.predict.recorded import simulate_steady_states
+from perfmodel.evidence.sources.steady import read_steady_states
 
 HEADER = (
     "id,backend,backend_version,model_path,system,precision,isl,osl,lengths,concurrency,attention_tp,attention_dp,ep,"
@@ -20,7 +21,7 @@ HEADER = (
 )
 
 
-def rows(tmp_path: Path, system: str, engine: str = "sglang", ranks: int = 4) -> list[SteadyState]:
+def rows(tmp_path: Path, system: str, engine: str = "sglang", ranks: int = 4) -> list[Observation]:
     lines = [
         f"{model}{tokens}{slots},{engine},,{model},{system},bf16,{tokens},40,uniform 0.8-1.0,{slots},{ranks},1,1,False,"
         "100,10"
@@ -35,12 +36,9 @@ def rows(tmp_path: Path, system: str, engine: str = "sglang", ranks: int = 4) ->
     return found
 
 
-def told(pairs: list[SteadyStatePair]) -> list[SteadyState]:
+def told(pairs: list[Prediction]) -> list[Observation]:
     """Rows that say what was simulated."""
-    return [
-        replace(pair.row, measured_ttft_ms=pair.predicted("ttft_mean"), measured_tpot_ms=pair.predicted("tpot_mean"))
-        for pair in pairs
-    ]
+    return [replace(pair.row, metrics=pair.metrics) for pair in pairs]
 
 
 def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
         assert waits[0] == pytest.approx(waits[1], rel=0.1)
     # In runs of twenty requests a step more or less moves a mean by some per cent, so 0.3 ms of a step are not told.
     assert found.host.serial_step_s == pytest.approx(8e-4, abs=3e-4)
-    errors = log_errors(simulate_steady_states(measured, profile=found))
+    errors = steady_log_errors(simulate_steady_states(measured, profile=found))
     assert np.abs(np.median(errors.reshape(-1, 2), axis=0)).max() < 0.02
     # A dense model says nothing about launches of experts: what is left out is less sure than what was fitted.
     assert found.ttft_residuals.p90 - found.ttft_residuals.p10 > np.ptp(np.quantile(errors[1::2], [0.1, 0.9]))
@@ -85,14 +83,14 @@ def test_what_no_row_at_face_value_determines_is_found_in_the_time_to_first_toke
     ]
     path.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
     suspected = [
-        replace(row, measured_tpot_ms=1.0)
+        replace(row, metrics={**row.metrics, "tpot_mean": 1.0})
         for row in told(simulate_steady_states(read_steady_states(path)[0], profile=true))
     ]
     assert not fitting_rows(suspected, "trtllm")
     clear = told(simulate_steady_states(rows(tmp_path, "b200_sxm", engine="trtllm")[:2], profile=true))
     found = fit_steady_profile(true.model_copy(update={"host": HostFit()}), [*clear, *suspected])
     assert found.host.hidden_prompt_latent_layer_s > 1e-3
-    assert abs(np.mean(log_errors(simulate_steady_states(suspected, profile=found))[1::2])) < 0.01
+    assert abs(np.mean(steady_log_errors(simulate_steady_states(suspected, profile=found))[1::2])) < 0.01
     assert found.ttft_residuals.num_rows == len(clear)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.evidence.predict.steady import weighted_means
+from perfmodel.evidence.predict.recorded import weighted_means
 from perfmodel.sim import RequestColumns
 
 SLOTS = 5

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.api import simulate
-from perfmodel.evidence.kinds.pooled import validate_local
-from perfmodel.evidence.predict.local import predict_rows
-from perfmodel.evidence.report import pooled_over_devices
+from perfmodel.evidence.kinds.pooled import pooled_over_devices, validate_local
+from perfmodel.evidence.predict.results import predict_rows
 from perfmodel.evidence.sources.local import read_local_rows
 
 HEADER = "id,device,device_class,backend,model,model_params,gguf_type,test,n_prompt,n_gen,tokens_per_s,group,flags\n"
@@ -65,7 +64,7 @@ def test_a_row_is_priced_by_the_steps_of_the_simulator(tmp_path):
     file = tmp_path / "figures.csv"
     file.write_text(HEADER.replace("n_gen", "depth,n_gen") + f"a,rtx-4090-24gb,gpu,cuda,{LLAMA},tg,0,512,256,100,g1,\n")
     rows, _ = read_local_rows(file)
-    (pair,) = predict_rows([replace(rows[0], tool="llama-bench")], tmp_path)
+    (pair,) = predict_rows([replace(rows[0], setup=replace(rows[0].setup, tool="llama-bench"))], tmp_path)
     traffic = pair.scenario.traffic.model_copy(
         update={
             "input_tokens": pair.scenario.traffic.input_tokens.model_copy(update={"value": 512}),
@@ -73,4 +72,4 @@ def test_a_row_is_priced_by_the_steps_of_the_simulator(tmp_path):
         }
     )
     summary = simulate(pair.scenario.model_copy(update={"traffic": traffic})).summary
-    assert 1e3 / summary["mean_tpot_ms"] == pytest.approx(pair.predicted, rel=0.01)
+    assert 1e3 / summary["mean_tpot_ms"] == pytest.approx(pair.metrics["decode_tokens_per_s"], rel=0.01)
