@@ -8,7 +8,7 @@
 Exit status 1 where a line differs from README.md. Lines whose measurements may not be copied here need the cited
 source; where it is not given they are printed so, and `--write` leaves them as they are.
 
-`tests/unit/validate/test_accuracy_table.py` predicts the quick sets again, and of the slow ones a sample, which must
+`tests/unit/evidence/test_accuracy_table.py` predicts the quick sets again, and of the slow ones a sample, which must
 be as `reports/accuracy_202611.csv.gz` has it, from which their lines follow.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/own_servers.py [--servers 24] [--requests 30,100] [--report MD]
 
 Servers are simulated: hosts with numbers drawn about vLLM's shipped ones, front ends that take eight to twenty times as
-long (tests/unit/calibrate/test_own_server.py). TTFT and TPOT of each load test are off by a draw of 2 %. One server
+long (tests/unit/evidence/test_own_server.py). TTFT and TPOT of each load test are off by a draw of 2 %. One server
 takes some 3 s at 30 requests a load test and 7 s at 100.
 """
 

@@ -212,7 +212,7 @@ def calibrate(
         return
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        kind = "" if generation is not None else target_flag.removeprefix("--").replace("-", "_")
+        kind = target_flag.removeprefix("--").replace("-", "_")
         _say_written(_fit_recorded(measurements, named, generation, kind, out, force), as_json)
         return
     from perfmodel.evidence.executed.bridge import load_executor
@@ -264,12 +264,9 @@ def _fit_recorded(
     from perfmodel.evidence.fit import recorded
 
     with progress_bar("fitting") as progress:
-        if generation is not None:
-            return [recorded.fit_recorded_generation(path, generation, out, progress, is_forced)]
-        if kind in recorded.SLOW_FITS:
-            return [recorded.SLOW_FITS[kind](path, out, progress, is_forced)]
-        if kind in recorded.QUICK_FITS:
-            return [recorded.QUICK_FITS[kind](path, out, is_forced)]
+        if kind in recorded.FITS_FOR_ALL:
+            found = recorded.fit_recorded_for_all(kind, path, out, progress, is_forced, generation or "")
+            return [found]
         return [*recorded.fit_recorded(path, engine, out, progress, is_forced)]
 
 

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.forms import fit_group
 from perfmodel.evidence.sources.kernels import Group, KernelTable, bytes_of, format_bytes, kernel_groups, numbers
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
 
@@ -105,19 +104,17 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit:
     """The parameters of one kernel."""
-    sizes: DecodeSizes = group.sizes
     start, free = _start(group.key)
-
-    def seconds(candidate: FlashDecodeFit, rows: Rows) -> Floats:
-        return np.asarray(decode_seconds(take(sizes, rows), candidate, device, is_warm=True).duration)
-
-    found = fit_form(seconds, start, group.seconds, free=free, starts=_STARTS, most_rows=2500)
-    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+    return fit_group(group, _seconds, start, device, free=free, starts=_STARTS, most_rows=2500)
 
 
 def predict(group: Group, fit: FlashDecodeFit, device: DeviceFacts) -> Floats:
     """Seconds of each row, measured as benchmarks do: repeated, so that small KV stays in L2."""
-    return np.asarray(decode_seconds(group.sizes, fit, device, is_warm=True).duration)
+    return _seconds(group.sizes, fit, device)
+
+
+def _seconds(sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts) -> Floats:
+    return np.asarray(decode_seconds(sizes, fit, device, is_warm=True).duration)
 
 
 def _start(key: str) -> tuple[FlashDecodeFit, tuple[str, ...]]:

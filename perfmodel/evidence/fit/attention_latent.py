@@ -17,10 +17,9 @@ from perfmodel.cost.forms.attention.latent import (
     latent_prefill_seconds,
 )
 from perfmodel.cost.forms.attention.prefill import PrefillSizes
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.forms import fit_group
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
@@ -118,25 +117,13 @@ def fit(group: Group, device: DeviceFacts) -> LatentDecodeFit | LatentPrefillFit
     kv_format, head_dim, kernel = group.key.split("/")[-3:]
     kv_bytes = bytes_of(kv_format.removeprefix("kv_"))
     domain = Domain(head_dim=int(head_dim.removeprefix("hd")), kv_element_bytes=kv_bytes)
-    sizes: LatentSizes = group.sizes
     starts: tuple[dict[str, float], ...] = ({}, {"floor_s": float(np.min(group.seconds))})
-    found: LatentDecodeFit | LatentPrefillFit
-    if isinstance(sizes.attention, PrefillSizes):
-
-        def prompts(candidate: LatentPrefillFit, rows: Rows) -> Floats:
-            return np.asarray(latent_prefill_seconds(take(sizes, rows), candidate, device))
-
+    if isinstance(group.sizes.attention, PrefillSizes):
         start = LatentPrefillFit(domain=domain)
-        found = fit_form(prompts, start, group.seconds, free=_FREE_PREFILL, starts=starts)
-    else:
-
-        def decodes(candidate: LatentDecodeFit, rows: Rows) -> Floats:
-            return np.asarray(latent_decode_seconds(take(sizes, rows), candidate, device))
-
-        rows = _ROWS.get(kernel, _ROWS_ELSE)
-        begin = LatentDecodeFit(kernel=DecodeKernel(heads_per_block=rows, rows=rows), domain=domain)
-        found = fit_form(decodes, begin, group.seconds, free=_FREE_DECODE, starts=starts)
-    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+        return fit_group(group, latent_prefill_seconds, start, device, free=_FREE_PREFILL, starts=starts)
+    rows = _ROWS.get(kernel, _ROWS_ELSE)
+    begin = LatentDecodeFit(kernel=DecodeKernel(heads_per_block=rows, rows=rows), domain=domain)
+    return fit_group(group, latent_decode_seconds, begin, device, free=_FREE_DECODE, starts=starts)
 
 
 def predict(group: Group, fit: LatentDecodeFit | LatentPrefillFit, device: DeviceFacts) -> Floats:

@@ -21,7 +21,7 @@ from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import attention_decode, attention_prefill
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.forms import fit_group
 from perfmodel.evidence.sources.kernels import Group
 from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml
@@ -134,15 +134,14 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit | FlashPrefillFit |
 
 
 def _fit_mixed(group: Group, device: DeviceFacts, softmax_ops: float) -> MixedAttentionFit:
-    sizes: MixedSizes = group.sizes
+    domain = Domain(head_dim=int(float(group.sizes.heads.head_dim[0])))
+    start = MixedAttentionFit(domain=domain, rate="bf16", softmax_ops=softmax_ops)
+    starts = ({}, {"tensor_fraction": 0.9})
+    return fit_group(group, _mixed_seconds, start, device, free=_FREE, starts=starts, most_rows=3000)
 
-    def seconds(candidate: MixedAttentionFit, rows: Rows) -> Floats:
-        return np.asarray(mixed_seconds(take(sizes, rows), candidate, device).duration)
 
-    head_dim = int(float(sizes.heads.head_dim[0]))
-    start = MixedAttentionFit(domain=Domain(head_dim=head_dim), rate="bf16", softmax_ops=softmax_ops)
-    found = fit_form(seconds, start, group.seconds, free=_FREE, starts=({}, {"tensor_fraction": 0.9}), most_rows=3000)
-    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+def _mixed_seconds(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts) -> Floats:
+    return np.asarray(mixed_seconds(sizes, fit, device).duration)
 
 
 def fit_softmax(cards: Sequence[tuple[DeviceFacts, Group]]) -> float:
@@ -169,7 +168,7 @@ def predict(group: Group, fit: FlashDecodeFit | FlashPrefillFit | MixedAttention
         return attention_decode.predict(group, fit, device)
     if isinstance(fit, FlashPrefillFit):
         return attention_prefill.predict(group, fit, device)
-    return np.asarray(mixed_seconds(group.sizes, fit, device).duration)
+    return _mixed_seconds(group.sizes, fit, device)
 
 
 def _decode_sizes(profile: Profile) -> DecodeSizes:

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes, prefill_seconds
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.forms import fit_group
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
@@ -89,18 +88,16 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 def fit(group: Group, device: DeviceFacts) -> FlashPrefillFit:
     """The parameters of one kernel."""
-    sizes: PrefillSizes = group.sizes
-
-    def seconds(candidate: FlashPrefillFit, rows: Rows) -> Floats:
-        return np.asarray(prefill_seconds(take(sizes, rows), candidate, device).duration)
-
-    found = fit_form(seconds, _start(group.key), group.seconds, free=_FREE, starts=_STARTS, most_rows=2500)
-    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+    return fit_group(group, _seconds, _start(group.key), device, free=_FREE, starts=_STARTS, most_rows=2500)
 
 
 def predict(group: Group, fit: FlashPrefillFit, device: DeviceFacts) -> Floats:
     """Seconds of each row."""
-    return np.asarray(prefill_seconds(group.sizes, fit, device).duration)
+    return _seconds(group.sizes, fit, device)
+
+
+def _seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts) -> Floats:
+    return np.asarray(prefill_seconds(sizes, fit, device).duration)
 
 
 def _start(key: str) -> FlashPrefillFit:

@@ -8,12 +8,11 @@ eagerly contain the host's launch, which serving from CUDA graphs does not pay: 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
 from perfmodel.cost.forms.messages.links import link_for
 from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.forms import fit_form, predictor, residuals_of
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_name, format_bytes, numbers
 from perfmodel.specs.hardware import Link
 
@@ -98,30 +97,29 @@ def fit(group: Group, device: DeviceFacts) -> CollectiveFit | CustomAllReduceFit
 
 
 def _fit_nccl(group: Group, start: CollectiveFit, free: tuple[str, ...], device: DeviceFacts) -> CollectiveFit:
-    sizes: CollectiveSizes = group.sizes
-
-    def seconds(candidate: CollectiveFit, rows: Rows) -> Floats:
-        return np.asarray(collective_seconds(take(sizes, rows), candidate, device, _link(device)).duration)
-
     starts = _STARTS if free == _FREE else ({},)
-    return fit_form(seconds, start, group.seconds, free=free, starts=starts)
+    return fit_form(predictor(group, _nccl, device), start, group.seconds, free=free, starts=starts)
 
 
 def _fit_custom(group: Group, start: CustomAllReduceFit, device: DeviceFacts) -> CustomAllReduceFit:
-    sizes: CollectiveSizes = group.sizes
-
-    def seconds(candidate: CustomAllReduceFit, rows: Rows) -> Floats:
-        return np.asarray(custom_seconds(take(sizes, rows), candidate, device, _link(device)).duration)
-
     free = _FREE_CUSTOM if start.eager_floor_s is None else ("eager_floor_s", *_FREE_CUSTOM[2:])
-    return fit_form(seconds, start, group.seconds, free=free, starts=({}, {"one_shot_fraction": 0.2}))
+    starts = ({}, {"one_shot_fraction": 0.2})
+    return fit_form(predictor(group, _custom, device), start, group.seconds, free=free, starts=starts)
 
 
 def predict(group: Group, fit: CollectiveFit | CustomAllReduceFit, device: DeviceFacts) -> Floats:
     """Seconds of each row."""
     if isinstance(fit, CustomAllReduceFit):
-        return np.asarray(custom_seconds(group.sizes, fit, device, _link(device)).duration)
-    return np.asarray(collective_seconds(group.sizes, fit, device, _link(device)).duration)
+        return _custom(group.sizes, fit, device)
+    return _nccl(group.sizes, fit, device)
+
+
+def _nccl(sizes: CollectiveSizes, fit: CollectiveFit, device: DeviceFacts) -> Floats:
+    return np.asarray(collective_seconds(sizes, fit, device, _link(device)).duration)
+
+
+def _custom(sizes: CollectiveSizes, fit: CustomAllReduceFit, device: DeviceFacts) -> Floats:
+    return np.asarray(custom_seconds(sizes, fit, device, _link(device)).duration)
 
 
 def _start(device: DeviceFacts) -> CollectiveFit:

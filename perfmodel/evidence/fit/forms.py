@@ -15,16 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import EngineProfile
+from perfmodel.cost.forms.columns import take
+from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
+from perfmodel.evidence.sources.kernels import Group
 from perfmodel.files.base import Spec
 from perfmodel.specs.engine.description import describe_engine
 
 Floats = NDArray[np.float64]
 FitT = TypeVar("FitT", bound=Spec)
 
-_LOSS_SCALE_robust = 0.1  # log residuals well below this count squared, well above it by their size
+_LOSS_SCALE = 0.1  # log residuals well below this count squared, well above it by their size
 _MOST_ROWS = 4000
-_PRIOR_robust = 3.0  # standard deviation of a parameter's logarithm: a factor of twenty
+_PRIOR = 3.0  # standard deviation of a parameter's logarithm: a factor of twenty
 
 
 def fit_form(
@@ -58,7 +61,7 @@ def fit_form(
 
     def error(logs: Floats) -> Floats:
         of_rows = np.log(np.maximum(predict(build(logs), rows), 1e-12)) - target
-        return np.append(of_rows, _LOSS_SCALE_robust * (logs - middle) / _PRIOR_robust)
+        return np.append(of_rows, _LOSS_SCALE * (logs - middle) / _PRIOR)
 
     best: Any = None
     for changes in starts:
@@ -69,7 +72,7 @@ def fit_form(
             begin,
             bounds=(low, high),
             loss="soft_l1",
-            f_scale=_LOSS_SCALE_robust,
+            f_scale=_LOSS_SCALE,
             diff_step=1e-2,
             max_nfev=40,
             x_scale=0.3,
@@ -77,6 +80,34 @@ def fit_form(
         if best is None or found.cost < best.cost:
             best = found
     return build(best.x)
+
+
+def predictor(
+    group: Group, seconds: Callable[[Any, FitT, DeviceFacts], Any], device: DeviceFacts
+) -> Callable[[FitT, NDArray[np.int64]], Floats]:
+    """Seconds of some of the group's rows under a fit, as `fit_form` takes it."""
+    return lambda fit, rows: np.asarray(seconds(take(group.sizes, rows), fit, device))
+
+
+def fit_group(
+    group: Group,
+    seconds: Callable[[Any, FitT, DeviceFacts], Any],
+    start: FitT,
+    device: DeviceFacts,
+    *,
+    free: Sequence[str],
+    starts: Sequence[Mapping[str, float]] = ({},),
+    most_rows: int = _MOST_ROWS,
+) -> FitT:
+    """The parameters of a kernel, with residuals.
+
+    group, seconds: its rows, and what its form says of sizes; device: that they were measured on
+    start, free, starts, most_rows: as of `fit_form`
+    """
+    predict = predictor(group, seconds, device)
+    found = fit_form(predict, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
+    left = residuals_of(np.asarray(seconds(group.sizes, found, device)), group.seconds)
+    return found.model_copy(update={"residuals": left})
 
 
 def residuals_of(predicted: Floats, seconds: Floats, spread: Floats | float = 1.0) -> Residuals:
@@ -120,8 +151,8 @@ def _range(spec: Spec, name: str) -> tuple[float, float]:
 
 
 Fitted = TypeVar("Fitted", bound=Spec)
-_LOSS_SCALE_profile_fit = 0.05  # log errors well below this count squared, well above it by their size
-_PRIOR_profile_fit = 0.05  # error that counts as much as a factor e between a parameter and where it began
+_LOSS_SCALE_OF_RUNS = 0.05  # log errors well below this count squared, well above it by their size
+_PRIOR_OF_RUNS = 0.05  # error that counts as much as a factor e between a parameter and where it began
 _STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
 _REACH = 1.6  # of a round, in logarithms: a factor of five
 _MOST_ROUNDS = 5
@@ -225,11 +256,11 @@ class LinearErrors(Generic[Fitted]):
         low, high = np.maximum(low, self.here - _REACH), np.minimum(high, self.here + _REACH)
         start = np.log([p.start for p in self.parameters])
         found = least_squares(
-            lambda logs: np.append(at_here + slopes @ (logs - self.here), _PRIOR_profile_fit * (logs - start)),
+            lambda logs: np.append(at_here + slopes @ (logs - self.here), _PRIOR_OF_RUNS * (logs - start)),
             np.clip(self.here, low + 1e-6, high - 1e-6),
             bounds=(low, high),
             loss="soft_l1",
-            f_scale=_LOSS_SCALE_profile_fit,
+            f_scale=_LOSS_SCALE_OF_RUNS,
         )
         optimum: Floats = found.x
         return optimum
@@ -250,7 +281,7 @@ class LinearErrors(Generic[Fitted]):
     def loss(self, logs: Floats, errors: Floats) -> float:
         """What `optimum` makes small, of the errors that were found at `logs`."""
         start = np.log([p.start for p in self.parameters])
-        scaled = np.append(errors, _PRIOR_profile_fit * (logs - start)) / _LOSS_SCALE_profile_fit
+        scaled = np.append(errors, _PRIOR_OF_RUNS * (logs - start)) / _LOSS_SCALE_OF_RUNS
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, TileStep, gemm_seconds
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.forms import fit_group
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name
 from perfmodel.ops.extents import GemmExtent
 
@@ -100,22 +99,18 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 def fit(group: Group, device: DeviceFacts) -> TiledGemmFit:
     """The parameters of one kernel, from the rows that do not beat the hardware."""
-    usable = ~is_too_fast(group, device)
-    sizes: GemmSizes = take(group.sizes, usable)
-    measured = group.seconds[usable]
     start, free, starts = _start(group)
-
-    def seconds(candidate: TiledGemmFit, rows: Rows) -> Floats:
-        duration: Floats = gemm_seconds(take(sizes, rows), candidate, device, is_eager=True).duration
-        return duration
-
-    found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
-    return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(measured))), measured)})
+    usable = group.take(~is_too_fast(group, device))
+    return fit_group(usable, _seconds, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
 
 
 def predict(group: Group, fit: TiledGemmFit, device: DeviceFacts) -> Floats:
     """Seconds of each row, timed as the table was."""
-    duration: Floats = gemm_seconds(group.sizes, fit, device, is_eager=True).duration
+    return _seconds(group.sizes, fit, device)
+
+
+def _seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> Floats:
+    duration: Floats = gemm_seconds(sizes, fit, device, is_eager=True).duration
     return duration
 
 

@@ -14,13 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.columns import take
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit, expert_seconds
 from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.gemm import TileStep
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.forms import fit_group
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name, numbers
 from perfmodel.ops.extents import ExpertsExtent
 from perfmodel.ops.routing import TILE_ROWS
@@ -285,23 +284,20 @@ def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     if not len(usable):
         raise SpecError(f"{group.key}: all {len(group.rows)} rows are faster than the device's memory allows.")
     calls = np.column_stack([getattr(group.sizes.extent, name) for name in _ONE_CALL])[usable]
-    usable = usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])]
-    sizes: ExpertSizes = take(group.sizes, usable)
-    measured = group.seconds[usable]
+    part = group.take(usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])])
     start = fit_start(group.key, group.engine)
     free: tuple[str, ...] = _FREE
-    if np.count_nonzero(sizes.extent.inner % 16) >= _LEAST_MISALIGNED:
+    if np.count_nonzero(part.sizes.extent.inner % 16) >= _LEAST_MISALIGNED:
         free = (*free, "misaligned")
         start = start.model_copy(update={"misaligned": 1.3})
-    launch = max(4e-6, 0.7 * float(np.quantile(measured, 0.01)))
-
-    def seconds(candidate: GroupedExpertsFit, rows: Rows) -> Floats:
-        duration: Floats = expert_seconds(take(sizes, rows), candidate, device).duration
-        return duration
-
+    launch = max(4e-6, 0.7 * float(np.quantile(part.seconds, 0.01)))
     starts = tuple({"launch_s": launch, **each} for each in _STARTS)
-    found = fit_form(seconds, start, measured, free=free, starts=starts, most_rows=_MOST_ROWS)
-    return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(measured))), measured)})
+    return fit_group(part, _seconds, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
+
+
+def _seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> Floats:
+    duration: Floats = expert_seconds(sizes, fit, device).duration
+    return duration
 
 
 def fit_start(key: str, engine: str) -> GroupedExpertsFit:
@@ -322,8 +318,7 @@ def fit_start(key: str, engine: str) -> GroupedExpertsFit:
 
 def predict(group: Group, fit: GroupedExpertsFit, device: DeviceFacts) -> Floats:
     """Seconds of each row."""
-    duration: Floats = expert_seconds(group.sizes, fit, device).duration
-    return duration
+    return _seconds(group.sizes, fit, device)
 
 
 def _kernel(source: str, engine: str, format: str) -> _Kernel:

@@ -1,18 +1,14 @@
 """`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
 from perfmodel.cost.calibrations.backends import BackendFits
-from perfmodel.cost.calibrations.exchanges import ExchangeFits, load_exchange_fits
-from perfmodel.cost.calibrations.kernel_errors import KernelErrors
-from perfmodel.cost.calibrations.routing import RoutingFit
-from perfmodel.cost.calibrations.unmeasured import GenerationFit
-from perfmodel.cost.calibrations.whole_runs import OTHERS, WholeRunFits
-from perfmodel.cost.forms.overheads import OverheadFits, load_overheads
+from perfmodel.cost.calibrations.exchanges import load_exchange_fits
+from perfmodel.cost.calibrations.whole_runs import OTHERS
+from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention_mixed import fit_softmax, read_cards
@@ -49,7 +45,6 @@ from perfmodel.files.fitted import save_fitted
 from perfmodel.specs.engine.description import describe_engine
 
 Progress = Callable[[int, int | None], None]
-F = TypeVar("F", bound=Spec)
 
 
 def fit_recorded(
@@ -88,95 +83,96 @@ def _target(out: Path | None, name: str, is_forced: bool) -> Path:
     return file
 
 
-def fit_recorded_generation(
+def fit_recorded_for_all(
+    kind: str,
     path: Path,
-    architecture: str,
     out: Path | None = None,
     progress: Progress | None = None,
     is_forced: bool = False,
-) -> tuple[GenerationFit, Path]:
-    """Fit what the steady states in `path` say about an architecture's kernels, and write it as `fit_recorded` does.
+    architecture: str = "",
+) -> tuple[Spec, Path]:
+    """Fit what `path` says of all engines and devices alike, and write it as `fit_recorded` does.
 
-    out: folder to write to, by default among the calibrations; is_forced: overwrite an existing file
+    kind:         of `FITS_FOR_ALL`; path: what it is fitted to
+    out:          folder to write to, by default among the calibrations; is_forced: overwrite an existing file
+    architecture: of `generation`
+
+    Raises SpecError where there is nothing of the kind.
     """
-    file = _target(out, f"generation@{architecture}.yaml", is_forced)
+    name = f"generation@{architecture}.yaml" if kind == "generation" else f"{_FILES.get(kind, kind)}.yaml"
+    file = _target(out, name, is_forced)
+    fits = FITS_FOR_ALL[kind](path, progress, architecture).model_copy(update={"date": today()})
+    return fits, save_fitted(fits, file)
+
+
+def _generation(path: Path, progress: Progress | None, architecture: str) -> Spec:
     fit = fit_generation(architecture, read_steady_states(path)[0], progress=progress)
+    return _of_steady_states(fit, f"--generation {architecture}")
+
+
+def _routing(path: Path, progress: Progress | None, _: str) -> Spec:
+    return _of_steady_states(fit_popularity(read_steady_states(path)[0], progress=progress), "--routing")
+
+
+def _of_steady_states(fit: Spec, flags: str) -> Spec:
     source = STEADY_STATES.source("steady states of servers")
-    return _written(fit, file, source=source, command=f"{STEADY_STATES.command('any')} --generation {architecture}")
+    return fit.model_copy(update={"source": source, "command": f"{STEADY_STATES.command('any')} {flags}"})
 
 
-def fit_recorded_routing(
-    path: Path, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
-) -> tuple[RoutingFit, Path]:
-    """Fit what the steady states in `path` say about how unequally popular experts are, and write it likewise."""
-    file = _target(out, "routing.yaml", is_forced)
-    fit = fit_popularity(read_steady_states(path)[0], progress=progress)
-    source = STEADY_STATES.source("steady states of servers")
-    return _written(fit, file, source=source, command=f"{STEADY_STATES.command('any')} --routing")
-
-
-def fit_recorded_whole_runs(
-    path: Path, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
-) -> tuple[WholeRunFits, Path]:
-    """Fit what the tables of published results in the folder `path` say of makers without kernel tables.
-
-    out: folder to write to, by default among the calibrations. Raises SpecError where there are no such results.
-    """
-    file = _target(out, "whole_runs.yaml", is_forced)
-    files = sorted(path.glob("*.csv*")) if path.is_dir() else [path]
+def _whole_runs(path: Path, progress: Progress | None, _: str) -> Spec:
+    """Of makers without kernel tables, from the tables of published results in a folder."""
     rows: list[Observation] = []
-    for file in files:
+    for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
         for read in (read_mlperf_rows, read_served_rows):
             try:
-                rows += read(file)[0]
+                rows += read(table)[0]
                 break
             except SpecError:
                 continue
     fits = fit_whole_runs(rows, devices_folder(path), progress)
     settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
     source = PUBLISHED_RESULTS.source(f"{settings} settings of serving results")
-    return _written(fits, file, source=source, command=f"{PUBLISHED_RESULTS.command('any')} --whole-runs")
+    return fits.model_copy(update={"source": source, "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs"})
 
 
-def fit_recorded_exchanges(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[ExchangeFits, Path]:
-    """Fit the exchanges of expert parallelism in `path`, and write them likewise. What they came from stays said."""
-    file = _target(out, "exchange.yaml", is_forced)
-    return _written(fit_exchanges(read_exchanges(path), load_exchange_fits()), file)
+def _exchange(path: Path, *_: object) -> Spec:
+    return fit_exchanges(read_exchanges(path), load_exchange_fits())  # where the rest came from stays written
 
 
-def fit_recorded_overheads(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
-    """Fit what the single figures in `path` say, and write it likewise, with where each was published."""
-    file = _target(out, "overheads.yaml", is_forced)
+def _overheads(path: Path, *_: object) -> Spec:
     rows, before = read_overhead_rows(path), load_overheads()
     ours = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher in part]
     source = "; ".join([*dict.fromkeys(row.source for row in rows), *ours])
     command = "perfmodel calibrate --from <single figures> --overheads"
-    return _written(fit_overheads(rows, before.softmax_ops), file, source=source, command=command)
+    return fit_overheads(rows, before.softmax_ops).model_copy(update={"source": source, "command": command})
 
 
-def fit_recorded_softmax(path: Path, out: Path | None = None, is_forced: bool = False) -> tuple[OverheadFits, Path]:
-    """Fit what a softmax takes beside its products to the layer profiles in the folder `path`; other overheads stay."""
-    file = _target(out, "overheads.yaml", is_forced)
-    before = load_overheads()
+def _softmax(path: Path, *_: object) -> Spec:
+    before, cards = load_overheads(), read_cards(path)
     others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
-    cards = read_cards(path)
     source = "; ".join([*others, LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")])
-    return _written(before, file, softmax_ops=fit_softmax(cards), source=source)
+    return before.model_copy(update={"softmax_ops": fit_softmax(cards), "source": source})
 
 
-def fit_recorded_kernel_errors(
-    path: Path, out: Path | None = None, is_forced: bool = False
-) -> tuple[KernelErrors, Path]:
-    """Fit what calls of a kernel err alike by to the kernel tables in the folder `path`, and write it likewise."""
-    file = _target(out, "kernel_errors.yaml", is_forced)
-    source, command = KERNEL_TABLES.source("residuals of kernel tables"), "--from <kernel tables> --kernel-errors"
-    return _written(fit_kernel_errors(path), file, source=source, command=f"perfmodel calibrate {command}")
+def _kernel_errors(path: Path, *_: object) -> Spec:
+    source = KERNEL_TABLES.source("residuals of kernel tables")
+    command = "perfmodel calibrate --from <kernel tables> --kernel-errors"
+    return fit_kernel_errors(path).model_copy(update={"source": source, "command": command})
 
 
-def _written(fits: F, file: Path, **update: Any) -> tuple[F, Path]:
-    """`fits` with today's date and these fields, written to `file`."""
-    fits = fits.model_copy(update={"date": today(), **update})
-    return fits, save_fitted(fits, file)
+# What is fitted for all engines and devices alike, by the flag of `calibrate` that asks for it.
+FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None, str], Spec]] = MappingProxyType(
+    {
+        "exchange": _exchange,
+        "generation": _generation,
+        "kernel_errors": _kernel_errors,
+        "overheads": _overheads,
+        "routing": _routing,
+        "softmax": _softmax,
+        "whole_runs": _whole_runs,
+    }
+)
+_FILES = {"softmax": "overheads"}  # named otherwise than what is fitted
 
 
 def _executor(path: Path, engine: str) -> Calibration:
@@ -207,15 +203,3 @@ def _joined(begin: EngineProfile, measured: Origin, what: str) -> str:
     """The sources of a profile. What it had from others stays in it: each fits a part of its parameters."""
     kept = [part for part in begin.source.split("; ") if part and measured.publisher not in part]
     return "; ".join([*kept, measured.source(what)])
-
-
-# What is fitted for all engines and devices alike, by name: with a bar, and at once.
-SLOW_FITS = MappingProxyType({"routing": fit_recorded_routing, "whole_runs": fit_recorded_whole_runs})
-QUICK_FITS = MappingProxyType(
-    {
-        "exchange": fit_recorded_exchanges,
-        "kernel_errors": fit_recorded_kernel_errors,
-        "overheads": fit_recorded_overheads,
-        "softmax": fit_recorded_softmax,
-    }
-)

@@ -62,7 +62,7 @@ _TENSOR_PARALLEL: Dimensions = {"tensor parallel": lambda pair: str(_scenario(pa
 def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) -> Prediction:
     """The pair that row `number` of a comparison is of."""
     mine = [pair for pair in pairs if comparison.metric in pair.row.metrics]
-    return mine[np.flatnonzero(comparison.rows.kept)[number]]
+    return mine[int(np.flatnonzero(comparison.rows.kept)[number])]
 
 
 def _latency_parts(

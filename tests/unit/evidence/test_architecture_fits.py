@@ -13,6 +13,7 @@ from perfmodel.cost.calibrations.whole_runs import (
     whole_run_calibration,
 )
 from perfmodel.errors import SpecError
+from perfmodel.evidence.fit import recorded
 from perfmodel.evidence.fit.whole_runs import fit_whole_runs, with_others, without_own
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.results import predict_row
@@ -142,3 +143,14 @@ def test_a_static_batch_that_fits_only_in_8_bits_was_held_in_8(tmp_path):
         for setup in (static, few, replace(static, is_static=False))
     }
     assert list(held.values()) == ["fp8", "auto", "auto"]
+
+
+def test_a_fit_is_written_among_the_calibrations_and_its_tables_stay_as_they_are(tmp_path, monkeypatch):
+    table = tmp_path / "other_devices.csv"
+    table.write_text("id,kind,device,engine,model\na,offline,gaudi-2,vllm,llama-3.1-8b\n")
+    before = table.read_bytes()
+    monkeypatch.setattr(recorded, "fit_whole_runs", lambda *_: WholeRunFits(architectures={"gaudi": KNOWN}))
+    _, file = recorded.fit_recorded_for_all("whole_runs", tmp_path, tmp_path / "out")
+    assert file == tmp_path / "out" / "whole_runs.yaml"
+    assert file.is_file()
+    assert table.read_bytes() == before

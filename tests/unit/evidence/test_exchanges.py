@@ -10,7 +10,7 @@ from perfmodel.cost.calibrations.exchanges import load_exchange_fits
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.messages.exchange import ExchangeFit, exchange_time
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.recorded import fit_recorded_exchanges
+from perfmodel.evidence.fit.recorded import fit_recorded_for_all
 from perfmodel.evidence.fit.single_figures import fit_exchanges, read_exchanges
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_to_all
@@ -45,12 +45,12 @@ def test_the_fit_finds_what_made_the_rows_and_keeps_the_start_between_nodes(tmp_
 
 
 def test_what_is_written_reads_back_and_too_few_rows_are_refused(tmp_path: Path) -> None:
-    fits, path = fit_recorded_exchanges(table(tmp_path), tmp_path / "out")
+    fits, path = fit_recorded_for_all("exchange", table(tmp_path), tmp_path / "out")
     assert path.name == "exchange.yaml"
     assert "--exchange" in path.read_text(encoding="utf-8")
     assert fits.dispatch.link_fraction != load_exchange_fits().dispatch.link_fraction
     with pytest.raises(SpecError, match="found 2 rows of exchange dispatch"):
-        fit_recorded_exchanges(table(tmp_path, SIZES[:2]), tmp_path / "other")
+        fit_recorded_for_all("exchange", table(tmp_path, SIZES[:2]), tmp_path / "other")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(SpecError, match="is no table of exchanges"):
         read_exchanges(tmp_path / "other.csv")

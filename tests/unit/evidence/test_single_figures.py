@@ -9,7 +9,7 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.recorded import fit_recorded_overheads
+from perfmodel.evidence.fit.recorded import fit_recorded_for_all
 from perfmodel.evidence.fit.single_figures import OverheadRow, fit_overheads, read_overhead_rows
 from perfmodel.specs import load_hardware
 
@@ -17,7 +17,7 @@ FIGURES = Path(__file__).parent / "figures" / "overheads.csv"
 
 
 def test_the_published_figures_give_the_committed_fits_again(tmp_path: Path) -> None:
-    fits, path = fit_recorded_overheads(FIGURES, tmp_path)
+    fits, path = fit_recorded_for_all("overheads", FIGURES, tmp_path)
     assert path.name == "overheads.yaml"
     assert "--overheads" in fits.command
     committed, provenance = load_overheads(), {"source", "date", "command"}
