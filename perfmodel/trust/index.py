@@ -1,4 +1,11 @@
-"""`MeasuredSetup`: what a scenario and a measurement are compared by, to say how near they are to each other."""
+"""What was measured and how well it was predicted: the setups, their index, errors left out of fits.
+
+`hardware_specs/validated`, written by validations: `<name>.csv` has a line for each cell (device x engine version x
+model x number format) and metric: the range of the setups that were measured, and the errors of their predictions.
+`<name>.rows.csv.gz` has the rows themselves, where they may be copied. `left_out/errors.csv` has a line for each
+engine, what was left out of its fit, and metric: what to expect where no measured row is like the setup; it is written
+from the reports of cross-validation (`benchmarks/left_out_index.py`).
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

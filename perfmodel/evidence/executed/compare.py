@@ -8,6 +8,10 @@ Three comparisons, from the most to the least direct:
 
 The runs may take different plans: a step that takes longer gathers other arrivals. `plans_agree` in the notes says
 how many steps of the two runs are the same.
+
+Of a run on another engine (`validate executor SCENARIO --measured FOLDER`) steps are predicted for what each of them
+computed, requests by a run of the whole scenario, both as `engine.profile` is calibrated: what `perfmodel calibrate
+--on` wrote, or what ships.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,17 @@
-"""Served scenarios of a measured device beside their simulation: every step, and techniques beside their baselines."""
+"""`validate executor --measured FOLDER`: the simulator beside a device that the executor's programme measured, offline.
+
+Half of the measured kernels and steps calibrate the device, the other half is predicted:
+
+    kernel            each problem of the other half
+    step              whole steps of the other half
+    serving_step      every step of the served scenarios, for exactly its shape
+    e2el_mean, ...    the scenarios simulated whole, each beside its run
+    speedup           scenarios with a technique and without, what it gains on both clocks
+
+How near kernels come to what the device can do, and to the best library call, is a sentence per operator. The limit of
+a problem is the larger of its bytes over the measured copy bandwidth and its FLOPs over the measured rate of a library
+product in the same format: figures of the same device in the same run.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

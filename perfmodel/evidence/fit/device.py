@@ -1,9 +1,16 @@
-"""Measured steps as the cost model sees them, and the host's time in them, whose kernels are known.
+"""A calibration of the executor's engine from what its measuring programme wrote, without the device.
+
+GPU: the forms of kernels from kernels, then the host from whole steps, with the kernels held fixed:
 
     graphed step   t = serial_step + serial_per_sequence S + kernels
     eager step     t = the same + prompt_step, and not less than the launches: serial + max(launches, kernels)
 
-Fitted to the logarithm of measured over predicted, by few non-negative numbers.
+fitted to the logarithm of measured over predicted, by few non-negative numbers. CPU: operators in a loop flatter
+themselves there (29 % on average), so whole steps are fitted and kernels only shown.
+
+Kernels come as the tables that forms are fitted to, by the tables' names for columns. Operators with a form of their
+own keep their sizes; all others are small kernels, which move bytes and are launched. What multiplies matrices and has
+no form was measured to be compared with (the standard attention) and is in neither.
 """
 
 import datetime

@@ -1,10 +1,12 @@
-"""Robust fits of physical forms: least squares on log(predicted / measured), bounded, from several starts.
+"""Robust fits: of physical forms to kernels, and of an engine's profile, or another small spec, to whole runs.
 
-The parameters of a form are the bounded positive float fields of its `...Fit`; their `ge` and `le` are the plausible
-range, and the fit works on their logarithms. A soft L1 loss keeps rows that no physics explains from bending the rest.
-Each parameter has a prior about the form's own value, with the weight of a single row: a parameter that no row has
-anything to say on stays there, instead of anywhere or at an end of its range, and one that rows determine does not
-notice.
+A form: least squares on log(predicted / measured), bounded, from several starts. Its parameters are the bounded
+positive float fields of its `...Fit`; their `ge` and `le` are the plausible range, and the fit works on their
+logarithms. A soft L1 loss keeps rows that no physics explains from bending the rest. Each parameter has a prior about
+the form's own value, with the weight of a single row: a parameter that no row has anything to say on stays there,
+instead of anywhere or at an end of its range, and one that rows determine does not notice.
+
+A profile: few positive, bounded numbers, so that simulated means meet measured ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence

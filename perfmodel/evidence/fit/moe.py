@@ -1,9 +1,14 @@
-"""Expert load of the collectors' synthetic routing, for the rank that a table's row timed.
+"""Measured mixtures of experts (`moe`): which kernel a row ran, the load of its rank, its sizes, the fit of its form.
 
-The tables name a distribution: `balanced`, or `power_law_a` (experts drawn with density x^-a). M tokens of all ranks
-together choose k of E experts each; of R ranks with E / R experts each, the one with the most assignments is timed.
-Source: the synthetic routing of ai-dynamo/aiconfigurator's MoE collectors (Apache-2.0), rebuilt from its description;
-its draws are not known, so averages over `_DRAWS` seeded ones stand for them.
+Columns: num_tokens (of all ranks), hidden_size, inter_size (per expert, before sharding), topk, num_experts,
+moe_tp_size, moe_ep_size, distribution, moe_dtype, kernel_source, engine_version. Rows of one engine, number format and
+kernel are fitted together. The tables do not say whether experts have a gate: see `_num_gates`.
+
+The tables name a distribution of the collectors' synthetic routing: `balanced`, or `power_law_a` (experts drawn with
+density x^-a). M tokens of all ranks together choose k of E experts each; of R ranks with E / R experts each, the one
+with the most assignments is timed. Source: the synthetic routing of ai-dynamo/aiconfigurator's MoE collectors
+(Apache-2.0), rebuilt from its description; its draws are not known, so averages over `_DRAWS` seeded ones stand for
+them.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,12 @@
-"""Figures of load tests as a function of an engine's few numbers, and where both agree best.
+"""The few numbers of an engine's host and front end, fitted to load tests of somebody's own server.
 
-A number may move as far as engines differ in it, a figure be off by as much as is believed of it: least squares of
-both, in logarithms, less strict with what is far off.
+Kernels are not touched. Each number begins where the engine's shipped profile has it, as likely to be elsewhere as
+the shipped engines differ in it; each figure is believed as far as predictions of the shipped profile are off for
+others, and further the better the runs agree with one another: least squares of both, in logarithms, less strict with
+what is far off. So what the runs say nothing of stays as shipped, and one run, which cannot tell its own errors from
+the server's, moves little.
+
+The held-out error is that of each run under what all others say, runs being files or rates of a sweep.
 """
 
 from collections.abc import Callable, Mapping, Sequence

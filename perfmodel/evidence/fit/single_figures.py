@@ -1,7 +1,20 @@
-"""Measured exchanges of expert parallelism: a CSV with a row for each size and direction.
+"""Single published figures, from CSV files: exchanges of expert parallelism, messages over PCIe, steps without CUDA
+graphs, sampling and memory.
 
-Columns: device, exchange (dispatch or combine), ranks, payload_bytes (what a rank sends to all), latency_us. All ranks
-are joined by a switch. The start between nodes is not in such rows: it stays what it was.
+Exchanges, a row for each size and direction: device, exchange (dispatch or combine), ranks, payload_bytes (what a rank
+sends to all), latency_us. All ranks are joined by a switch. The start between nodes is not in such rows: it stays what
+it was.
+
+Others: figure, device, model, ranks, amount (bytes that a rank sends; graphs), value (SI units), source. By figure:
+
+    all_gather_s               NCCL between devices that see each other's memory
+    all_to_all_through_host_s  the smallest between two that do not
+    bus_rate_through_host      of large all-reduces between such, as nccl-tests counts it
+    peer_read_rate             of kernels that read their peer's memory
+    eager_step_s               a decode step of one sequence, launched operator by operator
+    sampled_sequence_s         what a sequence more adds to a step where the model asks for top-p
+    graphs_bytes               what vLLM estimates that so many CUDA graphs take
+    communicator_bytes         what several devices take of each beside tensors
 """
 
 from collections.abc import Sequence

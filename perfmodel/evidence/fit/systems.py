@@ -1,7 +1,16 @@
-"""Layer-by-layer kernel profiles of one card: `<run>/ops/meta.yaml` and, per tensor-parallel degree, CSV files.
+"""From a folder of measurements to calibrations: every kernel table of every system, fitted group by group.
 
-`dense.csv` has microseconds per layer and number of tokens, `per_sequence.csv` per number of sequences (LM head,
-sampler). GEMM layers become rows of a GEMM table; the small kernels fit the roofline form of their family.
+A folder is either of kernel tables, `<system>/<op>`, or a run with a layer profile of one card: `ops/meta.yaml` and,
+per tensor-parallel degree, `dense.csv` (microseconds per layer and number of tokens) and `per_sequence.csv` (LM head,
+sampler). A profile's GEMM layers become rows of a GEMM table; its small kernels fit the roofline form of their family.
+To add a kind of kernel, write its module (`groups`, `fit`, `predict`) and enter its tables in MODULES.
+
+Calibration errors are correlated within a run. Residuals of kernel tables fall into shapes, which a model has few of,
+and sizes within a shape, which its steps go through. With the residual of a row the sum of its shape's and its size's,
+independent of each other (one-way random effects; Searle, Casella and McCulloch, Variance Components, 1992, chapter 3),
+the variance of shapes is that of their means less what sizes leave in a mean. Products of a layer with its four
+matrices (q, k and v in one, output, gate and up in one, down) have four shapes: their mean has half the standard
+deviation of one.
 """
 
 from collections import defaultdict

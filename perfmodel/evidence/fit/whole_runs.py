@@ -1,6 +1,11 @@
-"""Fits what an operation of matrix units takes at the full clock: large products of measured makers beside their TDP.
+"""Fits what whole runs say of makers without kernel tables: a few numbers for an architecture, with priors.
 
-Of each device with kernel tables of its own and each number format in them the rate that a large product reaches, as a
+Results that a step's mean time decides are fitted: offline and static batches, each as seconds per token, and times to
+the first token of a prompt alone. Each setting counts once. Numbers that the results of an architecture do not
+determine stay at their priors.
+
+What an operation of matrix units takes at the full clock comes from large products of measured makers and their TDP: of
+each device with kernel tables of its own and each number format in them the rate that a large product reaches, as a
 share of the declared peak. Tiles, waves and quantization leave a common share c, power the rest:
 
     reached / peak = c min(1, (TDP / (peak e))^(1/3))

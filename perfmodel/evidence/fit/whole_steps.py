@@ -10,6 +10,11 @@ those that make numbers of cached integers, which a CPU writes out before it mul
 are what `OperatorTimer` itself returns under unit calibrations: the fit and the simulator share one formula. What
 cannot be separated on a fixed model (say, kernel overhead from weight bytes, both constant per step) is settled by a
 weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
+
+Steps that another engine recorded (`perfmodel execute --on`) are fitted likewise: such a step is all that the engine
+did, host, kernels, tokens handed out, so the profile that goes with the calibration adds nothing. Steps that differ in
+little but the context of their decodes are pooled, and the fit is to the pools' medians: a step that something else on
+the machine has held up moves none of them.
 """
 
 import csv

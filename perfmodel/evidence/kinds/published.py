@@ -1,4 +1,8 @@
-"""What perfmodel says of a published figure: the metric of a run, a step, an operator, a kernel or of memory."""
+"""`validate published`: figures from papers, blogs and tables of results, each a scenario with a `published` block.
+
+Every figure is restated with its source in a file of its own; nothing was fitted to any of them. Predicted is the
+metric of a run, a step, an operator, a kernel or of memory. Formats and choice of the figures: docs/published.md.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

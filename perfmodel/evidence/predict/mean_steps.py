@@ -1,8 +1,16 @@
-"""What beam search reads of its KV cache: the beams of a request have their prompt's blocks in common.
+"""`MeanSteps`: the mean steps of one instance in a steady state, and what they say of rates and latencies.
 
-The kernel reads a request's prompt once for each beam, and the beams' thread blocks run side by side: the first read
-comes from HBM, the others find it in L2. With b beams, p tokens of prompt, and a tokens behind it in each beam, a step
-takes as long as one that reads from HBM
+A saturated engine has B requests that decode, as many as its KV blocks hold, and for each that ends a prompt that
+comes: with o tokens an answer, p a prompt and T a step, on average
+
+    requests/s = B / (o T),    T = T( B decodes, B / o prompts of p tokens )
+
+(fewer than B where the token budget is full), and a server at a rate below that has the batch at which it serves just
+that rate.
+
+Beams of a request have their prompt's blocks in common. The kernel reads a request's prompt once for each beam, and the
+beams' thread blocks run side by side: the first read comes from HBM, the others find it in L2. With b beams, p tokens
+of prompt, and a tokens behind it in each beam, a step takes as long as one that reads from HBM
 
     p (1 + (b - 1) / s) + b a    tokens of a request,
 

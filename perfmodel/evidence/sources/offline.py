@@ -86,9 +86,9 @@ def _row(name: str, entry: Entry) -> Observation:
     scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
     metric = _STATIC_METRICS[entry["metric"]] if is_static else "throughput"
     measured = float(entry["value"] if is_static else entry["throughput_out_tok_s_gpu"])
-    weights = model.quantization.weights or model.dtype
+    served = scenario.model  # in the format that the engine computes in
     lengths = f"{inputs:,} in, {outputs:,} out"
-    label = f"{model.name} {weights} on {entry['tp']} x {hardware.name}, {lengths}"
+    label = f"{served.name} {served.quantization.weights or served.dtype} on {entry['tp']} x {hardware.name}, {lengths}"
     return Observation(
         name,
         scenario,
