@@ -48,19 +48,15 @@ class MeasuredSensitivity(MeasuredQuality, Protocol):
 
 
 class ExecutorPackage(Protocol):
-    """What `perfmodel_executors` offers."""
+    """What `perfmodel_executors` offers; its functions say what they do."""
 
     def calibrate_cpu(
         self, models: Sequence[str] | None = None, out: Path | None = None, progress: Progress | None = None
-    ) -> tuple[Calibration, Path]:
-        """Measures this machine on `models` and writes the calibration; returns it and the file."""
-        ...
+    ) -> tuple[Calibration, Path]: ...
 
     def calibrate_on(
         self, target: str, scenarios: Sequence[tuple[Scenario, str]], progress: Progress | None = None
-    ) -> Calibration:
-        """Runs each scenario, given with what it calls its model, on the engine `target`, and fits their steps."""
-        ...
+    ) -> Calibration: ...
 
     def execute_scenario(
         self,
@@ -70,7 +66,7 @@ class ExecutorPackage(Protocol):
         *,
         kernels: str | None = None,
     ) -> RunResult:
-        """Serves the scenario's workload for real."""
+        """See `perfmodel_executors.execute_scenario`."""
         ...
 
     def execute_on(
@@ -81,29 +77,21 @@ class ExecutorPackage(Protocol):
         progress: Progress | None = None,
         out: Path | None = None,
     ) -> RunResult:
-        """Serves the scenario's workload on the engine that `target` names, `model` as the scenario calls it; records
-        go to the folder `out`."""
+        """See `perfmodel_executors.execute_on`."""
         ...
 
     def execute_repeatedly(
         self, scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None
-    ) -> Sequence["ExecutedBeside"]:
-        """Each scenario executed `rounds` times in random order, and simulated as the machine was calibrated."""
-        ...
+    ) -> Sequence["ExecutedBeside"]: ...
 
     def explain_occupancy(
         self, scenario: Scenario, shape: BatchShape, progress: Progress | None = None
-    ) -> list[dict[str, Any]]:
-        """Compiles the kernels of a step for the scenario's GPU, which need not be here; a row for each."""
-        ...
+    ) -> list[dict[str, Any]]: ...
 
     def measure_quality(
         self, scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
     ) -> MeasuredQuality:
-        """Perplexity of the scenario's model on real text; beside `baseline`, the share of equal greedy answers.
-
-        chunk: new tokens in a step
-        """
+        """See `perfmodel_executors.measure_quality`."""
         ...
 
     def measure_sensitivity(
@@ -116,25 +104,18 @@ class ExecutorPackage(Protocol):
         by_block: bool = False,
         progress: Progress | None = None,
     ) -> "MeasuredSensitivity":
-        """Loss of each layer of the scenario's model in the format `method`, and the mix that meets `bits` per weight.
-
-        group_size: weights per scale; by_block: attention and feed-forward apart
-        text:       a file, or Python's help
-        """
+        """See `perfmodel_executors.measure_sensitivity`."""
         ...
 
     def measure_technique(
         self, scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1
     ) -> list[TechniqueRun]:
-        """Calibrates for `scenario` and `baseline` together, then simulates and executes both `repeats` times;
-        speedups are by `metric`."""
+        """See `perfmodel_executors.measure_technique`."""
         ...
 
     def validate_executor(
         self, scenario: Scenario, repeats: int = 1, progress: Progress | None = None
-    ) -> ValidationReport:
-        """Calibrates, simulates, executes and compares."""
-        ...
+    ) -> ValidationReport: ...
 
 
 def load_executor(*, needs_torch: bool = True) -> ExecutorPackage:

@@ -73,7 +73,6 @@ def _usual_speedup() -> float:
 
 
 _STATES = 40  # sizes of batches that are looked at
-_CAPACITY_DOUBT = 1.15  # of what is predicted to be the highest rate
 _MOST_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limits
 
 
@@ -229,25 +228,13 @@ class MeanSteps:
         busy = min(rate * own * parts, _MOST_BUSY)
         return begin + own * parts * (1 + busy * (1 + spread**2) / (2 * (1 - busy)))
 
-    def at_limits(self, rate: float) -> dict[str, float]:
-        """Latencies, ms, of a submission that is served at so many requests per second."""
-        rate = self.offered(rate)
+    def at(self, rate: float) -> dict[str, float]:
+        """Latencies, ms, at so many requests per second, with the tails that submissions to a benchmark have."""
         step_s = self.open(rate)
         ttft, (tpot_tail, ttft_tail) = self.ttft(rate, step_s), self._tails
         found = {"tpot_mean": step_s, "tpot_p99": step_s * tpot_tail, "ttft_mean": ttft, "ttft_p99": ttft * ttft_tail}
         found["e2el_mean"] = ttft + step_s * (self.setup.answer - 1)
         return {name: 1e3 * value for name, value in found.items()}
-
-    def offered(self, rate: float) -> float:
-        """The rate at which a submission at `rate` is predicted: the highest that keeps its limits.
-
-        Submitters raise the rate until a limit binds. What is predicted of steps near capacity hangs on a few per
-        cent of it, which no prediction has; so the prediction is made as near to its own capacity. Capacity itself is
-        known better than waiting: no rate is taken that is far below the one that was served.
-        """
-        if not self.setup.tpot_limit_s:
-            return rate
-        return max(self.rate_at_limits(), rate / _CAPACITY_DOUBT)
 
 
 def _is_exclusive(scenario: Scenario) -> bool:

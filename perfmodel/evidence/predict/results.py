@@ -130,7 +130,7 @@ def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRu
     elif setup.load == "burst" and steps.is_one_batch:
         metrics = steps.batch(instances)
     elif setup.tpot_limit_s or setup.beams > 1:
-        metrics = steps.at_limits(setup.rate / instances)
+        metrics = steps.at(setup.rate / instances)
     else:
         metrics = _simulated(setup, scenario, steps, instances)
     wider = 1.0 if model.is_known else _UNKNOWN_SHAPE
