@@ -123,7 +123,7 @@ SETS = (
         "measurements/throughput",
         "perfmodel.evidence.kinds.runs:validate_throughput",
         {"throughput": "output tokens/s", "static_throughput": "the same, static batches"},
-        read="perfmodel.evidence.sources.offline:read_offline_runs",
+        read="perfmodel.evidence.sources.recorded:read_offline_runs",
         judge="offline",
     ),
     MeasuredSet(

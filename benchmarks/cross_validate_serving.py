@@ -28,7 +28,7 @@ from perfmodel.evidence.fit.forms import LinearErrors, values_of, with_facts
 from perfmodel.evidence.observation import Observation, Prediction
 from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
 from perfmodel.evidence.report import Rows
-from perfmodel.evidence.sources.serving import read_serving_runs
+from perfmodel.evidence.sources.recorded import read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
 
 

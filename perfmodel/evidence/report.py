@@ -245,11 +245,11 @@ def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]
     return [f"not covered: {name}: {reason}" for name, reason in reasons]
 
 
-def by_dimension(comparisons: Sequence[Comparison], dimensions: Sequence[str] = ()) -> dict[str, dict[str, ErrorStats]]:
-    """ "<dimension> <group>" -> metric -> errors, for the dimensions named, or all."""
+def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, ErrorStats]]:
+    """ "<dimension> <group>" -> metric -> errors."""
     found: dict[str, dict[str, ErrorStats]] = {}
     for each in comparisons:
-        for dimension in dimensions or each.dimensions:
+        for dimension in each.dimensions:
             for name, rows in each.groups(dimension):
                 found.setdefault(f"{dimension} {name}", {})[each.metric] = rows.stats()
     return found

@@ -315,13 +315,10 @@ def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
     return found
 
 
-def fit_backends(
-    rows: Sequence[Observation], folder: Path, engine: str, command: str, progress: Progress = lambda _: None
-) -> BackendFits:
+def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
     """The numbers of all backends of `engine` that `rows` have figures of.
 
     rows, folder: of the table; engine: its name; command: that is written into the file
-    progress:     is told which backend is being fitted
 
     Raises PerfmodelError where no row is of this engine.
     """
@@ -329,7 +326,6 @@ def fit_backends(
     fits: dict[str, BackendFit] = {}
     first: BackendFit | None = None
     for backend in _most_devices_first(mine):
-        progress(backend)
         chosen = [each for each in mine if each.scenario.engine.backend == backend]
         problem = _Problem(chosen, None if chosen[0].hardware.kind == "cpu" else first)
         vector = problem.solve()

@@ -40,18 +40,17 @@ def fit_form(
     free: Sequence[str],
     starts: Sequence[Mapping[str, float]] = ({},),
     most_rows: int = _MOST_ROWS,
-    seed: int = 0,
 ) -> FitT:
     """Fit the fields `free` of `start` so that `predict(fit, rows)` gives `seconds[rows]`.
 
     predict: seconds of the given rows (numbers into `seconds`) under a fit
     start:   its values are the middles of the priors
     starts:  changes of `start` to begin from; the best end wins
-    most_rows, seed: above so many rows a sample is fitted, drawn by `seed`
+    most_rows: above so many rows a sample is fitted, always the same
     """
     from scipy.optimize import least_squares
 
-    rows = _sample(len(seconds), most_rows, seed)
+    rows = _sample(len(seconds), most_rows)
     target = np.log(seconds[rows])
     low, high = (np.log(np.array(ends)) for ends in zip(*(_range(start, name) for name in free), strict=True))
 
@@ -134,10 +133,10 @@ def of_one_more(residuals: Residuals, num_groups: int) -> Residuals:
     return wide.model_copy(update={"p10": round(wide.p10, 5), "p90": round(wide.p90, 5)})
 
 
-def _sample(count: int, most: int, seed: int) -> NDArray[np.int64]:
+def _sample(count: int, most: int) -> NDArray[np.int64]:
     if count <= most:
         return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+    return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
 def _range(spec: Spec, name: str) -> tuple[float, float]:

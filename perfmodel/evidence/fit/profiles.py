@@ -148,21 +148,20 @@ def fit_steady_profile(
     begin: EngineProfile,
     rows: Sequence[Observation],
     *,
-    most_rows: int = _MOST_ROWS,
     progress: Progress | None = None,
 ) -> EngineProfile:
     """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`.
 
     What rows at face value do not determine is then fitted to the time to first token of rows that may be speculated.
     """
-    mine = fitting_rows(rows, begin.engine, most_rows)
+    mine = fitting_rows(rows, begin.engine)
     parameters = parameters_of(begin, mine)
 
     def errors(profile: EngineProfile) -> Floats:
         return steady_log_errors(simulate_steady_states(mine, profile=profile))
 
     best = fit_parameters(begin, parameters, errors, progress=progress)
-    best = _with_the_undetermined(best, parameters, rows, most_rows)
+    best = _with_the_undetermined(best, parameters, rows)
     model = LinearErrors.around(begin, parameters, errors, np.log(values_of(best, parameters)))
     return with_steady_residuals(best, mine, model)
 
@@ -193,11 +192,11 @@ def _residuals(
 
 
 def _with_the_undetermined(
-    fitted: EngineProfile, parameters: Sequence[Parameter], rows: Sequence[Observation], most_rows: int
+    fitted: EngineProfile, parameters: Sequence[Parameter], rows: Sequence[Observation]
 ) -> EngineProfile:
     """`fitted` with what its `parameters` lack and rows determine whose decodes may be speculated."""
     suspected = [row for row in rows if not row.is_reliable and UNKNOWN_LENGTHS not in row.flags]
-    suspected = _of_engine(suspected, fitted.engine, most_rows)
+    suspected = _of_engine(suspected, fitted.engine)
     lacking = [each for each in _of_layers(suspected) if each not in parameters]
 
     def errors(profile: EngineProfile) -> Floats:
@@ -244,14 +243,14 @@ def _of_layers(rows: Sequence[Observation]) -> tuple[Parameter, ...]:
     return _OF_LATENTS if has_latents else ()
 
 
-def fitting_rows(rows: Sequence[Observation], engine: str, most: int = _MOST_ROWS) -> list[Observation]:
+def fitting_rows(rows: Sequence[Observation], engine: str) -> list[Observation]:
     """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each cell."""
-    return _of_engine([row for row in rows if row.is_reliable], engine, most)
+    return _of_engine([row for row in rows if row.is_reliable], engine)
 
 
-def _of_engine(rows: Sequence[Observation], engine: str, most: int) -> list[Observation]:
+def _of_engine(rows: Sequence[Observation], engine: str) -> list[Observation]:
     mine = [row for row in rows if row.scenario.engine.profile == engine]
-    return _of_each_cell(mine, most, _MOST_CONCURRENCY)
+    return _of_each_cell(mine, _MOST_ROWS, _MOST_CONCURRENCY)
 
 
 def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int) -> list[Observation]:

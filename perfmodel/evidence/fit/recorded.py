@@ -36,8 +36,8 @@ from perfmodel.evidence.observation import (
 )
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
+from perfmodel.evidence.sources.recorded import read_serving_runs
 from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
-from perfmodel.evidence.sources.serving import read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir

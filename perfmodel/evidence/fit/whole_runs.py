@@ -25,8 +25,7 @@ from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, Whol
 from perfmodel.cost.forms.clocks import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.observation import Floats, Observation, Progress
-from perfmodel.evidence.predict.mean_steps import has_kernel_tables
-from perfmodel.evidence.predict.results import predict_row, predict_served, width_key
+from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served, width_key
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import served_device
 from perfmodel.ops.formats import LinearFormat

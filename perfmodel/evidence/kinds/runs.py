@@ -35,8 +35,7 @@ from perfmodel.evidence.report import (
     rows_of,
     worst_of,
 )
-from perfmodel.evidence.sources.offline import read_offline_runs
-from perfmodel.evidence.sources.serving import METRICS, read_request_log, read_serving_runs
+from perfmodel.evidence.sources.recorded import METRICS, read_offline_runs, read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.planning.sweeps.typical_step import StepChoice, mean_step
 from perfmodel.specs import Scenario

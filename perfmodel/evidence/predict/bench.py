@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost import EngineProfile
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.observation import Floats, Interval, Progress, RequestTimes
 from perfmodel.evidence.predict.results import predict_rows
 from perfmodel.evidence.sources.bench_run import BenchRun
 from perfmodel.evidence.sources.local import LocalSetup
-from perfmodel.evidence.sources.serving import write_trace
+from perfmodel.evidence.sources.recorded import write_trace
 from perfmodel.evidence.sources.setups import known_device, model_names, quantization_of
 from perfmodel.models.cards import load_model
 from perfmodel.models.hub import is_hub_name
@@ -330,19 +329,18 @@ def predict_runs(
     runs: Sequence[BenchRun],
     given: GivenSetup,
     progress: Progress | None = None,
-    profile: EngineProfile | None = None,
     intervals: bool = True,
 ) -> list[BenchPair]:
     """A prediction for each run, or the reason why there is none.
 
     runs, given: what was measured, and what the user says of the setup
     progress:    called with (runs done, of how many)
-    profile:     of the engine, in place of the committed one; intervals: whether means get 80 % intervals
+    intervals:   whether means get 80 % intervals
     """
     pairs = []
     for number, run in enumerate(runs, 1):
         try:
-            pairs.append(predict_run(run, given, profile, intervals))
+            pairs.append(predict_run(run, given, intervals))
         except PerfmodelError as error:
             pairs.append(BenchPair(run, reason=str(error)))
         if progress is not None:
@@ -350,19 +348,17 @@ def predict_runs(
     return pairs
 
 
-def predict_run(
-    run: BenchRun, given: GivenSetup, profile: EngineProfile | None = None, intervals: bool = True
-) -> BenchPair:
+def predict_run(run: BenchRun, given: GivenSetup, intervals: bool = True) -> BenchPair:
     """The prediction for one run. Raises PerfmodelError where there can be none.
 
-    run, given, profile, intervals: as of `predict_runs`
+    run, given, intervals: as of `predict_runs`
     """
     run = run.at_real_speed(given.speed)
     if run.row is not None:
         return _local(run, given)
     with TemporaryDirectory() as folder:
         scenario, facts = bench_scenario(run, given, Path(folder))
-        result = simulate(scenario, profile=profile, keep_steps=True, intervals=intervals)
+        result = simulate(scenario, keep_steps=True, intervals=intervals)
     predicted = {key: float(result.summary[key]) for key in run.measured if result.summary.get(key) is not None}
     factors = result.ensemble.factors() if result.ensemble is not None else {}
     ends = {f"mean_{metric}_ms": found for metric, found in factors.items() if f"mean_{metric}_ms" in predicted}

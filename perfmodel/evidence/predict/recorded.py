@@ -39,7 +39,7 @@ from perfmodel.evidence.observation import (
     over_cores,
     predictions_of,
 )
-from perfmodel.evidence.sources.offline import SATURATED
+from perfmodel.evidence.sources.recorded import SATURATED
 from perfmodel.sim import RequestColumns, RunResult, simulate
 from perfmodel.specs import Scenario
 

@@ -152,11 +152,11 @@ _FORMATS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float32": "f
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "nvfp4": 0.5}
 
 
-def numbers(table: KernelTable, name: str, missing: float = 0.0) -> NDArray[np.float64]:
-    """A column as floats; `missing` where there is no such column, or no value in it."""
+def numbers(table: KernelTable, name: str) -> NDArray[np.float64]:
+    """A column as floats; 0 where there is no such column, or no value in it."""
     if name not in table.columns:
-        return np.full(len(table), missing)
-    return np.nan_to_num(np.asarray(table[name], dtype=np.float64), nan=missing)
+        return np.zeros(len(table))
+    return np.nan_to_num(np.asarray(table[name], dtype=np.float64), nan=0.0)
 
 
 def format_name(name: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.cost import plan_memory
 from perfmodel.evidence.observation import Observation
-from perfmodel.evidence.sources.serving import read_serving_runs
+from perfmodel.evidence.sources.recorded import read_serving_runs
 from perfmodel.models.spec import ModelSpec
 
 RUNS = Path(__file__).resolve().parents[4] / "shared" / "truth" / "serving" / "vllm_runs.json"

@@ -10,7 +10,7 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.breakdown import why
 from perfmodel.evidence.kinds.operators import validate_operators
 from perfmodel.evidence.sources.kernels import read_table
-from perfmodel.evidence.sources.serving import read_request_log, read_serving_runs
+from perfmodel.evidence.sources.recorded import read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
 
 

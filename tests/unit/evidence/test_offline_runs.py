@@ -7,7 +7,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.evidence.kinds.runs import report_throughput, validate_throughput
 from perfmodel.evidence.predict.recorded import simulate_offline_runs
-from perfmodel.evidence.sources.offline import SATURATED, read_offline_runs
+from perfmodel.evidence.sources.recorded import SATURATED, read_offline_runs
 from perfmodel.sim import simulate
 
 IN_FLIGHT = "trtllm_version,gpu,precision,model,tp,isl,osl,throughput_out_tok_s_total,throughput_out_tok_s_gpu\n"

@@ -6,8 +6,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Observation
-from perfmodel.evidence.predict.mean_steps import MeanSteps
-from perfmodel.evidence.predict.results import predict_row
+from perfmodel.evidence.predict.results import MeanSteps, predict_row
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import (
     Setup,
@@ -77,7 +76,7 @@ def test_steps_lengthen_with_the_rate_and_limits_bind(tmp_path):
 
 def test_a_submission_is_predicted_at_the_rate_that_was_submitted(tmp_path):
     """Whatever limits it had to keep: they decide which rate a submitter chooses, not how long a step takes at it."""
-    setup = replace(LLAMA, load="open", tpot_limit_s=0.02, ttft_limit_s=2.0, is_varied=True)
+    setup = replace(LLAMA, load="open", rate=1.0, tpot_limit_s=0.02, ttft_limit_s=2.0, is_varied=True)
     most = steps_of(setup, tmp_path).rate_at_limits()
     strict, loose = (
         [
@@ -88,6 +87,11 @@ def test_a_submission_is_predicted_at_the_rate_that_was_submitted(tmp_path):
     )
     assert strict == loose
     assert strict[0]["tpot_mean"] < strict[1]["tpot_mean"] < strict[2]["tpot_mean"]
+
+
+def test_a_rate_that_no_load_has_is_the_reason_why_a_row_is_not_covered(tmp_path):
+    row = Observation("a", replace(LLAMA, load="open", rate=0.0), {"tpot_mean": 1.0})
+    assert "rate" in predict_row(row, tmp_path).reason
 
 
 def test_an_error_of_programming_is_no_reason_why_a_row_is_not_covered(tmp_path, monkeypatch):

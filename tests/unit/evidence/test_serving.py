@@ -19,7 +19,7 @@ from perfmodel.evidence.predict.recorded import (
     simulate_steady_states,
     stage_latencies,
 )
-from perfmodel.evidence.sources.serving import read_request_log, read_serving_runs
+from perfmodel.evidence.sources.recorded import read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states, recipe_arguments
 from perfmodel.sim import simulate
 
