@@ -99,20 +99,20 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
     if isinstance(sizes, LatentSizes):
         inner = sizes.attention
         context = inner.length if isinstance(inner, DecodeSizes) else inner.tokens + inner.cached
-        found = {"work": _decades(2 * sizes.tokens * sizes.weights + _attention_flops(inner), "FLOP")}
-        return found | {"M": range_names(sizes.tokens, _ROWS), "context": range_names(context, _CONTEXT, "tokens")}
+        result = {"work": _decades(2 * sizes.tokens * sizes.weights + _attention_flops(inner), "FLOP")}
+        return result | {"M": range_names(sizes.tokens, _ROWS), "context": range_names(context, _CONTEXT, "tokens")}
     if isinstance(sizes, GemmSizes):
         m, n, k, batch = sizes.extent.m, sizes.extent.n, sizes.extent.k, sizes.extent.batch
-        found = {"work": _decades(2 * m * n * k * batch, "FLOP"), "M": range_names(m, _ROWS)}
-        return found | _without("context", like=m)
+        result = {"work": _decades(2 * m * n * k * batch, "FLOP"), "M": range_names(m, _ROWS)}
+        return result | _without("context", like=m)
     if isinstance(sizes, ExpertSizes):
         extent = sizes.extent
         flops = 2 * extent.assignments * extent.width * extent.inner * (extent.gates + 1)
-        found = {"work": _decades(flops, "FLOP"), "M": range_names(extent.tokens, _ROWS)}
-        return found | _without("context", like=extent.tokens)
+        result = {"work": _decades(flops, "FLOP"), "M": range_names(extent.tokens, _ROWS)}
+        return result | _without("context", like=extent.tokens)
     context = sizes.length if isinstance(sizes, DecodeSizes) else sizes.tokens + sizes.cached
-    found = {"work": _decades(_attention_flops(sizes), "FLOP"), "context": range_names(context, _CONTEXT, "tokens")}
-    return found | _without("M", like=context)
+    result = {"work": _decades(_attention_flops(sizes), "FLOP"), "context": range_names(context, _CONTEXT, "tokens")}
+    return result | _without("M", like=context)
 
 
 def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predicted: float) -> dict[str, Any]:

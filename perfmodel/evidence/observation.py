@@ -144,8 +144,8 @@ def predictions_of(
     keys = [key(row) for row in rows]
     distinct = dict(zip(reversed(keys), reversed(rows), strict=True))
     predicted = over_cores(_Reasoned(work), list(distinct.values()), alike, progress)
-    found = dict(zip(distinct, predicted, strict=True))
-    return [replace(found[each], row=row) for each, row in zip(keys, rows, strict=True)]
+    result = dict(zip(distinct, predicted, strict=True))
+    return [replace(result[item], row=row) for item, row in zip(keys, rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,15 @@ def over_cores(
     alike: a key; rows of one key run the same steps as often as can be, and share what these cost as neighbours
     """
     order = sorted(range(len(rows)), key=lambda i: alike(rows[i]))
-    found: dict[int, PairT] = {}
+    result: dict[int, PairT] = {}
     with ProcessPoolExecutor(num_processes(len(rows))) as pool:
         chunk = min(_LONGEST_CHUNK, max(len(rows) // 32, 1))
         pairs = pool.map(work, [rows[i] for i in order], chunksize=chunk)
         for done, (i, pair) in enumerate(zip(order, pairs, strict=True), 1):
-            found[i] = pair
+            result[i] = pair
             if progress is not None:
                 progress(done, len(rows))
-    return [found[i] for i in range(len(rows))]
+    return [result[i] for i in range(len(rows))]
 
 
 # ---------------------------------------------------------------- reading

@@ -106,8 +106,8 @@ class Rows:
 
     def largest_errors(self, count: int = _MOST_WORST) -> list[int]:
         """Numbers of the rows with the largest errors, largest first."""
-        found: list[int] = np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
-        return found
+        result: list[int] = np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
+        return result
 
     def worst(
         self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
@@ -186,28 +186,28 @@ class Comparison:
         metric, rows: what is compared; unit: of both sides, "s", "ms" or "tok/s"
         dimensions:   name -> groups; setups: of deployments, or none
         """
-        kept = {name: Dimension(each.names, each.codes[rows.kept]) for name, each in dimensions.items()}
-        mine = tuple(compress(setups, rows.kept.tolist()))
-        return cls(metric, rows, unit, kept, mine)
+        kept = {name: Dimension(item.names, item.codes[rows.kept]) for name, item in dimensions.items()}
+        members = tuple(compress(setups, rows.kept.tolist()))
+        return cls(metric, rows, unit, kept, members)
 
     def measured_rows(self, kind: str) -> list[MeasuredRow]:
         """The rows for the index that trust is read from; none where they are not of deployments."""
         rows = self.rows
         values = zip(rows.predicted.tolist(), rows.measured.tolist(), rows.labels, strict=True)
-        return [MeasuredRow(kind, setup, self.metric, *each) for setup, each in zip(self.setups, values, strict=False)]
+        return [MeasuredRow(kind, setup, self.metric, *item) for setup, item in zip(self.setups, values, strict=False)]
 
     def groups(self, dimension: str) -> Iterator[tuple[str, Rows]]:
         """The rows of each group that has any."""
-        found = self.dimensions[dimension]
-        for number, name in enumerate(found.names):
-            mask = found.codes == number
+        result = self.dimensions[dimension]
+        for number, name in enumerate(result.names):
+            mask = result.codes == number
             if mask.any():
                 yield name, self.rows.where(mask)
 
 
 def pooled(comparisons: Sequence[Comparison]) -> dict[str, ErrorStats]:
     """Errors over all rows of each metric that has rows."""
-    return {each.metric: each.rows.stats() for each in comparisons if len(each.rows)}
+    return {item.metric: item.rows.stats() for item in comparisons if len(item.rows)}
 
 
 def comparison_of(
@@ -222,10 +222,10 @@ def comparison_of(
     metric, unit: what is compared; pairs: all
     dimensions:   name -> the group of a pair; also: further ones, of the pairs with the metric
     """
-    mine = [pair for pair in pairs if metric in pair.row.metrics]
-    setups = [setup_of(pair.scenario) for pair in mine if pair.scenario is not None]
-    groups = dimensions_of(mine, dimensions) | dict(also)
-    return Comparison.of(metric, rows_of(metric, mine), unit, groups, setups)
+    members = [pair for pair in pairs if metric in pair.row.metrics]
+    setups = [setup_of(pair.scenario) for pair in members if pair.scenario is not None]
+    groups = dimensions_of(members, dimensions) | dict(also)
+    return Comparison.of(metric, rows_of(metric, members), unit, groups, setups)
 
 
 def rows_of(metric: str, pairs: Sequence[Prediction]) -> Rows:
@@ -247,19 +247,19 @@ def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]
 
 def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, ErrorStats]]:
     """ "<dimension> <group>" -> metric -> errors."""
-    found: dict[str, dict[str, ErrorStats]] = {}
-    for each in comparisons:
-        for dimension in each.dimensions:
-            for name, rows in each.groups(dimension):
-                found.setdefault(f"{dimension} {name}", {})[each.metric] = rows.stats()
-    return found
+    result: dict[str, dict[str, ErrorStats]] = {}
+    for item in comparisons:
+        for dimension in item.dimensions:
+            for name, rows in item.groups(dimension):
+                result.setdefault(f"{dimension} {name}", {})[item.metric] = rows.stats()
+    return result
 
 
 def worst_of(
     comparisons: Sequence[Comparison], count: int, breakdown: Callable[[Comparison, int], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
-    return [row for each in comparisons for row in each.rows.worst(each.metric, count, partial(breakdown, each))]
+    return [row for item in comparisons for row in item.rows.worst(item.metric, count, partial(breakdown, item))]
 
 
 def dimensions_of(items: Sequence[RowT], names: Mapping[str, Callable[[RowT], str]]) -> dict[str, Dimension]:
@@ -316,7 +316,7 @@ class ValidationReport(Printable):
     @property
     def measured_rows(self) -> list[MeasuredRow]:
         """The rows of deployments, for the index that trust is read from (`perfmodel.trust`)."""
-        return [row for each in self.comparisons for row in each.measured_rows(self.kind)]
+        return [row for item in self.comparisons for row in item.measured_rows(self.kind)]
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Errors by group and metric; the group `all` comes first."""
@@ -339,7 +339,7 @@ class ValidationReport(Printable):
             "by": {g: {name: s.to_json() for name, s in group.items()} for g, group in self.by.items()},
             "worst": [dict(row) for row in self.worst],
             "notes": list(self.notes),
-            "calibrations": [each.to_json() for each in self.provenance.fitted],
+            "calibrations": [item.to_json() for item in self.provenance.fitted],
             "provenance": self.provenance.to_json("validation", {"kind": self.kind}),
             **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),

@@ -190,10 +190,10 @@ def measured_rows() -> tuple[MeasuredRow, ...]:
 
 def cells_of(rows: Sequence[MeasuredRow]) -> list[MeasuredCell]:
     """Rows by cell and metric."""
-    found: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
+    result: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
-        found[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in _NAMES)].append(row)
-    return [_pooled(found[key]) for key in sorted(found)]
+        result[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in _NAMES)].append(row)
+    return [_pooled(result[key]) for key in sorted(result)]
 
 
 def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows: bool) -> None:

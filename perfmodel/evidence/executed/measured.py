@@ -64,14 +64,14 @@ class ServedStep(NamedTuple):
 def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[ServedStep]:
     """Each step that was executed, predicted for exactly its shape."""
     pricer = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine)).pricer()
-    found = []
+    result = []
     for fields, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
         batch = shape_of(dict(zip(BatchShape._fields, fields, strict=False)))  # those at their defaults are left out
         ticks = pricer.price(batch)
         drafts = f", {batch.num_draft_tokens} drafted" if batch.num_draft_tokens else ""
         label = f"{batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens{drafts}"
-        found.append(ServedStep(run.scenario, f"{run.scenario}: {label}", ticks / _PS_PER_S, seconds))
-    return found
+        result.append(ServedStep(run.scenario, f"{run.scenario}: {label}", ticks / _PS_PER_S, seconds))
+    return result
 
 
 def pair_verdicts(
@@ -81,16 +81,16 @@ def pair_verdicts(
 
     pairs: by file and side; calibration: what simulates them; date: of the runs, ISO
     """
-    found = []
+    result = []
     for name in dict.fromkeys(key.rpartition(" ")[0] for key in pairs):
         sides = [pairs.get(f"{name} {side}") for side in SIDES]
         if None in sides:
             continue
         try:
-            found.append(_verdict([side for side in sides if side is not None], calibration, date))
+            result.append(_verdict([side for side in sides if side is not None], calibration, date))
         except PerfmodelError as error:
             unpredicted.append(f"{name}: {error}")
-    return found
+    return result
 
 
 def _verdict(sides: list[ServingRecord], calibration: Calibration, date: str) -> TechniqueVerdict:
@@ -98,11 +98,11 @@ def _verdict(sides: list[ServingRecord], calibration: Calibration, date: str) ->
     technique = block_as(scenarios[0].technique, Technique)
     if technique is None:
         raise SpecError(f"{sides[0].scenario}: has no `technique` block any more.")
-    simulated = [run_metric(simulate(each, calibration=calibration), technique.metric) for each in scenarios]
+    simulated = [run_metric(simulate(item, calibration=calibration), technique.metric) for item in scenarios]
     executed = [side.summary.get(technique.metric) for side in sides]
     if not all((*simulated, *executed)):
         raise SpecError(f"{sides[0].scenario}: these runs have no {technique.metric}.")
-    biases = [_bias(served_steps(side, each, calibration)) for side, each in zip(sides, scenarios, strict=True)]
+    biases = [_bias(served_steps(side, item, calibration)) for side, item in zip(sides, scenarios, strict=True)]
     gained, measured = (Sides(*(float(value or 0.0) for value in clock)) for clock in (simulated, executed))
     file = f"{PurePosixPath(sides[0].scenario).name}.yaml"
     return TechniqueVerdict.of(technique, file, [TechniqueRun(gained, measured, Sides(*biases))], "", date)
@@ -154,21 +154,21 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
         comparison, sentence = speedups(verdicts)
         comparisons.append(comparison)
         sentences.append(sentence)
-    compared = [each for each in comparisons if len(each.rows)]
+    compared = [item for item in comparisons if len(item.rows)]
     rows = len(kernels) + len(steps) + sum(len(run.steps.seconds) for run in measured.serving)
-    covered = sum(len(each.rows) for each in compared if each.metric in ("kernel", "step", "serving_step"))
+    covered = sum(len(item.rows) for item in compared if item.metric in ("kernel", "step", "serving_step"))
     return ValidationReport(
         kind="executor",
         rows=rows,
         covered=covered,
         metrics=pooled(compared),
         by=by_dimension(compared),
-        worst=[row for each in compared for row in each.rows.worst(each.metric, _WORST)],
+        worst=[row for item in compared for row in item.rows.worst(item.metric, _WORST)],
         notes=[*_smoke_notes(measured), *sentences, *_rate_notes(measured), *_state_notes(measured), *unpredicted],
         comparisons=compared,
         provenance=Provenance((FittedSource.of(calibration),)),
         about=_about(measured, len(told_kernels), len(told_steps)),
-        techniques=[each.to_json() for each in verdicts],
+        techniques=[item.to_json() for item in verdicts],
     )
 
 
@@ -195,15 +195,15 @@ def _step_group(record: MeasuredStep) -> str:
 
 
 def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
-    found: list[KernelPrediction] = predict_kernels(records, calibration, hardware)
-    residuals = [getattr(calibration.families[each.family], "residuals", Residuals()) for each in found]
+    result: list[KernelPrediction] = predict_kernels(records, calibration, hardware)
+    residuals = [getattr(calibration.families[item.family], "residuals", Residuals()) for item in result]
     rows = Rows(
-        [each.predicted_s for each in found],
-        [each.record.seconds for each in found],
-        [each.record.label for each in found],
+        [item.predicted_s for item in result],
+        [item.record.seconds for item in result],
+        [item.record.label for item in result],
         _interval(residuals),
     )
-    return Comparison.of("kernel", rows, "s", {"operator": Dimension.of([each.record.operator for each in found])})
+    return Comparison.of("kernel", rows, "s", {"operator": Dimension.of([item.record.operator for item in result])})
 
 
 def _steps(records: Sequence[MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
@@ -233,34 +233,34 @@ def _servings(
             progress(done, len(measured.serving))
     interval = _interval([calibration.step_residuals] * len(steps))
     rows = Rows([s.predicted for s in steps], [s.executed for s in steps], [s.label for s in steps], interval)
-    found = [Comparison.of("serving_step", rows, "s", {"scenario": Dimension.of([s.scenario for s in steps])})]
-    for name, each in means.items():
-        names = [mean.scenario for mean in each]
-        ends = ([mean.low for mean in each], [mean.high for mean in each])
-        compared = Rows([mean.simulated for mean in each], [mean.executed for mean in each], names, ends)
-        found.append(Comparison.of(f"{name}_mean", compared, "s", {"scenario": Dimension.of(names)}))
-    return found
+    result = [Comparison.of("serving_step", rows, "s", {"scenario": Dimension.of([s.scenario for s in steps])})]
+    for name, item in means.items():
+        names = [mean.scenario for mean in item]
+        ends = ([mean.low for mean in item], [mean.high for mean in item])
+        compared = Rows([mean.simulated for mean in item], [mean.executed for mean in item], names, ends)
+        result.append(Comparison.of(f"{name}_mean", compared, "s", {"scenario": Dimension.of(names)}))
+    return result
 
 
 def _simulated_means(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> dict[str, _Mean]:
     """The scenario simulated whole, each mean beside the executed one."""
     result = simulate(scenario, calibration=calibration, intervals=True)
-    found = {}
+    values = {}
     for name in _MEANS:
         key = f"mean_{name}_ms"
         simulated = result.summary[key] * 1e-3
         executed = float(np.nanmean(np.asarray(run.requests[f"{name}_s"], dtype=float)))
         low, high = (result.summary.get("interval") or {}).get(key) or (np.nan, np.nan)
-        found[name] = _Mean(run.scenario, simulated, executed, low * 1e-3 / simulated, high * 1e-3 / simulated)
-    return found
+        values[name] = _Mean(run.scenario, simulated, executed, low * 1e-3 / simulated, high * 1e-3 / simulated)
+    return values
 
 
 def _interval(residuals: Sequence[Residuals]) -> tuple[list[float], list[float]] | None:
     if not residuals:
         return None
-    known = [each.num_rows > 0 for each in residuals]
-    low = [exp(each.p10) if is_known else np.nan for each, is_known in zip(residuals, known, strict=True)]
-    high = [exp(each.p90) if is_known else np.nan for each, is_known in zip(residuals, known, strict=True)]
+    known = [item.num_rows > 0 for item in residuals]
+    low = [exp(item.p10) if is_known else np.nan for item, is_known in zip(residuals, known, strict=True)]
+    high = [exp(item.p90) if is_known else np.nan for item, is_known in zip(residuals, known, strict=True)]
     return low, high
 
 
@@ -285,8 +285,8 @@ class _KernelRates:
     @property
     def has_eager_baseline(self) -> bool:
         """Whether the call that it is compared with shows the host's launches."""
-        times = [each for each in self.record.baselines.values() if each.seconds == self.record.baseline_s]
-        return any(each.is_eager for each in times)
+        times = [item for item in self.record.baselines.values() if item.seconds == self.record.baseline_s]
+        return any(item.is_eager for item in times)
 
 
 def _kernel_rates(record: KernelRecord, ceilings: Ceilings) -> _KernelRates:
@@ -310,16 +310,16 @@ def _rate_notes(measured: Measurements) -> Iterator[str]:
     for record in measured.kernels:
         by_operator.setdefault(record.operator, []).append(_kernel_rates(record, measured.info.ceilings))
     for operator, rates in sorted(by_operator.items()):
-        shares = [each for each in rates if each.limit_share is not None]
+        shares = [item for item in rates if item.limit_share is not None]
         if not shares:
             continue
-        best = max(shares, key=lambda each: each.limit_share or 0.0)
+        best = max(shares, key=lambda item: item.limit_share or 0.0)
         sentence = (
-            f"{operator}: {median(each.limit_share or 0.0 for each in shares):.0%} of the limit (median of "
+            f"{operator}: {median(item.limit_share or 0.0 for item in shares):.0%} of the limit (median of "
             f"{len(shares)}), at best {best.limit_share:.0%} of {best.bound} at {best.record.label}"
         )
-        speedups = [each.speedup for each in rates if each.speedup is not None]
-        num_eager = sum(each.has_eager_baseline for each in rates)
+        speedups = [item.speedup for item in rates if item.speedup is not None]
+        num_eager = sum(item.has_eager_baseline for item in rates)
         eager = f" ({num_eager} of {len(speedups)} library calls timed eagerly)" if num_eager else ""
         yield sentence + (f"; {median(speedups):.2f} times the library's speed{eager}." if speedups else ".")
     if measured.info.left_out:
@@ -342,8 +342,10 @@ def _state_notes(measured: Measurements) -> Iterator[str]:
     units = {"sm_clock_mhz": "MHz", "memory_clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
     columns = {name: values for name in units if (values := getattr(readings, name))}
     if columns:
-        said = (f"{name} {median(values):g} ({min(values):g} to {max(values):g})" for name, values in columns.items())
-        yield f"While measuring, median and range: {'; '.join(said)}."
+        stated_as = (
+            f"{name} {median(values):g} ({min(values):g} to {max(values):g})" for name, values in columns.items()
+        )
+        yield f"While measuring, median and range: {'; '.join(stated_as)}."
 
 
 def _wrong(measured: Measurements) -> Iterator[str]:

@@ -23,11 +23,11 @@ def execute_study(points: StudyPoints, progress: Progress | None = None) -> dict
     scenarios = [points.located(partial(load_point, point))[0] for point in points.points.values()]
     part = points.file.study.executed
     rounds = part.rounds if part is not None else 1
-    found = load_executor().execute_repeatedly(scenarios, rounds, progress)
+    result = load_executor().execute_repeatedly(scenarios, rounds, progress)
     executed, simulated = [], []
-    for each in found:
-        executed.append(_record(each.runs, points.metrics, each.problem))
-        beside = [each.simulated] if each.simulated is not None else []
+    for item in result:
+        executed.append(_record(item.runs, points.metrics, item.problem))
+        beside = [item.simulated] if item.simulated is not None else []
         simulated.append(_record(beside, points.metrics, ""))
     return {"executed": points.answered(executed), "simulated": points.answered(simulated)}
 
@@ -54,16 +54,16 @@ def measure_study_quality(file: StudyFile, model: str, progress: Progress | None
     if quality is None:
         raise SpecError(f"{file.path}: has no `quality` part, so there is nothing to measure; leave --quality out.")
     command = f"perfmodel study {file.study.study} --quality {Path(model).name}"
-    found: dict[str, Any] = {"measured": {"command": command}}
+    result: dict[str, Any] = {"measured": {"command": command}}
     for number, (variant, key) in enumerate(quality.keys.items()):
         if progress is not None:
             progress(number, len(quality.keys))
         entry = _measured(file, quality, variant, model)
-        found["measured"] |= {name: entry.pop(name) for name in ("text", "num_tokens", "note")}
-        found[key] = entry
+        result["measured"] |= {name: entry.pop(name) for name in ("text", "num_tokens", "note")}
+        result[key] = entry
     path = file.path.parent / quality.file
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8", newline="\n")
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8", newline="\n")
     return path
 
 

@@ -149,8 +149,8 @@ class TechniqueVerdict:
         return outcome_of(self.simulated, self.executed, self.quotient)
 
     def __str__(self) -> str:
-        found = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"
-        return f"{self.file}: {found}: {self.outcome}"
+        result = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"
+        return f"{self.file}: {result}: {self.outcome}"
 
     def to_json(self) -> dict[str, Any]:
         bias = self.step_bias
@@ -275,7 +275,7 @@ class TechniqueStatus:
     def outcome(self) -> Outcome | None:
         """The worst of its pairs': missed, proves nothing, right; None where none has been run."""
         outcomes = {pair.outcome for pair in self.pairs.values()}
-        return next((each for each in _WORST_FIRST if each in outcomes), None)
+        return next((item for item in _WORST_FIRST if item in outcomes), None)
 
     @property
     def is_executed(self) -> bool:
@@ -325,7 +325,7 @@ class TechniqueStatus:
             "why_not_executed": self.why_not_executed or None,
             "simulated_over_executed": self.quotient,
             "pairs": self._quotients or list(self.entry.pairs if self.has_pairs else ()),
-            "speedups": {name: {"simulated": each.simulated, "executed": each.executed} for name, each in self._known},
+            "speedups": {name: {"simulated": item.simulated, "executed": item.executed} for name, item in self._known},
             "validated": self.validated,
             "predicted_over_published": self.ratio,
             "figures": dict(self.ratios),

@@ -160,13 +160,13 @@ def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
     right, in a sentence."""
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians
     rows = Rows(
-        [each.simulated for each in verdicts],
-        [each.simulated / each.quotient for each in verdicts],
-        [each.technique.name for each in verdicts],
+        [item.simulated for item in verdicts],
+        [item.simulated / item.quotient for item in verdicts],
+        [item.technique.name for item in verdicts],
     )
-    names = Dimension.of([each.technique.metric for each in verdicts])
+    names = Dimension.of([item.technique.metric for item in verdicts])
     comparison = Comparison.of("speedup", rows, "times", {"metric": names})
-    counts = Counter(each.outcome for each in verdicts)
+    counts = Counter(item.outcome for item in verdicts)
     outcomes = ", ".join(f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name])
     sentence = f"{outcomes}; |quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
     return comparison, sentence
@@ -174,9 +174,9 @@ def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
 
 def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
     """The report; all quotients are in its JSON."""
-    ordered = sorted(verdicts, key=lambda each: each.technique.name)
+    ordered = sorted(verdicts, key=lambda item: item.technique.name)
     comparison, error = speedups(ordered)
-    dates = sorted({each.date for each in ordered})
+    dates = sorted({item.date for item in ordered})
     if len(dates) > 1:
         error += f" Pairs were run on {' and '.join(dates)}: a pair whose file has not changed keeps its runs."
     return ValidationReport(
@@ -188,5 +188,5 @@ def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[s
         notes=[error, *reasons],
         comparisons=[comparison],
         about=_ABOUT,
-        techniques=[each.to_json() for each in ordered],
+        techniques=[item.to_json() for item in ordered],
     )

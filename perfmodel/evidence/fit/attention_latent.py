@@ -100,7 +100,7 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     """
     is_decode, columns = "generation" in table.op, dict(table.columns)
     columns.setdefault("gemm_type", np.full(len(table), "bfloat16"))
-    found = []
+    result = []
     names = ("engine_version", "kernel_source", "kv_cache_dtype", "gemm_type")
     for (engine, kernel, kv_format, gemm), rows in KernelTable(table.system, table.op, columns).groups(names):
         serves = is_decode and format_name(gemm) == "bf16"
@@ -108,8 +108,8 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
         size = _RANK + _ROPE if is_decode else _NOPE + _ROPE
         one = table.take(rows)
         key = f"{family}/kv_{format_name(kv_format)}/hd{size}/{kernel}"
-        found.append(Group(engine_name(engine), key, sizes_of(one), one.seconds, rows))
-    return found
+        result.append(Group(engine_name(engine), key, sizes_of(one), one.seconds, rows))
+    return result
 
 
 def fit(group: Group, device: DeviceFacts) -> LatentDecodeFit | LatentPrefillFit:

@@ -113,15 +113,15 @@ def groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:
     is_prompt = np.concatenate([profile["prefill_chunk"] > 0 for profile in profiles])
     is_decode = np.concatenate([profile["n_decode"] > 0 for profile in profiles])
     head_dim = profiles[0].head_dim
-    found = []
+    result = []
     for family, parts, rows in (
         ("attention_decode", decode, np.flatnonzero(~is_prompt)),
         ("attention_prefill", prompt, np.flatnonzero(is_prompt & ~is_decode)),
         ("attention_mixed", mixed, np.flatnonzero(is_prompt)),
     ):
         sizes, key = take(joined(parts), rows), f"{family}/bf16/kv_bf16/hd{head_dim}/flash2"
-        found.append(Group(engine, key, sizes, seconds[rows], rows))
-    return found
+        result.append(Group(engine, key, sizes, seconds[rows], rows))
+    return result
 
 
 def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit | FlashPrefillFit | MixedAttentionFit:

@@ -304,15 +304,15 @@ def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
             version, detail = local_engine(setup).version or "", setup.backend_detail[:2]
             key = replace(setup, build=version, backend_detail=detail, date=None)
             groups[row.source, key].append(row.metrics[setup.metric])
-    found = []
+    result = []
     for (_, setup), figures in groups.items():
         try:
             hardware = table.device(setup.device, setup.device_class)
             scenario = local_scenario(setup, setup.stored_model(), hardware)
-            found.append(Setting(setup, hardware, scenario, median(figures)))
+            result.append(Setting(setup, hardware, scenario, median(figures)))
         except PerfmodelError:
             continue
-    return found
+    return result
 
 
 def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
@@ -322,11 +322,11 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
 
     Raises PerfmodelError where no row is of this engine.
     """
-    mine = [each for each in settings_of(rows, folder) if each.scenario.engine.profile == engine]
+    members = [item for item in settings_of(rows, folder) if item.scenario.engine.profile == engine]
     fits: dict[str, BackendFit] = {}
     first: BackendFit | None = None
-    for backend in _most_devices_first(mine):
-        chosen = [each for each in mine if each.scenario.engine.backend == backend]
+    for backend in _most_devices_first(members):
+        chosen = [item for item in members if item.scenario.engine.backend == backend]
         problem = _Problem(chosen, None if chosen[0].hardware.kind == "cpu" else first)
         vector = problem.solve()
         decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
@@ -353,11 +353,11 @@ def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progr
 
     rows, folder: of the table; progress: is told which backend is being fitted
     """
-    mine = settings_of(rows, folder)
+    members = settings_of(rows, folder)
     groups: dict[tuple[str, str], list[Setting]] = defaultdict(list)
-    for each in mine:
-        groups[each.scenario.engine.profile, each.scenario.engine.backend or ""].append(each)
-    found: list[Setting] = []
+    for entry in members:
+        groups[entry.scenario.engine.profile, entry.scenario.engine.backend or ""].append(entry)
+    result: list[Setting] = []
     predicted: list[NDArray[Any]] = []
     first: BackendFit | None = None
     for (_, backend), chosen in sorted(groups.items(), key=lambda item: -len({x.row.device for x in item[1]})):
@@ -365,19 +365,19 @@ def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progr
         is_cpu = chosen[0].hardware.kind == "cpu"
         problem = _Problem(chosen, None if is_cpu else first)
         vector = problem.solve()
-        keys = problem.chips if by == "device" else [each.scenario.model.name for each in chosen]
-        found += chosen
+        keys = problem.chips if by == "device" else [entry.scenario.model.name for entry in chosen]
+        result += chosen
         predicted.append(np.exp(-problem.left_out(vector, keys)))
         if first is None and not is_cpu:
             first = problem.layout.fit(vector, Residuals(), Residuals())
-    return HeldOut(tuple(found), np.concatenate(predicted))
+    return HeldOut(tuple(result), np.concatenate(predicted))
 
 
 def _most_devices_first(settings: Sequence[Setting]) -> list[str]:
     """The backends, that of CPUs last."""
     devices = defaultdict[tuple[bool, str], set[str]](set)
-    for each in settings:
-        devices[each.hardware.kind == "cpu", each.scenario.engine.backend or ""].add(each.row.device)
+    for item in settings:
+        devices[item.hardware.kind == "cpu", item.scenario.engine.backend or ""].add(item.row.device)
     return [name for _, name in sorted(devices, key=lambda key: (key[0], -len(devices[key])))]
 
 
@@ -394,10 +394,10 @@ class _Problem:
     def __init__(self, settings: Sequence[Setting], related: BackendFit | None) -> None:
         self.settings = settings
         self.columns = columns_of(settings)
-        self.chips: list[object] = [_chip(each.hardware) for each in settings]
-        self.measured = np.log([1.0 / each.measured for each in settings])
-        generations = [generation_of(each.hardware) for each in settings]
-        versions = [each.scenario.engine.described.version.described for each in settings]
+        self.chips: list[object] = [_chip(item.hardware) for item in settings]
+        self.measured = np.log([1.0 / item.measured for item in settings])
+        generations = [generation_of(item.hardware) for item in settings]
+        versions = [item.scenario.engine.described.version.described for item in settings]
         newest = max(versions, key=lambda text: parse_version(text or "0")[0])
         is_cpu = settings[0].hardware.kind == "cpu"
         self.layout = ParameterLayout(
@@ -408,8 +408,8 @@ class _Problem:
             related.cycles if related is not None else {},
         )
         self._facts = _Facts(self.columns, settings, generations, versions, self.layout)
-        count = Counter((each.row.device, each.row.test) for each in settings)
-        totals = np.array([count[each.row.device, each.row.test] for each in settings])
+        count = Counter((item.row.device, item.row.test) for item in settings)
+        totals = np.array([count[item.row.device, item.row.test] for item in settings])
         self._weights = np.sqrt(np.log2(1.0 + totals) / totals)
 
     def predicted(self, vector: NDArray[Any]) -> NDArray[Any]:
@@ -427,8 +427,8 @@ class _Problem:
             return np.concatenate([own, _PRIOR_WEIGHT * (vector - centre) / sd])
 
         steps = _MOST_STEPS if start is None else _STEPS_AGAIN
-        found: NDArray[Any] = least_squares(errors, centre if start is None else start, max_nfev=steps).x
-        return found
+        result: NDArray[Any] = least_squares(errors, centre if start is None else start, max_nfev=steps).x
+        return result
 
     def left_out(self, vector: NDArray[Any], keys: Sequence[object]) -> NDArray[Any]:
         """Predictions of each setting by fits without the settings of its key, which are shared out to folds.
@@ -438,24 +438,24 @@ class _Problem:
         names = list(dict.fromkeys(keys))
         fold = {name: number % _FOLDS for number, name in enumerate(names)}
         folds = np.array([fold[key] for key in keys])
-        found = np.zeros(len(keys))
+        result = np.zeros(len(keys))
         for number in range(min(_FOLDS, len(names))):
             out = folds == number
             start = vector if len(names) > 1 else self.layout.prior[0]
             again = self.solve((~out).astype(float), start)
-            found[out] = self.predicted(again)[out]
-        return found
+            result[out] = self.predicted(again)[out]
+        return result
 
     def residuals(self, predicted: NDArray[Any]) -> tuple[Residuals, Residuals]:
         """What `predicted` leaves unexplained of decodes, and of prompts; each device counts alike."""
-        found = []
+        result = []
         for test in ("tg", "pp"):
-            chosen = np.array([each.row.test == test for each in self.settings])
-            names = [each.row.device for each, is_in in zip(self.settings, chosen, strict=True) if is_in]
+            chosen = np.array([item.row.test == test for item in self.settings])
+            names = [item.row.device for item, is_in in zip(self.settings, chosen, strict=True) if is_in]
             count = Counter(names)
             shares = np.array([1.0 / count[name] for name in names])
-            found.append(_quantiles((self.measured - predicted)[chosen], shares))
-        return found[0], found[1]
+            result.append(_quantiles((self.measured - predicted)[chosen], shares))
+        return result[0], result[1]
 
 
 def _starts(own: dict[str, Start], related: BackendFit | None) -> dict[str, Start]:
@@ -470,8 +470,8 @@ def _starts(own: dict[str, Start], related: BackendFit | None) -> dict[str, Star
 
 def _robust(errors: NDArray[Any]) -> NDArray[Any]:
     """Quadratic for small errors, logarithmic for large ones, in a least-squares sum."""
-    found: NDArray[Any] = np.sign(errors) * _SMALL * np.sqrt(np.log1p((errors / _SMALL) ** 2))
-    return found
+    result: NDArray[Any] = np.sign(errors) * _SMALL * np.sqrt(np.log1p((errors / _SMALL) ** 2))
+    return result
 
 
 def _quantiles(values: NDArray[Any], weights: NDArray[Any]) -> Residuals:
@@ -494,14 +494,14 @@ class _Facts:
         versions: Sequence[str],
         layout: ParameterLayout,
     ) -> None:
-        rates = [product_rates(_backend(each), each.hardware) for each in settings]
-        devices = [DeviceFacts.of(each.hardware) for each in settings]
+        rates = [product_rates(_backend(item), item.hardware) for item in settings]
+        devices = [DeviceFacts.of(item.hardware) for item in settings]
         self._columns = columns
         of = columns.setting
 
         def column(values: Sequence[float]) -> NDArray[Any]:
-            found: NDArray[Any] = np.array(values, dtype=float)[of]
-            return found
+            result: NDArray[Any] = np.array(values, dtype=float)[of]
+            return result
 
         self._units = column([device.compute_units for device in devices])
         self._clocks = column([device.compute_units * device.clock_hz for device in devices])
@@ -509,9 +509,9 @@ class _Facts:
         self._peak = column([device.peak(rate) for device, (rate, _) in zip(devices, rates, strict=True)])
         self._float_peak = column([device.peak(rate) for device, (_, rate) in zip(devices, rates, strict=True)])
         self._vector = column([device.peak("vector") for device in devices])
-        self._tdp = column([each.hardware.declared.tdp_w or 65.0 for each in settings])
-        self._is_flash = column([each.scenario.engine.attention == "flash" for each in settings]) > 0
-        self._has_small = column([has_small_cores(each.hardware) for each in settings]) > 0
+        self._tdp = column([item.hardware.declared.tdp_w or 65.0 for item in settings])
+        self._is_flash = column([item.scenario.engine.attention == "flash" for item in settings]) > 0
+        self._has_small = column([has_small_cores(item.hardware) for item in settings]) > 0
         self._generation = _places(generations, layout.generations)[of]
         self._version = _places(versions, layout.versions)[of]
 

@@ -51,7 +51,7 @@ def sizes_of(table: KernelTable, kind: str) -> CollectiveSizes:
     """The sizes of rows of one kind; switches add floating point only."""
     name = _dtype(table)
     payload = numbers(table, "message_size") * format_bytes(table, name)
-    is_float = np.array([not each.startswith(("int", "uint")) for each in table[name].astype(str)])
+    is_float = np.array([not item.startswith(("int", "uint")) for item in table[name].astype(str)])
     return CollectiveSizes.of(kind, payload, numbers(table, "num_gpus"), is_float.astype(np.float64))
 
 
@@ -71,19 +71,19 @@ def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     engines = ["nccl" if is_nccl else engine_name(str(version)) for version in part["engine_version"]]
     launch = ["eager" if name.endswith("eager") else "" for name in source]
     columns = {**part.columns, "kind": np.array(_kinds(part)), "engine": np.array(engines), "launch": np.array(launch)}
-    found = []
+    result = []
     for (engine, kind, how), rows in KernelTable(part.system, part.op, columns).groups(("engine", "kind", "launch")):
         key = f"collective{'_eager' if how else ''}/{kind}{'/nccl' if is_nccl else ''}"
         one = part.take(rows)
-        found.append(Group(engine, key, sizes_of(one, kind), one.seconds, usable[rows]))
-    return found
+        result.append(Group(engine, key, sizes_of(one, kind), one.seconds, usable[rows]))
+    return result
 
 
 def fit(group: Group, device: DeviceFacts) -> CollectiveFit | CustomAllReduceFit:
     """The parameters of one collective; of a custom all-reduce those of its kernels, then of what follows them."""
     link = _link(device)
     if group.key.endswith("/nccl"):
-        found: CollectiveFit | CustomAllReduceFit = _fit_nccl(group, _start(device), _FREE, device)
+        result: CollectiveFit | CustomAllReduceFit = _fit_nccl(group, _start(device), _FREE, device)
     else:
         floor = 3e-5 if group.key.startswith("collective_eager") else None
         start = CustomAllReduceFit(beyond=_start(device), link_latency_s=link.latency_s or None, eager_floor_s=floor)
@@ -92,8 +92,8 @@ def fit(group: Group, device: DeviceFacts) -> CollectiveFit | CustomAllReduceFit
         if len(large.seconds) > _NO_ROWS:
             beyond = _fit_nccl(large, start.beyond, _FREE_BEYOND, device)
             start = start.model_copy(update={"beyond": beyond})
-        found = _fit_custom(small, start, device) if len(small.seconds) > _NO_ROWS else start
-    return found.model_copy(update={"residuals": residuals_of(predict(group, found, device), group.seconds)})
+        result = _fit_custom(small, start, device) if len(small.seconds) > _NO_ROWS else start
+    return result.model_copy(update={"residuals": residuals_of(predict(group, result, device), group.seconds)})
 
 
 def _fit_nccl(group: Group, start: CollectiveFit, free: tuple[str, ...], device: DeviceFacts) -> CollectiveFit:
@@ -103,7 +103,7 @@ def _fit_nccl(group: Group, start: CollectiveFit, free: tuple[str, ...], device:
 
 def _fit_custom(group: Group, start: CustomAllReduceFit, device: DeviceFacts) -> CustomAllReduceFit:
     free = _FREE_CUSTOM if start.eager_floor_s is None else ("eager_floor_s", *_FREE_CUSTOM[2:])
-    starts = ({}, {"one_shot_fraction": 0.2})
+    starts: tuple[dict[str, float], ...] = ({}, {"one_shot_fraction": 0.2})
     return fit_form(predictor(group, _custom, device), start, group.seconds, free=free, starts=starts)
 
 

@@ -91,8 +91,8 @@ def fit_host(
         least_squares(errors, start * is_launch, bounds=(-most, most), loss="soft_l1", f_scale=0.1)
         for start in np.log(_STARTS)
     ]
-    found = min(fits, key=lambda fit: float(fit.cost))
-    values = prior * np.exp(found.x)
+    result = min(fits, key=lambda fit: float(fit.cost))
+    values = prior * np.exp(result.x)
     host = HostFit(replays_graphs=True, **dict(zip(_PRIORS, map(float, values), strict=True)))
     return host, residuals_of(predicted(values), measured)
 
@@ -151,7 +151,7 @@ def kernel_tables(records: Sequence[KernelRecord], system: str) -> list[tuple[Ke
             row = {**_OF_ALL, **defaults, **record.sizes, "latency_ms": record.seconds * 1e3}
             rows.setdefault(name, []).append(row)
             numbers.setdefault(name, []).append(number)
-    return [(_table(system, name, found), numbers[name]) for name, found in rows.items()]
+    return [(_table(system, name, result), numbers[name]) for name, result in rows.items()]
 
 
 def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, int]]:
@@ -206,20 +206,20 @@ def predict_kernels(
 ) -> list[KernelPrediction]:
     """What the calibration says of each kernel that it has a fit for."""
     device = DeviceFacts.of(hardware)
-    found = []
+    result = []
     for module, group, numbers in _groups(records, hardware):
         fit = calibration.families.get(group.key)
         if fit is not None:
             seconds = module.predict(group, fit, device)
             rows = zip(group.rows.tolist(), seconds.tolist(), strict=True)
-            found += [KernelPrediction(records[numbers[row]], group.key, float(value)) for row, value in rows]
+            result += [KernelPrediction(records[numbers[row]], group.key, float(value)) for row, value in rows]
     small = calibration.families.get("elementwise")
     if isinstance(small, FamilyFit):
         for work, _, number in small_kernels(records):
-            found.append(
+            result.append(
                 KernelPrediction(records[number], "elementwise", roofline_time(work, small, device).duration_s)
             )
-    return found
+    return result
 
 
 def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration:

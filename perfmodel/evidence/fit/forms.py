@@ -68,7 +68,7 @@ def fit_form(
     for changes in starts:
         begin = np.log([changes.get(name, getattr(start, name)) for name in free])
         begin = np.clip(begin, low + 1e-3, high - 1e-3)
-        found = least_squares(
+        result = least_squares(
             error,
             begin,
             bounds=(low, high),
@@ -78,8 +78,8 @@ def fit_form(
             max_nfev=40,
             x_scale=0.3,
         )
-        if best is None or found.cost < best.cost:
-            best = found
+        if best is None or result.cost < best.cost:
+            best = result
     return build(best.x)
 
 
@@ -106,9 +106,9 @@ def fit_group(
     start, free, starts, most_rows: as of `fit_form`
     """
     predict = predictor(group, seconds, device)
-    found = fit_form(predict, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
-    left = residuals_of(np.asarray(seconds(group.sizes, found, device)), group.seconds)
-    return found.model_copy(update={"residuals": left})
+    result = fit_form(predict, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
+    left = residuals_of(np.asarray(seconds(group.sizes, result, device)), group.seconds)
+    return result.model_copy(update={"residuals": left})
 
 
 def residuals_of(predicted: Floats, seconds: Floats, spread: Floats | float = 1.0) -> Residuals:
@@ -200,13 +200,13 @@ def with_values(profile: Fitted, values: Mapping[str, float]) -> Fitted:
 
 def values_of(profile: Spec, parameters: Sequence[Parameter]) -> list[float]:
     """What `parameters` are in `profile`, within their plausible ranges."""
-    found = []
+    result = []
     for parameter in parameters:
         value: Any = profile
         for name in parameter.field.split("."):
             value = getattr(value, name)
-        found.append(min(max(value, parameter.least), parameter.most))
-    return found
+        result.append(min(max(value, parameter.least), parameter.most))
+    return result
 
 
 @dataclass(frozen=True)
@@ -256,14 +256,14 @@ class LinearErrors(Generic[Fitted]):
         low, high = (np.log([getattr(p, end) for p in self.parameters]) for end in ("least", "most"))
         low, high = np.maximum(low, self.here - _REACH), np.minimum(high, self.here + _REACH)
         start = np.log([p.start for p in self.parameters])
-        found = least_squares(
+        result = least_squares(
             lambda logs: np.append(at_here + slopes @ (logs - self.here), _PRIOR_OF_RUNS * (logs - start)),
             np.clip(self.here, low + 1e-6, high - 1e-6),
             bounds=(low, high),
             loss="soft_l1",
             f_scale=_LOSS_SCALE_OF_RUNS,
         )
-        optimum: Floats = found.x
+        optimum: Floats = result.x
         return optimum
 
     def profile(self, logs: Floats) -> Fitted:
@@ -272,12 +272,12 @@ class LinearErrors(Generic[Fitted]):
 
     def held_out(self, groups: NDArray[np.str_]) -> Floats:
         """The errors of each group (one name for each error) at the optimum of the others, as the model has it."""
-        found = np.empty(len(self.at_here))
+        result = np.empty(len(self.at_here))
         for group in np.unique(groups):
-            mine = groups == group
-            there = self.optimum(~mine) if not mine.all() else np.log([p.start for p in self.parameters])
-            found[mine] = self.at_here[mine] + self.slopes[mine] @ (there - self.here)
-        return found
+            members = groups == group
+            there = self.optimum(~members) if not members.all() else np.log([p.start for p in self.parameters])
+            result[members] = self.at_here[members] + self.slopes[members] @ (there - self.here)
+        return result
 
     def loss(self, logs: Floats, errors: Floats) -> float:
         """What `optimum` makes small, of the errors that were found at `logs`."""

@@ -82,15 +82,15 @@ def is_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
 
 def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     """One group per engine, number format and kernel. Rows of formats without a known meaning are in none."""
-    found: dict[tuple[str, str, str], list[Rows]] = {}
+    values: dict[tuple[str, str, str], list[Rows]] = {}
     for (version, dtype, source), rows in table.groups(("engine_version", "gemm_dtype", "kernel_source")):
         if dtype in WEIGHT_FORMATS:
             engine = engine_name(version)
             kernel = _kernel(source, engine, WEIGHT_FORMATS[dtype].name)
             key = "/".join(filter(None, ("gemm", WEIGHT_FORMATS[dtype].name, kernel.variant)))
-            found.setdefault((engine, key, dtype), []).append(rows)
+            values.setdefault((engine, key, dtype), []).append(rows)
     result = []
-    for (engine, key, dtype), parts in found.items():
+    for (engine, key, dtype), parts in values.items():
         rows = np.concatenate(parts)
         part = table.take(rows)
         result.append(Group(engine, key, sizes_of(part, WEIGHT_FORMATS[dtype]), part.seconds, rows))
@@ -141,4 +141,4 @@ def _start(group: Group) -> tuple[TiledGemmFit, tuple[str, ...], tuple[dict[str,
         free = (*free[1:], "eager_launch_s", "eager_floor_s")
         changes = {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
     start = TiledGemmFit(tile_rule=kernel.tile_rule).model_copy(update=changes)
-    return start, free, tuple({**changes, **each} for each in _STARTS)
+    return start, free, tuple({**changes, **item} for item in _STARTS)

@@ -115,9 +115,9 @@ def _filled(heights: Counts, amount: int) -> Counts:
     below = np.cumsum(ordered) - ordered
     num_raised = int((np.arange(len(ordered)) * ordered - below <= amount).sum())
     level, left = divmod(amount + int(ordered[:num_raised].sum()), num_raised)
-    found = np.maximum(heights, level)
-    found[np.flatnonzero(heights <= level)[:left]] += 1
-    return found
+    result = np.maximum(heights, level)
+    result[np.flatnonzero(heights <= level)[:left]] += 1
+    return result
 
 
 def _numbers(counts: Counts, tokens: float) -> NDArray[np.float64]:
@@ -265,18 +265,18 @@ def is_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
 
 def groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     """One group per engine, number format and kernel. Rows of formats without a known meaning are in none."""
-    found: dict[tuple[str, str], list[tuple[WeightFormat, _Kernel, Rows]]] = {}
+    values: dict[tuple[str, str], list[tuple[WeightFormat, _Kernel, Rows]]] = {}
     for (version, dtype, source), rows in table.groups(("engine_version", "moe_dtype", "kernel_source")):
         if dtype in WEIGHT_FORMATS:
             form, engine = WEIGHT_FORMATS[dtype], engine_name(version)
             kernel = _kernel(source, engine, form.name)
             key = "/".join(filter(None, (kernel.family, form.name, kernel.variant)))
-            found.setdefault((engine, key), []).append((form, kernel, rows))
+            values.setdefault((engine, key), []).append((form, kernel, rows))
     known = _num_gates(table)
     result = []
-    for (engine, key), parts in found.items():
+    for (engine, key), parts in values.items():
         form, kernel, _ = parts[0]
-        rows = np.concatenate([each for _, _, each in parts])
+        rows = np.concatenate([item for _, _, item in parts])
         part = table.take(rows)
         gates = known[rows] if kernel.has_gate is None else np.full(len(rows), 1.0 + kernel.has_gate)
         result.append(Group(engine, key, sizes_of(part, form, kernel, gates), part.seconds, rows))
@@ -296,7 +296,7 @@ def fit(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
         free = (*free, "misaligned")
         start = start.model_copy(update={"misaligned": 1.3})
     launch = max(4e-6, 0.7 * float(np.quantile(part.seconds, 0.01)))
-    starts = tuple({"launch_s": launch, **each} for each in _STARTS)
+    starts = tuple({"launch_s": launch, **item} for item in _STARTS)
     return fit_group(part, _seconds, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
 
 
@@ -309,9 +309,9 @@ def fit_start(key: str, engine: str) -> GroupedExpertsFit:
     """What is known of a kernel before any row: its rules, and which works run it."""
     _, format, *variant = key.split("/")
     kernel = next(
-        each
-        for each in _KERNELS
-        if each.engine in ("", engine) and each.format in ("", format) and each.variant == "".join(variant)
+        item
+        for item in _KERNELS
+        if item.engine in ("", engine) and item.format in ("", format) and item.variant == "".join(variant)
     )
     return GroupedExpertsFit(
         tile_rule=kernel.tile_rule,
@@ -350,12 +350,12 @@ def _known_gates() -> Mapping[tuple[Any, ...], bool]:
     from perfmodel.models.architecture import MoEFFN
     from perfmodel.models.cards import list_models, load_model
 
-    found = {}
+    result = {}
     for name in list_models():
         model = load_model(name)
         for layer, _ in model.layers:
             ffn = layer.ffn
             if isinstance(ffn, MoEFFN):
                 width = ffn.latent_size or model.hidden_size
-                found[(width, ffn.intermediate_size, ffn.top_k, ffn.num_experts)] = ffn.gated
-    return found
+                result[(width, ffn.intermediate_size, ffn.top_k, ffn.num_experts)] = ffn.gated
+    return result

@@ -71,15 +71,15 @@ class Figures:
         from scipy.optimize import least_squares
 
         chosen = np.ones(len(spreads), dtype=bool) if keep is None else keep
-        start, spread = (np.array([getattr(each, name) for each in self.priors]) for name in ("start", "spread"))
-        ends = [np.log([getattr(each, name) for each in self.priors]) for name in ("least", "most")]
+        start, spread = (np.array([getattr(item, name) for item in self.priors]) for name in ("start", "spread"))
+        ends = [np.log([getattr(item, name) for item in self.priors]) for name in ("least", "most")]
 
         def misses(logs: Floats) -> Floats:
             return np.append(self.errors(np.exp(logs))[chosen] / spreads[chosen], (logs - np.log(start)) / spread)
 
         begin = np.clip(np.log(self.here), ends[0] + 1e-6, ends[1] - 1e-6)
-        found: Floats = least_squares(misses, begin, bounds=ends, loss="soft_l1", f_scale=_LOSS_SCALE).x
-        return np.exp(found)
+        result: Floats = least_squares(misses, begin, bounds=ends, loss="soft_l1", f_scale=_LOSS_SCALE).x
+        return np.exp(result)
 
 
 METRICS = ("mean_tpot_ms", "mean_ttft_ms")
@@ -108,14 +108,14 @@ def prepared_runs(
     runs, given: what was measured, and what the user says of the setup
     engine:      that the runs should be of; folder: for traces of their requests
     """
-    mine: list[FittedRun] = []
+    members: list[FittedRun] = []
     left_out: list[tuple[str, str]] = []
     for run in runs:
         try:
-            mine.append(_prepare(run, given, engine, folder))
+            members.append(_prepare(run, given, engine, folder))
         except PerfmodelError as error:
             left_out.append((run.name, str(error)))
-    return mine, left_out
+    return members, left_out
 
 
 def _prepare(run: BenchRun, given: GivenSetup, engine: str, folder: Path) -> FittedRun:
@@ -132,9 +132,11 @@ def _prepare(run: BenchRun, given: GivenSetup, engine: str, folder: Path) -> Fit
             f"multiplies small errors; measure below capacity."
         )
     scenario, _ = bench_scenario(run, given, folder)
-    found = scenario.engine.described.description.name
-    if found != engine:
-        raise SpecError(f"{run.name}: is of engine {found}, and --engine is {engine}; set engine.profile, or --engine.")
+    result = scenario.engine.described.description.name
+    if result != engine:
+        raise SpecError(
+            f"{run.name}: is of engine {result}, and --engine is {engine}; set engine.profile, or --engine."
+        )
     num_requests = run.load.num_requests if run.times is None else len(run.times)
     return FittedRun(run.name, run.tool, scenario, measured, num_requests)
 
@@ -215,11 +217,11 @@ class OwnServerFit:
                 f"A run has {self.fewest_requests:,} requests: the mean of so few hangs on which steps they happened "
                 f"to meet. With {_ENOUGH_REQUESTS:,} or more at each rate the server's numbers come out nearer."
             )
-        for metric, found in self.errors.items():
-            if found.get("held out", 0.0) >= found["shipped"]:
+        for metric, errors in self.errors.items():
+            if errors.get("held out", 0.0) >= errors["shipped"]:
                 notes.append(
-                    f"{metric}: of runs left out {found['held out']:.1%} off, {found['shipped']:.1%} as shipped: these "
-                    f"runs do not say that your server differs in this; the engine's own profile does as well."
+                    f"{metric}: of runs left out {errors['held out']:.1%} off, {errors['shipped']:.1%} as shipped: "
+                    f"these runs do not say that your server differs in this; the engine's own profile does as well."
                 )
         return notes
 
@@ -229,8 +231,8 @@ class OwnServerFit:
             "engine": self.profile.engine,
             "source": self.profile.source,
             "runs": list(self.runs),
-            "left_out": [list(each) for each in self.left_out],
-            "errors": {metric: dict(found) for metric, found in self.errors.items()},
+            "left_out": [list(item) for item in self.left_out],
+            "errors": {metric: dict(result) for metric, result in self.errors.items()},
             "moved": {name: {"shipped": old, "fitted": new} for name, (old, new) in self.moved.items()},
             "notes": self.notes,
         }
@@ -249,11 +251,11 @@ class _Fit:
 
     def held_out(self, runs: NDArray[np.str_]) -> Floats:
         """The errors of each run at the optimum of the others; runs: the run of each error."""
-        found = np.empty(len(self.at_end))
+        result = np.empty(len(self.at_end))
         for run in np.unique(runs):
-            mine = runs == run
-            found[mine] = self.figures.errors(self.figures.optimum(self.spreads, ~mine))[mine]
-        return found
+            members = runs == run
+            result[members] = self.figures.errors(self.figures.optimum(self.spreads, ~members))[members]
+        return result
 
 
 def fit_own_server(
@@ -276,25 +278,25 @@ def fit_own_server(
     refuse_shipped_name(name)
     shipped = with_facts(load_engine_profile(engine))
     with TemporaryDirectory() as folder:
-        mine, left_out = prepared_runs(runs, given, engine, Path(folder))
-        if not mine:
+        members, left_out = prepared_runs(runs, given, engine, Path(folder))
+        if not members:
             raise SpecError(left_out[0][1])
-        fit = _fitted(shipped, mine, progress)
-    metrics = np.array([metric for run in mine for metric in run.measured])
-    said = {"shipped": fit.at_start, "fitted": fit.at_end}
-    if len(mine) > 1:
-        said["held out"] = fit.held_out(np.array([run.name for run in mine for _ in run.measured]))
+        fit = _fitted(shipped, members, progress)
+    metrics = np.array([metric for run in members for metric in run.measured])
+    stated_as = {"shipped": fit.at_start, "fitted": fit.at_end}
+    if len(members) > 1:
+        stated_as["held out"] = fit.held_out(np.array([run.name for run in members for _ in run.measured]))
     errors = {
-        metric: {name: _median_error(found[metrics == metric]) for name, found in said.items()}
+        metric: {name: _median_error(result[metrics == metric]) for name, result in stated_as.items()}
         for metric in METRICS
         if metric in metrics
     }
     left_out = [*unread, *left_out]
-    profile = _described(_at(shipped, fit.figures.priors, fit.values), name, mine, errors, shipped)
-    if len(mine) >= _FEWEST_FOR_INTERVALS:
-        profile = _with_residuals(profile, mine, metrics, said["held out"])
-    fewest = min(run.num_requests for run in mine)
-    return OwnServerFit(profile, shipped, tuple(run.name for run in mine), tuple(left_out), errors, fewest)
+    profile = _described(_at(shipped, fit.figures.priors, fit.values), name, members, errors, shipped)
+    if len(members) >= _FEWEST_FOR_INTERVALS:
+        profile = _with_residuals(profile, members, metrics, stated_as["held out"])
+    fewest = min(run.num_requests for run in members)
+    return OwnServerFit(profile, shipped, tuple(run.name for run in members), tuple(left_out), errors, fewest)
 
 
 def save_own_server(fit: OwnServerFit, folder: Path, is_forced: bool = False) -> Path:
@@ -316,19 +318,19 @@ def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
 
 def _priors(shipped: EngineProfile) -> list[Prior]:
     """The numbers that the engine has, from where it has them; how far engines differ in each is how far it may go."""
-    known = {each.field: each for each in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
+    known = {item.field: item for item in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
     engines = [load_engine_profile(file.stem.partition("@")[2]) for file in data_dir("calibrations").glob("engine@*")]
-    found = []
+    result = []
     for name in _FIELDS:
         if not _number(shipped, name):
             continue
-        values = [value for each in engines if (value := _number(each, name)) > 0]
+        values = [value for item in engines if (value := _number(item, name)) > 0]
         spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MOST_SPREAD
         range_ = known[name]
         start = min(max(_number(shipped, name), range_.least), range_.most)
         most = range_.most * (_SLOW_HOST if name.startswith("host.") else 1.0)
-        found.append(Prior(name, start, range_.least, most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
-    return found
+        result.append(Prior(name, start, range_.least, most, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
+    return result
 
 
 def _number(profile: EngineProfile, name: str) -> float:
@@ -340,7 +342,7 @@ def _number(profile: EngineProfile, name: str) -> float:
 
 def _at(shipped: EngineProfile, priors: Sequence[Prior], values: Floats) -> EngineProfile:
     """`shipped` with the numbers at `values`."""
-    return with_values(shipped, dict(zip((each.field for each in priors), values.tolist(), strict=True)))
+    return with_values(shipped, dict(zip((item.field for item in priors), values.tolist(), strict=True)))
 
 
 def _fitted(shipped: EngineProfile, runs: Sequence[FittedRun], progress: Progress | None) -> _Fit:
@@ -350,15 +352,15 @@ def _fitted(shipped: EngineProfile, runs: Sequence[FittedRun], progress: Progres
 
     def predicted(values: Floats) -> Floats:
         nonlocal done
-        found, profile = [], _at(shipped, priors, values)
+        result, profile = [], _at(shipped, priors, values)
         for run in runs:
-            found += _predicted(run, profile)
+            result += _predicted(run, profile)
             done += 1
             if progress is not None:
                 progress(done, total)
-        return np.array(found)
+        return np.array(result)
 
-    values = np.array([each.start for each in priors])
+    values = np.array([item.start for item in priors])
     at_here = at_start = predicted(values)
     for _ in range(_ROUNDS):
         steps = _STEP * values
@@ -428,9 +430,9 @@ def _described(
     devices = ", ".join(dict.fromkeys(run.scenario.hardware.name for run in runs))
     plural = "s" * (len(runs) > 1)
     held_out = [
-        f"{metric.removeprefix('mean_').removesuffix('_ms').upper()} {found['held out']:.1%}"
-        for metric, found in errors.items()
-        if "held out" in found
+        f"{metric.removeprefix('mean_').removesuffix('_ms').upper()} {result['held out']:.1%}"
+        for metric, result in errors.items()
+        if "held out" in result
     ]
     checked = f"each left out in turn: {', '.join(held_out)} off in the median" if held_out else "one run: not checked"
     source = (
@@ -451,10 +453,10 @@ def _with_residuals(
     units = np.array([_units(run.scenario) for run in runs for _ in run.measured])
     update: dict[str, Any] = {}
     for metric, name in (("mean_tpot_ms", "tpot_residuals"), ("mean_ttft_ms", "ttft_residuals")):
-        mine = metrics == metric
-        if mine.sum() >= _FEWEST_FOR_INTERVALS:
-            spread: Floats | float = units[mine] if metric == "mean_tpot_ms" else 1.0
-            residuals: Residuals = residuals_of(np.exp(held_out[mine]), np.ones(int(mine.sum())), spread)
+        members = metrics == metric
+        if members.sum() >= _FEWEST_FOR_INTERVALS:
+            spread: Floats | float = units[members] if metric == "mean_tpot_ms" else 1.0
+            residuals: Residuals = residuals_of(np.exp(held_out[members]), np.ones(int(members.sum())), spread)
             update[name] = of_one_more(residuals, len(runs))
     devices = dict.fromkeys((*profile.devices, *(run.scenario.hardware.name for run in runs)))
     return profile.model_copy(update={**update, "devices": tuple(devices)})

@@ -71,14 +71,14 @@ def fit_engine_profile(
     A backlog multiplies small errors of capacity; such stages are for judging, not for fitting. Of `begin`, what these
     runs do not determine stays.
     """
-    mine = shortened_stages([row for row in rows if row.scenario.engine.profile == begin.engine], share)
+    members = shortened_stages([row for row in rows if row.scenario.engine.profile == begin.engine], share)
     profile = fit_parameters(
         starting_profile(begin),
         PARAMETERS,
-        lambda profile: stage_log_errors(simulate_runs(mine, profile=profile)),
+        lambda profile: stage_log_errors(simulate_runs(members, profile=profile)),
         progress=progress,
     )
-    return profile.model_copy(update={"latency_residuals": step_residuals(mine, profile)})
+    return profile.model_copy(update={"latency_residuals": step_residuals(members, profile)})
 
 
 def step_residuals(rows: Sequence[Observation], profile: EngineProfile) -> Residuals:
@@ -88,10 +88,10 @@ def step_residuals(rows: Sequence[Observation], profile: EngineProfile) -> Resid
     more than the steps do, g = 1 + d log(latency) / d log(rate) times as much (see `accelerated`).
     """
     usual, faster = (
-        [pair for pair in simulate_runs(each, profile=profile) if not pair.row.is_overloaded]
-        for each in (rows, accelerated(rows, _RATE_FACTOR))
+        [pair for pair in simulate_runs(item, profile=profile) if not pair.row.is_overloaded]
+        for item in (rows, accelerated(rows, _RATE_FACTOR))
     )
-    predicted, at_more_load = (np.array([pair.metrics["e2el_mean"] for pair in each]) for each in (usual, faster))
+    predicted, at_more_load = (np.array([pair.metrics["e2el_mean"] for pair in item]) for item in (usual, faster))
     measured = np.array([pair.row.metrics["e2el_mean"] for pair in usual])
     gain = np.maximum(1 + np.log(at_more_load / predicted) / np.log(_RATE_FACTOR), 1.0)
     return residuals_of(predicted, measured, gain * np.array([spread_of(pair.row.scenario) for pair in usual]))
@@ -154,16 +154,16 @@ def fit_steady_profile(
 
     What rows at face value do not determine is then fitted to the time to first token of rows that may be speculated.
     """
-    mine = fitting_rows(rows, begin.engine)
-    parameters = parameters_of(begin, mine)
+    members = fitting_rows(rows, begin.engine)
+    parameters = parameters_of(begin, members)
 
     def errors(profile: EngineProfile) -> Floats:
-        return steady_log_errors(simulate_steady_states(mine, profile=profile))
+        return steady_log_errors(simulate_steady_states(members, profile=profile))
 
     best = fit_parameters(begin, parameters, errors, progress=progress)
     best = _with_the_undetermined(best, parameters, rows)
     model = LinearErrors.around(begin, parameters, errors, np.log(values_of(best, parameters)))
-    return with_steady_residuals(best, mine, model)
+    return with_steady_residuals(best, members, model)
 
 
 def with_steady_residuals(
@@ -187,8 +187,8 @@ def _residuals(
     """What fits leave of the groups that each leaves out, as it is to be expected of one more cell."""
     groups = np.repeat([group_of(row.scenario) for row in rows], len(_WEIGHTS))
     num_cells = len({cell_of(row.scenario) for row in rows})
-    found = _steady_residuals(rows, model.held_out(groups))
-    return {name: of_one_more(residuals, num_cells) for name, residuals in found.items()}
+    result = _steady_residuals(rows, model.held_out(groups))
+    return {name: of_one_more(residuals, num_cells) for name, residuals in result.items()}
 
 
 def _with_the_undetermined(
@@ -197,7 +197,7 @@ def _with_the_undetermined(
     """`fitted` with what its `parameters` lack and rows determine whose decodes may be speculated."""
     suspected = [row for row in rows if not row.is_reliable and UNKNOWN_LENGTHS not in row.flags]
     suspected = _of_engine(suspected, fitted.engine)
-    lacking = [each for each in _of_layers(suspected) if each not in parameters]
+    lacking = [item for item in _of_layers(suspected) if item not in parameters]
 
     def errors(profile: EngineProfile) -> Floats:
         return steady_log_errors(simulate_steady_states(suspected, profile=profile))
@@ -217,12 +217,12 @@ def _steady_residuals(rows: Sequence[Observation], errors: Floats) -> dict[str, 
     errors: as of `steady_log_errors`, of a profile that was not fitted to the row's cell
     """
     spread = np.array([spread_of(row.scenario) for row in rows])
-    found = {}
+    result = {}
     for place, (metric, weight) in enumerate(_WEIGHTS.items()):
         factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
         units = spread if metric == "tpot" else np.ones(len(rows))
-        found[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(rows)), units)
-    return found
+        result[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(rows)), units)
+    return result
 
 
 def parameters_of(begin: EngineProfile, rows: Sequence[Observation]) -> list[Parameter]:
@@ -249,8 +249,8 @@ def fitting_rows(rows: Sequence[Observation], engine: str) -> list[Observation]:
 
 
 def _of_engine(rows: Sequence[Observation], engine: str) -> list[Observation]:
-    mine = [row for row in rows if row.scenario.engine.profile == engine]
-    return _of_each_cell(mine, _MOST_ROWS, _MOST_CONCURRENCY)
+    members = [row for row in rows if row.scenario.engine.profile == engine]
+    return _of_each_cell(members, _MOST_ROWS, _MOST_CONCURRENCY)
 
 
 def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int) -> list[Observation]:
@@ -259,7 +259,7 @@ def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int)
     for row in rows:
         if (row.scenario.traffic.arrivals.concurrency or 0) <= most_concurrency:
             cells.setdefault(cell_of(row.scenario), []).append(row)
-    return [row for mine in cells.values() for row in mine[:: max(1, len(mine) * len(cells) // most)]]
+    return [row for members in cells.values() for row in members[:: max(1, len(members) * len(cells) // most)]]
 
 
 def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
@@ -294,15 +294,15 @@ def fit_generation(
 
     Raises SpecError where there are none.
     """
-    mine = [row for row in rows if row.scenario.hardware.declared.architecture == architecture and row.is_reliable]
-    mine = _of_each_cell(mine, _MOST_ROWS_OF_ALL, _MOST_SLOTS_OF_GENERATION)
-    if not mine:
+    members = [row for row in rows if row.scenario.hardware.declared.architecture == architecture and row.is_reliable]
+    members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS_OF_GENERATION)
+    if not members:
         raise SpecError(f"no rows on devices of architecture {architecture!r} to fit")
     begin = GenerationFit(architecture=architecture)
-    parameters = [_COMPUTE, *(_OF_4_BITS if any(map(_multiplies_4_bits, mine)) else ())]
+    parameters = [_COMPUTE, *(_OF_4_BITS if any(map(_multiplies_4_bits, members)) else ())]
 
     def errors(generation: GenerationFit) -> Floats:
-        return steady_log_errors(simulate_steady_states(mine, generation=generation))
+        return steady_log_errors(simulate_steady_states(members, generation=generation))
 
     best = fit_parameters(begin, parameters, errors, rounds=_ROUNDS, progress=progress)
     values = dict(zip((p.field for p in parameters), values_of(best, parameters), strict=True))
@@ -326,14 +326,14 @@ def fit_popularity(rows: Sequence[Observation], *, progress: Progress | None = N
 
     Raises SpecError where there are none.
     """
-    mine = [row for row in rows if _num_experts(row) and row.is_reliable]
-    mine = _of_each_cell(mine, _MOST_ROWS_OF_ALL, _MOST_SLOTS)
-    if not mine:
+    members = [row for row in rows if _num_experts(row) and row.is_reliable]
+    members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS)
+    if not members:
         raise SpecError("no rows of mixtures of experts to fit")
-    cells = np.array([" ".join((cell_of(row.scenario), *_degrees(row))) for row in mine])
+    cells = np.array([" ".join((cell_of(row.scenario), *_degrees(row))) for row in members])
 
     def errors(fit: RoutingFit) -> Floats:
-        pairs = simulate_steady_states([with_dispersion(row, fit.among(_num_experts(row))) for row in mine])
+        pairs = simulate_steady_states([with_dispersion(row, fit.among(_num_experts(row))) for row in members])
         of_steps = steady_log_errors(pairs)[::2]
         for cell in np.unique(cells):
             of_steps[cells == cell] -= np.median(of_steps[cells == cell])

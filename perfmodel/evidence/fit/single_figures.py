@@ -70,22 +70,22 @@ def _row_exchange(cells: dict[str, str]) -> ExchangeRow:
 
 def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeFits:
     """`begin` with what the rows of each direction say. Raises SpecError for a direction with too few of them."""
-    found = {name: _fit(name, rows, getattr(begin, name)) for name in ("dispatch", "combine")}
-    return begin.model_copy(update=found)
+    result = {name: _fit(name, rows, getattr(begin, name)) for name in ("dispatch", "combine")}
+    return begin.model_copy(update=result)
 
 
 def _fit(exchange: str, rows: Sequence[ExchangeRow], begin: ExchangeFit) -> ExchangeFit:
-    mine = [row for row in rows if row.exchange == exchange]
-    if len(mine) < _FEWEST:
-        raise SpecError(f"found {len(mine)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
-    wire_s, measured = (np.array([getattr(row, name) for row in mine]) for name in ("wire_s", "seconds"))
+    members = [row for row in rows if row.exchange == exchange]
+    if len(members) < _FEWEST:
+        raise SpecError(f"found {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
+    wire_s, measured = (np.array([getattr(row, name) for row in members]) for name in ("wire_s", "seconds"))
 
     def seconds(candidate: ExchangeFit, chosen: NDArray[np.int64]) -> Floats:
         moved = candidate.start_s + wire_s[chosen] / candidate.link_fraction
         return np.asarray(np.maximum(candidate.floor_s, moved), dtype=np.float64)
 
-    found = fit_form(seconds, begin, measured, free=_FREE_exchange)
-    return found.model_copy(update={"residuals": residuals_of(seconds(found, np.arange(len(mine))), measured)})
+    result = fit_form(seconds, begin, measured, free=_FREE_exchange)
+    return result.model_copy(update={"residuals": residuals_of(seconds(result, np.arange(len(members))), measured)})
 
 
 _FREE_overheads = ("low_latency_fraction", "simple_fraction", "simple_start_s")
@@ -127,23 +127,23 @@ def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFi
     steps = [_launch_s(row) for row in _of("eager_step_s", rows)]
     sampled = [_bytes_per_logit(row) for row in _of("sampled_sequence_s", rows)]
     traffic = _rounded(float(np.median(sampled)))
-    pool, each = _graph_memory(_of("graphs_bytes", rows, fewest=3))
+    pool, item = _graph_memory(_of("graphs_bytes", rows, fewest=3))
     return OverheadFits(
         over_pcie=_over_pcie(rows),
         engine_launch_s=_mean(steps),
         sampling_bytes_per_logit=traffic,
         graph_pool_bytes=_rounded(pool),
-        graph_bytes=_rounded(each),
+        graph_bytes=_rounded(item),
         communicator_bytes=_mean([row.value for row in _of("communicator_bytes", rows)]),
         softmax_ops=softmax_ops,
     )
 
 
 def _of(figure: str, rows: Sequence[OverheadRow], fewest: int = 1) -> list[OverheadRow]:
-    found = [row for row in rows if row.figure == figure]
-    if len(found) < fewest:
-        raise SpecError(f"found {len(found)} rows of figure {figure}; a fit needs at least {fewest}.")
-    return found
+    result = [row for row in rows if row.figure == figure]
+    if len(result) < fewest:
+        raise SpecError(f"found {len(result)} rows of figure {figure}; a fit needs at least {fewest}.")
+    return result
 
 
 def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
@@ -172,7 +172,7 @@ def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> Collec
     sizes = CollectiveSizes.of("all_gather", payload, np.full(len(pairs), 2.0))
 
     def seconds(fit: CollectiveFit, chosen: NDArray[np.int64]) -> Floats:
-        some = CollectiveSizes(*(np.broadcast_to(each, payload.shape)[chosen] for each in sizes))
+        some = CollectiveSizes(*(np.broadcast_to(item, payload.shape)[chosen] for item in sizes))
         return np.asarray(collective_seconds(some, fit, device, link).duration, dtype=np.float64)
 
     begin = CollectiveFit(launch_s=launch_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8)
@@ -182,8 +182,8 @@ def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> Collec
 def _graph_memory(rows: Sequence[OverheadRow]) -> tuple[float, float]:
     """(bytes of all graphs together, of each): the line that is off by the least share of the estimates."""
     counts, values = np.array([row.amount for row in rows]), np.array([row.value for row in rows])
-    (pool, each), *_ = np.linalg.lstsq(np.stack([1 / values, counts / values], axis=1), np.ones(len(rows)))
-    return float(pool), float(each)
+    (pool, item), *_ = np.linalg.lstsq(np.stack([1 / values, counts / values], axis=1), np.ones(len(rows)))
+    return float(pool), float(item)
 
 
 def _launch_s(row: OverheadRow) -> float:

@@ -103,14 +103,14 @@ def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]
     def predicted(fit: FamilyFit) -> np.ndarray:
         return np.array([roofline_time(work, fit, device).duration_s for work, _ in timed])
 
-    found = least_squares(
+    result = least_squares(
         lambda logs: np.log(predicted(fit_of(logs)) / measured),
         np.log([2e-6, 0.8, 2.0]),
         bounds=(np.log([2e-7, 0.05, 1.0]), np.log([5e-5, 1.0, 8.0])),
         loss="soft_l1",
         f_scale=0.1,
     )
-    fit = fit_of(found.x)
+    fit = fit_of(result.x)
     return fit.model_copy(update={"residuals": residuals_of(predicted(fit), measured)})
 
 
@@ -197,8 +197,8 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
     if (path / "ops" / "meta.yaml").is_file():
         return [_from_profile(path, engine)]
     fitted: dict[str, list[FittedGroup]] = {}
-    for found in _fit_folder(path, engine, progress):
-        fitted.setdefault(found.hardware.name, []).append(found)
+    for result in _fit_folder(path, engine, progress):
+        fitted.setdefault(result.hardware.name, []).append(result)
     own = {name: members for name, members in fitted.items() if any(m.group.engine == engine for m in members)}
     if not own:
         raise SpecError(f"{path}: has no measurements of engine {engine!r}")
@@ -211,8 +211,8 @@ def _fit_folder(path: Path, engine: str, progress: Progress | None = None) -> It
     for done, (file, module) in enumerate(files, 1):
         table, hardware = read_table(file), load_hardware(file.parent.name)
         with understood(file):
-            found = list(_fit_table(table, hardware, module, engine))
-        yield from found
+            result = list(_fit_table(table, hardware, module, engine))
+        yield from result
         if progress is not None:
             progress(done, len(files))
 
@@ -232,8 +232,8 @@ def module_of(table: str) -> KernelModule | None:
 
 
 def _calibration(device: str, engine: str, members: Sequence[FittedGroup]) -> Calibration:
-    families = _with_static_scales({found.group.key: found.fit for found in members})
-    num_rows = sum(len(found.ape) for found in members)
+    families = _with_static_scales({result.group.key: result.fit for result in members})
+    num_rows = sum(len(result.ape) for result in members)
     return Calibration(
         device=device,
         engine=engine,
@@ -314,14 +314,14 @@ def fit_kernel_errors(folder: str | Path) -> KernelErrors:
                     shares[family].append(share)
     if not shares:
         raise SpecError(f"{folder}: has no table of kernels with a fit and {_LEAST_SHAPES} shapes or more.")
-    return KernelErrors(common={family: round(float(np.mean(found)), 3) for family, found in sorted(shares.items())})
+    return KernelErrors(common={family: round(float(np.mean(result)), 3) for family, result in sorted(shares.items())})
 
 
 def _shares(table: KernelTable) -> list[tuple[str, float]]:
     """(family, share) of each kernel of a table with a fit of its own and enough shapes."""
     hardware, module = load_hardware(table.system), module_of(table.op)
     assert module is not None
-    device, found = DeviceFacts.of(hardware), []
+    device, result = DeviceFacts.of(hardware), []
     for group in module.groups(table, device):
         fit = load_calibration(hardware, group.engine).families.get(group.key)
         shapes = _shape_numbers(table.take(group.rows))
@@ -329,8 +329,8 @@ def _shares(table: KernelTable) -> list[tuple[str, float]]:
             continue
         share = common_share(np.log(module.predict(group, fit, device) / group.seconds), shapes)
         family = group.key.split("/")[0]
-        found.append((family, share / _SHAPES_IN_A_LAYER.get(family, 1) ** 0.5))
-    return found
+        result.append((family, share / _SHAPES_IN_A_LAYER.get(family, 1) ** 0.5))
+    return result
 
 
 def _shape_numbers(table: KernelTable) -> Column:

@@ -50,15 +50,15 @@ def fit_operation_j() -> float:
 def measured_shares() -> list[tuple[str, str, float, float, float]]:
     """(device, number format, watts, declared peak in operations per second, share of it that a large product reaches)
     of each calibrated device and format, one for each engine that was measured."""
-    found = []
+    result = []
     for device, engine, file in calibrated_kernels():
         hardware = load_hardware(device)
         own = load_calibration(hardware, engine, file).families
         for rate, peak in hardware.declared.peak_flops_per_s.items():
             if f"gemm/{rate}" in own and rate in _BYTES:
                 share = _reached(hardware, engine, rate) / peak
-                found.append((device, rate, tdp_w(hardware), peak, share))
-    return found
+                result.append((device, rate, tdp_w(hardware), peak, share))
+    return result
 
 
 def _reached(hardware: HardwareSpec, engine: str, rate: str) -> float:
@@ -72,7 +72,7 @@ def _misses(energy: float, shares: Sequence[tuple[float, float, float]]) -> floa
     """The sum of squares of log errors, with the common share that makes it least."""
     left = [log(share / sustained_share(tdp, peak, energy)) for tdp, peak, share in shares]
     centre = min(sum(left) / len(left), 0.0)
-    return sum((each - centre) ** 2 for each in left)
+    return sum((item - centre) ** 2 for item in left)
 
 
 # Where nothing is recorded: fractions that kernels of measured makers reach, and a launch; standard deviations of logs.
@@ -102,13 +102,13 @@ def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress
     if not members:
         raise SpecError("no results on devices without kernel tables to fit")
     operation_j = fit_operation_j()
-    found: dict[str, ArchitectureFit] = {}
-    for number, (architecture, mine) in enumerate(sorted(members.items())):
-        found[architecture] = _fit(architecture, mine, folder, operation_j)
+    result: dict[str, ArchitectureFit] = {}
+    for number, (architecture, selected) in enumerate(sorted(members.items())):
+        result[architecture] = _fit(architecture, selected, folder, operation_j)
         if progress is not None:
             progress(number + 1, len(members))
     tails = {f"{name}_tail": _tail(rows, name) for name in ("tpot", "ttft")}
-    fits = with_others(WholeRunFits(architectures=found, operation_j=operation_j, **tails))
+    fits = with_others(WholeRunFits(architectures=result, operation_j=operation_j, **tails))
     return fits.model_copy(update={"widths": _widths(rows, folder, fits)})
 
 
@@ -118,7 +118,7 @@ def _tail(rows: Sequence[Observation], name: str) -> float:
     for row in rows:
         if row.setup.tpot_limit_s and {f"{name}_p99", f"{name}_mean"} <= set(row.metrics):
             ratios.setdefault(row.setup.device, []).append(row.metrics[f"{name}_p99"] / row.metrics[f"{name}_mean"])
-    return round(float(np.median([np.median(each) for each in ratios.values()])), 3) if ratios else 1.0
+    return round(float(np.median([np.median(item) for item in ratios.values()])), 3) if ratios else 1.0
 
 
 def with_others(fits: WholeRunFits) -> WholeRunFits:
@@ -126,23 +126,23 @@ def with_others(fits: WholeRunFits) -> WholeRunFits:
     own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
     means = {}
     for kind, name in OTHERS.items():
-        mine = [fit for each, fit in own.items() if _is_cpu(each) == (kind == "cpu")]
-        if mine:
-            means[name] = _mean(mine)
+        members = [fit for item, fit in own.items() if _is_cpu(item) == (kind == "cpu")]
+        if members:
+            means[name] = _mean(members)
     return fits.model_copy(update={"architectures": own | means})
 
 
 def without_own(fits: WholeRunFits) -> WholeRunFits:
     """`fits` in which each architecture has the mean of the others: as if none of its results were known."""
     own = [name for name in fits.architectures if name not in OTHERS.values()]
-    found = {}
+    result = {}
     for name in own:
-        rest = {each: fits.architectures[each] for each in own if each != name}
+        rest = {item: fits.architectures[item] for item in own if item != name}
         means = with_others(WholeRunFits(architectures=rest)).architectures
         kind = "cpu" if _is_cpu(name) else "gpu"
         if OTHERS[kind] in means:
-            found[name] = means[OTHERS[kind]]
-    return fits.model_copy(update={"architectures": {**fits.architectures, **found}})
+            result[name] = means[OTHERS[kind]]
+    return fits.model_copy(update={"architectures": {**fits.architectures, **result}})
 
 
 def _is_cpu(architecture: str) -> bool:
@@ -156,9 +156,9 @@ def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
     rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
     left = [fit.residuals for fit in fits]
     widest = Residuals(
-        num_rows=sum(each.num_rows for each in left),
-        p10=min(each.p10 for each in left),
-        p90=max(each.p90 for each in left),
+        num_rows=sum(item.num_rows for item in left),
+        p10=min(item.p10 for item in left),
+        p90=max(item.p90 for item in left),
     )
     return ArchitectureFit(**rounded, rows=sum(fit.rows for fit in fits), residuals=widest)
 
@@ -170,14 +170,14 @@ def _as_gpu(fit: ArchitectureFit) -> ArchitectureFit:
 
 def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
     """Quantiles of log(measured / predicted) by load and metric, each device with as much weight."""
-    found: dict[str, list[tuple[str, float]]] = {}
+    result: dict[str, list[tuple[str, float]]] = {}
     for pair in predict_served([row for row in rows if row.is_reliable], folder, fits=without_own(fits)):
         for metric, measured in pair.row.metrics.items():
             if metric in pair.metrics:
                 key = width_key(metric, pair.row.setup)
                 error = float(np.log(measured / pair.metrics[metric]))
-                found.setdefault(key, []).append((pair.row.setup.device, error))
-    return {key: _weighed(values) for key, values in sorted(found.items())}
+                result.setdefault(key, []).append((pair.row.setup.device, error))
+    return {key: _weighed(values) for key, values in sorted(result.items())}
 
 
 def _weighed(values: Sequence[tuple[str, float]]) -> Residuals:
@@ -192,7 +192,7 @@ def _weighed(values: Sequence[tuple[str, float]]) -> Residuals:
 
 def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[str, list[Observation]]:
     """Rows to fit of each architecture, one of each setting."""
-    found: dict[str, dict[str, Observation]] = {}
+    result: dict[str, dict[str, Observation]] = {}
     for row in rows:
         if row.setup.load not in _LOADS or not row.is_reliable or describe_engine(row.setup.engine).facts.backends:
             continue
@@ -203,8 +203,8 @@ def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[st
         architecture = hardware.declared.architecture
         if architecture is None or has_kernel_tables(hardware, row.setup.engine):
             continue
-        found.setdefault(architecture, {}).setdefault(row.group, row)
-    return {name: _some(list(mine.values())) for name, mine in found.items()}
+        result.setdefault(architecture, {}).setdefault(row.group, row)
+    return {name: _some(list(members.values())) for name, members in result.items()}
 
 
 def _some(rows: list[Observation]) -> list[Observation]:
@@ -241,15 +241,15 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
 
 def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> Floats:
     """log(measured / predicted) seconds of each row; 0 of those that cannot be predicted."""
-    found = []
+    result = []
     for pair in (predict_row(row, folder, fits) for row in rows):
         metric = next((name for name in _METRICS if name in pair.row.metrics and name in pair.metrics), None)
         if metric is None:
-            found.append(0.0)
+            result.append(0.0)
             continue
         ratio = np.log(pair.row.metrics[metric] / pair.metrics[metric])
-        found.append(float(-ratio if "tokens" in metric else ratio))
-    return np.array(found)
+        result.append(float(-ratio if "tokens" in metric else ratio))
+    return np.array(result)
 
 
 def _residuals(errors: Floats) -> Residuals:

@@ -173,7 +173,7 @@ def fit_steps(
 def _parameters(rows: Sequence[Mapping[tuple[str, str], float]]) -> list[StepParameter]:
     """PARAMETERS, and those of each format in `rows` as the family's own."""
     formats = sorted({family for row in rows for family, _ in row if "/" in family})
-    own = [p._replace(family=each) for each in formats for p in PARAMETERS if p.family == each.split("/")[0]]
+    own = [p._replace(family=item) for item in formats for p in PARAMETERS if p.family == item.split("/")[0]]
     return [*PARAMETERS, *own]
 
 
@@ -262,15 +262,15 @@ class EngineSteps(NamedTuple):
 
 def read_chunks(path: Path) -> dict[int, list[tuple[int, int]]]:
     """`chunks.csv` of a run. Raises SpecError for another file."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    result: dict[int, list[tuple[int, int]]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 part = int(row["num_tokens"]), int(row["num_computed_tokens"])
-                found.setdefault(int(row["step"]), []).append(part)
+                result.setdefault(int(row["step"]), []).append(part)
     except (OSError, KeyError, ValueError) as error:
         raise SpecError(f"{path}: is no chunks.csv of `perfmodel execute --on` ({error}).") from None
-    return found
+    return result
 
 
 def fit_engine_steps(runs: Sequence[EngineSteps]) -> FitResult:
@@ -296,7 +296,7 @@ def shapes_of(run: EngineSteps) -> list[BatchShape]:
     """What each recorded step computed, its drafted tokens apart. Of decodes only the summed context is known: each is
     taken to have its share."""
     steps, spans = run.steps, run.scenario.model.attention_spans
-    found = []
+    result = []
     for number, index in enumerate(steps.index.tolist()):
         decodes, context = int(steps.num_decodes[number]), int(steps.decode_context[number])
         prefills = tuple((tokens, before) for tokens, before in run.chunks.get(index, ()))
@@ -310,8 +310,8 @@ def shapes_of(run: EngineSteps) -> list[BatchShape]:
             decode_windowed=tuple(round(decodes * min(mean, span)) for span in spans),
             num_draft_tokens=int(steps.num_draft_tokens[number]),
         )
-        found.append(shape)
-    return found
+        result.append(shape)
+    return result
 
 
 def _pooled(runs: Sequence[EngineSteps]) -> list[tuple[BatchShape, list[float]]]:
@@ -324,11 +324,11 @@ def _pooled(runs: Sequence[EngineSteps]) -> list[tuple[BatchShape, list[float]]]
             chunks = tuple(sorted((_bin(tokens), _bin(before)) for tokens, before in shape.prefills))
             key = (shape.num_decodes, shape.decode_tokens, _bin(shape.decode_context), chunks)
             pools.setdefault(key, []).append((shape.decode_context, shape, seconds))
-    found = []
+    result = []
     for pool in pools.values():
-        pool.sort(key=lambda each: each[0])
-        found.append((pool[len(pool) // 2][1], [seconds for _, _, seconds in pool]))
-    return found
+        pool.sort(key=lambda item: item[0])
+        result.append((pool[len(pool) // 2][1], [seconds for _, _, seconds in pool]))
+    return result
 
 
 def _bin(count: int) -> int:

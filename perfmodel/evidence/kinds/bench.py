@@ -61,8 +61,8 @@ def validate_bench(
 def report_bench(pairs: Sequence[BenchPair], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
     """The comparison of `pairs`; left_out: (run, reason) of those that could not be read."""
     covered = [pair for pair in pairs if not pair.reason]
-    single = [each for metric in _REQUESTS if len((each := _requests(covered, metric)).rows)]
-    whole = [each for key in _FIGURES if len((each := _figures(covered, key)).rows)]
+    single = [item for metric in _REQUESTS if len((item := _requests(covered, metric)).rows)]
+    whole = [item for key in _FIGURES if len((item := _figures(covered, key)).rows)]
     reasons = [*left_out, *((pair.run.name, pair.reason) for pair in pairs if pair.reason)]
     comparisons = [*whole, *single]
     return ValidationReport(
@@ -82,34 +82,34 @@ def report_bench(pairs: Sequence[BenchPair], left_out: Sequence[tuple[str, str]]
 
 def _requests(pairs: Sequence[BenchPair], metric: str) -> Comparison:
     """All requests of the runs that have them."""
-    mine = [pair for pair in pairs if pair.requests]
-    labels = [f"{pair.run.name}, request {i}" for pair in mine for i in range(len(pair.requests[metric]))]
-    predicted = [seconds for pair in mine for seconds in pair.requests[metric].tolist()]
-    measured = [seconds for pair in mine for seconds in _measured(pair, metric)]
-    runs = [pair.run.name for pair in mine for _ in pair.requests[metric]]
+    members = [pair for pair in pairs if pair.requests]
+    labels = [f"{pair.run.name}, request {i}" for pair in members for i in range(len(pair.requests[metric]))]
+    predicted = [seconds for pair in members for seconds in pair.requests[metric].tolist()]
+    measured = [seconds for pair in members for seconds in _measured(pair, metric)]
+    runs = [pair.run.name for pair in members for _ in pair.requests[metric]]
     rows = Rows(predicted, measured, labels)
     return Comparison.of(metric, rows, "s", dimensions_of(runs, {"run": str}))
 
 
 def _measured(pair: BenchPair, metric: str) -> list[float]:
     assert pair.run.times is not None
-    found: list[float] = getattr(pair.run.times, f"{metric}_s").tolist()
-    return found
+    result: list[float] = getattr(pair.run.times, f"{metric}_s").tolist()
+    return result
 
 
 def _figures(pairs: Sequence[BenchPair], key: str) -> Comparison:
     """One figure of all runs that have it."""
-    mine = [pair for pair in pairs if key in pair.predicted]
+    members = [pair for pair in pairs if key in pair.predicted]
     metric, unit = _FIGURES[key]
-    ends = [pair.intervals.get(key, (float("nan"), float("nan"))) for pair in mine]
+    ends = [pair.intervals.get(key, (float("nan"), float("nan"))) for pair in members]
     rows = Rows(
-        [pair.predicted[key] for pair in mine],
-        [pair.run.measured[key] for pair in mine],
-        [pair.run.name for pair in mine],
+        [pair.predicted[key] for pair in members],
+        [pair.run.measured[key] for pair in members],
+        [pair.run.name for pair in members],
         ([low for low, _ in ends], [high for _, high in ends]),
     )
     names = {"tool": lambda pair: pair.run.tool, "model": _model, "device": _device}
-    return Comparison.of(metric, rows, unit, dimensions_of(mine, names))
+    return Comparison.of(metric, rows, unit, dimensions_of(members, names))
 
 
 def _model(pair: BenchPair) -> str:
@@ -141,7 +141,7 @@ def _breakdown(pairs: Sequence[BenchPair], comparison: Comparison, number: int) 
     assert pair.run.times is not None
     steps = _steps(pair, int(pair.run.times.num_prompt_tokens[place]))
     assert steps is not None
-    predicted, measured = (1e3 * float(each[number]) for each in (comparison.rows.predicted, comparison.rows.measured))
+    predicted, measured = (1e3 * float(item[number]) for item in (comparison.rows.predicted, comparison.rows.measured))
     return latency_breakdown(comparison.metric, predicted, measured, 1e3 * float(pair.requests["ttft"][place]), steps)
 
 
@@ -170,22 +170,22 @@ def _described(pair: BenchPair) -> dict[str, Any]:
 
 def _by_request(pair: BenchPair) -> dict[str, list[dict[str, float | None]]]:
     """Each request's latencies in seconds, in the order in which they were sent; null where there is none."""
-    found: dict[str, list[dict[str, float | None]]] = {}
+    result: dict[str, list[dict[str, float | None]]] = {}
     for metric, predicted in pair.requests.items():
         rows = zip(predicted.tolist(), _measured(pair, metric), strict=True)
-        found[metric] = [
+        result[metric] = [
             {"predicted": p if isfinite(p) else None, "measured": m if isfinite(m) else None} for p, m in rows
         ]
-    return found
+    return result
 
 
 def _figure(pair: BenchPair, key: str) -> dict[str, Any]:
     predicted, measured = pair.predicted[key], pair.run.measured[key]
-    found = {"metric": key, "predicted": predicted, "measured": measured, "error": predicted / measured - 1}
+    result = {"metric": key, "predicted": predicted, "measured": measured, "error": predicted / measured - 1}
     if key in pair.intervals:
         low, high = (predicted * end for end in pair.intervals[key])
-        found |= {"interval": [low, high], "is_within": low <= measured <= high}
-    return found
+        result |= {"interval": [low, high], "is_within": low <= measured <= high}
+    return result
 
 
 def _parts(pair: BenchPair, steps: TypicalSteps) -> dict[str, Any]:
@@ -206,5 +206,5 @@ def _notes(pairs: Sequence[BenchPair]) -> list[str]:
         for pair in pairs
         if pair.run.failed
     ]
-    said = dict.fromkeys(note for pair in pairs for note in (*pair.notes, *pair.run.notes))
-    return [*failed, *(f"{note[0].upper()}{note[1:]}." for note in said)]
+    stated_as = dict.fromkeys(note for pair in pairs for note in (*pair.notes, *pair.run.notes))
+    return [*failed, *(f"{note[0].upper()}{note[1:]}." for note in stated_as)]

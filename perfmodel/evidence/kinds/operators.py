@@ -84,9 +84,9 @@ def validate_operators(path: str | Path, progress: Progress | None = None) -> Va
     notes: list[str] = []
     num_rows = 0
     for done, file in enumerate(files, 1):
-        table_rows, found, reasons = _judge(file)
+        table_rows, result, reasons = _judge(file)
         num_rows += table_rows
-        judged += found
+        judged += result
         notes += reasons
         if progress is not None:
             progress(done, len(files))

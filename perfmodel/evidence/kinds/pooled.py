@@ -137,16 +137,16 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
 
     kind, pairs: of the table; left_out: (row, reason) of those that could not be read
     """
-    told = _KINDS[kind]
+    shown = _KINDS[kind]
     covered = [pair for pair in pairs if not pair.reason]
     figures, apart = (_figures([pair for pair in covered if pair.row.is_reliable is kept]) for kept in (True, False))
     flags = "; ".join(sorted({pair.row.flags for pair in covered if not pair.row.is_reliable}))
-    by = {name: _stats(mine) for name, mine in _by_dimension(figures).items()}
+    by = {name: _stats(members) for name, members in _by_dimension(figures).items()}
     if apart:
         by["apart: flagged rows"] = _stats(apart)
     noise = _noise_floor(figures)
     if noise:
-        by[f"identical settings {told.elsewhere}"] = noise
+        by[f"identical settings {shown.elsewhere}"] = noise
     by_metric = _by_metric(figures)
     return ValidationReport(
         kind=kind,
@@ -154,26 +154,26 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
         covered=len(covered),
         metrics=_stats(figures),
         by=by,
-        worst=[row for mine in by_metric.values() for row in _worst(mine)],
+        worst=[row for members in by_metric.values() for row in _worst(members)],
         notes=[
-            *_counts(figures, apart, told.apart_because.format(flags=flags)),
-            *_floors(noise, told.elsewhere),
+            *_counts(figures, apart, shown.apart_because.format(flags=flags)),
+            *_floors(noise, shown.elsewhere),
             *_first(not_covered(pairs, left_out)),
         ],
-        comparisons=[_comparison(metric, mine) for metric, mine in by_metric.items()],
+        comparisons=[_comparison(metric, members) for metric, members in by_metric.items()],
         provenance=_backends(covered) if kind == "local" else provenance_of(_scenarios(covered)),
-        about=told.about,
+        about=shown.about,
     )
 
 
 def _figures(pairs: Sequence[Prediction]) -> list[_Figure]:
     """Figures of one setting on one device as one, by metric."""
-    found: defaultdict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
+    result: defaultdict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
     for pair in pairs:
         for metric in pair.row.metrics:
             if isfinite(pair.metrics.get(metric, float("nan"))):
-                found[pair.row.labels["device"], pair.row.group, metric].append(pair)
-    return [_figure(metric, mine) for (_, _, metric), mine in found.items()]
+                result[pair.row.labels["device"], pair.row.group, metric].append(pair)
+    return [_figure(metric, members) for (_, _, metric), members in result.items()]
 
 
 def _figure(metric: str, pairs: Sequence[Prediction]) -> _Figure:
@@ -184,23 +184,23 @@ def _figure(metric: str, pairs: Sequence[Prediction]) -> _Figure:
 
 
 def _by_metric(figures: Figures) -> dict[str, list[_Figure]]:
-    found: defaultdict[str, list[_Figure]] = defaultdict(list)
+    result: defaultdict[str, list[_Figure]] = defaultdict(list)
     for figure in figures:
-        found[figure.metric].append(figure)
-    return dict(sorted(found.items()))
+        result[figure.metric].append(figure)
+    return dict(sorted(result.items()))
 
 
 def _stats(figures: Figures) -> dict[str, ErrorStats]:
     """Errors of each metric that any figure has."""
-    found = {}
-    for metric, mine in _by_metric(figures).items():
-        has_intervals = all(isfinite(end) for figure in mine for end in figure.interval)
-        found[metric] = pooled_over_devices(
-            [figure.device for figure in mine],
-            [figure.error for figure in mine],
-            [figure.is_within for figure in mine] if has_intervals else None,
+    result = {}
+    for metric, members in _by_metric(figures).items():
+        has_intervals = all(isfinite(end) for figure in members for end in figure.interval)
+        result[metric] = pooled_over_devices(
+            [figure.device for figure in members],
+            [figure.error for figure in members],
+            [figure.is_within for figure in members] if has_intervals else None,
         )
-    return found
+    return result
 
 
 def pooled_over_devices(
@@ -236,12 +236,12 @@ def _by_dimension(figures: Figures) -> dict[str, list[_Figure]]:
 
 def _noise_floor(figures: Figures) -> dict[str, ErrorStats]:
     """How far figures of one setting are from their own median: what no prediction can be better than."""
-    found = {}
-    for metric, mine in _by_metric([figure for figure in figures if len(figure.figures) > 1]).items():
-        devices = [figure.device for figure in mine for _ in figure.figures]
-        errors = [value / figure.measured - 1 for figure in mine for value in figure.figures]
-        found[metric] = pooled_over_devices(devices, errors)
-    return found
+    result = {}
+    for metric, members in _by_metric([figure for figure in figures if len(figure.figures) > 1]).items():
+        devices = [figure.device for figure in members for _ in figure.figures]
+        errors = [value / figure.measured - 1 for figure in members for value in figure.figures]
+        result[metric] = pooled_over_devices(devices, errors)
+    return result
 
 
 def _worst(figures: Figures) -> list[dict[str, Any]]:
@@ -304,5 +304,5 @@ def _scenarios(pairs: Sequence[Prediction]) -> list[Scenario]:
 def _backends(pairs: Sequence[Prediction]) -> Provenance:
     """The files of the engines' backends that predictions came from."""
     engines = {scenario.engine.described.description.name for scenario in _scenarios(pairs)}
-    fits = [found for engine in sorted(engines) if (found := load_backends(engine)) is not None]
+    fits = [result for engine in sorted(engines) if (result := load_backends(engine)) is not None]
     return Provenance(tuple(FittedSource.of(fit) for fit in fits))

@@ -211,15 +211,15 @@ def _of_operator(scenario: Scenario, figure: Published, estimate: StepEstimate) 
 
 def _rows_named(names: Sequence[str], estimate: StepEstimate) -> list[OperatorEstimate]:
     """Operators by name, by name without the label of their layer, or by family. Raises SpecError for none."""
-    found: dict[str, OperatorEstimate] = {}
+    result: dict[str, OperatorEstimate] = {}
     for name in names:
         rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
         if not rows:
             known = sorted({row.name for row in estimate.rows} | {row.work.family for row in estimate.rows})
             near = did_you_mean(name, known)
             raise SpecError(f"published.operator: found {name!r}, this step has {', '.join(known)}.{near}")
-        found |= {row.name: row for row in rows}
-    return list(found.values())
+        result |= {row.name: row for row in rows}
+    return list(result.values())
 
 
 # ------------------------------------------------------------------------- of one kernel
@@ -316,10 +316,10 @@ class _Judged:
 
 
 _DIMENSIONS: dict[str, Callable[[_Judged], str]] = {
-    "technique": lambda each: each.figure.technique,
-    "device": lambda each: each.scenario.hardware.name,
-    "kind": lambda each: each.kind,
-    "basis": lambda each: each.figure.basis,
+    "technique": lambda item: item.figure.technique,
+    "device": lambda item: item.scenario.hardware.name,
+    "kind": lambda item: item.kind,
+    "basis": lambda item: item.figure.basis,
 }
 
 
@@ -362,30 +362,30 @@ def _judge(file: Path) -> _Judged:
 
 def _report(judged: Sequence[_Judged], reasons: Sequence[str]) -> ValidationReport:
     comparisons = [_comparison(family, judged) for family in _FAMILIES]
-    comparisons = [each for each in comparisons if len(each.rows)]
-    ordered = sorted(judged, key=lambda each: (_FAMILIES.index(each.figure.family), each.figure.technique, each.name))
-    worst = sorted(judged, key=lambda each: -abs(each.ratio - 1))[:10]
+    comparisons = [item for item in comparisons if len(item.rows)]
+    ordered = sorted(judged, key=lambda item: (_FAMILIES.index(item.figure.family), item.figure.technique, item.name))
+    worst = sorted(judged, key=lambda item: -abs(item.ratio - 1))[:10]
     return ValidationReport(
         kind="published",
         rows=len(judged) + len(reasons),
         covered=len(judged),
         metrics=pooled(comparisons),
         by=by_dimension(comparisons),
-        worst=[_worst(each) for each in worst],
+        worst=[_worst(item) for item in worst],
         notes=reasons,
         comparisons=comparisons,
-        provenance=provenance_of([each.scenario for each in judged]),
+        provenance=provenance_of([item.scenario for item in judged]),
         about=_ABOUT,
-        figures=[each.to_json() for each in ordered],
+        figures=[item.to_json() for item in ordered],
     )
 
 
 def _comparison(family: str, judged: Sequence[_Judged]) -> Comparison:
-    members = [each for each in judged if each.figure.family == family]
+    members = [item for item in judged if item.figure.family == family]
     rows = Rows(
-        [each.prediction.value for each in members],
-        [each.published for each in members],
-        [each.name for each in members],
+        [item.prediction.value for item in members],
+        [item.published for item in members],
+        [item.name for item in members],
     )
     return Comparison.of(family, rows, "as published", dimensions_of(members, _DIMENSIONS))
 

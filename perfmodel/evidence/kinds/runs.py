@@ -60,8 +60,8 @@ _TENSOR_PARALLEL: Dimensions = {"tensor parallel": lambda pair: str(_scenario(pa
 
 def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) -> Prediction:
     """The pair that row `number` of a comparison is of."""
-    mine = [pair for pair in pairs if comparison.metric in pair.row.metrics]
-    return mine[int(np.flatnonzero(comparison.rows.kept)[number])]
+    members = [pair for pair in pairs if comparison.metric in pair.row.metrics]
+    return members[int(np.flatnonzero(comparison.rows.kept)[number])]
 
 
 def _latency_parts(
@@ -118,9 +118,9 @@ def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, st
 
 
 def _stages_compared(pairs: Sequence[Prediction], metric: str) -> Comparison:
-    mine = [pair for pair in pairs if metric in pair.row.metrics]
-    rates = [_at_stage(pair).traffic.arrivals.stages[0].rate for pair in mine]
-    return comparison_of(metric, "ms", mine, _STAGE_DIMENSIONS, {"rate": range_names(rates, _RATES, "req/s")})
+    members = [pair for pair in pairs if metric in pair.row.metrics]
+    rates = [_at_stage(pair).traffic.arrivals.stages[0].rate for pair in members]
+    return comparison_of(metric, "ms", members, _STAGE_DIMENSIONS, {"rate": range_names(rates, _RATES, "req/s")})
 
 
 def _at_stage(pair: Prediction) -> Scenario:
@@ -136,7 +136,7 @@ def _at_stage(pair: Prediction) -> Scenario:
 
 def _memory_notes(pairs: Sequence[Prediction]) -> list[str]:
     """The plan's KV blocks beside those that servers logged: the runs above are simulated with the latter."""
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for scenario in map(_scenario, pairs):
         engine, logged = scenario.engine, scenario.engine.num_gpu_blocks_override
         if logged is None:
@@ -144,8 +144,8 @@ def _memory_notes(pairs: Sequence[Prediction]) -> list[str]:
         free = engine.model_copy(update={"num_gpu_blocks_override": None})
         planned = plan_memory(scenario.model, scenario.hardware, free).num_kv_blocks
         where = f"memory: {scenario.model.name} on {engine.num_devices} x {scenario.hardware.name}"
-        found[f"{where}: {planned:,} KV blocks planned, {logged:,} logged ({planned / logged - 1:+.1%})."] = None
-    return list(found)
+        result[f"{where}: {planned:,} KV blocks planned, {logged:,} logged ({planned / logged - 1:+.1%})."] = None
+    return list(result)
 
 
 def mean_backlog_wait_s(rate: float, capacity: float, duration_s: float) -> float:
@@ -163,10 +163,10 @@ def _overload_notes(pairs: Sequence[Prediction]) -> list[str]:
         scenario, (measured, predicted) = _at_stage(pair), (pair.row.metrics, pair.metrics)
         (stage,) = scenario.traffic.arrivals.stages
         served, expected = (
-            scenario.engine.max_num_seqs * 1e3 / (each["e2el_mean"] - each["ttft_mean"])
-            for each in (measured, predicted)
+            scenario.engine.max_num_seqs * 1e3 / (item["e2el_mean"] - item["ttft_mean"])
+            for item in (measured, predicted)
         )
-        waits = [mean_backlog_wait_s(stage.rate, each, stage.duration_s) for each in (served, expected)]
+        waits = [mean_backlog_wait_s(stage.rate, item, stage.duration_s) for item in (served, expected)]
         if waits[0]:
             notes.append(
                 f"overloaded: {pair.row.label}: all slots serve {served:.2f} requests/s as measured, {expected:.2f} "
@@ -236,8 +236,8 @@ def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[st
     reliable = [pair for pair in covered if pair.row.is_reliable]
     counted = reliable or covered
     comparisons, counted_only = (
-        [comparison_of(metric, "ms", mine, _STEADY_DIMENSIONS) for metric in _STEADY_METRICS]
-        for mine in (covered, counted)
+        [comparison_of(metric, "ms", members, _STEADY_DIMENSIONS) for metric in _STEADY_METRICS]
+        for members in (covered, counted)
     )
     return ValidationReport(
         kind="steady-state",
@@ -267,13 +267,13 @@ def _cells(pairs: Sequence[Prediction]) -> list[str]:
         members[cell_of(_scenario(pair))].append(pair)
     if not members:
         return []
-    found = []
+    result = []
     for metric in _STEADY_METRICS:
         medians = [rows_of(metric, cell).stats().median_ape for cell in members.values()]
         middle, most = np.quantile(medians, [0.5, 0.9])
-        found.append(f"{metric.split('_')[0].upper()} {middle:.1%} and {most:.1%}")
+        result.append(f"{metric.split('_')[0].upper()} {middle:.1%} and {most:.1%}")
     what = f"{len(members)} cells (model x engine version x device x number format)"
-    return [f"by cell: median and p90 over {what} of each one's median error: {'; '.join(found)}."]
+    return [f"by cell: median and p90 over {what} of each one's median error: {'; '.join(result)}."]
 
 
 def _in_part(pairs: Sequence[Prediction]) -> list[str]:
@@ -294,11 +294,11 @@ def _in_part(pairs: Sequence[Prediction]) -> list[str]:
 
 def _by_given_groups(pairs: Sequence[Prediction]) -> dict[str, dict[str, ErrorStats]]:
     """The groups that the reader of the rows names."""
-    found = {}
+    result = {}
     for name in sorted({group for pair in pairs for group in pair.row.groups}):
         members = [pair for pair in pairs if name in pair.row.groups]
-        found[name] = {metric: rows_of(metric, members).stats() for metric in _STEADY_METRICS}
-    return found
+        result[name] = {metric: rows_of(metric, members).stats() for metric in _STEADY_METRICS}
+    return result
 
 
 # ---------------------------------------------------------------- offline jobs
@@ -375,19 +375,19 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
     rows = {metric: Rows(pair.requests[metric], getattr(times, f"{metric}_s"), labels) for metric in _REQUEST_METRICS}
     means = {
         f"{metric}_mean": Rows(
-            [each.predicted.mean()],
-            [each.measured.mean()],
+            [item.predicted.mean()],
+            [item.measured.mean()],
             ["mean over requests"],
             pair.intervals.get(f"{metric}_mean"),
         ).stats()
-        for metric, each in rows.items()
+        for metric, item in rows.items()
     }
     dimensions = {
         "prompt": range_names(times.num_prompt_tokens, _LENGTHS),
         "answer": range_names(times.num_output_tokens, _LENGTHS),
     }
     setups = [_logged_setup(log)] * len(times)
-    comparisons = [Comparison.of(metric, each, "s", dimensions, setups) for metric, each in rows.items()]
+    comparisons = [Comparison.of(metric, item, "s", dimensions, setups) for metric, item in rows.items()]
     assert pair.result is not None
     return ValidationReport(
         kind="per-request",

@@ -102,7 +102,7 @@ def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scen
 
 def contradictions(run: BenchRun, scenario: Scenario) -> tuple[str, ...]:
     """What the file says of its setup and the scenario has otherwise, in sentences without an end."""
-    values, found = _values(scenario), []
+    values, result = _values(scenario), []
     for key, stated in run.says.items():
         theirs = str(stated)
         if key == "model":
@@ -114,8 +114,8 @@ def contradictions(run: BenchRun, scenario: Scenario) -> tuple[str, ...]:
         else:
             is_same = key not in _COUNTS or theirs == values[key].replace(",", "")
         if not is_same:
-            found.append(f"{run.name} says {key.removeprefix('engine.')} {theirs}, simulated is {values[key]}")
-    return tuple(found)
+            result.append(f"{run.name} says {key.removeprefix('engine.')} {theirs}, simulated is {values[key]}")
+    return tuple(result)
 
 
 def _shape(model: ModelSpec) -> tuple[Any, ...]:
@@ -125,9 +125,9 @@ def _shape(model: ModelSpec) -> tuple[Any, ...]:
 
 def _card_of(name: str) -> ModelSpec | None:
     """The model that a name stands for; None where no card has it."""
-    for each in model_names(name):
+    for item in model_names(name):
         try:
-            return load_model(each, ask_hub=False)
+            return load_model(item, ask_hub=False)
         except (PerfmodelError, OSError, ValueError):
             continue
     return None
@@ -154,8 +154,8 @@ def _data(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
 
 
 def _needed(run: BenchRun, name: str) -> str:
-    found = run.says.get(name)
-    if not isinstance(found, str) or not found:
+    result = run.says.get(name)
+    if not isinstance(result, str) or not result:
         raise SpecError(
             f"{run.name}: {run.tool}'s file does not say on which {name} it ran; give --{name}, or --scenario with the "
             f"deployment."
@@ -163,19 +163,19 @@ def _needed(run: BenchRun, name: str) -> str:
             else f"{run.name}: {run.tool}'s file does not say which {name} was served; give --{name}, or --scenario "
             f"with the deployment."
         )
-    return found
+    return result
 
 
 def _known_model(run: BenchRun, name: str) -> tuple[str, str | None]:
     """(the model, the number format that its name has where its card does not)"""
     reason: Exception | None = None
-    for each in model_names(name):
+    for item in model_names(name):
         try:
-            load_model(each)
+            load_model(item)
         except (PerfmodelError, OSError, ValueError) as error:
             reason = reason or error
             continue
-        return each, None if each == name else quantization_of(name)
+        return item, None if item == name else quantization_of(name)
     if is_hub_name(name):  # which the scenario's reader looks up there
         return name, None
     raise SpecError(f"{run.name}: {reason}; give --model, or --scenario with the deployment.")
@@ -185,14 +185,14 @@ def _lengths(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
     """Lengths for as many requests as were sent: the means of the file, or the distributions of the user's traffic."""
     load = run.load
     most = max(_MOST_REQUESTS, _PER_SLOT * (load.concurrency or 0))
-    found: dict[str, Any] = {"num_requests": min(load.num_requests, most)}
+    result: dict[str, Any] = {"num_requests": min(load.num_requests, most)}
     means = {"input_tokens": load.prompt, "output_tokens": load.answer}
-    found |= {
+    result |= {
         key: {"distribution": "fixed", "value": max(1, round(mean))} for key, mean in means.items() if mean is not None
     }
-    missing = [key for key in means if key not in found]
+    missing = [key for key in means if key not in result]
     if not missing or run.times is not None:
-        return found
+        return result
     traffic = _given_traffic(given)
     if traffic is None:
         raise SpecError(
@@ -203,8 +203,8 @@ def _lengths(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
         lengths = getattr(traffic, key)
         if lengths is None:
             raise SpecError(f"{run.name}: the traffic that was given for its lengths has no {key}.")
-        found[key] = lengths.model_dump(mode="json", exclude_none=True)
-    return found
+        result[key] = lengths.model_dump(mode="json", exclude_none=True)
+    return result
 
 
 def _given_traffic(given: GivenSetup) -> Traffic | None:
@@ -238,9 +238,9 @@ def _traced(times: RequestTimes, folder: Path) -> dict[str, Any]:
 
 def _facts(run: BenchRun, scenario: Scenario, given: GivenSetup) -> Iterator[SetupFact]:
     """What the answer rests on, what is assumed first."""
-    said = _said_by(run, given)
+    stated_as = _said_by(run, given)
     values = _values(scenario)
-    facts = [SetupFact(label, values[key], said.get(key, _ASSUMED)) for key, label in _FACTS.items()]
+    facts = [SetupFact(label, values[key], stated_as.get(key, _ASSUMED)) for key, label in _FACTS.items()]
     if run.row is None:
         facts.append(SetupFact("prompts", "share no beginning", _ASSUMED))
         facts.append(_lengths_fact(run, given))
@@ -250,13 +250,13 @@ def _facts(run: BenchRun, scenario: Scenario, given: GivenSetup) -> Iterator[Set
 
 def _said_by(run: BenchRun, given: GivenSetup) -> dict[str, str]:
     """Field -> who says it; `--set` has the last word."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     if given.scenario is None:
-        found |= dict.fromkeys(run.says, "the file")
+        result |= dict.fromkeys(run.says, "the file")
     else:
-        found |= dict.fromkeys(_fields(read_scenario(given.scenario)[0].data), "the scenario")
-    found |= {name: f"--{name}" for name in given.flags}
-    return found | {".".join(parse_override(text).path): "--set" for text in given.overrides}
+        result |= dict.fromkeys(_fields(read_scenario(given.scenario)[0].data), "the scenario")
+    result |= {name: f"--{name}" for name in given.flags}
+    return result | {".".join(parse_override(text).path): "--set" for text in given.overrides}
 
 
 def _fields(data: Mapping[str, Any]) -> Iterator[str]:
@@ -361,7 +361,7 @@ def predict_run(run: BenchRun, given: GivenSetup, intervals: bool = True) -> Ben
         result = simulate(scenario, keep_steps=True, intervals=intervals)
     predicted = {key: float(result.summary[key]) for key in run.measured if result.summary.get(key) is not None}
     factors = result.ensemble.factors() if result.ensemble is not None else {}
-    ends = {f"mean_{metric}_ms": found for metric, found in factors.items() if f"mean_{metric}_ms" in predicted}
+    ends = {f"mean_{metric}_ms": values for metric, values in factors.items() if f"mean_{metric}_ms" in predicted}
     requests = _by_request(run, result.requests) if run.times is not None and result.requests is not None else {}
     notes = contradictions(run, scenario)
     return BenchPair(run, predicted, ends, requests, scenario, facts, result, notes=notes)
@@ -369,12 +369,12 @@ def predict_run(run: BenchRun, given: GivenSetup, intervals: bool = True) -> Ben
 
 def _by_request(run: BenchRun, requests: RequestColumns) -> dict[str, Floats]:
     assert run.times is not None
-    found = {}
+    result = {}
     for metric, seconds in (("ttft", requests.ttft_s), ("tpot", requests.tpot_s), ("e2el", requests.e2el_s)):
         column = np.full(len(run.times), np.nan)
         column[requests.request_id] = seconds
-        found[metric] = column
-    return found
+        result[metric] = column
+    return result
 
 
 def _local(run: BenchRun, given: GivenSetup) -> BenchPair:
@@ -393,10 +393,10 @@ def _local(run: BenchRun, given: GivenSetup) -> BenchPair:
     pair = predict_rows([replace(run.row, setup=setup)], Path())[0]
     if pair.reason or pair.scenario is None:
         raise SpecError(f"{run.name}: {pair.reason}")
-    said = {name: f"--{name}" if name in given.flags else "the file" for name in ("model", "hardware")}
+    stated_as = {name: f"--{name}" if name in given.flags else "the file" for name in ("model", "hardware")}
     facts: tuple[SetupFact, ...] = (
-        SetupFact("model", f"{pair.scenario.model.name}, {setup.gguf_type}", said["model"]),
-        SetupFact("hardware", device.name, said["hardware"]),
+        SetupFact("model", f"{pair.scenario.model.name}, {setup.gguf_type}", stated_as["model"]),
+        SetupFact("hardware", device.name, stated_as["hardware"]),
         SetupFact("engine", pair.scenario.engine.described.label, "the file"),
         SetupFact("backend", setup.backend, "the file"),
     )

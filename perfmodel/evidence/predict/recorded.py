@@ -106,12 +106,12 @@ def stage_latencies(row: Observation, requests: RequestColumns) -> dict[str, flo
     assert row.window is not None
     start, end = row.window
     # The last request of a stage falls on its end, give or take a rounding.
-    mine = (requests.arrival_s > start + 1e-9) & (requests.arrival_s <= end + 1e-9)
+    members = (requests.arrival_s > start + 1e-9) & (requests.arrival_s <= end + 1e-9)
     figures: dict[str, float] = {}
-    for name, seconds in (("e2el", requests.e2el_s[mine]), ("ttft", requests.ttft_s[mine])):
+    for name, seconds in (("e2el", requests.e2el_s[members]), ("ttft", requests.ttft_s[members])):
         figures[f"{name}_mean"] = 1e3 * float(seconds.mean())
         figures[f"{name}_p90"], figures[f"{name}_p99"] = (1e3 * np.quantile(seconds, [0.9, 0.99])).tolist()
-    answer = float(requests.num_output_tokens[mine].mean())
+    answer = float(requests.num_output_tokens[members].mean())
     figures["itl_mean"] = (figures["e2el_mean"] - figures["ttft_mean"]) / max(answer - 1, 1)
     return figures
 

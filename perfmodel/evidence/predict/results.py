@@ -77,11 +77,11 @@ def cached_read_speedup(work: Work, hardware: HardwareSpec, calibration: Calibra
 @lru_cache(maxsize=1)
 def _usual_speedup() -> float:
     """The median of all measured kernels that read faster from L2; 1 without any."""
-    found = []
+    result = []
     for device, engine, _ in calibrated_kernels():
         fits = load_calibration(load_hardware(device), engine).families.values()
-        found += [fit.cache_speedup for fit in fits if isinstance(fit, FlashDecodeFit) and fit.cache_speedup > 1.05]
-    return float(np.median(found)) if found else 1.0
+        result += [fit.cache_speedup for fit in fits if isinstance(fit, FlashDecodeFit) and fit.cache_speedup > 1.05]
+    return float(np.median(result)) if result else 1.0
 
 
 _STATES = 40  # sizes of batches that are looked at
@@ -134,8 +134,8 @@ class MeanSteps:
             return self._price(decodes, 0, 0) + prompts / together * self._price(0, together, size)
         fewer = int(prompts)
         more = prompts - fewer
-        found = (1 - more) * self._price(decodes, fewer, size)
-        return found + more * self._price(decodes, fewer + 1, size) if more else found
+        result = (1 - more) * self._price(decodes, fewer, size)
+        return result + more * self._price(decodes, fewer + 1, size) if more else result
 
     def _part(self, decodes: int) -> tuple[int, int]:
         """(tokens of a prompt that one step computes, steps that the prompt takes)"""
@@ -186,24 +186,24 @@ class MeanSteps:
         size, parts = self._part(0)
         together = max(1, self.scenario.engine.max_num_batched_tokens // size)
         steps = -(-count * parts // together)
-        each = self._price(0, max(1, round(count * parts / steps)), size)
+        item = self._price(0, max(1, round(count * parts / steps)), size)
         step_s, later = self._price(count, 0, 0), max(self.setup.answer - 1, 0)
-        whole = steps * each + later * step_s
-        found = {"ttft_mean": (steps + 1) / 2 * each, "tpot_mean": step_s, "e2el_mean": whole}
-        found = {name: 1e3 * value for name, value in found.items()}
-        return found | {"output_tokens_per_s": instances * count * self.setup.answer / max(whole, 1e-9)}
+        whole = steps * item + later * step_s
+        result = {"ttft_mean": (steps + 1) / 2 * item, "tpot_mean": step_s, "e2el_mean": whole}
+        result = {name: 1e3 * value for name, value in result.items()}
+        return result | {"output_tokens_per_s": instances * count * self.setup.answer / max(whole, 1e-9)}
 
     @cached_property
     def _states(self) -> list[tuple[float, float, float]]:
         """(requests per second, seconds of a mean step, requests that decode) of ever larger batches, as far as they
         serve more."""
-        found: list[tuple[float, float, float]] = []
+        result: list[tuple[float, float, float]] = []
         for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES).tolist():
             step_s = self._step(slots)
             rate = slots / (max(self.setup.answer, 1) * step_s)
-            if not found or rate > found[-1][0]:
-                found.append((rate, step_s, slots))
-        return found
+            if not result or rate > result[-1][0]:
+                result.append((rate, step_s, slots))
+        return result
 
     def open(self, rate: float) -> float:
         """Seconds of a mean step at so many requests per second, or at as many as the instance serves."""
@@ -244,9 +244,9 @@ class MeanSteps:
         """Latencies, ms, at so many requests per second, with the tails that submissions to a benchmark have."""
         step_s = self.open(rate)
         ttft, (tpot_tail, ttft_tail) = self.ttft(rate, step_s), self._tails
-        found = {"tpot_mean": step_s, "tpot_p99": step_s * tpot_tail, "ttft_mean": ttft, "ttft_p99": ttft * ttft_tail}
-        found["e2el_mean"] = ttft + step_s * (self.setup.answer - 1)
-        return {name: 1e3 * value for name, value in found.items()}
+        result = {"tpot_mean": step_s, "tpot_p99": step_s * tpot_tail, "ttft_mean": ttft, "ttft_p99": ttft * ttft_tail}
+        result["e2el_mean"] = ttft + step_s * (self.setup.answer - 1)
+        return {name: 1e3 * value for name, value in result.items()}
 
 
 def _is_exclusive(scenario: Scenario) -> bool:
@@ -412,17 +412,17 @@ def width_key(metric: str, setup: Setup) -> str:
 
 def _interval(metric: str, setup: Setup, widths: Mapping[str, Residuals], wider: float) -> Interval:
     """The 80 % interval of a metric as factors of what is predicted; nan without any widths."""
-    found = widths.get(width_key(metric, setup))
-    if found is None:
+    result = widths.get(width_key(metric, setup))
+    if result is None:
         return NO_INTERVAL
-    low, high = found.p50 + wider * (found.p10 - found.p50), found.p50 + wider * (found.p90 - found.p50)
+    low, high = result.p50 + wider * (result.p10 - result.p50), result.p50 + wider * (result.p90 - result.p50)
     return float(np.exp(min(low, -_LEAST))), float(np.exp(max(high, _LEAST)))
 
 
 def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tuple[Scenario, LocalModel, MeanSteps]:
     """The layout that a submitter would choose: the first that keeps the limit on TPOT, or that serves most."""
     counts = layouts(setup, served_device(setup, table))
-    found: list[tuple[float, Scenario, LocalModel, MeanSteps]] = []
+    result: list[tuple[float, Scenario, LocalModel, MeanSteps]] = []
     reason: PerfmodelError | None = None
     for count in counts:
         try:
@@ -434,11 +434,11 @@ def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tu
         if len(counts) == 1:
             return scenario, model, steps
         rate = steps.rate_at_limits() if setup.load == "open" else steps.saturated()
-        found.append((rate / count, scenario, model, steps))
-    if not found:
+        result.append((rate / count, scenario, model, steps))
+    if not result:
         assert reason is not None
         raise reason
-    return max(found, key=lambda each: each[0])[1:]
+    return max(result, key=lambda item: item[0])[1:]
 
 
 def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: int) -> dict[str, float]:
@@ -448,23 +448,23 @@ def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: in
         count = slots * min(max(sent // slots, 2), 4 if slots > 2 else 2)
     whole = with_traffic(scenario, num_requests=count)
     requests = requests_of(simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False))
-    found = _metrics(requests, instances)
+    result = _metrics(requests, instances)
     if setup.load == "closed":
         ttft, tpot = weighted_means(requests, slots, max(sent, len(requests)) // slots * slots)
         whole_s = ttft + tpot * (setup.answer - 1)
-        found |= {"ttft_mean": 1e3 * ttft, "tpot_mean": 1e3 * tpot, "e2el_mean": 1e3 * whole_s}
-        found["output_tokens_per_s"] = instances * (slots * setup.answer / whole_s)
-    return found
+        result |= {"ttft_mean": 1e3 * ttft, "tpot_mean": 1e3 * tpot, "e2el_mean": 1e3 * whole_s}
+        result["output_tokens_per_s"] = instances * (slots * setup.answer / whole_s)
+    return result
 
 
 def _metrics(requests: RequestColumns, instances: int) -> dict[str, float]:
     """Means of the requests, ms; output tokens per second of all instances."""
     ttft, tpot, e2el = requests.ttft_s, requests.tpot_s, requests.e2el_s
     tpot = tpot[np.isfinite(tpot)]
-    found = {"ttft_mean": float(ttft.mean()), "e2el_mean": float(e2el.mean())}
+    result = {"ttft_mean": float(ttft.mean()), "e2el_mean": float(e2el.mean())}
     if len(tpot):
-        found["tpot_mean"] = float(tpot.mean())
-    found = {name: 1e3 * value for name, value in found.items()}
+        result["tpot_mean"] = float(tpot.mean())
+    result = {name: 1e3 * value for name, value in result.items()}
     span = float(requests.finished_s.max() - requests.arrival_s.min())
-    found["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)
-    return found
+    result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)
+    return result

@@ -166,7 +166,7 @@ def _objects(path: Path, text: str) -> dict[str, Any] | list[Object]:
 
 
 def _lines(path: Path, text: str) -> list[Object]:
-    found: list[Object] = []
+    result: list[Object] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -178,8 +178,8 @@ def _lines(path: Path, text: str) -> list[Object]:
             ) from None
         if not isinstance(data, dict):
             raise SpecError(f"{path}:{number}: found {line[:40]!r}, expected an object.")
-        found.append(data)
-    return found
+        result.append(data)
+    return result
 
 
 def _table(path: Path, text: str) -> list[Object]:

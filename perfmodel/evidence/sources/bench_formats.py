@@ -242,15 +242,15 @@ def _unit(fields: ResultFields, *path: str) -> float:
 def _aiperf_times(name: str, records: Sequence[Object]) -> tuple[RequestTimes, int]:
     """(the answered requests, how many failed) of the profiling phase."""
     all_of = [ResultFields(name, record) for record in records]
-    mine = [each for each in all_of if (each.text("metadata", "benchmark_phase") or _PROFILING) == _PROFILING]
-    answered = [not each.data.get("error") and not each.at("metadata", "was_cancelled") for each in mine]
+    members = [item for item in all_of if (item.text("metadata", "benchmark_phase") or _PROFILING) == _PROFILING]
+    answered = [not item.data.get("error") and not item.at("metadata", "was_cancelled") for item in members]
     columns = {
-        "prompt": [each.number("metrics", "input_sequence_length", "value") for each in mine],
-        "output": [each.number("metrics", "output_sequence_length", "value") for each in mine],
-        "ttft": [_aiperf_seconds(each, "time_to_first_token") for each in mine],
-        "e2el": [_aiperf_seconds(each, "request_latency") for each in mine],
+        "prompt": [item.number("metrics", "input_sequence_length", "value") for item in members],
+        "output": [item.number("metrics", "output_sequence_length", "value") for item in members],
+        "ttft": [_aiperf_seconds(item, "time_to_first_token") for item in members],
+        "e2el": [_aiperf_seconds(item, "request_latency") for item in members],
     }
-    starts = [each.number("metadata", "request_start_ns", scale=1e-9) for each in mine]
+    starts = [item.number("metadata", "request_start_ns", scale=1e-9) for item in members]
     return request_times(name, columns, answered, starts), answered.count(False)
 
 
@@ -263,9 +263,9 @@ def _aiperf_asked(fields: ResultFields) -> tuple[float | None, float | None, flo
     """(concurrency, rate, variation of gaps) of the profiling phase."""
     asked = fields.within("input_config")
     phases = asked.data.get("phases") if isinstance(asked.data, dict) else None
-    mine = [each for each in phases or [] if isinstance(each, dict) and each.get("name", _PROFILING) == _PROFILING]
+    members = [item for item in phases or [] if isinstance(item, dict) and item.get("name", _PROFILING) == _PROFILING]
     # AIPerf's phases; GenAI-Perf's stimulus, in either place.
-    for place in (*mine, asked.at("perf_analyzer", "stimulus") or {}, asked.at("loadgen") or {}):
+    for place in (*members, asked.at("perf_analyzer", "stimulus") or {}, asked.at("loadgen") or {}):
         stated = ResultFields(fields.name, place)
         slots, rate = stated.number("concurrency"), stated.number("rate")
         rate = rate if rate is not None else stated.number("request_rate")

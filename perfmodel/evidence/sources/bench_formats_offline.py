@@ -79,7 +79,7 @@ def _llama_row(fields: ResultFields, prompt: int, generated: int, rate: float) -
         backend = "cpu"
     is_cpu = backend == "cpu"
     stated = fields.text("cpu_info" if is_cpu else "gpu_info")
-    devices = [each.strip() for each in stated.split(",") if each.strip()]
+    devices = [item.strip() for item in stated.split(",") if item.strip()]
     if not devices:
         raise SpecError(f"{fields.name}: names no device in gpu_info or cpu_info; give --hardware.")
     flash = None if str(data.get("flash_attn")) in ("None", _AUTO) else data.get("flash_attn")
@@ -117,9 +117,9 @@ def _llama_model(fields: ResultFields) -> tuple[str, str]:
     kind = fields.text("model_type")
     plain = _PARTS.sub("", _FILE_TYPE.sub("", stem).removesuffix(".gguf"))
     model = plain or _TYPE.sub("", kind).strip()
-    found = _FILE_TYPE.search(stem)
-    if found is not None:
-        return model, found[1].lower()
+    result = _FILE_TYPE.search(stem)
+    if result is not None:
+        return model, result[1].lower()
     stated = _TYPE.search(kind)
     if stated is None:
         raise SpecError(

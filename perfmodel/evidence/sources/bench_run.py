@@ -154,8 +154,8 @@ class ResultFields(NamedTuple):
 
     def figures(self, table: Iterable[Figure]) -> dict[str, float]:
         """Our key -> the number at its place, of those above zero."""
-        found = ((ours, self.number(*path, scale=scale)) for ours, path, scale in table)
-        return {ours: value for ours, value in found if value}
+        result = ((ours, self.number(*path, scale=scale)) for ours, path, scale in table)
+        return {ours: value for ours, value in result if value}
 
     def unanswered(self, why: str = "") -> SpecError:
         """A run without answers, to raise."""
@@ -207,15 +207,15 @@ def request_times(
             f"{name}: none of its {len(is_answered):,} requests was answered; there is nothing to compare, look at "
             f"what the server said."
         )
-    found = {
+    result = {
         key: np.array([_number(name, key, number, values[number]) for number in kept]) for key, values in given.items()
     }
-    _refuse_impossible(name, found, kept)
-    order = np.argsort(found["start"], kind="stable") if starts is not None else np.arange(len(kept))
-    found = {key: values[order] for key, values in found.items()}
-    start_s = found["start"] - found["start"][0] if starts is not None else None
-    prompts, outputs = (found[key].astype(np.int64) for key in ("prompt", "output"))
-    return RequestTimes(start_s, prompts, outputs, found["ttft"], np.maximum(found["e2el"], found["ttft"]))
+    _refuse_impossible(name, result, kept)
+    order = np.argsort(result["start"], kind="stable") if starts is not None else np.arange(len(kept))
+    result = {key: values[order] for key, values in result.items()}
+    start_s = result["start"] - result["start"][0] if starts is not None else None
+    prompts, outputs = (result[key].astype(np.int64) for key in ("prompt", "output"))
+    return RequestTimes(start_s, prompts, outputs, result["ttft"], np.maximum(result["e2el"], result["ttft"]))
 
 
 def _number(name: str, key: str, number: int, value: Any) -> float:
@@ -253,15 +253,15 @@ def figures_of(times: RequestTimes, duration_s: float | None = None) -> dict[str
 
     duration_s: of the run, for its throughput; else from the first start to the last end, where starts are known
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for metric, seconds in (("ttft", times.ttft_s), ("tpot", times.tpot_s), ("e2el", times.e2el_s)):
         known = seconds[np.isfinite(seconds)]
         if len(known):
-            found[f"mean_{metric}_ms"] = 1e3 * float(known.mean())
-            found |= {f"{key}_{metric}_ms": 1e3 * float(np.quantile(known, q)) for key, q in _QUANTILES.items()}
+            result[f"mean_{metric}_ms"] = 1e3 * float(known.mean())
+            result |= {f"{key}_{metric}_ms": 1e3 * float(np.quantile(known, q)) for key, q in _QUANTILES.items()}
     if duration_s is None and times.start_s is not None:
         duration_s = float((times.start_s + times.e2el_s).max())
     if duration_s is not None and duration_s > 0:
-        found["request_throughput"] = len(times) / duration_s
-        found["output_throughput"] = float(times.num_output_tokens.sum()) / duration_s
-    return found
+        result["request_throughput"] = len(times) / duration_s
+        result["output_throughput"] = float(times.num_output_tokens.sum()) / duration_s
+    return result

@@ -172,7 +172,7 @@ def bytes_of(name: str) -> float:
 def format_bytes(table: KernelTable, name: str) -> NDArray[np.float64]:
     """Bytes per element of a column of number formats; 2 for those unknown."""
     names, which = np.unique(table[name].astype(str), return_inverse=True)
-    return np.array([bytes_of(str(each)) for each in names])[which]
+    return np.array([bytes_of(str(item)) for item in names])[which]
 
 
 def engine_name(version: str) -> str:
@@ -194,13 +194,13 @@ def kernel_groups(
     """
     part = table.take(usable)
     part = KernelTable(table.system, table.op, {**part.columns, "kernel": kernels(part)})
-    found = []
+    result = []
     for names, rows in part.groups(("engine_version", "kernel", "attn_dtype", "kv_cache_dtype", "head_dim")):
         engine, kernel, rate, kv_format, head_dim = names
         key = f"{family}/{format_name(rate)}/kv_{format_name(kv_format)}/hd{float(head_dim):.0f}/{kernel}"
         one = part.take(rows)
-        found.append(Group(engine_name(engine), key, sizes_of(one), one.seconds, usable[rows]))
-    return found
+        result.append(Group(engine_name(engine), key, sizes_of(one), one.seconds, usable[rows]))
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ def _hardware(name: str, kind: str, row: Mapping[str, str]) -> HardwareSpec:
     ]
     if _figure(row, "last_level_cache_mb"):
         memory.append({"level": "l2", "capacity_bytes": 1e6 * _figure(row, "last_level_cache_mb")})
-    simd = [each for word in row.get("simd", "").split("+") for each in _SIMD.get(word, ())]
+    simd = [item for word in row.get("simd", "").split("+") for item in _SIMD.get(word, ())]
     declared = {
         "source": f"devices.csv: {row.get('source') or 'no source'}",
         "compute_units": units,
@@ -321,8 +321,8 @@ def local_model(name: str, params: float, active_params: float, file_type: str, 
     try:
         spec, is_known = load_model(name), True
     except SpecError:
-        found = params or _named_size(name) or _stored_params(file_type, file_size_bytes)
-        spec, is_known = _of_parameters(name, found, active_params), False
+        result = params or _named_size(name) or _stored_params(file_type, file_size_bytes)
+        spec, is_known = _of_parameters(name, result, active_params), False
     plain = with_dtype(replace(spec, quantization=QuantizationSpec()), "float16")
     stored = _as_stored(plain, spec, file_type, file_size_bytes)
     return LocalModel(stored, is_known)
@@ -330,8 +330,8 @@ def local_model(name: str, params: float, active_params: float, file_type: str, 
 
 def _named_size(name: str) -> float:
     """Parameters as a name has them, "Mistral Small 24B"; 0 where it has none."""
-    found = _SIZE.search(name)
-    return 1e9 * float(found[1]) if found is not None else 0.0
+    result = _SIZE.search(name)
+    return 1e9 * float(result[1]) if result is not None else 0.0
 
 
 def _stored_params(file_type: str, file_size_bytes: float) -> float:
@@ -418,8 +418,8 @@ def _nearest(plain: ModelSpec, key: str, file_size_bytes: float) -> ModelSpec:
     """A type that no mix is called: the mix or format whose name it begins with, else by the bits of a weight."""
     named = [name for name in (*GGUF_MIXES, *BITS_PER_WEIGHT) if key.startswith(name)]
     if not named and file_size_bytes:
-        found = 8 * file_size_bytes / count_parameters(plain).total
-        named = [min(_BY_BITS, key=lambda name: abs(BITS_PER_WEIGHT[name] - found))]
+        result = 8 * file_size_bytes / count_parameters(plain).total
+        named = [min(_BY_BITS, key=lambda name: abs(BITS_PER_WEIGHT[name] - result))]
     if not named:
         named = [name for name in GGUF_MIXES if name.startswith(key[:3])] or ["q4_k_m"]
     name = max(named, key=len)

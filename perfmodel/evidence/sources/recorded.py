@@ -129,14 +129,14 @@ def _traffic(workload: dict[str, Any], stages: tuple[Stage, ...]) -> Traffic:
 
 def _measured(row: dict[str, Any], output_tokens: int) -> dict[str, float]:
     """A stage's latencies in ms; the gap between tokens is (E2E - TTFT) / (output - 1), see the truth's notes."""
-    found = {}
+    result = {}
     for metric in METRICS[:-1]:
         kind, _, statistic = metric.partition("_")
         value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms")
         if value is not None:
-            found[metric] = float(value)
-    found["itl_mean"] = (found["e2el_mean"] - found["ttft_mean"]) / max(output_tokens - 1, 1)
-    return found
+            result[metric] = float(value)
+    result["itl_mean"] = (result["e2el_mean"] - result["ttft_mean"]) / max(output_tokens - 1, 1)
+    return result
 
 
 def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observation:
@@ -166,8 +166,8 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observatio
     try:
         scenario = _logged_scenario(folder.name, meta, trace)
     except MALFORMED as error:
-        said = " ".join(str(error).split())[:200]
-        raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {said}") from None
+        stated_as = " ".join(str(error).split())[:200]
+        raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {stated_as}") from None
     return Observation(folder.name, scenario, {}, times)
 
 
@@ -228,8 +228,8 @@ def read_offline_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
 
 def _entries(file: Path) -> Sequence[Entry]:
     entries = table_rows(file)
-    found = set(entries[0]) if entries else set()
-    if not (found >= _IN_FLIGHT or found >= _STATIC):
+    result = set(entries[0]) if entries else set()
+    if not (result >= _IN_FLIGHT or result >= _STATIC):
         raise SpecError(
             f"{file}: expected a CSV of throughputs with columns {', '.join(sorted(_IN_FLIGHT))}; or, of static "
             f"batches, {', '.join(sorted(_STATIC))}."

@@ -42,16 +42,16 @@ def devices_folder(path: str | Path) -> Path:
     """Where `devices.csv` is: beside a table or folder of them, or in a folder `local` beside that."""
     own = Path(path) if Path(path).is_dir() else Path(path).parent
     beside = (own, own / "local", own.parent / "local")
-    return next((each for each in beside if (each / "devices.csv").is_file()), own)
+    return next((item for item in beside if (item / "devices.csv").is_file()), own)
 
 
 def number(entry: Entry, name: str) -> float:
     """The figure in a cell; 0 where there is none."""
     try:
-        found = float(entry.get(name) or 0.0)
+        result = float(entry.get(name) or 0.0)
     except ValueError:
         return 0.0
-    return found if 0.0 < found < 1e15 else 0.0
+    return result if 0.0 < result < 1e15 else 0.0
 
 
 def column(entry: Entry, name: str) -> int:
@@ -134,17 +134,17 @@ _SETTING = (
 def _measured(entry: Entry) -> dict[str, float]:
     """Figures by metric: a mean where there is one, else the median; ITL is TPOT where nothing is drafted. Rates and
     waiting of requests of unknown lengths say nothing; the time of a token does."""
-    found = {"output_tokens_per_s": number(entry, "output_tok_s")}
+    result = {"output_tokens_per_s": number(entry, "output_tok_s")}
     for metric in _MILLISECONDS:
         value = number(entry, f"{metric}_mean_ms") or number(entry, f"{metric}_p50_ms")
         name = {"itl": "tpot", "e2e": "e2el"}.get(metric, metric)
-        if value and not found.get(f"{name}_mean"):
-            found[f"{name}_mean"] = value
+        if value and not result.get(f"{name}_mean"):
+            result[f"{name}_mean"] = value
     if "batch decode" in entry["kind"]:  # one step of a batch, and the prompt of one user
-        found = {"tpot_mean": found.get("tpot_mean", 0.0)}
-    elif found.get("tpot_mean") and not (_has_length(entry, "isl") and _has_length(entry, "osl")):
-        found = {"tpot_mean": found["tpot_mean"]}
-    return found
+        result = {"tpot_mean": result.get("tpot_mean", 0.0)}
+    elif result.get("tpot_mean") and not (_has_length(entry, "isl") and _has_length(entry, "osl")):
+        result = {"tpot_mean": result["tpot_mean"]}
+    return result
 
 
 def _has_length(entry: Entry, name: str) -> bool:
@@ -280,7 +280,7 @@ def _mlperf_setup(entry: Entry) -> Setup:
     is_compiled = engine == "trtllm"
     if is_compiled or not version:
         version = _RELEASES.get(entry.get("round", ""), "") if is_compiled else version
-    data = next(each for words, each in _DATA_SETS if re.search(words, benchmark.lower()))
+    data = next(item for words, item in _DATA_SETS if re.search(words, benchmark.lower()))
     is_served = entry["scenario"] in _SERVED
     used = entry.get("used_model") or benchmark
     model = used if has_card(used) or not has_card(benchmark) else benchmark

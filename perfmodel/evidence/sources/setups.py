@@ -130,8 +130,8 @@ def quantization_of(text: str, is_nvidia: bool = True) -> str | None:
     is_nvidia: FP4 has blocks of 16 there, elsewhere those of the OCP's MX formats
     """
     lower = text.lower()
-    found = next((name for words, name in _FORMATS if re.search(words, lower)), None)
-    return "mxfp4" if found == "nvfp4" and not is_nvidia and "nvfp4" not in lower else found
+    result = next((name for words, name in _FORMATS if re.search(words, lower)), None)
+    return "mxfp4" if result == "nvfp4" and not is_nvidia and "nvfp4" not in lower else result
 
 
 def model_names(text: str) -> Iterator[str]:
@@ -164,16 +164,16 @@ def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool
     Without a card a decoder of the usual proportions stands for it. Raises SpecError where its name has no size.
     """
     if gguf_type:
-        found = _known(name)
-        if found is None:
+        result = _known(name)
+        if result is None:
             return LocalModel(local_model(name, 0.0, _active(name), gguf_type, 0.0).spec, False)
-        return LocalModel(local_model(found.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
-    found = _known(name)
-    spec = found or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
+        return LocalModel(local_model(result.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
+    result = _known(name)
+    spec = result or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
     wanted = quantization_of(precision or name, is_nvidia)
     if wanted is None and spec.quantization.weights and "16" in precision:
-        return LocalModel(replace(spec, quantization=QuantizationSpec()), found is not None)
-    return LocalModel(with_quantization(spec, wanted), found is not None)
+        return LocalModel(replace(spec, quantization=QuantizationSpec()), result is not None)
+    return LocalModel(with_quantization(spec, wanted), result is not None)
 
 
 def has_card(name: str) -> bool:
@@ -184,9 +184,9 @@ def has_card(name: str) -> bool:
 @lru_cache(maxsize=1024)
 def _known(name: str) -> ModelSpec | None:
     """The card of the first name that has one."""
-    for each in model_names(name):
+    for item in model_names(name):
         try:
-            return load_model(each)
+            return load_model(item)
         except (SpecError, OSError, ValueError):
             continue
     return None
@@ -205,9 +205,9 @@ def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
 
     Raises SpecError where nothing is known of it.
     """
-    found = known_device(setup.device)
-    if found is not None and (found.kind == "cpu") == (setup.device_class == "cpu"):
-        return found
+    result = known_device(setup.device)
+    if result is not None and (result.kind == "cpu") == (setup.device_class == "cpu"):
+        return result
     return table.device(setup.device, setup.device_class)
 
 

@@ -137,7 +137,7 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
     C (1 - TTFT / E2E) per rank, stay at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128.
     """
     is_alone = entry["precision"] == "fp8" and entry["system"].startswith("gb")
-    most = max(_per_rank(each) for each in ([entry] if is_alone else siblings))
+    most = max(_per_rank(item) for item in ([entry] if is_alone else siblings))
     if int(float(entry["decode_attention_dp_size"])) > 1 and most > 16:
         return int(most // 16) * 16
     return 1 << (max(int(most), 1).bit_length() - 1)
@@ -280,5 +280,5 @@ def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, 
 
     engine, hardware: names of the profile and of the device; concurrency: requests in flight
     """
-    mine = (each for each in _recipes().settings if each.engine == engine and concurrency >= each.least_concurrency)
-    return {each.argument: each.value for each in mine if not each.hardware or hardware in each.hardware}
+    members = (item for item in _recipes().settings if item.engine == engine and concurrency >= item.least_concurrency)
+    return {item.argument: item.value for item in members if not item.hardware or hardware in item.hardware}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.sources import offline
-from perfmodel.evidence.sources import serving as runs
+from perfmodel.evidence import observation
+from perfmodel.evidence.sources import recorded as runs
 from perfmodel.evidence.sources import steady as states
 
 PAGE = (Path(__file__).parents[3] / "docs/measurements.md").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def readers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, 
     asked: Asked = set()
     served: dict[str, Any] = {}
     (tmp_path / "rtx4090-any" / "e2e").mkdir(parents=True)
-    for module in (runs, states, offline):
+    for module in (runs, observation):
         for name in ("read_json", "read_rows"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda path: recorded(served[Path(path).suffix], asked))
@@ -87,16 +87,20 @@ def readers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, 
 
         return understood
 
+    def one_of_each_run(path: Path) -> tuple[Sequence[Any], Sequence[Any]]:
+        stages, left_out = runs.read_serving_runs(path)
+        return [stage for stage in stages if stage.window and stage.window[0] == 0], left_out
+
     def of_log(example: Any) -> Sequence[Any]:
         served[".json"], served[".csv"] = example
         return [runs.read_request_log(tmp_path / "rtx4090-any", tmp_path)]
 
     return (
         {
-            "serving": of_file(runs.read_serving_runs, ".json"),
+            "serving": of_file(one_of_each_run, ".json"),
             "per-request": of_log,
             "steady-state": of_file(states.read_steady_states, ".csv"),
-            "throughput": of_file(offline.read_offline_runs, ".csv"),
+            "throughput": of_file(runs.read_offline_runs, ".csv"),
         },
         asked,
     )

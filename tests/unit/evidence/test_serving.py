@@ -9,11 +9,11 @@ import pytest
 
 from perfmodel.cost import EngineProfile, HostFit, ServerFit, plan_memory
 from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.profiles import fit_engine_profile
 from perfmodel.evidence.kinds.runs import report_serving, report_steady_state, validate_per_request
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.recorded import (
     accelerated,
-    fit_engine_profile,
     shortened_stages,
     simulate_runs,
     simulate_steady_states,
