@@ -136,7 +136,7 @@ def fit(group: Group, device: DeviceFacts) -> FlashDecodeFit | FlashPrefillFit |
 def _fit_mixed(group: Group, device: DeviceFacts, softmax_ops: float) -> MixedAttentionFit:
     domain = Domain(head_dim=int(float(group.sizes.heads.head_dim[0])))
     start = MixedAttentionFit(domain=domain, rate="bf16", softmax_ops=softmax_ops)
-    starts = ({}, {"tensor_fraction": 0.9})
+    starts: tuple[dict[str, float], ...] = ({}, {"tensor_fraction": 0.9})
     return fit_group(group, _mixed_seconds, start, device, free=_FREE, starts=starts, most_rows=3000)
 
 
