@@ -24,6 +24,7 @@ import numpy as np
 from perfmodel.cost import step_costs
 from perfmodel.cost.calibrations.calibration import Residuals
 from perfmodel.cost.calibrations.provenance import provenance_of
+from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.evidence.executed.bridge import Progress
 from perfmodel.evidence.fit.whole_steps import Chunks, EngineSteps, shapes_of
@@ -33,7 +34,6 @@ from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
 
-_PS_PER_S = 1e12
 _BATCHES = ((1, 1), (2, 4), (5, 8), (9, 16), (17, 1_000_000))
 _REQUEST_METRICS = ("e2el", "ttft", "tpot")
 
@@ -77,7 +77,7 @@ class ShadowedBackend:
         shape = (plan.index, plan.num_tokens, len(plan.decodes), plan.decode_context, len(plan.chunks))
         predicted = self._predicted.execute(plan).duration
         outcome = self._real.execute(plan)
-        self.pairs.append(StepPair(*shape, predicted / _PS_PER_S, outcome.duration / _PS_PER_S))
+        self.pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S))
         return outcome
 
 
@@ -230,7 +230,7 @@ def validate_recorded(
             shape.num_decodes,
             shape.decode_context,
             len(shape.prefills),
-            pricer.price(shape) / _PS_PER_S,
+            pricer.price(shape) / PS_PER_S,
             float(steps.end_s[number] - steps.start_s[number]),
         )
         for number, shape in enumerate(shapes_of(EngineSteps(scenario, steps, chunks)))

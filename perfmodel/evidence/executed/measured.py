@@ -26,6 +26,7 @@ from perfmodel.cost import step_costs
 from perfmodel.cost.calibrations.calibration import Calibration, Residuals
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
+from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.executed.techniques import speedups
@@ -49,8 +50,6 @@ from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 
-_PS_PER_S = 1e12
-
 
 class ServedStep(NamedTuple):
     """One executed step of a scenario, seconds."""
@@ -70,7 +69,7 @@ def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibratio
         ticks = pricer.price(batch)
         drafts = f", {batch.num_draft_tokens} drafted" if batch.num_draft_tokens else ""
         label = f"{batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens{drafts}"
-        result.append(ServedStep(run.scenario, f"{run.scenario}: {label}", ticks / _PS_PER_S, seconds))
+        result.append(ServedStep(run.scenario, f"{run.scenario}: {label}", ticks / PS_PER_S, seconds))
     return result
 
 

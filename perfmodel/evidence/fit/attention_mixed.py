@@ -22,8 +22,8 @@ from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import attention_decode, attention_prefill
 from perfmodel.evidence.fit.forms import fit_group
+from perfmodel.evidence.observation import table_rows
 from perfmodel.evidence.sources.kernels import Group
-from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
@@ -97,10 +97,7 @@ def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
 
 
 def _columns(file: Path) -> dict[str, Floats]:
-    try:
-        rows = read_rows(file)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    rows = table_rows(file)
     return {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
 
 

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import EngineProfile, Residuals, load_calibration, load_engine_profile, save_engine_profile
+from perfmodel.cost import EngineProfile, Residuals, load_engine_profile, save_engine_profile
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.forms import of_one_more, residuals_of, with_facts, with_values
 from perfmodel.evidence.fit.profiles import HIDDEN_PARAMETERS, PARAMETERS, parameters_of
 from perfmodel.evidence.observation import RequestTimes
 from perfmodel.evidence.predict.bench import GivenSetup, bench_scenario
+from perfmodel.evidence.predict.recorded import spread_of
 from perfmodel.evidence.sources.bench_run import BenchRun, figures_of
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim import simulate
@@ -401,13 +402,8 @@ def _spread_of(metric: str, scenario: Scenario, shipped: EngineProfile) -> float
     residuals = shipped.tpot_residuals if metric == "mean_tpot_ms" else shipped.ttft_residuals
     if not residuals.num_rows:
         return _UNKNOWN[metric]
-    units = _units(scenario) if metric == "mean_tpot_ms" else 1.0
+    units = spread_of(scenario) if metric == "mean_tpot_ms" else 1.0
     return (residuals.p90 - residuals.p10) / _Q80 * units
-
-
-def _units(scenario: Scenario) -> float:
-    """How far the fits of the run's device have come."""
-    return load_calibration(scenario.hardware, scenario.engine.profile).spread
 
 
 def _median_error(logs: Floats) -> float:
@@ -450,7 +446,7 @@ def _with_residuals(
 
     runs, metrics, held_out: the runs; of each error its metric, and the error of its run left out
     """
-    units = np.array([_units(run.scenario) for run in runs for _ in run.measured])
+    units = np.array([spread_of(run.scenario) for run in runs for _ in run.measured])
     update: dict[str, Any] = {}
     for metric, name in (("mean_tpot_ms", "tpot_residuals"), ("mean_ttft_ms", "ttft_residuals")):
         members = metrics == metric

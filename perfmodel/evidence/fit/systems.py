@@ -32,9 +32,8 @@ from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import attention_mixed as mixed_attention
 from perfmodel.evidence.fit.forms import residuals_of
-from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE
+from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, table_rows
 from perfmodel.evidence.sources.kernels import Column, Group, KernelTable, op_of, read_table, table_files, understood
-from perfmodel.files.bounded import read_rows
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.ops import BatchShape, StepGraph, Work, build_graph
 from perfmodel.ops.extents import GemmExtent
@@ -118,18 +117,11 @@ def _runs(folder: Path, graph: StepGraph) -> Iterator[tuple[str, Work, float]]:
     """(layer, work, seconds) of each row that an operator of the graph stands for."""
     nodes = {node.name: node for node in graph.nodes}
     for file, size in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
-        for row in _rows(folder / file):
+        for row in table_rows(folder / file):
             name, count = row["layer"], int(row[size])
             operator = _GEMMS.get(name) or _SMALL.get(name) or ("lm_head" if name == "lm_head" else None)
             if operator is not None:
                 yield name, nodes[operator].work(BatchShape(count, count)), float(row["time_us"]) * 1e-6
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        return read_rows(path)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _table(system: str, version: str, rows: list[tuple[float, float, float, float]]) -> KernelTable:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.forms.columns import take
 from perfmodel.errors import MissingExtraError, SpecError
-from perfmodel.evidence.observation import MALFORMED
-from perfmodel.files.bounded import read_rows
+from perfmodel.evidence.observation import MALFORMED, table_rows
 
 Column = NDArray[Any]
 
@@ -132,10 +131,7 @@ def _parquet(path: Path) -> dict[str, Column]:
 
 
 def _csv(path: Path) -> dict[str, Column]:
-    try:
-        rows = read_rows(path)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    rows = table_rows(path)
     names = rows[0].keys() if rows else ()
     return {name: _numbers_if_all(np.array([row[name] for row in rows])) for name in names}
 
