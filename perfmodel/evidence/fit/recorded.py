@@ -120,7 +120,7 @@ def _of_steady_states(fit: Spec, flags: str) -> Spec:
 
 
 def _whole_runs(path: Path, progress: Progress | None, _: str) -> Spec:
-    """Of makers without kernel tables, from the tables of published results in a folder."""
+    """Numbers of makers without kernel tables, from the tables of published results in a folder."""
     rows: list[Observation] = []
     for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
         for read in (read_mlperf_rows, read_served_rows):

@@ -93,7 +93,7 @@ class LocalSetup:
 def local_observation(
     name: str, setup: LocalSetup, rate: float, group: str, source: str, flags: str = ""
 ) -> Observation:
-    """A figure, tokens per second.
+    """A figure, `rate` tokens per second.
 
     name, setup:   of the row; group: rows of one setting (other hosts, builds, drivers) share it
     source, flags: whose it is, and what is said of its worth
