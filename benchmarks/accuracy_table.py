@@ -8,7 +8,7 @@
 Exit status 1 where a line differs from README.md. Lines whose measurements may not be copied here need the cited
 source; where it is not given they are printed so, and `--write` leaves them as they are.
 
-`tests/unit/validate/test_accuracy_table.py` predicts the quick sets again, and of the slow ones a sample, which must
+`tests/unit/evidence/test_accuracy_table.py` predicts the quick sets again, and of the slow ones a sample, which must
 be as `reports/accuracy_202611.csv.gz` has it, from which their lines follow.
 """
 
@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.evidence.kinds.pooled import pooled_over_devices
+from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport
 from perfmodel.files.catalog import data_dir
-from perfmodel.trust.cells import write_index
-from perfmodel.validate.pooled import pooled_over_devices
-from perfmodel.validate.report import ErrorStats, Rows, ValidationReport
+from perfmodel.trust.index import write_index
 
 ROOT = Path(__file__).parents[1]
 README, STORE = ROOT / "README.md", ROOT / "reports/accuracy_202611.csv.gz"
@@ -78,21 +78,21 @@ class MeasuredSet:
 
 _LATENCIES = {"e2el_mean": "mean E2E", "ttft_mean": "mean TTFT", "itl_mean": "mean ITL"}
 _STEADY = {"tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"}
-_STEADY_STATE = "perfmodel.validate.steady_state:validate_steady_state"
-_STEADY_ROWS = "perfmodel.calibrate.steady.states:read_steady_states"
+_STEADY_STATE = "perfmodel.evidence.kinds.runs:validate_steady_state"
+_STEADY_ROWS = "perfmodel.evidence.sources.steady:read_steady_states"
 _REQUESTS = {"e2el": "E2E", "ttft": "TTFT", "tpot": "TPOT"}
-_PER_REQUEST = "perfmodel.validate.per_request:validate_per_request"
+_PER_REQUEST = "perfmodel.evidence.kinds.runs:validate_per_request"
 SETS = (
     MeasuredSet(
         "kernels of A100 and H100",
         "measurements/operators",
-        "perfmodel.validate.operators:validate_operators",
+        "perfmodel.evidence.kinds.operators:validate_operators",
         {"latency": "time"},
     ),
     MeasuredSet(
         "vLLM under open-loop load",
         "serving/vllm_runs.json",
-        "perfmodel.validate.serving:validate_serving",
+        "perfmodel.evidence.kinds.runs:validate_serving",
         _LATENCIES,
         is_cited=True,
     ),
@@ -121,39 +121,39 @@ SETS = (
     MeasuredSet(
         "TensorRT-LLM offline",
         "measurements/throughput",
-        "perfmodel.validate.throughput:validate_throughput",
+        "perfmodel.evidence.kinds.runs:validate_throughput",
         {"throughput": "output tokens/s", "static_throughput": "the same, static batches"},
-        read="perfmodel.calibrate.offline:read_offline_runs",
+        read="perfmodel.evidence.sources.recorded:read_offline_runs",
         judge="offline",
     ),
     MeasuredSet(
         "llama.cpp on single machines, by device",
         "measurements/local/llama_bench.csv.gz",
-        "perfmodel.validate.local:validate_local",
+        "perfmodel.evidence.kinds.pooled:validate_local",
         {"decode_tokens_per_s": "decode tokens/s", "prompt_tokens_per_s": "prompt tokens/s"},
     ),
     MeasuredSet(
         "MLPerf Inference, by device",
         "measurements/mlperf/results.csv.gz",
-        "perfmodel.validate.served:validate_mlperf",
+        "perfmodel.evidence.kinds.pooled:validate_mlperf",
         {"tokens_per_s": "tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
-        read="perfmodel.calibrate.served.mlperf:read_mlperf_rows",
+        read="perfmodel.evidence.sources.results:read_mlperf_rows",
         judge="served",
         once="device",
     ),
     MeasuredSet(
         "servers on other devices, by device",
         "measurements/served/other_devices.csv.gz",
-        "perfmodel.validate.served:validate_served",
+        "perfmodel.evidence.kinds.pooled:validate_served",
         {"output_tokens_per_s": "output tokens/s", "tpot_mean": "mean TPOT", "ttft_mean": "mean TTFT"},
-        read="perfmodel.calibrate.served.tables:read_served_rows",
+        read="perfmodel.evidence.sources.results:read_served_rows",
         judge="served",
         once="device",
     ),
     MeasuredSet(
         "published figures",
         "workloads/scenarios/published",
-        "perfmodel.validate.published.compare:validate_published",
+        "perfmodel.evidence.kinds.published:validate_published",
         {"kernels": "kernels", "steps": "steps", "systems": "systems", "system ratios": "ratios of systems"},
     ),
 )
@@ -188,20 +188,18 @@ def report_of(measured: MeasuredSet, path: Path, every: int = 1) -> ValidationRe
 
 
 def _served(rows: Sequence[Any], left_out: Sequence[Any], path: Path, every: int) -> ValidationReport:
-    from perfmodel.calibrate.served.predictions import predict_served
-    from perfmodel.calibrate.served.tables import devices_folder
-    from perfmodel.validate.served import report_served
+    from perfmodel.evidence.kinds.pooled import report_pooled
+    from perfmodel.evidence.predict.results import predict_served
+    from perfmodel.evidence.sources.results import devices_folder
 
     chosen = set(list(dict.fromkeys(row.group for row in rows))[every // 2 :: every])
     sample = [row for row in rows if row.group in chosen]
-    return report_served("served", predict_served(sample, devices_folder(path)), left_out)
+    return report_pooled("served", predict_served(sample, devices_folder(path)), left_out)
 
 
 def _judged(how: str, rows: Sequence[Any], left_out: Sequence[Any]) -> ValidationReport:
-    from perfmodel.calibrate.offline import simulate_offline_runs
-    from perfmodel.calibrate.steady.simulation import simulate_steady_states
-    from perfmodel.validate.steady_state import report_steady_state
-    from perfmodel.validate.throughput import report_throughput
+    from perfmodel.evidence.kinds.runs import report_steady_state, report_throughput
+    from perfmodel.evidence.predict.recorded import simulate_offline_runs, simulate_steady_states
 
     if how == "steady":
         return report_steady_state(simulate_steady_states(rows, intervals=True), left_out)

@@ -15,12 +15,10 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels import collectives
-from perfmodel.calibrate.kernels.attention import decode as attention_decode
-from perfmodel.calibrate.kernels.attention import prefill as attention_prefill
-from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.fits import transferred
+from perfmodel.evidence.fit import attention_decode, attention_prefill, collectives
+from perfmodel.evidence.sources.kernels import Group, read_table
 from perfmodel.ops.extents import HeadsExtent
 from perfmodel.specs import load_hardware
 

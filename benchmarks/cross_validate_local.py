@@ -18,12 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from perfmodel.calibrate.local.columns import Setting
-from perfmodel.calibrate.local.fit import held_out
-from perfmodel.calibrate.local.rows import read_local_rows
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.draws import LogNormal
-from perfmodel.validate.pooled import pooled_over_devices
+from perfmodel.evidence.fit.backends import Setting, held_out
+from perfmodel.evidence.kinds.pooled import pooled_over_devices
+from perfmodel.evidence.sources.local import read_local_rows
 
 TESTS = {"tg": "decode", "pp": "prompts"}
 TARGETS = {

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.kernels import gemm, moe
-from perfmodel.calibrate.kernels.tables import Group, read_table
 from perfmodel.cost.forms import DeviceFacts
+from perfmodel.evidence.fit import gemm, moe
+from perfmodel.evidence.sources.kernels import Group, read_table
 from perfmodel.specs import load_hardware
 
 Rows = NDArray[np.bool_]

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.served.mlperf import read_mlperf_rows
-from perfmodel.calibrate.served.predictions import predict_served
-from perfmodel.calibrate.served.setups import ServedRow
-from perfmodel.calibrate.served.tables import devices_folder, read_served_rows
-from perfmodel.calibrate.served.whole_runs import without_own
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
-from perfmodel.validate.report import ValidationReport
-from perfmodel.validate.served import report_served
+from perfmodel.evidence.fit.whole_runs import without_own
+from perfmodel.evidence.kinds.pooled import report_pooled
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.predict.results import predict_served
+from perfmodel.evidence.report import ValidationReport
+from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
 
 FILES = {"mlperf": "mlperf.csv.gz", "served": "other_devices.csv.gz"}
 TARGETS = {
@@ -37,14 +36,14 @@ SHOWN = ("device", "engine", "scenario")
 WORST = 4
 
 
-def _read(kind: str, folder: Path) -> tuple[list[ServedRow], list[tuple[str, str]]]:
+def _read(kind: str, folder: Path) -> tuple[list[Observation], list[tuple[str, str]]]:
     return (read_mlperf_rows if kind == "mlperf" else read_served_rows)(folder / FILES[kind])
 
 
 def _held_out(kind: str, folder: Path) -> ValidationReport:
     rows, left_out = _read(kind, folder)
     pairs = predict_served(rows, devices_folder(folder), fits=without_own(load_whole_runs()))
-    return report_served(kind, pairs, left_out)
+    return report_pooled(kind, pairs, left_out)
 
 
 def _table(kind: str, report: ValidationReport) -> list[str]:

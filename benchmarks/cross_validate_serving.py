@@ -21,17 +21,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel.calibrate.profile_fit import LinearErrors, values_of, with_facts
-from perfmodel.calibrate.serving import simulation as recorded_runs
-from perfmodel.calibrate.serving.runs import ServingRun, read_serving_runs
-from perfmodel.calibrate.serving.simulation import StageRow, shortened, simulate_runs
-from perfmodel.calibrate.steady import profile as steady_profile
-from perfmodel.calibrate.steady.profile import cell_of
-from perfmodel.calibrate.steady.simulation import SteadyStatePair, simulate_steady_states
-from perfmodel.calibrate.steady.states import SteadyState, read_steady_states
 from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
 from perfmodel.dates import today
-from perfmodel.validate.report import Rows
+from perfmodel.evidence.fit import profiles
+from perfmodel.evidence.fit.forms import LinearErrors, values_of, with_facts
+from perfmodel.evidence.observation import Observation, Prediction
+from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
+from perfmodel.evidence.report import Rows
+from perfmodel.evidence.sources.recorded import read_serving_runs
+from perfmodel.evidence.sources.steady import read_steady_states
 
 
 class HeldOut(NamedTuple):
@@ -49,7 +47,7 @@ _NO_INTERVAL = (float("nan"), float("nan"))
 _CUTS: dict[str, Callable[[Any], str]] = {
     "model": lambda scenario: scenario.model.name,
     "device": lambda scenario: scenario.hardware.name,
-    "cell": cell_of,
+    "cell": profiles.cell_of,
 }
 
 
@@ -78,55 +76,48 @@ def main() -> None:
 
 
 @cache
-def _serving_runs(path: Path, engine: str) -> tuple[list[ServingRun], list[ServingRun], LinearErrors]:
+def _serving_runs(path: Path, engine: str) -> tuple[list[Observation], list[Observation], LinearErrors]:
     """An engine's runs, whole and shortened for the fit, and what the profile's parameters do to the latter's means."""
     runs = [run for run in read_serving_runs(path)[0] if run.scenario.engine.profile == engine]
-    short = [shortened(run, 0.1) for run in runs]
-    begin = recorded_runs.starting_profile(with_facts(load_engine_profile(engine)))
+    short = shortened_stages(runs, 0.1)
+    begin = profiles.starting_profile(with_facts(load_engine_profile(engine)))
 
     def errors(profile: EngineProfile) -> np.ndarray:
-        return recorded_runs.log_errors(simulate_runs(short, profile=profile))
+        return profiles.stage_log_errors(simulate_runs(short, profile=profile))
 
-    here = np.log(values_of(begin, recorded_runs.PARAMETERS))  # the committed numbers, near every fold's
-    return runs, short, LinearErrors.around(begin, recorded_runs.PARAMETERS, errors, here)
+    here = np.log(values_of(begin, profiles.PARAMETERS))  # the committed numbers, near every fold's
+    return runs, short, LinearErrors.around(begin, profiles.PARAMETERS, errors, here)
 
 
 def _serving(path: Path, engine: str, cut: str) -> Errors:
     runs, short, model = _serving_runs(path, engine)
-    counts = [len(recorded_runs.log_errors([_blank(run, i) for i in range(len(run.measured))])) for run in short]
+    counts = [len(profiles.stage_log_errors([Prediction(run, run.metrics)])) for run in short]
     groups = np.repeat([_CUTS[cut](run.scenario) for run in runs], counts)
     found: Errors = {}
     for group in sorted(set(groups)):
         profile = _fitted(model, groups != group)
         rest = [run for run in short if _CUTS[cut](run.scenario) != group]
-        residuals = recorded_runs.step_residuals(rest, profile) if rest else Residuals()
+        residuals = profiles.step_residuals(rest, profile) if rest else Residuals()
         profile = profile.model_copy(update={"latency_residuals": residuals})
         left_out = [run for run in runs if _CUTS[cut](run.scenario) == group]
-        for row in simulate_runs(left_out, profile=profile, intervals=True):
-            if row.run.is_overloaded(row.stage):
-                continue
-            for metric, value in row.predicted.items():
-                ends = row.intervals.get(metric, _NO_INTERVAL)
-                found.setdefault(metric, []).append(HeldOut(value, row.measured[metric], group, *ends))
+        for pair in simulate_runs(left_out, profile=profile, intervals=True):
+            if not pair.row.is_overloaded:
+                _add(found, pair, group)
     return found
 
 
-def _blank(run: Any, stage: int) -> StageRow:
-    return StageRow(run, stage, run.measured[stage], "")
-
-
 @cache
-def _fitting_rows(path: Path, engine: str) -> tuple[list[SteadyState], list[SteadyState], LinearErrors]:
+def _fitting_rows(path: Path, engine: str) -> tuple[list[Observation], list[Observation], LinearErrors]:
     """An engine's rows at face value, those of them to fit, and what the profile's parameters do to the latter."""
     rows = read_steady_states(path)[0]
-    clear = [row for row in rows if row.is_clear and row.scenario.engine.profile == engine]
-    fitted = steady_profile.fitting_rows(rows, engine)
+    clear = [row for row in rows if row.is_reliable and row.scenario.engine.profile == engine]
+    fitted = profiles.fitting_rows(rows, engine)
     begin = with_facts(load_engine_profile(engine))
 
     def errors(profile: EngineProfile) -> np.ndarray:
-        return steady_profile.log_errors(simulate_steady_states(fitted, profile=profile))
+        return profiles.steady_log_errors(simulate_steady_states(fitted, profile=profile))
 
-    parameters = steady_profile.parameters_of(begin, fitted)
+    parameters = profiles.parameters_of(begin, fitted)
     here = np.log(values_of(begin, parameters))  # the committed numbers, near every fold's
     return clear, fitted, LinearErrors.around(begin, parameters, errors, here)
 
@@ -147,7 +138,7 @@ def _steady_states(path: Path, engine: str, cut: str) -> Errors:
 
 
 def _with_residuals(
-    profile: EngineProfile, model: LinearErrors, rest: Sequence[SteadyState], keep: np.ndarray
+    profile: EngineProfile, model: LinearErrors, rest: Sequence[Observation], keep: np.ndarray
 ) -> EngineProfile:
     """What fits without each cell, or each device, leave unexplained of it, of the rows that a fold was fitted to."""
     if not rest:
@@ -155,14 +146,14 @@ def _with_residuals(
         names = ("devices", "tpot_residuals", "ttft_residuals", "tpot_residuals_elsewhere", "ttft_residuals_elsewhere")
         return profile.model_copy(update={name: getattr(nothing, name) for name in names})
     part = replace(model, at_here=model.at_here[keep], slopes=model.slopes[keep])
-    return steady_profile.with_steady_residuals(profile, rest, part)
+    return profiles.with_steady_residuals(profile, rest, part)
 
 
-def _add(found: Errors, pair: SteadyStatePair, group: str) -> None:
-    if not pair.reason:
-        for metric in ("tpot_mean", "ttft_mean"):
+def _add(found: Errors, pair: Prediction, group: str) -> None:
+    for metric, value in pair.metrics.items():
+        if metric in pair.row.metrics:
             ends = pair.intervals.get(metric, _NO_INTERVAL)
-            found.setdefault(metric, []).append(HeldOut(pair.predicted(metric), pair.measured(metric), group, *ends))
+            found.setdefault(metric, []).append(HeldOut(value, pair.row.metrics[metric], group, *ends))
 
 
 def _fitted(model: LinearErrors, keep: np.ndarray) -> EngineProfile:

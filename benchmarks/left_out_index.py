@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.files.catalog import data_dir
-from perfmodel.trust.left_out import LeftOutError
+from perfmodel.trust.index import LeftOutError
 
 ROOT = Path(__file__).parents[1]
 _STEADY = ("held-out_steady-state_cells_202611.md", "held-out_steady-state_hopper-blackwell_202611.md")

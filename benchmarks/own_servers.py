@@ -3,7 +3,7 @@
     python benchmarks/own_servers.py [--servers 24] [--requests 30,100] [--report MD]
 
 Servers are simulated: hosts with numbers drawn about vLLM's shipped ones, front ends that take eight to twenty times as
-long (tests/unit/calibrate/test_own_server.py). TTFT and TPOT of each load test are off by a draw of 2 %. One server
+long (tests/unit/evidence/test_own_server.py). TTFT and TPOT of each load test are off by a draw of 2 %. One server
 takes some 3 s at 30 requests a load test and 7 s at 100.
 """
 
@@ -20,10 +20,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "calibrate")]
 
 from test_own_server import METRICS, NOISE, OTHERS, RATES, SCENARIO, hidden_profile, load_test, served  # noqa: E402
 
-from perfmodel.calibrate.bench.recognise import read_bench_files  # noqa: E402
-from perfmodel.calibrate.bench.scenarios import GivenSetup  # noqa: E402
-from perfmodel.calibrate.own_server import fit_own_server  # noqa: E402
 from perfmodel.cost import EngineProfile, load_engine_profile  # noqa: E402
+from perfmodel.evidence.fit.own_server import fit_own_server  # noqa: E402
+from perfmodel.evidence.predict.bench import GivenSetup  # noqa: E402
+from perfmodel.evidence.sources.bench import read_bench_files  # noqa: E402
 
 _ERRORS = ("shipped, median", "shipped, worst", "fitted, median", "fitted, worst")
 _COLUMNS = ("requests a load test", *_ERRORS, "servers within 3 %", "within 4 %")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from docs_site.tables import as_code, in_cell, table
-from perfmodel.validate.techniques.status import read_status
+from perfmodel.evidence.executed.technique import read_status
 
 _HEADER = ("technique", "switch", "speedup simulated / executed", "executed", "published", "quality")
 _PUBLISHED = {"yes": "within a quarter", "missed": "missed", "no": ""}

@@ -54,8 +54,9 @@ if TYPE_CHECKING:
 # Blocks of files that rooms above `specs` answer.
 register_block("plan", "perfmodel.planning.spec:PlanSpec")
 register_block("study", "perfmodel.planning.study:Study")
-register_block("published", "perfmodel.validate.published.spec:Published", "perfmodel.validate.published.spec:complete")
-register_block("technique", "perfmodel.validate.techniques.runs:Technique")
+_PUBLISHED = "perfmodel.evidence.kinds.published_block"
+register_block("published", f"{_PUBLISHED}:Published", f"{_PUBLISHED}:complete")
+register_block("technique", "perfmodel.evidence.executed.technique:Technique")
 
 # Results print themselves as the commands show them; what makes their text is loaded on the first print.
 printable.print_with(lambda: import_module("perfmodel.report.printed"))

@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
+from perfmodel.evidence.kinds.published import validate_published
+from perfmodel.evidence.report import ValidationReport
 from perfmodel.specs import data_dir
-from perfmodel.validate.published.compare import validate_published
-from perfmodel.validate.report import ValidationReport
 
 PUBLISHED = data_dir("scenarios") / "published"
 IN_ONE_WORKER = pytest.mark.xdist_group("published figures")

@@ -13,14 +13,13 @@ from typing import Any
 
 from settings import SLOT_TOKENS, SLOTS, Served
 
-from perfmodel.calibrate.local.devices import DeviceTable
-from perfmodel.calibrate.local.fit import fit_backends
-from perfmodel.calibrate.local.models import local_model
-from perfmodel.calibrate.local.predictions import predict_rows
-from perfmodel.calibrate.local.rows import LocalRow, read_local_rows
 from perfmodel.cost.calibrations.backends import BackendFits, backend_calibration
 from perfmodel.cost.steps.step_costs import step_costs
 from perfmodel.engine import Request
+from perfmodel.evidence.fit.backends import fit_backends
+from perfmodel.evidence.observation import Observation, Prediction
+from perfmodel.evidence.predict.results import predict_rows
+from perfmodel.evidence.sources.local import DeviceTable, local_model, read_local_rows
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.serving import build_serve_loop
@@ -96,31 +95,35 @@ def _write_csv(file: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]
 # ------------------------------------------------------------------ one client
 
 
-def _lone(rows: Sequence[LocalRow], folder: Path) -> list[dict[str, Any]]:
+def _rate(pair: Prediction) -> float:
+    return pair.metrics[pair.row.setup.metric]
+
+
+def _lone(rows: Sequence[Observation], folder: Path) -> list[dict[str, Any]]:
     """A row for each type, test and length: the median measured, and what was predicted for it."""
-    groups: dict[str, list[LocalRow]] = defaultdict(list)
+    groups: dict[str, list[Observation]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
     firsts = [group[0] for group in groups.values()]
-    shipped = {pair.row.group: pair.predicted for pair in predict_rows(firsts, folder)}
+    shipped = {pair.row.group: _rate(pair) for pair in predict_rows(firsts, folder)}
     fitted: dict[str, float] = {}
     for name in FILE_BYTES:
-        mine = [row for row in firsts if row.gguf_type == name]
-        fits = _fits([row for row in rows if row.gguf_type != name], folder)
-        fitted |= {pair.row.group: pair.predicted for pair in predict_rows(mine, folder, fits=fits)}
+        mine = [row for row in firsts if row.setup.gguf_type == name]
+        fits = _fits([row for row in rows if row.setup.gguf_type != name], folder)
+        fitted |= {pair.row.group: _rate(pair) for pair in predict_rows(mine, folder, fits=fits)}
     lengths: dict[str, float] = {}
-    for length in {row.num_prompt for row in firsts}:
-        mine = [row for row in firsts if row.num_prompt == length]
-        fits = _fits([row for row in rows if row.num_prompt != length], folder)
-        lengths |= {pair.row.group: pair.predicted for pair in predict_rows(mine, folder, fits=fits)}
-    measured = {key: median(row.tokens_per_s for row in group) for key, group in groups.items()}
+    for length in {row.setup.num_prompt for row in firsts}:
+        mine = [row for row in firsts if row.setup.num_prompt == length]
+        fits = _fits([row for row in rows if row.setup.num_prompt != length], folder)
+        lengths |= {pair.row.group: _rate(pair) for pair in predict_rows(mine, folder, fits=fits)}
+    measured = {key: median(row.metrics[row.setup.metric] for row in group) for key, group in groups.items()}
     return [
         {
-            "type": row.gguf_type,
-            "test": row.test,
-            "prompt": row.num_prompt,
+            "type": row.setup.gguf_type,
+            "test": row.setup.test,
+            "prompt": row.setup.num_prompt,
             "runs": len(groups[row.group]),
-            "spread": _spread([each.tokens_per_s for each in groups[row.group]]),
+            "spread": _spread([each.metrics[each.setup.metric] for each in groups[row.group]]),
             "measured": measured[row.group],
             "shipped": shipped[row.group],
             "fitted": fitted[row.group],
@@ -132,7 +135,7 @@ def _lone(rows: Sequence[LocalRow], folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _fits(rows: Sequence[LocalRow], folder: Path) -> BackendFits:
+def _fits(rows: Sequence[Observation], folder: Path) -> BackendFits:
     return fit_backends(rows, folder, "llamacpp", _COMMAND)
 
 
@@ -141,22 +144,24 @@ def _spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / 2 / median(values)
 
 
-def _median_of_others(row: LocalRow, rows: Sequence[LocalRow], measured: Mapping[str, float]) -> float:
-    alike = [each for each in rows if (each.test, each.num_prompt) == (row.test, row.num_prompt)]
-    return median(measured[each.group] for each in alike if each.gguf_type != row.gguf_type)
+def _median_of_others(row: Observation, rows: Sequence[Observation], measured: Mapping[str, float]) -> float:
+    alike = [
+        each for each in rows if (each.setup.test, each.setup.num_prompt) == (row.setup.test, row.setup.num_prompt)
+    ]
+    return median(measured[each.group] for each in alike if each.setup.gguf_type != row.setup.gguf_type)
 
 
-def _roofline(row: LocalRow) -> float:
+def _roofline(row: Observation) -> float:
     """Tokens per second at the socket's bandwidth, or at the core's FLOPs."""
-    tokens = min(row.num_prompt, 512) if row.test == "pp" else 1
-    seconds = max(FILE_BYTES[row.gguf_type] / BANDWIDTH, 2 * PARAMETERS * tokens / _FLOPS)
+    tokens = min(row.setup.num_prompt, 512) if row.setup.test == "pp" else 1
+    seconds = max(FILE_BYTES[row.setup.gguf_type] / BANDWIDTH, 2 * PARAMETERS * tokens / _FLOPS)
     return tokens / seconds
 
 
 # ------------------------------------------------------------------ several clients
 
 
-def _served(samples: Samples, rows: Sequence[LocalRow], folder: Path) -> list[dict[str, Any]]:
+def _served(samples: Samples, rows: Sequence[Observation], folder: Path) -> list[dict[str, Any]]:
     """A row for each type and number of clients: mean latencies measured, and simulated."""
     groups: dict[tuple[str, int], list[Mapping[str, float]]] = defaultdict(list)
     for sample in samples:

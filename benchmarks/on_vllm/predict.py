@@ -21,9 +21,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "executors"), str(HERE)]
 
 from loads import FITTED, LOADS, MODELS, overrides_of, scenario_text  # noqa: E402
 
-from perfmodel.calibrate.engine_runs import EngineSteps, fit_engine_steps, read_chunks  # noqa: E402
-from perfmodel.calibrate.whole_steps import FitResult  # noqa: E402
 from perfmodel.cost import EngineProfile  # noqa: E402
+from perfmodel.evidence.fit.whole_steps import (  # noqa: E402
+    EngineSteps,
+    FitResult,
+    fit_engine_steps,
+    read_chunks,
+)
 from perfmodel.report.runs import read_requests, read_steps  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.sim.records.columns import RequestColumns  # noqa: E402

@@ -11,6 +11,8 @@ from perfmodel.cost import plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
+from perfmodel.evidence.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
+from perfmodel.evidence.report import ValidationReport
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
@@ -20,8 +22,6 @@ from perfmodel.sim.replica.flow_line import FlowLine
 from perfmodel.sim.replica.serving import SecondTier, copied, second_tier
 from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
-from perfmodel.validate.report import ValidationReport
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import (

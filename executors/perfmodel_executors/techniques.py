@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from perfmodel.calibrate.whole_steps import fit_steps
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import SpecError
+from perfmodel.evidence.executed.compare import StepPair
+from perfmodel.evidence.executed.technique import Sides, TechniqueRun
+from perfmodel.evidence.fit.whole_steps import fit_steps
 from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
-from perfmodel.validate.executed.compare import StepPair
-from perfmodel.validate.techniques.runs import Sides, TechniqueRun
 from perfmodel_executors.measure.calibrate import (
     ENGINE,
     ServedModel,

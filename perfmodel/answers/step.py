@@ -85,8 +85,8 @@ def answer_run_steps(
 
 def answer_occupancy(report: "StepReport", progress: Progress | None = None) -> Answer:
     """What the executor's kernels of a step take of its GPU, compiled for it."""
+    from perfmodel.evidence.executed.bridge import explain_occupancy
     from perfmodel.report.views.step import occupancy_view
-    from perfmodel.validate.executed.bridge import explain_occupancy
 
     rows = explain_occupancy(report.scenario, report.shape, progress)
 

@@ -82,8 +82,8 @@ def _simulated(file: "StudyFile", points: "StudyPoints", workers: int | None, en
 
 
 def _executed(points: "StudyPoints", watch: Watch) -> "StudyPart":
+    from perfmodel.evidence.executed.study import execute_study
     from perfmodel.planning.study import StudyPart, with_quality
-    from perfmodel.validate.executed.study import execute_study
 
     scenario = points.check()
     with watch("executing") as progress:

@@ -8,8 +8,8 @@ from perfmodel.answers.answer import Answer
 from perfmodel.errors import SpecError, did_you_mean
 
 if TYPE_CHECKING:
+    from perfmodel.evidence.executed.technique import TechniqueStatus
     from perfmodel.report.document import Document
-    from perfmodel.validate.techniques.status import TechniqueStatus
 
 
 def answer_techniques(family: str | None = None) -> Answer:
@@ -17,7 +17,7 @@ def answer_techniques(family: str | None = None) -> Answer:
 
     Raises SpecError for a family that is none.
     """
-    from perfmodel.validate.techniques.status import read_status
+    from perfmodel.evidence.executed.technique import read_status
 
     rows = _of_family(read_status(), family)
 

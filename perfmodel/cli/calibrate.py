@@ -212,10 +212,10 @@ def calibrate(
         return
     if measurements is not None:
         named = engine or ("perfmodel" if (measurements / "suite.json").is_file() else "vllm")
-        kind = "" if generation is not None else target_flag.removeprefix("--").replace("-", "_")
+        kind = target_flag.removeprefix("--").replace("-", "_")
         _say_written(_fit_recorded(measurements, named, generation, kind, out, force), as_json)
         return
-    from perfmodel.validate.executed.bridge import load_executor
+    from perfmodel.evidence.executed.bridge import load_executor
 
     with progress_bar("measuring") as progress:
         calibration, path = load_executor().calibrate_cpu(models=model, out=out, progress=progress)
@@ -261,15 +261,12 @@ def _fit_recorded(
 ) -> "list[tuple[Spec, Path]]":
     if not path.exists():
         raise SpecError(f"calibrate --from {path}: no such file or folder.")
-    from perfmodel.calibrate import recorded
+    from perfmodel.evidence.fit import recorded
 
     with progress_bar("fitting") as progress:
-        if generation is not None:
-            return [recorded.fit_recorded_generation(path, generation, out, progress, is_forced)]
-        if kind in recorded.SLOW_FITS:
-            return [recorded.SLOW_FITS[kind](path, out, progress, is_forced)]
-        if kind in recorded.QUICK_FITS:
-            return [recorded.QUICK_FITS[kind](path, out, is_forced)]
+        if kind in recorded.FITS_FOR_ALL:
+            found = recorded.fit_recorded_for_all(kind, path, out, progress, is_forced, generation or "")
+            return [found]
         return [*recorded.fit_recorded(path, engine, out, progress, is_forced)]
 
 

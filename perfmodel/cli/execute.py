@@ -65,7 +65,7 @@ def execute(
     source = given_source(scenario)
     loaded = load(source, overrides, seed)
     from perfmodel.answers.run import answer_of_run
-    from perfmodel.validate.executed.bridge import load_executor
+    from perfmodel.evidence.executed.bridge import load_executor
 
     def run(progress: "Progress | None", folder: "Path | None") -> "Answer":
         if on is None:

@@ -37,9 +37,9 @@ class OwnServer:
 def fit_to_load_tests(asked: OwnServer, as_json: bool) -> None:
     """Fit, write and say what came of it. Raises SpecError for files that cannot be fitted to, before any work for a
     calibration that is there already."""
-    from perfmodel.calibrate.bench.recognise import read_bench_files
-    from perfmodel.calibrate.bench.scenarios import GivenSetup
-    from perfmodel.calibrate.own_server import fit_own_server, refuse_written, save_own_server
+    from perfmodel.evidence.fit.own_server import fit_own_server, refuse_written, save_own_server
+    from perfmodel.evidence.predict.bench import GivenSetup
+    from perfmodel.evidence.sources.bench import read_bench_files
 
     refuse_written(asked.name, asked.folder, asked.is_forced)
     if asked.scenario is not None and asked.flags:
@@ -62,13 +62,13 @@ def fit_to_engine(target: str, scenarios: Sequence[str], asked: OwnServer, as_js
 
     Raises SpecError where there are no scenarios, or files of that name are there already.
     """
-    from perfmodel.calibrate.own_server import refuse_written
     from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
+    from perfmodel.evidence.executed.bridge import load_executor
+    from perfmodel.evidence.fit.own_server import refuse_written
     from perfmodel.report.views.validation import calibration_view
     from perfmodel.specs import load_scenario
     from perfmodel.specs.engine.reading import device_file
     from perfmodel.specs.scenario_file import named_model
-    from perfmodel.validate.executed.bridge import load_executor
 
     profile_file = refuse_written(asked.name, asked.folder, asked.is_forced)
     if not scenarios:

@@ -100,7 +100,7 @@ def quality(
     if bits is not None or out is not None or group_size is not None or blocks:
         raise SpecError("--bits, --blocks, --group-size and --out belong to --sensitivity FORMAT; add it.")
     other = load(scenario, [*(overrides or ()), *against], seed) if against else None
-    from perfmodel.validate.executed.bridge import load_executor
+    from perfmodel.evidence.executed.bridge import load_executor
 
     measured = load_executor().measure_quality(loaded, other, text, chunk)
     if as_json:
@@ -121,7 +121,7 @@ def _sensitivity(
 ) -> None:
     if out is not None and bits is None:
         raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
-    from perfmodel.validate.executed.bridge import load_executor
+    from perfmodel.evidence.executed.bridge import load_executor
 
     with progress_bar("layers", enabled=not as_json) as progress:
         found = load_executor().measure_sensitivity(scenario, method, group_size, bits, text, by_block, progress)

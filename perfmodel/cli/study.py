@@ -62,7 +62,7 @@ def study(
 
 
 def _measure_quality(file: "StudyFile", model: str) -> None:
-    from perfmodel.validate.executed.study import measure_study_quality
+    from perfmodel.evidence.executed.study import measure_study_quality
 
     with progress_bar("measuring perplexity") as progress:
         written = measure_study_quality(file, model, progress)

@@ -19,8 +19,8 @@ from perfmodel.cli.terminal import give, progress_bar, say
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.validate.report import ValidationReport
-    from perfmodel.validate.techniques.compare import Journal
+    from perfmodel.evidence.executed.techniques import Journal
+    from perfmodel.evidence.report import ValidationReport
 
 
 class Kind(StrEnum):
@@ -43,15 +43,15 @@ class Kind(StrEnum):
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
-    Kind.local: "perfmodel.validate.local:validate_local",
-    Kind.mlperf: "perfmodel.validate.served:validate_mlperf",
-    Kind.operators: "perfmodel.validate.operators:validate_operators",
-    Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
-    Kind.published: "perfmodel.validate.published.compare:validate_published",
-    Kind.served: "perfmodel.validate.served:validate_served",
-    Kind.serving: "perfmodel.validate.serving:validate_serving",
-    Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
-    Kind.throughput: "perfmodel.validate.throughput:validate_throughput",
+    Kind.local: "perfmodel.evidence.kinds.pooled:validate_local",
+    Kind.mlperf: "perfmodel.evidence.kinds.pooled:validate_mlperf",
+    Kind.operators: "perfmodel.evidence.kinds.operators:validate_operators",
+    Kind.per_request: "perfmodel.evidence.kinds.runs:validate_per_request",
+    Kind.published: "perfmodel.evidence.kinds.published:validate_published",
+    Kind.served: "perfmodel.evidence.kinds.pooled:validate_served",
+    Kind.serving: "perfmodel.evidence.kinds.runs:validate_serving",
+    Kind.steady_state: "perfmodel.evidence.kinds.runs:validate_steady_state",
+    Kind.throughput: "perfmodel.evidence.kinds.runs:validate_throughput",
 }
 _EXIT_DIFFERS = 1  # of `plans`, where an engine decided otherwise
 Progress = Callable[[int, int | None], None]
@@ -141,7 +141,7 @@ def validate(
         elif measured is not None and _is_run(measured):
             report = _run_of_engine(_subject(kind, paths, measured), measured, overrides, seed, progress)
         elif measured is not None:
-            from perfmodel.validate.executed.measured import validate_measured
+            from perfmodel.evidence.executed.measured import validate_measured
 
             report = validate_measured(Path(_subject(kind, paths, measured)), progress)
         elif kind is Kind.executor:
@@ -224,8 +224,8 @@ def _subject(kind: Kind, paths: list[str] | None, measured: Path | None = None) 
 def _bench(
     paths: list[str], given: _GivenFlags, overrides: list[str] | None, progress: Progress | None
 ) -> "ValidationReport":
-    from perfmodel.calibrate.bench.scenarios import GivenSetup
-    from perfmodel.validate.bench import validate_bench
+    from perfmodel.evidence.kinds.bench import validate_bench
+    from perfmodel.evidence.predict.bench import GivenSetup
 
     if not paths:
         raise SpecError("validate bench: give the files that the load tool wrote.")
@@ -236,7 +236,7 @@ def _executor(
     scenario: str, overrides: list[str] | None, seed: int | None, repeat: int, progress: Progress | None
 ) -> "ValidationReport":
     loaded = load(scenario, overrides, seed)
-    from perfmodel.validate.executed.bridge import load_executor
+    from perfmodel.evidence.executed.bridge import load_executor
 
     return load_executor().validate_executor(loaded, repeats=repeat, progress=progress)
 
@@ -249,10 +249,10 @@ def _is_run(folder: Path) -> bool:
 def _run_of_engine(
     scenario: str, folder: Path, overrides: list[str] | None, seed: int | None, progress: Progress | None
 ) -> "ValidationReport":
-    from perfmodel.calibrate.engine_runs import read_chunks
+    from perfmodel.evidence.executed.compare import validate_recorded
+    from perfmodel.evidence.fit.whole_steps import read_chunks
     from perfmodel.files.reach import read_json
     from perfmodel.report.runs import read_requests, read_steps
-    from perfmodel.validate.executed.recorded import validate_recorded
 
     loaded = load(scenario, overrides, seed)
     if (folder / "result.json").is_file():  # settings that the engine came to have are those of the prediction, too
@@ -265,14 +265,14 @@ def _run_of_engine(
 
 
 def _techniques(path: str, repeat: int, progress: Progress | None, report_file: Path | None) -> "ValidationReport":
-    from perfmodel.validate.techniques.compare import validate_techniques
+    from perfmodel.evidence.executed.techniques import validate_techniques
 
     return validate_techniques(path, repeat, progress, journal=_journal(report_file), judged=lambda row: say(str(row)))
 
 
 def _journal(report_file: Path | None) -> "Journal":
     """The report's own pairs, and beside it those of a run that was cut off, for the same command to go on with."""
-    from perfmodel.validate.techniques.compare import Journal
+    from perfmodel.evidence.executed.techniques import Journal
 
     return Journal(report_file.with_suffix(".json") if report_file else None)
 
@@ -280,8 +280,8 @@ def _journal(report_file: Path | None) -> "Journal":
 def _plans(path: str, as_json: bool, report_file: Path | None) -> None:
     """Replay a recording of plans; the exit status is 1 where a case differs, or could not be replayed."""
     _check_exists(Kind.plans, path)
+    from perfmodel.evidence.kinds.plans import validate_plans
     from perfmodel.report.views.plans import plans_view
-    from perfmodel.validate.plans import validate_plans
 
     with progress_bar("replaying") as progress:
         report = validate_plans(path, progress)

@@ -1,8 +1,7 @@
 """How near an answer is to what was measured: `trust_of` compares its setup with those of validations."""
 
 from perfmodel.trust.badge import LEVELS, Level, Trust, nearest_rows, trust_of
-from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows
-from perfmodel.trust.setups import MeasuredSetup, setup_of
+from perfmodel.trust.index import MeasuredCell, MeasuredRow, MeasuredSetup, measured_cells, measured_rows, setup_of
 
 __all__ = [
     "LEVELS",

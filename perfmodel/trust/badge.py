@@ -6,8 +6,6 @@ architecture were measured; `transferred` where those of another architecture st
 does. The badge prints the errors of rows like the setup, or, without such rows, those of the nearest cross-validation.
 """
 
-__all__ = ["LEVELS", "VALIDATED_BELOW", "ErrorFigures", "Level", "Trust", "nearest_rows", "trust_of"]
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
@@ -20,9 +18,19 @@ from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.trust.cells import MeasuredCell, MeasuredRow, measured_cells, measured_rows, quantile
-from perfmodel.trust.left_out import CUTS, Cut, left_out_errors
-from perfmodel.trust.setups import SIZES, MeasuredSetup, setup_of
+from perfmodel.trust.index import (
+    CUTS,
+    SIZES,
+    Cut,
+    MeasuredCell,
+    MeasuredRow,
+    MeasuredSetup,
+    left_out_errors,
+    measured_cells,
+    measured_rows,
+    quantile,
+    setup_of,
+)
 
 Level = Literal["validated", "calibrated", "transferred", "datasheet"]
 LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")
@@ -150,8 +158,8 @@ def nearest_rows(trust: Trust) -> list[MeasuredRow]:
     setup = trust.setup
     same = (row for row in measured_rows() if row.setup.device == setup.device)  # the others are too far away
     rows = [(_distance(setup, row.setup, row.setup), row) for row in same]
-    near = [each for each in rows if each[0] < _OTHER_DEVICE]
-    return [row for _, row in sorted(near, key=lambda each: each[0])[:_NUM_ROWS]]
+    near = [item for item in rows if item[0] < _OTHER_DEVICE]
+    return [row for _, row in sorted(near, key=lambda item: item[0])[:_NUM_ROWS]]
 
 
 def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
@@ -207,22 +215,22 @@ def _outside(value: float, low: float, high: float) -> float:
 
 
 def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> float:
-    found = sum(_outside(getattr(setup, size), getattr(low, size), getattr(high, size)) for size in SIZES)
-    found += _OTHER_DEVICE * (setup.device != low.device) * (1 if setup.architecture == low.architecture else 2)
-    found += _OTHER_ENGINE * (setup.engine != low.engine)
-    found += _OTHER_FAMILY * (setup.family != low.family or setup.separate != low.separate)
-    return found + _OTHER_FORMAT * (setup.weights != low.weights)
+    result = sum(_outside(getattr(setup, size), getattr(low, size), getattr(high, size)) for size in SIZES)
+    result += _OTHER_DEVICE * (setup.device != low.device) * (1 if setup.architecture == low.architecture else 2)
+    result += _OTHER_ENGINE * (setup.engine != low.engine)
+    result += _OTHER_FAMILY * (setup.family != low.family or setup.separate != low.separate)
+    return result + _OTHER_FORMAT * (setup.weights != low.weights)
 
 
 def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """One metric of each of the nearest cells."""
-    found: dict[tuple[str, ...], MeasuredCell] = {}
+    result: dict[tuple[str, ...], MeasuredCell] = {}
     of_steps = [cell for cell in cells if cell.metric in _OF_STEPS]
-    for cell in sorted(of_steps, key=lambda each: _distance(setup, each.low, each.high)):
-        found.setdefault((cell.kind, cell.low.device, cell.low.engine, cell.low.version, cell.low.model), cell)
-        if len(found) == _NUM_NEAREST:
+    for cell in sorted(of_steps, key=lambda item: _distance(setup, item.low, item.high)):
+        result.setdefault((cell.kind, cell.low.device, cell.low.engine, cell.low.version, cell.low.model), cell)
+        if len(result) == _NUM_NEAREST:
             break
-    return list(found.values())
+    return list(result.values())
 
 
 def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:

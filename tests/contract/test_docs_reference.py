@@ -20,10 +20,10 @@ from docs_site.tables import in_cell
 from docs_site.techniques_gallery import techniques_table
 from perfmodel.cli import app
 from perfmodel.cost.forms.registry import FORMS
+from perfmodel.evidence.executed.technique import read_status
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.planning import metrics
 from perfmodel.specs import schema
-from perfmodel.validate.techniques.status import read_status
 
 pytestmark = pytest.mark.release
 

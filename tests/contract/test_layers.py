@@ -22,17 +22,17 @@ ORDER = (
         "cost",
         "trust",
     ),
-    *("engine", "sim", "planning", "calibrate", "validate", "report", "answers", "serve", "web"),
+    *("engine", "sim", "planning", "evidence", "report", "answers", "serve", "web"),
 )
 NOT_FOR = {
     "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
-    "calibrate": {"planning"},
     "web": {"serve"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}
 BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
 # Rooms within rooms, lowest first: each may import those before it.
 WITHIN = {
+    "evidence": ("observation", "sources", "report", "breakdown", "predict", "fit", "kinds", "executed"),
     "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
     "report": (
         "document",

@@ -51,8 +51,8 @@ def test_help_loads_nothing_heavy(loaded):
 NOT_FOR_A_PLAIN_SIMULATION = (
     "numpy.ma",
     "perfmodel.api",
-    "perfmodel.calibrate",
     "perfmodel.cli.plan",
+    "perfmodel.evidence",
     "perfmodel.models.changes",
     "perfmodel.models.weights.headers",
     "perfmodel.planning",
@@ -63,7 +63,6 @@ NOT_FOR_A_PLAIN_SIMULATION = (
     "perfmodel.sim.fleet.gateway",
     "perfmodel.sim.fleet.kv_transfer",
     "perfmodel.sim.records.whole_runs",
-    "perfmodel.validate",
     "rich",
 )
 

@@ -13,6 +13,15 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.evidence.executed.technique import (
+    CLOSE,
+    LEAST_GAIN,
+    executed_pairs,
+    load_techniques,
+    published_ratios,
+    read_status,
+)
+from perfmodel.evidence.kinds.published import predict
 from perfmodel.models.model_changes import LinearChange, ModelChanges, Prune, SparseAttention
 from perfmodel.planning.metrics import metric_named, needs_no_run
 from perfmodel.specs import load_scenario
@@ -21,9 +30,6 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting
-from perfmodel.validate.published.figures import predict
-from perfmodel.validate.techniques.runs import CLOSE, LEAST_GAIN
-from perfmodel.validate.techniques.status import executed_pairs, load_techniques, published_ratios, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/techniques"
@@ -225,7 +231,7 @@ def test_newest_report_is_in_the_wheel(pattern):
 
 def test_quotients_come_from_the_report_of_pairs(tmp_path, monkeypatch):
     """The newest one; without any, what is executed is still executed."""
-    monkeypatch.setattr("perfmodel.validate.techniques.status.data_dir", lambda name: tmp_path)
+    monkeypatch.setattr("perfmodel.evidence.executed.technique.data_dir", lambda name: tmp_path)
     assert executed_pairs() == {}
     for month, quotient in ((202610, 2.0), (202611, 1.05)):
         rows = [{"file": "int8-kv.yaml", "simulated": 2.1, "executed": 2.1 / quotient, "quotient": quotient}]

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from perfmodel.calibrate.measured.records import KernelRecord  # noqa: E402
+from perfmodel.evidence.sources.measured import KernelRecord  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.gpu_suite.parts.kernels import measure_problem  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402

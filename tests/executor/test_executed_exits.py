@@ -13,8 +13,8 @@ from executor_models import MODELS, attention, tiny  # noqa: E402
 from test_backend import alone, executed_cases, served  # noqa: E402
 from test_decoder import BLOCK, dense_attention, dense_block, rms  # noqa: E402
 
-from perfmodel.calibrate.whole_steps import features  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
+from perfmodel.evidence.fit.whole_steps import features  # noqa: E402
 from perfmodel.models.architecture import DenseFFN  # noqa: E402
 from perfmodel.models.changes.mixers import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402

@@ -16,8 +16,8 @@ import suite_tasks
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.calibrate.measured.records import SmokeCheck, read_measurements  # noqa: E402
 from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
+from perfmodel.evidence.sources.measured import SmokeCheck, read_measurements  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.gpu_suite.parts.kernels import difference, tensors_of  # noqa: E402
 from perfmodel_executors.gpu_suite.parts.smoke import (  # noqa: E402

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from executor_models import MODELS  # noqa: E402
 
-from perfmodel.calibrate.whole_steps import PARAMETERS, features, fit_steps  # noqa: E402
 from perfmodel.cost import OperatorTimer, estimate_step  # noqa: E402
 from perfmodel.cost.calibrations.calibration import Calibration, FamilyFit  # noqa: E402
+from perfmodel.evidence.fit.whole_steps import PARAMETERS, features, fit_steps  # noqa: E402
 from perfmodel.models.spec import QuantizationSpec  # noqa: E402
 from perfmodel.ops import build_graph  # noqa: E402
 from perfmodel.ops.graphs.drafting import drafter_of  # noqa: E402

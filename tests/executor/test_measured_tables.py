@@ -7,13 +7,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.calibrate.kernels import gemm, moe  # noqa: E402
-from perfmodel.calibrate.kernels.attention import decode as attention_decode  # noqa: E402
-from perfmodel.calibrate.kernels.attention import prefill as attention_prefill  # noqa: E402
-from perfmodel.calibrate.kernels.systems import module_of  # noqa: E402
-from perfmodel.calibrate.measured.fit import TABLES, kernel_tables, small_kernels  # noqa: E402
-from perfmodel.calibrate.measured.records import KernelRecord  # noqa: E402
 from perfmodel.cost.forms.device import DeviceFacts  # noqa: E402
+from perfmodel.evidence.fit import (  # noqa: E402
+    attention_decode,
+    attention_prefill,
+    gemm,
+    moe,
+)
+from perfmodel.evidence.fit.device import TABLES, kernel_tables, small_kernels  # noqa: E402
+from perfmodel.evidence.fit.systems import module_of  # noqa: E402
+from perfmodel.evidence.sources.measured import KernelRecord  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.kernels.dispatch import KERNELS  # noqa: E402
 from perfmodel_executors.kernels.problem import problems_of  # noqa: E402

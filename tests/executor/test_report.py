@@ -8,12 +8,12 @@ import pytest
 from perfmodel.cost.calibrations.calibration import Residuals
 from perfmodel.engine import Outcome, Request, StepPlan
 from perfmodel.errors import MissingExtraError
+from perfmodel.evidence import Rows
+from perfmodel.evidence.executed import bridge
+from perfmodel.evidence.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
-from perfmodel.validate import Rows
-from perfmodel.validate.executed import bridge
-from perfmodel.validate.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 
 
 def test_error_statistics_by_hand():

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
+from perfmodel.evidence.executed.bridge import load_executor  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.specs import SLO, load_scenario  # noqa: E402
-from perfmodel.validate.executed.bridge import load_executor  # noqa: E402
 from perfmodel_executors import calibrate_cpu  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import StepRange  # noqa: E402
 from perfmodel_executors.models.support import check_memory  # noqa: E402

@@ -6,13 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.calibrate.measured import read_measurements  # noqa: E402
-from perfmodel.calibrate.measured.fit import fit_measured  # noqa: E402
-from perfmodel.calibrate.measured.records import SIDES, ServingRecord  # noqa: E402
+from perfmodel.evidence.executed.measured import served_steps, validate_measured  # noqa: E402
+from perfmodel.evidence.fit.device import fit_measured  # noqa: E402
+from perfmodel.evidence.sources.measured import (  # noqa: E402
+    SIDES,
+    ServingRecord,
+    read_measurements,
+)
 from perfmodel.files.catalog import data_dir  # noqa: E402
 from perfmodel.specs import load_hardware, load_scenario  # noqa: E402
-from perfmodel.validate.executed.measured import validate_measured  # noqa: E402
-from perfmodel.validate.executed.served import served_steps  # noqa: E402
 from perfmodel_executors.gpu_suite.parts.serving import PAIRS, SCENARIOS, pair_tasks, serve, serving_tasks, sides_of  # noqa: E402  # noqa: E402
 from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
+from perfmodel.evidence.report import ErrorStats, ValidationReport
 from perfmodel.planning.typical_step import estimate_mean_step
 from perfmodel.printable import Printable, columns_of
 from perfmodel.report import printed
-from perfmodel.validate.report import ErrorStats, ValidationReport
 
 FEW = {"traffic.num_requests": 20}
 

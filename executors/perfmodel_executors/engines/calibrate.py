@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from perfmodel.calibrate.engine_runs import EngineSteps, fit_engine_steps, read_chunks
 from perfmodel.cost import Calibration
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence.fit.whole_steps import EngineSteps, fit_engine_steps, read_chunks
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.engines.results import CHUNKS, Progress
 from perfmodel_executors.engines.run import OnEngine, execute_all_on

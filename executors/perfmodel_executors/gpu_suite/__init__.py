@@ -2,6 +2,6 @@
 
 Ceilings, every kernel against its reference and the best library call, whole steps of three models, and served
 scenarios, the most informative first, until the budget is spent. What it writes is described in
-`perfmodel.calibrate.measured`; `perfmodel calibrate --from DIR` and `perfmodel validate executor --measured DIR` read
-it anywhere.
+`perfmodel.evidence.sources.measured`; `perfmodel calibrate --from DIR` and `perfmodel validate executor --measured DIR`
+read it anywhere.
 """

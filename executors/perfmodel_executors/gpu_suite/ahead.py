@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel.calibrate.measured.host import steps_scenario
 from perfmodel.errors import PerfmodelError
+from perfmodel.evidence.fit.device import steps_scenario
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from perfmodel.calibrate.whole_steps import FitResult, features, fit_steps
 from perfmodel.cost import Calibration, save_calibration
 from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.cost.steps.speculation import passes_of
 from perfmodel.errors import DoesNotFitError, SpecError
+from perfmodel.evidence.fit.whole_steps import FitResult, features, fit_steps
 from perfmodel.files.catalog import data_dir
 from perfmodel.models.params import count_parameters
 from perfmodel.models.spec import ModelSpec

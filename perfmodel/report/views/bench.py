@@ -5,12 +5,12 @@ __all__ = ["bench_blocks", "bench_brief", "own_server_view"]
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfmodel.calibrate.own_server import OwnServerFit
+from perfmodel.evidence.fit.own_server import OwnServerFit
+from perfmodel.evidence.report import ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
 from perfmodel.report.document import Block, Document, Item, Line, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import MISSING
 from perfmodel.report.views.brief import MORE, few_notes
-from perfmodel.validate.report import ValidationReport
 
 _HEAD = ("figure", "predicted", "measured", "error", "80 % interval", "")
 _LEAST_SHARE = 0.005

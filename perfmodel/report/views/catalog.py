@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perfmodel.cost import peak_flops_per_s, ridge_point
+from perfmodel.evidence.executed.technique import TechniqueStatus
 from perfmodel.models.executed import why_not_executed
 from perfmodel.models.params import count_parameters, weight_bytes
 from perfmodel.models.spec import ModelSpec
@@ -28,7 +29,6 @@ from perfmodel.report.views.step import ridge_points
 from perfmodel.specs.devices import DeviceFamily
 from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
 from perfmodel.specs.networks import NetworkFile
-from perfmodel.validate.techniques.status import TechniqueStatus
 
 _DEVICES = ("memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
 _KINDS = {"gpu": "GPUs", "cpu": "CPUs", "tpu": "TPUs", "npu": "other accelerators", "fpga": "FPGAs"}

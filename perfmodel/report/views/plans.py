@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from perfmodel.evidence.kinds.plans import PlansReport
 from perfmodel.report.document import Block, Document, Notes, Paragraph, Sentences, Table
-from perfmodel.validate.plans import PlansReport
 
 _MAX_SHOWN = 3
 _MAX_WORDS = 90

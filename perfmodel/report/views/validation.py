@@ -8,6 +8,7 @@ from math import exp
 from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import (
     Block,
@@ -23,7 +24,6 @@ from perfmodel.report.document import (
 )
 from perfmodel.report.drawing.charts import Series, ecdf_svg, scatter_svg
 from perfmodel.report.views.bench import bench_blocks
-from perfmodel.validate.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 
 # By metric: what stands for it in tables by group, where all metrics would be too many.
 _HEADLINES = (

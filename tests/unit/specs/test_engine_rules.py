@@ -2,8 +2,8 @@
 
 import pytest
 
-from perfmodel.calibrate.origins import recorded_engine
 from perfmodel.cost import scenario_fits
+from perfmodel.evidence.observation import recorded_engine
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence.kinds.published_block import factor_of_unit
 from perfmodel.specs import load_scenario, scenario_schema
-from perfmodel.validate.published.spec import factor_of_unit
 
 STEP = """\
 model: llama-2-7b

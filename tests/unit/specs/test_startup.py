@@ -7,12 +7,11 @@ Marlin kernels") and "Supported Hardware"; TensorRT-LLM, "Support Matrix" (no FP
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.calibrate.offline import read_offline_runs
-from perfmodel.calibrate.serving.runs import read_serving_runs
-from perfmodel.calibrate.steady.states import read_steady_states
 from perfmodel.cli import app
 from perfmodel.cost import plan_memory, step_costs
 from perfmodel.errors import SpecError, UnsupportedError
+from perfmodel.evidence.sources.recorded import read_offline_runs, read_serving_runs
+from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.ops.formats import served_model

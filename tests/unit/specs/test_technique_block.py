@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence.executed.technique import Technique
 from perfmodel.files.catalog import data_dir
 from perfmodel.specs import load_scenario
-from perfmodel.validate.techniques.runs import Technique
 
 FILES = sorted((data_dir("scenarios") / "techniques").glob("*.yaml"))
 PAGES = Path(__file__).parents[3] / "docs" / "techniques"

@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 from benchmarks import left_out_index
 from perfmodel.files.catalog import data_dir
 from perfmodel.specs import load_hardware, load_scenario
-from perfmodel.trust import (
-    MeasuredRow,
-    badge,
-    left_out,
-    measured_cells,
-    measured_rows,
-    nearest_rows,
-    setup_of,
-    trust_of,
-)
-from perfmodel.trust import cells as index
-from perfmodel.trust.setups import SIZES
+from perfmodel.trust import MeasuredRow, badge, index, measured_cells, measured_rows, nearest_rows, setup_of, trust_of
+from perfmodel.trust import index as left_out
+from perfmodel.trust.index import SIZES
 
 SCENARIO = load_scenario("llama-3.1-8b-a100")
 SETUP = setup_of(SCENARIO)

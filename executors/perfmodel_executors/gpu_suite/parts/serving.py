@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.measured.records import SIDES
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.errors import SpecError
+from perfmodel.evidence.executed.technique import Technique
+from perfmodel.evidence.sources.measured import SIDES
 from perfmodel.files.base import block_as
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim.replica.backend import shape_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
-from perfmodel.validate.techniques.runs import Technique
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.run import execute_scenario
 

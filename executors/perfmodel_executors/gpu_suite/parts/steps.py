@@ -10,7 +10,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from perfmodel.calibrate.measured.host import steps_scenario
+from perfmodel.evidence.fit.device import steps_scenario
 from perfmodel.ops.work import BatchShape
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepGrants

@@ -1,3 +1,0 @@
-"""Tables of measured attention kernels: decodes, prompts, both in one kernel, latents."""
-
-__all__: list[str] = []

@@ -1,3 +1,0 @@
-"""Recorded steady states at a fixed concurrency: as scenarios, simulated, and what they say about an engine."""
-
-__all__: list[str] = []

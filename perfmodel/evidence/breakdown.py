@@ -1,0 +1,302 @@
+"""Where the time of a prediction is, and what would have to change for it to meet the measurement.
+
+A breakdown is {"parts": {name: share}, "why": sentence, ...}. Shares are of the prediction and add up to one; the
+sentence takes the largest part alone to blame, which says how plausible that is: a GEMM that would have to take a
+twentieth of its time is not what is wrong.
+
+Rows of kernel tables are grouped by size: work is counted from the sizes that the forms use, FLOPs of kernels, payload
+bytes of messages.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost import ServerFit, StepEstimate, step_costs
+from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention.latent import LatentSizes
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
+from perfmodel.cost.forms.fits import take
+from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
+from perfmodel.cost.forms.messages import (
+    CollectiveSizes,
+    CustomAllReduceFit,
+    collective_seconds,
+    custom_seconds,
+    link_for,
+)
+from perfmodel.evidence.report import NOT_APPLICABLE, Dimension, range_names
+from perfmodel.evidence.sources.kernels import Group
+from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.ops.work import BatchShape
+from perfmodel.planning.typical_step import StepChoice, mean_length, typical_step
+from perfmodel.specs.scenario import Scenario
+
+_NOTHING = 0.05  # of a part: as good as leaving it out
+_CLOSE = 0.02  # of the measured value: nothing to explain below
+_ROWS = (16, 128, 1024, 8192)  # M of matrix multiplications, tokens of experts and projections
+_CONTEXT = (512, 2048, 8192, 32768)  # KV tokens of a sequence
+_MOST_DECADES = 20
+
+
+def why(predicted: float, measured: float, shares: Mapping[str, float], whole: str) -> str:
+    """The largest part, and by what factor it alone would have to change for `predicted` to be `measured` (same unit).
+
+    shares: of each part in the prediction, which is called `whole`
+    """
+    if not predicted:  # the time per token after the first, of answers of one
+        return "predicted 0"
+    ratio = measured / predicted
+    head = f"measured {ratio:.2f}x predicted"
+    name, share = max(shares.items(), key=lambda item: item[1])
+    if abs(ratio - 1) < _CLOSE or share <= 0 or not ratio:
+        return head
+    factor = 1 + (ratio - 1) / share
+    largest = f"{share:.0%} of {whole} is {name}"
+    if factor < _NOTHING:
+        return f"{head}: {largest}; without it the prediction would still be {(1 - share) / ratio:.2f}x the measurement"
+    return f"{head}: {largest}; it would have to take {factor:.2f}x"
+
+
+def kernel_breakdown(predicted: float, measured: float, compute: float, memory: float) -> dict[str, Any]:
+    """Parts of a kernel's time: seconds of each resource alone (they overlap), its bound, and its overhead.
+
+    predicted, measured: seconds; compute, memory: predicted seconds of each resource
+    """
+    longest = max(compute, memory)
+    overhead = max(0.0, predicted - longest)
+    bound = "memory" if memory >= compute else "compute"
+    shares = {bound: min(longest, predicted) / predicted, "overhead": overhead / predicted}
+    return {
+        "parts": shares,
+        "compute_s": compute,
+        "memory_s": memory,
+        "overhead_s": overhead,
+        "bound": max(shares, key=lambda name: shares[name]),
+        "why": why(predicted, measured, shares, "the kernel"),
+    }
+
+
+def _message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
+    """Parts of a message's time: its bytes on the wire, and the rest, launches and hops."""
+    shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
+    bound = max(shares, key=lambda name: shares[name])
+    return {
+        "parts": shares,
+        "communication_s": wire,
+        "overhead_s": max(0.0, predicted - wire),
+        "bound": bound,
+        "why": why(predicted, measured, shares, "the message"),
+    }
+
+
+def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
+    """Decades of FLOPs or bytes as `work`; `M` (rows of a matrix, tokens of experts) and `context` where there are."""
+    if isinstance(sizes, CollectiveSizes):
+        return {"work": _decades(sizes.payload, "B")} | _without("M", "context", like=sizes.payload)
+    if isinstance(sizes, LatentSizes):
+        inner = sizes.attention
+        context = inner.length if isinstance(inner, DecodeSizes) else inner.tokens + inner.cached
+        result = {"work": _decades(2 * sizes.tokens * sizes.weights + _attention_flops(inner), "FLOP")}
+        return result | {"M": range_names(sizes.tokens, _ROWS), "context": range_names(context, _CONTEXT, "tokens")}
+    if isinstance(sizes, GemmSizes):
+        m, n, k, batch = sizes.extent.m, sizes.extent.n, sizes.extent.k, sizes.extent.batch
+        result = {"work": _decades(2 * m * n * k * batch, "FLOP"), "M": range_names(m, _ROWS)}
+        return result | _without("context", like=m)
+    if isinstance(sizes, ExpertSizes):
+        extent = sizes.extent
+        flops = 2 * extent.assignments * extent.width * extent.inner * (extent.gates + 1)
+        result = {"work": _decades(flops, "FLOP"), "M": range_names(extent.tokens, _ROWS)}
+        return result | _without("context", like=extent.tokens)
+    context = sizes.length if isinstance(sizes, DecodeSizes) else sizes.tokens + sizes.cached
+    result = {"work": _decades(_attention_flops(sizes), "FLOP"), "context": range_names(context, _CONTEXT, "tokens")}
+    return result | _without("M", like=context)
+
+
+def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predicted: float) -> dict[str, Any]:
+    """The parts of row number `row` of a group, timed as its table was; a module measured as one number has none.
+
+    fit, device: of its kernel; predicted: seconds
+    """
+    measured, sizes = float(group.seconds[row]), group.sizes
+    if isinstance(sizes, LatentSizes):
+        lengths = _numbers(take(sizes.attention, np.array([row])))
+        heads = lengths["heads"]
+        head = f"measured {measured / predicted:.2f}x predicted"
+        return {"sizes": lengths, "why": f"{head}: projections and attention of {heads:g} heads in one number"}
+    one = take(sizes, np.array([row]))
+    if isinstance(sizes, CollectiveSizes):
+        seconds = custom_seconds if isinstance(fit, CustomAllReduceFit) else collective_seconds
+        parts = seconds(one, fit, device, link_for(device.hardware, 2))
+        return {"sizes": _numbers(one)} | _message_breakdown(predicted, measured, float(parts.wire[0]))
+    timed: Any
+    if isinstance(sizes, GemmSizes):
+        timed = gemm_seconds(one, fit, device, is_eager=True)
+    elif isinstance(sizes, ExpertSizes):
+        timed = expert_seconds(one, fit, device)
+    elif isinstance(fit, FlashDecodeFit):
+        timed = decode_seconds(one, fit, device, is_warm=True)
+    elif isinstance(fit, FlashPrefillFit):
+        timed = prefill_seconds(one, fit, device)
+    else:
+        return {}
+    compute, memory = (float(np.ravel(part)[0]) for part in (timed.compute, timed.memory))
+    return {"sizes": _numbers(one)} | kernel_breakdown(predicted, measured, compute, memory)
+
+
+def _numbers(sizes: Any) -> dict[str, float]:
+    """The sizes of a single row by their names, with those of the extents in them."""
+    values = {name: np.ravel(value) for name, value in _fields(sizes)}
+    return {name: float(value[0]) for name, value in values.items() if value.size == 1}
+
+
+def _fields(sizes: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in zip(sizes._fields, sizes, strict=True):
+        if isinstance(value, DecodeExtent):
+            yield from (("seqs", value.num_seqs), *_heads(value.heads))
+        elif isinstance(value, HeadsExtent):
+            yield from (*_heads(value), ("head_size", value.head_size))
+        elif hasattr(value, "_fields"):
+            yield from _fields(value)
+        elif name != "rate":
+            yield name, value
+
+
+def _heads(extent: HeadsExtent) -> tuple[tuple[str, Any], ...]:
+    return ("heads", extent.num_heads), ("kv_heads", extent.num_kv_heads), ("window", extent.window)
+
+
+def _attention_flops(sizes: DecodeSizes | PrefillSizes) -> NDArray[np.float64]:
+    """FLOPs of the scores and their use, causal; windows are left out: this only sorts rows by size."""
+    if isinstance(sizes, DecodeSizes):
+        return np.asarray(sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token)
+    pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2
+    return np.asarray(2.0 * sizes.count * pairs * sizes.heads.num_heads * sizes.heads.head_size)
+
+
+def _decades(values: NDArray[np.float64], unit: str) -> Dimension:
+    powers = np.clip(np.floor(np.log10(np.maximum(values, 1.0))), 0, _MOST_DECADES - 1).astype(np.int64)
+    return Dimension(tuple(f"1e{power} {unit}" for power in range(_MOST_DECADES)), powers)
+
+
+def _without(*dimensions: str, like: Any) -> dict[str, Dimension]:
+    """The kernel has no such size."""
+    return {name: Dimension((NOT_APPLICABLE,), np.zeros(len(like), dtype=np.int64)) for name in dimensions}
+
+
+@dataclass(frozen=True)
+class TypicalSteps:
+    """label: the decode step as text; prefill_s: of all steps of one prompt; front_end_s: the server's part."""
+
+    label: str
+    decode: StepEstimate
+    prefill_label: str
+    prefill_s: float
+    front_end_s: float
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        choice: StepChoice | None = None,
+        prompt: int | None = None,
+        server: ServerFit | None = None,
+    ) -> "TypicalSteps":
+        """The typical steps of `scenario`: with the decode step `choice`, prompts of `prompt` tokens and the front end
+        `server`, by default its own typical batch, mean prompt and front end."""
+        costs = step_costs(scenario)
+        choice = choice or typical_step(scenario, lambda shape: costs.estimate(shape).duration_s)
+        lengths, batch = scenario.traffic.input_tokens, choice.shape.num_decodes
+        tokens = prompt or (max(1, round(mean_length(lengths))) if lengths else 1)
+        new = _new_tokens(scenario, tokens)
+        chunk = max(1, min(new, scenario.engine.max_num_batched_tokens - batch))
+        num_steps, cached = ceil(new / chunk), tokens - new
+        server = server or costs.profile.server
+        return cls(
+            label=choice.label,
+            decode=costs.estimate(choice.shape),
+            prefill_label=f"{num_steps} step{'s' * (num_steps > 1)} of {chunk:,} prompt tokens after {cached:,} "
+            f"cached, beside {batch:,} decodes",
+            prefill_s=num_steps * costs.estimate(_beside(choice.shape, chunk, cached)).duration_s,
+            front_end_s=server.in_s
+            + server.in_per_prompt_token_s * tokens
+            + server.out_s
+            + server.out_per_sequence_s * batch,
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the decode step: each operator family, the largest first, and the host."""
+        seconds: dict[str, float] = {}
+        for row in self.decode.rows:
+            seconds[row.work.family] = seconds.get(row.work.family, 0.0) + row.duration_s
+        seconds["host"] = self.decode.duration_s - self.decode.device_s
+        largest = sorted(seconds.items(), key=lambda item: -item[1])
+        return {name: value / self.decode.duration_s for name, value in largest if value > 0}
+
+
+def latency_breakdown(
+    metric: str, predicted_ms: float, measured_ms: float, ttft_ms: float, steps: TypicalSteps
+) -> dict[str, Any]:
+    """The parts of the predicted latency `metric`, by the scenario's typical `steps`.
+
+    predicted_ms, measured_ms: the latency, ms; ttft_ms: the predicted TTFT of the same requests
+    """
+    if metric.startswith("ttft"):
+        prefill, front_end = steps.prefill_s * 1e3, steps.front_end_s * 1e3
+        known = min(1.0, predicted_ms / (prefill + front_end))  # a mean prompt may take longer than this one
+        shares = {"prefill step": known * prefill / predicted_ms, "front end": known * front_end / predicted_ms}
+        shares["queue"] = max(0.0, 1 - sum(shares.values()))
+        return {
+            "parts": shares,
+            "prefill_steps": steps.prefill_label,
+            "why": why(predicted_ms, measured_ms, shares, "TTFT"),
+        }
+    shares, whole = steps.shares, "the step"
+    if metric.startswith("e2el"):
+        first = min(1.0, ttft_ms / predicted_ms)
+        shares = {"TTFT": first} | {name: (1 - first) * share for name, share in shares.items()}
+        whole = "the latency"
+    return {
+        "parts": shares,
+        "step": steps.label,
+        "step_ms": steps.decode.duration_s * 1e3,
+        "operators": [
+            {
+                "name": row.name,
+                "family": row.work.family,
+                "ms": row.duration_s * 1e3,
+                "share": row.duration_s / steps.decode.duration_s,
+                "bound": row.bound,
+            }
+            for row in sorted(steps.decode.rows, key=lambda row: -row.duration_s)
+        ],
+        "why": why(predicted_ms, measured_ms, shares, whole),
+    }
+
+
+def _new_tokens(scenario: Scenario, tokens: int) -> int:
+    """Tokens of a prompt that are not in the prefix cache once it is warm: at least what fills no block."""
+    prefix, engine = scenario.traffic.prefix, scenario.engine
+    if prefix is None or not engine.enable_prefix_caching:
+        return tokens
+    shared = tokens - 1 if prefix.num_prompts_per_group else min(prefix.shared_tokens, tokens - 1)
+    return tokens - shared // engine.block_size * engine.block_size
+
+
+def _beside(decodes: BatchShape, new: int, cached: int) -> BatchShape:
+    """The decode step with a prompt's chunk in it."""
+    return BatchShape(
+        num_tokens=decodes.num_tokens + new,
+        num_samples=decodes.num_samples + 1,
+        prefills=((new, cached),),
+        num_decodes=decodes.num_decodes,
+        decode_context=decodes.decode_context,
+        decode_windowed=decodes.decode_windowed,
+    )

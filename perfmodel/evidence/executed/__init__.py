@@ -1,0 +1,1 @@
+"""Simulated vs. executed, on this machine or on a device that was measured before."""

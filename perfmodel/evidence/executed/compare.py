@@ -1,0 +1,240 @@
+"""Simulated beside executed: the same engine on two clocks, compared step by step and request by request.
+
+Three comparisons, from the most to the least direct:
+
+    step            every executed step, its duration predicted for exactly that plan (the cost model alone)
+    e2el, ttft, tpot   every request of two whole runs, one on each clock (the cost model and all that follows from it)
+    *_mean, duration   the means over requests, and the length of the run
+
+The runs may take different plans: a step that takes longer gathers other arrivals. `plans_agree` in the notes says
+how many steps of the two runs are the same.
+
+Of a run on another engine (`validate executor SCENARIO --measured FOLDER`) steps are predicted for what each of them
+computed, requests by a run of the whole scenario, both as `engine.profile` is calibrated: what `perfmodel calibrate
+--on` wrote, or what ships.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.cost import step_costs
+from perfmodel.cost.calibrations.provenance import provenance_of
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.steps.tables import PS_PER_S
+from perfmodel.engine import Backend, Outcome, StepPlan
+from perfmodel.evidence.executed.bridge import Progress
+from perfmodel.evidence.fit.whole_steps import Chunks, EngineSteps, shapes_of
+from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport
+from perfmodel.sim import simulate
+from perfmodel.sim.records.columns import RequestColumns, StepColumns
+from perfmodel.sim.records.result import RunResult
+from perfmodel.specs.scenario import Scenario
+
+_BATCHES = ((1, 1), (2, 4), (5, 8), (9, 16), (17, 1_000_000))
+_REQUEST_METRICS = ("e2el", "ttft", "tpot")
+
+
+class StepPair(NamedTuple):
+    """One executed step: what ran, and how long it was predicted to take and took."""
+
+    step: int
+    num_tokens: int
+    num_decodes: int
+    decode_context: int
+    num_chunks: int
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def kind(self) -> str:
+        """decode | chunk | mixed"""
+        if not self.num_chunks:
+            return "decode"
+        return "mixed" if self.num_decodes else "chunk"
+
+    @property
+    def label(self) -> str:
+        return (
+            f"step {self.step}: {self.num_decodes} decodes with {self.decode_context} tokens of context, "
+            f"{self.num_chunks} chunks with {self.num_tokens - self.num_decodes} tokens"
+        )
+
+
+class ShadowedBackend:
+    """Executes with `real`, and asks `predicted` about every plan beside it."""
+
+    def __init__(self, real: Backend, predicted: Backend) -> None:
+        self.pairs: list[StepPair] = []
+        self._real = real
+        self._predicted = predicted
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        """The real outcome; the prediction is only noted."""
+        shape = (plan.index, plan.num_tokens, len(plan.decodes), plan.decode_context, len(plan.chunks))
+        predicted = self._predicted.execute(plan).duration
+        outcome = self._real.execute(plan)
+        self.pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S))
+        return outcome
+
+
+@dataclass(frozen=True)
+class ExecutorComparison:
+    """One workload on both clocks, with the executed steps' own predictions."""
+
+    simulated: RunResult
+    executed: RunResult
+    steps: Sequence[StepPair] = field(repr=False)
+
+
+def report_executor(
+    comparisons: Sequence[ExecutorComparison], residuals: Residuals, notes: Sequence[str] = ()
+) -> ValidationReport:
+    """The report over one or more runs; with several, each is also a group of its own.
+
+    residuals: what the calibration left unexplained of whole steps; its 80 % range is the interval of every prediction
+    """
+    interval = (exp(residuals.p10), exp(residuals.p90)) if residuals.num_rows else None
+    runs = [_compare_runs(comparison, interval) for comparison in comparisons]
+    metrics = {name: _joined([run[name] for run in runs if name in run]) for name in runs[0]}
+    by: dict[str, dict[str, ErrorStats]] = {}
+    if len(runs) > 1:
+        for number, run in enumerate(runs, start=1):
+            by[f"run {number}"] = {name: rows.stats() for name, rows in run.items() if len(rows)}
+    steps = [pair for comparison in comparisons for pair in comparison.steps]
+    by |= {group: {"step": rows.stats()} for group, rows in _step_groups(steps, interval).items() if len(rows)}
+    num_requests = sum(_num_requests(comparison.executed) for comparison in comparisons)
+    worst = [row for name in ("step", *_REQUEST_METRICS) for row in metrics[name].worst(name, 3)]
+    agreements = [_agreement(comparison) for comparison in comparisons]
+    return ValidationReport(
+        kind="executor",
+        rows=len(steps) + num_requests,
+        covered=len(metrics["step"]) + len(metrics["e2el"]),
+        metrics={name: rows.stats() for name, rows in metrics.items() if len(rows)},
+        by=by,
+        worst=worst,
+        notes=[*notes, *agreements],
+    )
+
+
+def _compare_runs(comparison: ExecutorComparison, interval: tuple[float, float] | None = None) -> dict[str, Rows]:
+    """Rows per metric: `step`, then `e2el, ttft, tpot` per request, their means, and the run's `duration`."""
+    simulated, executed = _requests(comparison.simulated), _requests(comparison.executed)
+    ids, in_sim, in_exec = np.intersect1d(simulated.request_id, executed.request_id, return_indices=True)
+    labels = [
+        f"request {i}: {executed.num_prompt_tokens[row]} + {executed.num_output_tokens[row]} tokens"
+        for i, row in zip(ids, in_exec, strict=True)
+    ]
+    metrics = {"step": _step_rows(comparison.steps, interval)}
+    pairs = {name: (getattr(simulated, f"{name}_s"), getattr(executed, f"{name}_s")) for name in _REQUEST_METRICS}
+    for name, (predicted, measured) in pairs.items():
+        metrics[name] = Rows(predicted[in_sim], measured[in_exec], labels, interval)
+    for name in _REQUEST_METRICS:
+        rows = metrics[name]
+        if len(rows):
+            means = [float(rows.predicted.mean())], [float(rows.measured.mean())]
+            metrics[f"{name}_mean"] = Rows(*means, [f"mean {name}"], interval)
+    ends = [float(simulated.finished_s.max())], [float(executed.finished_s.max())]
+    metrics["duration"] = Rows(*ends, ["duration of the run"], interval)
+    return metrics
+
+
+def _step_rows(steps: Sequence[StepPair], interval: tuple[float, float] | None) -> Rows:
+    predicted, measured = [s.predicted_s for s in steps], [s.measured_s for s in steps]
+    return Rows(predicted, measured, [s.label for s in steps], interval)
+
+
+def _step_groups(steps: Sequence[StepPair], interval: tuple[float, float] | None) -> dict[str, Rows]:
+    """Errors by kind of step, and of decode steps by batch."""
+
+    def chosen(test: Callable[[StepPair], bool]) -> Rows:
+        return _step_rows([s for s in steps if test(s)], interval)
+
+    groups = {kind: chosen(lambda s, k=kind: s.kind == k) for kind in ("decode", "chunk", "mixed")}  # type: ignore[misc]
+    for low, high in _BATCHES:
+        name = (
+            f"decode batch {low}"
+            if low == high
+            else f"decode batch {low}-{high}"
+            if high < 1e6
+            else f"decode > {low - 1}"
+        )
+        groups[name] = chosen(lambda s, lo=low, hi=high: s.kind == "decode" and lo <= s.num_decodes <= hi)  # type: ignore[misc]
+    return groups
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    predicted = np.concatenate([r.predicted for r in rows])
+    measured = np.concatenate([r.measured for r in rows])
+    intervals = [r.interval for r in rows if r.interval is not None]
+    low, high = (np.concatenate(ends) for ends in zip(*intervals, strict=True)) if intervals else (None, None)
+    interval = (low, high) if low is not None and high is not None and len(intervals) == len(rows) else None
+    return Rows(predicted, measured, [label for r in rows for label in r.labels], interval)
+
+
+def _requests(result: RunResult) -> RequestColumns:
+    if result.requests is None:
+        raise ValueError("the run's request records were not saved")
+    return result.requests
+
+
+def _num_requests(result: RunResult) -> int:
+    return len(_requests(result))
+
+
+def _agreement(comparison: ExecutorComparison) -> str:
+    """How many steps of the two runs were the same plan."""
+    simulated, executed = comparison.simulated.steps, comparison.executed.steps
+    if simulated is None or executed is None:
+        return "Step records were not saved: plans are not compared."
+    ours, theirs = _plans(simulated), _plans(executed)
+    same = sum(ours.get(index) == shape for index, shape in theirs.items())
+    return f"{same} of {len(theirs)} executed steps had the same plan in the simulation."
+
+
+def _plans(steps: StepColumns) -> dict[int, tuple[int, ...]]:
+    """index -> what ran, with leaps taken apart: each of their steps adds a token to every decode's context."""
+    plans: dict[int, tuple[int, ...]] = {}
+    columns = (
+        steps.index,
+        steps.num_steps,
+        steps.num_tokens,
+        steps.num_decodes,
+        steps.decode_context,
+        steps.num_chunks,
+    )
+    for index, count, tokens, decodes, context, chunks in zip(*(c.tolist() for c in columns), strict=True):
+        for i in range(count):
+            plans[index + i] = (tokens, decodes, context + i * decodes, chunks)
+    return plans
+
+
+def validate_recorded(
+    scenario: Scenario, requests: RequestColumns, steps: StepColumns, chunks: Chunks, progress: Progress | None = None
+) -> ValidationReport:
+    """Simulate the scenario and compare it with a run of it.
+
+    requests, steps, chunks: the records of the run; steps of a server are none
+    """
+    simulated = simulate(scenario, progress=progress, keep_steps=True)
+    executed = RunResult(scenario, "executed", {}, requests, steps)
+    costs = step_costs(scenario)
+    pricer = costs.pricer()
+    pairs = [
+        StepPair(
+            int(steps.index[number]),
+            shape.num_tokens,
+            shape.num_decodes,
+            shape.decode_context,
+            len(shape.prefills),
+            pricer.price(shape) / PS_PER_S,
+            float(steps.end_s[number] - steps.start_s[number]),
+        )
+        for number, shape in enumerate(shapes_of(EngineSteps(scenario, steps, chunks)))
+    ]
+    residuals = costs.calibration.step_residuals
+    report = report_executor([ExecutorComparison(simulated, executed, pairs)], residuals)
+    return replace(report, provenance=provenance_of([scenario]))

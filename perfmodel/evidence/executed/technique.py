@@ -1,0 +1,381 @@
+"""Techniques: what a pair of runs shows of one, and what committed reports show of all.
+
+speedup = how many times better the scenario's metric is than its baseline's
+quotient = simulated speedup / executed speedup
+
+    right           both speedups lie on the same side of 1, and the quotient within 15 % of it
+    proves nothing  hardly any speedup is simulated, and the quotient lies within 15 %: any model would be as right
+    missed          all others
+
+Nothing is simulated here. Which techniques there are is data, one file per family in workloads/techniques;
+tests/contract/test_techniques.py checks what is written there of a switch against the simulator. `executed` and
+`validated` are claimed only for what came out right.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir, find_file, list_names
+from perfmodel.files.validation import parse
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.planning.metrics import ALIASES, Metric, metric_named
+from perfmodel.planning.typical_step import StepSpec
+
+Outcome = Literal["right", "missed", "proves nothing"]
+
+CLOSE = 0.15  # how far a quotient of speedups may be from 1
+LEAST_GAIN = 0.05  # a simulated speedup nearer to 1 is less than what repeated runs of one pair differ by
+
+
+def outcome_of(simulated: float, executed: float, quotient: float) -> Outcome:
+    """What a pair has shown: by the `simulated` and the `executed` speedup, and their `quotient`."""
+    is_close = abs(quotient - 1.0) <= CLOSE
+    if is_close and abs(simulated - 1.0) < LEAST_GAIN:
+        return "proves nothing"
+    return "right" if is_close and (simulated > 1.0) == (executed > 1.0) else "missed"
+
+
+class Technique(Spec):
+    """A technique and what it is compared with.
+
+    name:     of the technique, any text
+    page:     its page in docs/techniques, without the suffix; none where there is none yet
+    baseline: `--set` overrides that take the technique out of the scenario
+    metric:   of a run, by which both are compared; a speedup says how many times better the scenario is
+    """
+
+    name: str = Field(min_length=1)
+    page: str | None = Field(default=None, pattern="^[a-z0-9-]+$")
+    baseline: tuple[str, ...] = Field(min_length=1)
+    metric: str = "mean_e2el_ms"
+
+    @field_validator("baseline", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("metric")
+    @classmethod
+    def _is_of_a_run(cls, value: str) -> str:
+        name = ALIASES.get(value, value)
+        metric_named(name, "run")
+        return name
+
+    @property
+    def found(self) -> Metric:
+        """The metric."""
+        return metric_named(self.metric, "run")
+
+    def speedup(self, value: float, baseline: float) -> float:
+        """How many times better `value` of the metric is than the baseline's."""
+        return baseline / value if self.found.is_better_low else value / baseline
+
+
+class Sides(NamedTuple):
+    """A figure with the technique and of the baseline."""
+
+    scenario: float
+    baseline: float
+
+
+@dataclass(frozen=True)
+class TechniqueRun:
+    """One workload: the metric on both clocks, and the bias of the executed steps' predicted durations."""
+
+    simulated: Sides
+    executed: Sides
+    step_bias: Sides
+
+    def to_json(self) -> dict[str, list[float]]:
+        return {name: list(getattr(self, name)) for name in ("simulated", "executed", "step_bias")}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Sequence[float]]) -> "TechniqueRun":
+        """What `to_json` gave. Raises KeyError or TypeError for anything else."""
+        return cls(Sides(*row["simulated"]), Sides(*row["executed"]), Sides(*row["step_bias"]))
+
+
+@dataclass(frozen=True)
+class TechniqueVerdict:
+    """A technique over its runs, each of another seed: medians, since a run on a shared machine may go astray.
+
+    simulated, executed: speedups
+    quotients: simulated over executed speedup of each run, compared with itself
+    step_bias: how much longer steps are predicted to take than they take, of the scenario and of the baseline
+    key:       of the pair as it was run (`pair_key`); date: of the runs, ISO
+    """
+
+    technique: Technique
+    file: str
+    simulated: float
+    executed: float
+    quotients: Sequence[float]
+    step_bias: Sides
+    key: str
+    date: str
+
+    @classmethod
+    def of(cls, technique: Technique, file: str, runs: Sequence[TechniqueRun], key: str, date: str) -> Self:
+        """What `runs` of the pair of `technique` and `file` have shown; `key` and `date` as of the class."""
+        simulated, executed = (
+            [technique.speedup(*getattr(run, clock)) for run in runs] for clock in ("simulated", "executed")
+        )
+        quotients = [one / other for one, other in zip(simulated, executed, strict=True)]
+        bias = Sides(*(median(run.step_bias[side] for run in runs) for side in range(2)))
+        return cls(technique, file, median(simulated), median(executed), quotients, bias, key, date)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any], technique: Technique) -> Self:
+        """What `to_json` gave. Raises KeyError or TypeError for anything else."""
+        bias = Sides(row["step_bias"], row["baseline_step_bias"])
+        shown = row["simulated"], row["executed"], row["quotients"]
+        return cls(technique, row["file"], *shown, bias, row["key"], row["date"])
+
+    @property
+    def quotient(self) -> float:
+        """Simulated over executed speedup: the median over the runs."""
+        return median(self.quotients)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the simulator was right."""
+        return outcome_of(self.simulated, self.executed, self.quotient)
+
+    def __str__(self) -> str:
+        result = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"
+        return f"{self.file}: {result}: {self.outcome}"
+
+    def to_json(self) -> dict[str, Any]:
+        bias = self.step_bias
+        return {
+            "technique": self.technique.name,
+            "file": self.file,
+            "page": self.technique.page,
+            "metric": self.technique.metric,
+            "simulated": self.simulated,
+            "executed": self.executed,
+            "quotient": self.quotient,
+            "verdict": self.outcome,
+            "quotients": list(self.quotients),
+            "step_bias": bias.scenario,
+            "baseline_step_bias": bias.baseline,
+            "key": self.key,
+            "date": self.date,
+        }
+
+
+WANTED = 0.25  # a median farther than this from the published one is a miss; it stays in the table
+_WORST_FIRST: tuple[Outcome, ...] = ("missed", "proves nothing", "right")
+
+
+class Move(Spec):
+    """What the switch does: a metric of a run, of a `step` or of memory (as in `published`), and its direction."""
+
+    metric: str
+    direction: Literal["up", "down"]
+    step: StepSpec | None = None
+
+
+class TechniqueEntry(Spec):
+    """One technique.
+
+    what:      what it does, in one sentence
+    page:      in docs/techniques, without the suffix
+    scenario:  the file of workloads/scenarios in which it is switched; `setting`: overrides with and without it
+    switch:    `--set` overrides that bring the technique; fields: what else belongs to it
+    moves:     what the switch changes in the simulated answer
+    missing:   why the switch does not work yet, where it does not
+    pairs:     files of workloads/scenarios/techniques in which it is executed, against the same without it
+    executed_not: why there are none
+    published: ids of figures in workloads/scenarios/published
+    quality:   what answers lose, as measured on its page of docs/techniques
+    """
+
+    name: str
+    what: str
+    page: str = Field(pattern="^[a-z0-9-]+$")
+    scenario: str | None = None
+    setting: tuple[str, ...] = ()
+    switch: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    moves: Move | None = None
+    missing: str | None = None
+    pairs: tuple[str, ...] = ()
+    executed_not: str | None = None
+    published: tuple[str, ...] = ()
+    quality: str | None = None
+
+    @model_validator(mode="after")
+    def _says_all_or_why_not(self) -> "TechniqueEntry":
+        shown = [bool(self.scenario), bool(self.switch), self.moves is not None]
+        if not all(shown) and (any(shown) or self.missing is None):
+            raise ValueError(f"{self.name}: give scenario, switch and moves, or say in `missing` why there is none")
+        if bool(self.pairs) == (self.executed_not is not None):
+            raise ValueError(f"{self.name}: give either `pairs` that execute it, or `executed_not` that says why not")
+        return self
+
+
+class TechniqueFamily(Spec):
+    """One file: the techniques of a family. what: what they have in common, in one sentence"""
+
+    family: str
+    what: str
+    techniques: tuple[TechniqueEntry, ...] = Field(min_length=1)
+
+
+def load_techniques() -> tuple[TechniqueFamily, ...]:
+    """All families, in the order of their files' names. Raises SpecError for a file with a mistake."""
+    files = [load_yaml(find_file("techniques", name)) for name in list_names("techniques")]
+    return tuple(parse(TechniqueFamily, file.data, file.positions) for file in files)
+
+
+class PairResult(NamedTuple):
+    """What a pair of scenarios has shown, by the report: speedups, and simulated over executed."""
+
+    simulated: float
+    executed: float
+    quotient: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the simulator was right."""
+        return outcome_of(*self)
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueStatus:
+    """One technique's line.
+
+    family, what_family: its name, and what its techniques have in common
+    ratios: predicted / published of its figures, by id, without those that a calibration was fitted to; empty where
+            none is in the report
+    pairs:  what its pairs have shown, by name; empty where none is in a report
+    """
+
+    family: str
+    what_family: str
+    entry: TechniqueEntry
+    has_pairs: bool
+    ratios: Mapping[str, float]
+    pairs: Mapping[str, PairResult]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its switch changes the simulated answer."""
+        return self.entry.missing is None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The worst of its pairs': missed, proves nothing, right; None where none has been run."""
+        outcomes = {pair.outcome for pair in self.pairs.values()}
+        return next((item for item in _WORST_FIRST if item in outcomes), None)
+
+    @property
+    def is_executed(self) -> bool:
+        """Whether all pairs of scenarios that execute it came out as simulated."""
+        return self.outcome == "right"
+
+    @property
+    def why_not_executed(self) -> str:
+        """Why no pair has been run; empty where one has."""
+        if self.outcome is not None:
+            return ""
+        if self.has_pairs:
+            return "no report has its pair; run `perfmodel validate techniques`"
+        return self.entry.executed_not or "the file of its pair is not there"
+
+    @property
+    def ratio(self) -> float | None:
+        """Median of predicted over published."""
+        return median(self.ratios.values()) if self.ratios else None
+
+    @property
+    def quotient(self) -> float | None:
+        """Median of simulated over executed speedup."""
+        return median(pair.quotient for pair in self.pairs.values()) if self.pairs else None
+
+    @property
+    def validated(self) -> str:
+        """`yes`, `missed` (more than a quarter off in the median) or `no` (nothing published is compared)."""
+        if self.ratio is None:
+            return "no"
+        off = median(abs(value - 1) for value in self.ratios.values())
+        return "yes" if off <= WANTED else "missed"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, under stable names."""
+        return {
+            "family": self.family,
+            "family_what": self.what_family,
+            "technique": self.entry.name,
+            "what": self.entry.what,
+            "page": f"docs/techniques/{self.entry.page}.md",
+            "switch": list(self.entry.switch),
+            "simulated": self.is_simulated,
+            "why_not_simulated": self.entry.missing,
+            "executed": self.is_executed,
+            "executed_verdict": self.outcome,
+            "why_not_executed": self.why_not_executed or None,
+            "simulated_over_executed": self.quotient,
+            "pairs": self._quotients or list(self.entry.pairs if self.has_pairs else ()),
+            "speedups": {name: {"simulated": item.simulated, "executed": item.executed} for name, item in self._known},
+            "validated": self.validated,
+            "predicted_over_published": self.ratio,
+            "figures": dict(self.ratios),
+            "quality": self.entry.quality,
+        }
+
+    @property
+    def _known(self) -> list[tuple[str, PairResult]]:
+        return list(self.pairs.items())
+
+    @property
+    def _quotients(self) -> dict[str, float]:
+        return {name: pair.quotient for name, pair in self._known}
+
+
+def published_ratios() -> dict[str, float]:
+    """Predicted / published by id, from the newest committed report, without figures that a calibration was fitted to;
+    nothing where there is none."""
+    newest = _newest("published_figures_*.json")
+    if newest is None:
+        return {}
+    rows = json.loads(newest.read_text(encoding="utf-8"))["figures"]
+    return {row["id"]: row["ratio"] for row in rows if not row["fitted"]}
+
+
+def executed_pairs() -> dict[str, PairResult]:
+    """What each pair has shown, by its name, from the newest committed report; empty where there is none."""
+    newest = _newest("techniques_cpu_*.json")
+    if newest is None:
+        return {}
+    rows = json.loads(newest.read_text(encoding="utf-8"))["techniques"]
+    return {row["file"].removesuffix(".yaml"): PairResult(*(row[name] for name in PairResult._fields)) for row in rows}
+
+
+def read_status() -> list[TechniqueStatus]:
+    """All techniques, in the order of the registry."""
+    published, executed, pairs = published_ratios(), executed_pairs(), data_dir("scenarios") / "techniques"
+    return [
+        TechniqueStatus(
+            family=family.family,
+            what_family=family.what,
+            entry=entry,
+            has_pairs=bool(entry.pairs) and all((pairs / f"{name}.yaml").is_file() for name in entry.pairs),
+            ratios={id: published[id] for id in entry.published if id in published},
+            pairs={name: executed[name] for name in entry.pairs if name in executed},
+        )
+        for family in load_techniques()
+        for entry in family.techniques
+    ]
+
+
+def _newest(pattern: str) -> Path | None:
+    return max(data_dir("reports").glob(pattern), key=lambda path: path.name, default=None)

@@ -1,0 +1,192 @@
+"""`validate techniques`: what each technique gains, simulated vs. executed on this machine's CPU.
+
+Every scenario with a `technique` block is compared with its baseline; both are calibrated for together, on grids of
+steps that their workloads do not decide, then simulated and executed. What is compared is the speedup.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, get_args
+
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence.executed.bridge import load_executor
+from perfmodel.evidence.executed.technique import Outcome, Technique, TechniqueRun, TechniqueVerdict
+from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled
+from perfmodel.files.base import block_as
+from perfmodel.files.reach import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
+from perfmodel.specs import load_scenario
+from perfmodel.specs.scenario import Scenario
+
+Progress = Callable[[int, int | None], None]
+Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
+Judged = Callable[[TechniqueVerdict], None]
+
+_ABOUT = (
+    "Speedups of techniques over the same scenario without them, of whole served runs: simulated beside executed on "
+    "this machine's CPU. What is compared is the composition: for each technique one calibration was fitted here and "
+    "now to the times of two grids of steps, with the technique and without, measured in turns. So the technique's own "
+    "kernels were seen, and no step of the workloads was. Executed durations are thread CPU time (of several ranks "
+    "along their critical path) at the speed that the machine had while calibrating."
+)
+
+
+class Journal:
+    """What is known of pairs already: those of a report, and those of a run that was cut off, one a line.
+
+    A pair is known only if its file and the number of runs are what they were; the file of lines is removed once the
+    report is written.
+
+    report: the report's JSON, whose pairs are kept with the date of their runs; None, or no such file, keeps nothing
+    """
+
+    def __init__(self, report: Path | None) -> None:
+        self._path = None if report is None else report.with_suffix(".partial.jsonl")
+        self._known: dict[str, dict[str, Any]] = {}
+        for row in _rows_of(report) if report is not None else ():
+            if "key" in row:
+                self._known[row["key"]] = row
+        if self._path is not None and self._path.is_file():
+            for line in read_bounded_text(self._path, LARGEST_TABLE_BYTES).splitlines():
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        try:
+            row = parse_json(line)
+            self._known[row["key"]] = row
+        except (ValueError, KeyError, TypeError):
+            pass  # the line that was being written when it was cut off
+
+    def find(self, technique: Technique, key: str) -> TechniqueVerdict | None:
+        """What the pair has shown, if it was finished."""
+        row = self._known.get(key)
+        return None if row is None else TechniqueVerdict.from_json(row, technique)
+
+    def add(self, verdict: TechniqueVerdict) -> None:
+        """Append what a finished pair has shown. Raises SpecError if the journal cannot be written."""
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8", newline="\n") as lines:
+                lines.write(f"\n{json.dumps(verdict.to_json())}\n")  # after a cut-off line too, one of its own
+        except OSError as error:
+            raise SpecError(f"{self._path}: cannot be written: {error.strerror}.") from None
+
+    def remove(self) -> None:
+        """Forget the lines: the report is written."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _rows_of(report: Path) -> list[dict[str, Any]]:
+    """The pairs of a report; none where it is not one."""
+    try:
+        return list(parse_json(read_bounded_text(report, LARGEST_TABLE_BYTES))["techniques"])
+    except (OSError, PerfmodelError, ValueError, KeyError, TypeError):
+        return []
+
+
+def pair_key(file: Path, repeats: int) -> str:
+    """What tells a pair's runs from those of another file, or of the same file before a change, or of fewer runs."""
+    return hashlib.sha256(f"{file.read_text(encoding='utf-8')}\n{repeats}".encode()).hexdigest()
+
+
+def validate_techniques(
+    path: str | Path,
+    repeats: int = 1,
+    progress: Progress | None = None,
+    measure: Measure = lambda *pair: load_executor().measure_technique(*pair),
+    journal: Journal | None = None,
+    judged: Judged | None = None,
+) -> ValidationReport:
+    """Simulate and execute the scenario of every `*.yaml` below `path`, or of one file, and its baseline.
+
+    repeats: runs of each, simulated and executed
+    measure: what runs a pair; the executor unless given
+    journal: stores each finished pair, and has those of an interrupted session
+    judged:  called with each pair's verdict
+
+    Files that cannot be read or executed are listed with the reason. Raises SpecError where that goes for all.
+    """
+    files = _files(Path(path))
+    verdicts: list[TechniqueVerdict] = []
+    reasons: list[str] = []
+    for done, file in enumerate(files, 1):
+        try:
+            verdicts.append(_judge(file, repeats, measure, journal or Journal(None)))
+        except PerfmodelError as error:
+            reasons.append(f"not covered: {file.name}: {error}")
+        else:
+            if judged is not None:
+                judged(verdicts[-1])
+        if progress is not None:
+            progress(done, len(files))
+    if not verdicts:
+        raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
+    return _report_techniques(verdicts, reasons)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise SpecError(f"validate techniques {path}: no such file or folder.")
+    files = [path] if path.is_file() else sorted(path.rglob("*.yaml"))
+    if not files:
+        raise SpecError(f"validate techniques {path}: found no *.yaml; give a folder of scenarios with `technique`.")
+    return files
+
+
+def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> TechniqueVerdict:
+    scenario = load_scenario(file)
+    technique = block_as(scenario.technique, Technique)
+    if technique is None:
+        raise SpecError(f"{file}: found no `technique` block; give its name, baseline and metric.")
+    baseline = load_scenario(file, technique.baseline)
+    key = pair_key(file, repeats)
+    known = journal.find(technique, key)
+    if known is not None:
+        return known
+    runs = measure(scenario, baseline, technique.metric, repeats)
+    verdict = TechniqueVerdict.of(technique, file.name, runs, key, date.today().isoformat())
+    journal.add(verdict)
+    return verdict
+
+
+def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
+    """Simulated beside executed speedups, one row for each technique, the medians over its runs; and how many came out
+    right, in a sentence."""
+    # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians
+    rows = Rows(
+        [item.simulated for item in verdicts],
+        [item.simulated / item.quotient for item in verdicts],
+        [item.technique.name for item in verdicts],
+    )
+    names = Dimension.of([item.technique.metric for item in verdicts])
+    comparison = Comparison.of("speedup", rows, "times", {"metric": names})
+    counts = Counter(item.outcome for item in verdicts)
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name])
+    sentence = f"{outcomes}; |quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
+    return comparison, sentence
+
+
+def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
+    """The report; all quotients are in its JSON."""
+    ordered = sorted(verdicts, key=lambda item: item.technique.name)
+    comparison, error = speedups(ordered)
+    dates = sorted({item.date for item in ordered})
+    if len(dates) > 1:
+        error += f" Pairs were run on {' and '.join(dates)}: a pair whose file has not changed keeps its runs."
+    return ValidationReport(
+        kind="techniques",
+        rows=len(verdicts) + len(reasons),
+        covered=len(verdicts),
+        metrics=pooled([comparison]),
+        worst=comparison.rows.worst("speedup", 5),
+        notes=[error, *reasons],
+        comparisons=[comparison],
+        about=_ABOUT,
+        techniques=[item.to_json() for item in ordered],
+    )

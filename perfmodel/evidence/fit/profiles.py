@@ -1,0 +1,349 @@
+"""What recorded servers say of an engine beside its kernels: its host, front end and graphs; and of a generation.
+
+Open-loop stages determine the host's time per step and the server in front. Kernels are not touched: they come from
+kernel tables. What is left of the measured means is the engine's own, and few numbers describe it: each moves another
+part of the latencies (steps, load, time to first token).
+
+Serving at a fixed concurrency determines steps with prompts, synchronous hosts, graphs. Time to first token at low
+concurrency is the front end and one step with a prompt; time per output token at low concurrency is a step's fixed
+costs, which the kernels' tables have too high where they were timed launch by launch. Residuals are cross-validated:
+whole cells (a model under an engine's version on a device in a number format) are left out, and for devices without
+rows whole devices.
+
+For all engines: a generation of devices leaves some of the achieved tensor rate of the one before. Time to first token
+of long prompts is compute, and with the engines' profiles fitted on all devices, what is left on a generation's own
+rows is its kernels'. Dense products of 4-bit operands, for which no kernel table is at hand, have a bandwidth and a
+launch of their own: decode steps of models in NVFP4 are little else. How unequally popular experts are shows in how
+steps grow with their batch, whatever else a deployment's steps are too long or too short by: errors are taken within
+cells.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from perfmodel.cost import EngineProfile, Residuals
+from perfmodel.cost.calibrations.files import GenerationFit
+from perfmodel.cost.calibrations.for_all import RoutingFit
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.forms import (
+    STEP_PARAMETERS,
+    LinearErrors,
+    Parameter,
+    fit_parameters,
+    of_one_more,
+    residuals_of,
+    values_of,
+    with_values,
+)
+from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress
+from perfmodel.evidence.predict.recorded import (
+    accelerated,
+    shortened_stages,
+    simulate_runs,
+    simulate_steady_states,
+    spread_of,
+)
+from perfmodel.evidence.sources.steady import UNKNOWN_LENGTHS, with_dispersion
+from perfmodel.models.architecture import LatentAttention, MoEFFN
+from perfmodel.specs import Scenario
+
+# ---------------------------------------------------------------- open-loop stages
+
+# In: HTTP and hand-over. Out, per sequence sampled in the same step: streaming. Seconds, or bytes per logit.
+PARAMETERS = (
+    *STEP_PARAMETERS,
+    Parameter("server.in_s", 5e-3, 3e-4, 4e-2),
+    Parameter("server.out_per_sequence_s", 5e-5, 2e-6, 5e-4),
+    Parameter("sampling_bytes_per_logit", 400.0, 20.0, 1500.0),
+)
+_OUT_S = 1e-3  # detokenisation and hand-over of a token: these runs do not separate it from `in_s`
+_WEIGHTS_OF_STAGES = {"e2el_mean": 1.0, "itl_mean": 1.0, "ttft_mean": 0.5}
+_RATE_FACTOR = 1.05
+_SHARE = 0.1  # of each stage's duration: means settle long before
+
+
+def fit_engine_profile(
+    begin: EngineProfile, rows: Sequence[Observation], *, share: float = _SHARE, progress: Progress | None = None
+) -> EngineProfile:
+    """The profile of an engine that explains the measured means of stages best. Overloaded ones are left out.
+
+    A backlog multiplies small errors of capacity; such stages are for judging, not for fitting. Of `begin`, what these
+    runs do not determine stays.
+    """
+    members = shortened_stages([row for row in rows if row.scenario.engine.profile == begin.engine], share)
+    profile = fit_parameters(
+        starting_profile(begin),
+        PARAMETERS,
+        lambda profile: stage_log_errors(simulate_runs(members, profile=profile)),
+        progress=progress,
+    )
+    return profile.model_copy(update={"latency_residuals": step_residuals(members, profile)})
+
+
+def step_residuals(rows: Sequence[Observation], profile: EngineProfile) -> Residuals:
+    """What is left of steady stages, as factors on steps.
+
+    Under open-loop load longer steps leave more requests in flight, which makes steps longer still: a latency errs by
+    more than the steps do, g = 1 + d log(latency) / d log(rate) times as much (see `accelerated`).
+    """
+    usual, faster = (
+        [pair for pair in simulate_runs(item, profile=profile) if not pair.row.is_overloaded]
+        for item in (rows, accelerated(rows, _RATE_FACTOR))
+    )
+    predicted, at_more_load = (np.array([pair.metrics["e2el_mean"] for pair in item]) for item in (usual, faster))
+    measured = np.array([pair.row.metrics["e2el_mean"] for pair in usual])
+    gain = np.maximum(1 + np.log(at_more_load / predicted) / np.log(_RATE_FACTOR), 1.0)
+    return residuals_of(predicted, measured, gain * np.array([spread_of(pair.row.scenario) for pair in usual]))
+
+
+def starting_profile(profile: EngineProfile) -> EngineProfile:
+    """`profile` with the values that no runs separate."""
+    return with_values(profile, {"server.out_s": _OUT_S})
+
+
+def stage_log_errors(pairs: Sequence[Prediction]) -> Floats:
+    """Weighted log(predicted / measured) of the means of steady stages."""
+    steady = [pair for pair in pairs if not pair.row.is_overloaded]
+    return np.array(
+        [
+            weight * np.log(pair.metrics[metric] / pair.row.metrics[metric])
+            for pair in steady
+            for metric, weight in _WEIGHTS_OF_STAGES.items()
+        ]
+    )
+
+
+# ---------------------------------------------------------------- steady states
+
+# Of every engine: a step's launches beside CUDA graphs, per layer and what layers of experts and of latent attention
+# add; what a replayed graph leaves of the experts' launches; tokenisation. What a step has beside its layers is little:
+# rows of models that all have some sixty layers would not tell the two apart, and take both to smaller models.
+_OF_PROMPTS = (
+    Parameter("host.prompt_step_s", 3e-3, 1e-4, 1e-1),
+    Parameter("host.hidden_prompt_step_s", 1e-2, 1e-4, 2e-2),
+    Parameter("host.hidden_prompt_layer_s", 5e-4, 1e-5, 5e-3),
+    Parameter("host.hidden_prompt_moe_layer_s", 5e-4, 1e-5, 5e-3),
+    Parameter("graph_kernel_s", 2.5e-6, 5e-7, 1e-5),
+    Parameter("server.in_per_prompt_token_s", 3e-6, 1e-7, 2e-5),
+)
+# Begins where launches show behind the device: below, nothing would move it.
+_OF_LATENTS = (Parameter("host.hidden_prompt_latent_layer_s", 2e-3, 1e-5, 1e-2),)
+# Hidden beside the device when scheduled asynchronously; seen where an engine plans synchronously.
+HIDDEN_PARAMETERS = (
+    Parameter("host.hidden_step_s", 1e-3, 5e-5, 5e-3),
+    Parameter("host.hidden_per_sequence_s", 1e-5, 2e-7, 1e-4),
+)
+# Known from serving runs where an engine has any.
+_OF_STEPS = (
+    *STEP_PARAMETERS,
+    Parameter("server.in_s", 1e-2, 3e-4, 8e-2),
+)
+_WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
+_MOST_ROWS = 60
+_MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
+
+
+def fit_steady_profile(
+    begin: EngineProfile,
+    rows: Sequence[Observation],
+    *,
+    progress: Progress | None = None,
+) -> EngineProfile:
+    """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`.
+
+    What rows at face value do not determine is then fitted to the time to first token of rows that may be speculated.
+    """
+    members = fitting_rows(rows, begin.engine)
+    parameters = parameters_of(begin, members)
+
+    def errors(profile: EngineProfile) -> Floats:
+        return steady_log_errors(simulate_steady_states(members, profile=profile))
+
+    best = fit_parameters(begin, parameters, errors, progress=progress)
+    best = _with_the_undetermined(best, parameters, rows)
+    model = LinearErrors.around(begin, parameters, errors, np.log(values_of(best, parameters)))
+    return with_steady_residuals(best, members, model)
+
+
+def with_steady_residuals(
+    profile: EngineProfile, rows: Sequence[Observation], model: LinearErrors[EngineProfile]
+) -> EngineProfile:
+    """`profile` with what fits leave unexplained of cells and of devices that they were not fitted to.
+
+    rows, model: what the profile was fitted to, and the model of its errors
+    """
+    devices = sorted({row.scenario.hardware.name for row in rows})
+    update = {"devices": tuple(devices)} | _residuals(rows, model, cell_of)
+    if len(devices) > 1:
+        elsewhere = _residuals(rows, model, lambda scenario: scenario.hardware.name)
+        update |= {f"{name}_elsewhere": residuals for name, residuals in elsewhere.items()}
+    return profile.model_copy(update=update)
+
+
+def _residuals(
+    rows: Sequence[Observation], model: LinearErrors[EngineProfile], group_of: Callable[[Scenario], str]
+) -> dict[str, Residuals]:
+    """What fits leave of the groups that each leaves out, as it is to be expected of one more cell."""
+    groups = np.repeat([group_of(row.scenario) for row in rows], len(_WEIGHTS))
+    num_cells = len({cell_of(row.scenario) for row in rows})
+    result = _steady_residuals(rows, model.held_out(groups))
+    return {name: of_one_more(residuals, num_cells) for name, residuals in result.items()}
+
+
+def _with_the_undetermined(
+    fitted: EngineProfile, parameters: Sequence[Parameter], rows: Sequence[Observation]
+) -> EngineProfile:
+    """`fitted` with what its `parameters` lack and rows determine whose decodes may be speculated."""
+    suspected = [row for row in rows if not row.is_reliable and UNKNOWN_LENGTHS not in row.flags]
+    suspected = _of_engine(suspected, fitted.engine)
+    lacking = [item for item in _of_layers(suspected) if item not in parameters]
+
+    def errors(profile: EngineProfile) -> Floats:
+        return steady_log_errors(simulate_steady_states(suspected, profile=profile))
+
+    return fit_parameters(fitted, lacking, errors) if lacking else fitted
+
+
+def cell_of(scenario: Scenario) -> str:
+    """The model, engine with its version, device and number format that a row has in common with others."""
+    engine, quantization = scenario.engine, scenario.model.quantization
+    return " ".join((scenario.model.name, engine.described.label, scenario.hardware.name, str(quantization.weights)))
+
+
+def _steady_residuals(rows: Sequence[Observation], errors: Floats) -> dict[str, Residuals]:
+    """What a profile leaves unexplained of `rows`; of steps, which are kernels mostly, in units of how far fits come.
+
+    errors: as of `steady_log_errors`, of a profile that was not fitted to the row's cell
+    """
+    spread = np.array([spread_of(row.scenario) for row in rows])
+    result = {}
+    for place, (metric, weight) in enumerate(_WEIGHTS.items()):
+        factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
+        units = spread if metric == "tpot" else np.ones(len(rows))
+        result[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(rows)), units)
+    return result
+
+
+def parameters_of(begin: EngineProfile, rows: Sequence[Observation]) -> list[Parameter]:
+    """The parameters of an engine that `rows` determine and nothing else has."""
+    parameters = [*_OF_PROMPTS, *_of_layers(rows)]
+    if not all(row.scenario.engine.async_scheduling for row in rows):
+        parameters += HIDDEN_PARAMETERS
+    if not begin.latency_residuals.num_rows:
+        parameters += _OF_STEPS
+    return parameters
+
+
+def _of_layers(rows: Sequence[Observation]) -> tuple[Parameter, ...]:
+    """The parameters of kinds of layers that not all models have, as far as `rows` have them."""
+    has_latents = any(
+        isinstance(layer.mixer, LatentAttention) for row in rows for layer, _ in row.scenario.model.layers
+    )
+    return _OF_LATENTS if has_latents else ()
+
+
+def fitting_rows(rows: Sequence[Observation], engine: str) -> list[Observation]:
+    """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each cell."""
+    return _of_engine([row for row in rows if row.is_reliable], engine)
+
+
+def _of_engine(rows: Sequence[Observation], engine: str) -> list[Observation]:
+    members = [row for row in rows if row.scenario.engine.profile == engine]
+    return _of_each_cell(members, _MOST_ROWS, _MOST_CONCURRENCY)
+
+
+def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int) -> list[Observation]:
+    """Some `most` rows up to a concurrency, about as many of each cell."""
+    cells: dict[str, list[Observation]] = {}
+    for row in rows:
+        if (row.scenario.traffic.arrivals.concurrency or 0) <= most_concurrency:
+            cells.setdefault(cell_of(row.scenario), []).append(row)
+    return [row for members in cells.values() for row in members[:: max(1, len(members) * len(cells) // most)]]
+
+
+def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
+    """Weighted log(predicted / measured) of TPOT and TTFT in turn; 0 of rows that cannot be simulated, and of TPOT
+    where speculation is suspected."""
+    errors = []
+    for pair in pairs:
+        for metric, weight in _WEIGHTS.items():
+            is_known = not pair.reason and (pair.row.is_reliable or metric == "ttft")
+            name = f"{metric}_mean"
+            errors.append(weight * np.log(pair.metrics[name] / pair.row.metrics[name]) if is_known else 0.0)
+    return np.array(errors)
+
+
+# ---------------------------------------------------------------- generations and routers
+
+# Around what the fastest matrix products found leave: 1745 of 2250 TFLOP/s on a B200, 794.5 of 989 on an H100 (bf16,
+# stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"). Prompts that take longer have other reasons.
+_COMPUTE = Parameter("compute", 0.966, 0.87, 1.06)
+_OF_4_BITS = (Parameter("four_bit_memory", 0.8, 0.3, 1.0), Parameter("four_bit_launch_s", 1e-6, 1e-7, 1e-5))
+_DISPERSION = Parameter("dispersion", 0.5, 0.01, 5.0)
+_ROUNDS = 2
+_MOST_SLOTS_OF_GENERATION = 16  # of the fit of a generation: larger batches take long to simulate
+_MOST_SLOTS = 128  # of the fit of routers, which is about how steps grow
+_MOST_ROWS_OF_ALL = 48
+
+
+def fit_generation(
+    architecture: str, rows: Sequence[Observation], *, progress: Progress | None = None
+) -> GenerationFit:
+    """The fit of `architecture` from the rows on its devices that can be taken at face value.
+
+    Raises SpecError where there are none.
+    """
+    members = [row for row in rows if row.scenario.hardware.declared.architecture == architecture and row.is_reliable]
+    members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS_OF_GENERATION)
+    if not members:
+        raise SpecError(f"no rows on devices of architecture {architecture!r} to fit")
+    begin = GenerationFit(architecture=architecture)
+    parameters = [_COMPUTE, *(_OF_4_BITS if any(map(_multiplies_4_bits, members)) else ())]
+
+    def errors(generation: GenerationFit) -> Floats:
+        return steady_log_errors(simulate_steady_states(members, generation=generation))
+
+    best = fit_parameters(begin, parameters, errors, rounds=_ROUNDS, progress=progress)
+    values = dict(zip((p.field for p in parameters), values_of(best, parameters), strict=True))
+    return best.model_copy(update={name: float(f"{value:.4g}") for name, value in values.items()})
+
+
+def _multiplies_4_bits(row: Observation) -> bool:
+    """Whether dense layers are in NVFP4."""
+    model = row.scenario.model
+    return model.quantization.weights == "nvfp4" and not _num_experts(row)
+
+
+def _num_experts(row: Observation) -> int:
+    """Experts of the largest block; 0 of a dense model."""
+    blocks = [layer.ffn for layer, _ in row.scenario.model.layers]
+    return max((block.num_experts for block in blocks if isinstance(block, MoEFFN)), default=0)
+
+
+def fit_popularity(rows: Sequence[Observation], *, progress: Progress | None = None) -> RoutingFit:
+    """The dispersion of experts' popularity from rows of mixtures of experts that can be taken at face value.
+
+    Raises SpecError where there are none.
+    """
+    members = [row for row in rows if _num_experts(row) and row.is_reliable]
+    members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS)
+    if not members:
+        raise SpecError("no rows of mixtures of experts to fit")
+    cells = np.array([" ".join((cell_of(row.scenario), *_degrees(row))) for row in members])
+
+    def errors(fit: RoutingFit) -> Floats:
+        pairs = simulate_steady_states([with_dispersion(row, fit.among(_num_experts(row))) for row in members])
+        of_steps = steady_log_errors(pairs)[::2]
+        for cell in np.unique(cells):
+            of_steps[cells == cell] -= np.median(of_steps[cells == cell])
+        return of_steps
+
+    best = fit_parameters(RoutingFit(), [_DISPERSION], errors, rounds=_ROUNDS, progress=progress)
+    return best.model_copy(update={"dispersion": float(f"{best.dispersion:.3g}")})
+
+
+def _degrees(row: Observation) -> tuple[str, ...]:
+    """Steps of other parallel degrees are too long or too short by other parts."""
+    engine = row.scenario.engine
+    return str(engine.tensor_parallel_size), str(engine.data_parallel_size), str(engine.enable_expert_parallel)

@@ -1,0 +1,205 @@
+"""`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
+from perfmodel.cost.calibrations.backends import BackendFits
+from perfmodel.cost.calibrations.for_all import load_exchange_fits
+from perfmodel.cost.calibrations.whole_runs import OTHERS
+from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.dates import today
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.attention_mixed import fit_softmax, read_cards
+from perfmodel.evidence.fit.backends import fit_backends
+from perfmodel.evidence.fit.device import ENGINE, fit_measured
+from perfmodel.evidence.fit.forms import with_facts
+from perfmodel.evidence.fit.profiles import (
+    fit_engine_profile,
+    fit_generation,
+    fit_popularity,
+    fit_steady_profile,
+    fitting_rows,
+)
+from perfmodel.evidence.fit.single_figures import fit_exchanges, fit_overheads, read_exchanges, read_overhead_rows
+from perfmodel.evidence.fit.systems import calibrate_folder, fit_kernel_errors
+from perfmodel.evidence.fit.whole_runs import fit_whole_runs
+from perfmodel.evidence.observation import (
+    KERNEL_TABLES,
+    LAYER_PROFILE,
+    PUBLISHED_RESULTS,
+    SERVING_RUNS,
+    STEADY_STATES,
+    Observation,
+    Origin,
+)
+from perfmodel.evidence.sources.local import read_local_rows
+from perfmodel.evidence.sources.measured import read_measurements
+from perfmodel.evidence.sources.recorded import read_serving_runs
+from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
+from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.files.base import Spec
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import save_fitted
+from perfmodel.specs.engine.description import describe_engine
+
+Progress = Callable[[int, int | None], None]
+
+
+def fit_recorded(
+    path: Path, engine: str, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
+) -> list[tuple[Calibration | EngineProfile | BackendFits, Path]]:
+    """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
+
+    is_forced: overwrite existing files
+
+    A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
+    the engine's profile; a table of figures of single machines what it says about the engine's backends.
+
+    Raises SpecError for measurements that cannot be read or are of another engine, and for existing files.
+    """
+    if describe_engine(engine).facts.backends:
+        file = _target(out, f"backend@{engine}.yaml", is_forced)
+        command = f"perfmodel calibrate --from <local figures> --engine {engine}"
+        backends = fit_backends(read_local_rows(path)[0], path.parent, engine, command)
+        return [(backends, save_fitted(backends, file))]
+    if path.is_dir():
+        is_ours = (path / "suite.json").is_file()
+        calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
+        files = [_target(out, f"{c.device}@{c.engine}.yaml", is_forced) for c in calibrations]
+        return [(c, save_calibration(c, file)) for c, file in zip(calibrations, files, strict=True)]
+    file = _target(out, f"engine@{engine}.yaml", is_forced)
+    fit = _steady_states if ".csv" in path.suffixes else _serving_runs
+    profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(update={"date": today()})
+    return [(profile, save_engine_profile(profile, file))]
+
+
+def _target(out: Path | None, name: str, is_forced: bool) -> Path:
+    """The file to write. Raises SpecError if it exists, unless `is_forced`."""
+    file = (out or data_dir("calibrations")) / name
+    if file.exists() and not is_forced:
+        raise SpecError(f"{file}: already exists; name another folder with --out, or overwrite it with --force.")
+    return file
+
+
+def fit_recorded_for_all(
+    kind: str,
+    path: Path,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    is_forced: bool = False,
+    architecture: str = "",
+) -> tuple[Spec, Path]:
+    """Fit what `path` says of all engines and devices alike, and write it as `fit_recorded` does.
+
+    kind:         of `FITS_FOR_ALL`; path: what it is fitted to
+    out:          folder to write to, by default among the calibrations; is_forced: overwrite an existing file
+    architecture: of `generation`
+
+    Raises SpecError where there is nothing of the kind.
+    """
+    name = f"generation@{architecture}.yaml" if kind == "generation" else f"{_FILES.get(kind, kind)}.yaml"
+    file = _target(out, name, is_forced)
+    fits = FITS_FOR_ALL[kind](path, progress, architecture).model_copy(update={"date": today()})
+    return fits, save_fitted(fits, file)
+
+
+def _generation(path: Path, progress: Progress | None, architecture: str) -> Spec:
+    fit = fit_generation(architecture, read_steady_states(path)[0], progress=progress)
+    return _of_steady_states(fit, f"--generation {architecture}")
+
+
+def _routing(path: Path, progress: Progress | None, _: str) -> Spec:
+    return _of_steady_states(fit_popularity(read_steady_states(path)[0], progress=progress), "--routing")
+
+
+def _of_steady_states(fit: Spec, flags: str) -> Spec:
+    source = STEADY_STATES.source("steady states of servers")
+    return fit.model_copy(update={"source": source, "command": f"{STEADY_STATES.command('any')} {flags}"})
+
+
+def _whole_runs(path: Path, progress: Progress | None, _: str) -> Spec:
+    """Numbers of makers without kernel tables, from the tables of published results in a folder."""
+    rows: list[Observation] = []
+    for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
+        for read in (read_mlperf_rows, read_served_rows):
+            try:
+                rows += read(table)[0]
+                break
+            except SpecError:
+                continue
+    fits = fit_whole_runs(rows, devices_folder(path), progress)
+    settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
+    source = PUBLISHED_RESULTS.source(f"{settings} settings of serving results")
+    return fits.model_copy(update={"source": source, "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs"})
+
+
+def _exchange(path: Path, *_: object) -> Spec:
+    return fit_exchanges(read_exchanges(path), load_exchange_fits())  # where the rest came from stays written
+
+
+def _overheads(path: Path, *_: object) -> Spec:
+    rows, before = read_overhead_rows(path), load_overheads()
+    ours = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher in part]
+    source = "; ".join([*dict.fromkeys(row.source for row in rows), *ours])
+    command = "perfmodel calibrate --from <single figures> --overheads"
+    return fit_overheads(rows, before.softmax_ops).model_copy(update={"source": source, "command": command})
+
+
+def _softmax(path: Path, *_: object) -> Spec:
+    before, cards = load_overheads(), read_cards(path)
+    others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
+    source = "; ".join([*others, LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")])
+    return before.model_copy(update={"softmax_ops": fit_softmax(cards), "source": source})
+
+
+def _kernel_errors(path: Path, *_: object) -> Spec:
+    source = KERNEL_TABLES.source("residuals of kernel tables")
+    command = "perfmodel calibrate --from <kernel tables> --kernel-errors"
+    return fit_kernel_errors(path).model_copy(update={"source": source, "command": command})
+
+
+# What is fitted for all engines and devices alike, by the flag of `calibrate` that asks for it.
+FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None, str], Spec]] = MappingProxyType(
+    {
+        "exchange": _exchange,
+        "generation": _generation,
+        "kernel_errors": _kernel_errors,
+        "overheads": _overheads,
+        "routing": _routing,
+        "softmax": _softmax,
+        "whole_runs": _whole_runs,
+    }
+)
+_FILES = {"softmax": "overheads"}  # named otherwise than what is fitted
+
+
+def _executor(path: Path, engine: str) -> Calibration:
+    """The calibration fitted to what the executor's measuring programme wrote."""
+    if engine != ENGINE:
+        raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
+    return fit_measured(read_measurements(path))
+
+
+def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
+    stages, _ = read_serving_runs(path)
+    source = _joined(begin, SERVING_RUNS, f"{len({row.name for row in stages})} serving runs")
+    update = {"source": source, "command": SERVING_RUNS.command(begin.engine)}
+    return fit_engine_profile(begin, stages, progress=progress).model_copy(update=update)
+
+
+def _steady_states(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
+    rows, _ = read_steady_states(path)
+    num_rows = len(fitting_rows(rows, begin.engine))
+    if not num_rows:
+        raise SpecError(f"{path}: has no rows of engine {begin.engine!r} to fit")
+    source = _joined(begin, STEADY_STATES, f"{num_rows:,} steady states of servers")
+    update = {"source": source, "command": STEADY_STATES.command(begin.engine)}
+    return fit_steady_profile(begin, rows, progress=progress).model_copy(update=update)
+
+
+def _joined(begin: EngineProfile, measured: Origin, what: str) -> str:
+    """The sources of a profile. What it had from others stays in it: each fits a part of its parameters."""
+    kept = [part for part in begin.source.split("; ") if part and measured.publisher not in part]
+    return "; ".join([*kept, measured.source(what)])

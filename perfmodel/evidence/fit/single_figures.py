@@ -1,0 +1,212 @@
+"""Single published figures, from CSV files: exchanges of expert parallelism, messages over PCIe, steps without CUDA
+graphs, sampling and memory.
+
+Exchanges, a row for each size and direction: device, exchange (dispatch or combine), ranks, payload_bytes (what a rank
+sends to all), latency_us. All ranks are joined by a switch. The start between nodes is not in such rows: it stays what
+it was.
+
+Others: figure, device, model, ranks, amount (bytes that a rank sends; graphs), value (SI units), source. By figure:
+
+    all_gather_s               NCCL between devices that see each other's memory
+    all_to_all_through_host_s  the smallest between two that do not
+    bus_rate_through_host      of large all-reduces between such, as nccl-tests counts it
+    peer_read_rate             of kernels that read their peer's memory
+    eager_step_s               a decode step of one sequence, launched operator by operator
+    sampled_sequence_s         what a sequence more adds to a step where the model asks for top-p
+    graphs_bytes               what vLLM estimates that so many CUDA graphs take
+    communicator_bytes         what several devices take of each beside tensors
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.calibrations.for_all import ExchangeFits
+from perfmodel.cost.forms.device import DEFAULT_LINK, DeviceFacts
+from perfmodel.cost.forms.messages import CollectiveFit, CollectiveSizes, ExchangeFit, collective_seconds
+from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
+from perfmodel.cost.steps.host import launching_calls
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.observation import MALFORMED
+from perfmodel.files.reach import read_rows
+from perfmodel.models.cards import load_model
+from perfmodel.ops import build_graph
+from perfmodel.specs import load_hardware
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.networks import Link
+
+Floats = NDArray[np.float64]
+_FREE_exchange = ("floor_s", "start_s", "link_fraction")
+_FEWEST = 6  # rows of a direction, twice the parameters
+
+
+class ExchangeRow(NamedTuple):
+    """One measured exchange; wire_s: what its bytes take at the declared rate of the link."""
+
+    exchange: str
+    wire_s: float
+    seconds: float
+
+
+def read_exchanges(path: str | Path) -> list[ExchangeRow]:
+    """The rows of a table. Raises SpecError for what cannot be read, or has no such columns."""
+    try:
+        return [_row_exchange(cells) for cells in read_rows(Path(path))]
+    except (OSError, *MALFORMED) as error:
+        raise SpecError(f"{path}: is no table of exchanges: {str(error).splitlines()[0]}.") from None
+
+
+def _row_exchange(cells: dict[str, str]) -> ExchangeRow:
+    ranks, rate = int(cells["ranks"]), DeviceFacts.of(load_hardware(cells["device"])).link_bandwidth
+    wire_s = float(cells["payload_bytes"]) * (ranks - 1) / ranks / rate
+    return ExchangeRow(cells["exchange"], wire_s, float(cells["latency_us"]) * 1e-6)
+
+
+def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeFits:
+    """`begin` with what the rows of each direction say. Raises SpecError for a direction with too few of them."""
+    result = {name: _fit(name, rows, getattr(begin, name)) for name in ("dispatch", "combine")}
+    return begin.model_copy(update=result)
+
+
+def _fit(exchange: str, rows: Sequence[ExchangeRow], begin: ExchangeFit) -> ExchangeFit:
+    members = [row for row in rows if row.exchange == exchange]
+    if len(members) < _FEWEST:
+        raise SpecError(f"found {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
+    wire_s, measured = (np.array([getattr(row, name) for row in members]) for name in ("wire_s", "seconds"))
+
+    def seconds(candidate: ExchangeFit, chosen: NDArray[np.int64]) -> Floats:
+        moved = candidate.start_s + wire_s[chosen] / candidate.link_fraction
+        return np.asarray(np.maximum(candidate.floor_s, moved), dtype=np.float64)
+
+    result = fit_form(seconds, begin, measured, free=_FREE_exchange)
+    return result.model_copy(update={"residuals": residuals_of(seconds(result, np.arange(len(members))), measured)})
+
+
+_FREE_overheads = ("low_latency_fraction", "simple_fraction", "simple_start_s")
+_HOST_WITH_GRAPHS_S = 1e-3  # of a step, what an engine's host takes beside launches
+_FEWEST_SIZES = 8  # of the all-gather, twice the parameters
+
+
+class OverheadRow(NamedTuple):
+    """One published figure."""
+
+    figure: str
+    device: str
+    model: str
+    ranks: int
+    amount: float
+    value: float
+    source: str
+
+
+def read_overhead_rows(path: str | Path) -> list[OverheadRow]:
+    """The rows of a table. Raises SpecError for what cannot be read, or has no such columns."""
+    try:
+        return [_row_overheads(cells) for cells in read_rows(Path(path))]
+    except (OSError, *MALFORMED) as error:
+        raise SpecError(f"{path}: is no table of single figures: {str(error).splitlines()[0]}.") from None
+
+
+def _row_overheads(cells: dict[str, str]) -> OverheadRow:
+    figure, device, model, source = (cells[name] for name in ("figure", "device", "model", "source"))
+    amount, value = float(cells["amount"] or 0.0), float(cells["value"])
+    return OverheadRow(figure, device, model, int(cells["ranks"]), amount, value, source)
+
+
+def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFits:
+    """What the figures say, in two digits: they have no more; `softmax_ops` is from elsewhere (`fit_softmax`).
+
+    Raises SpecError for a kind of which there are none.
+    """
+    steps = [_launch_s(row) for row in _of("eager_step_s", rows)]
+    sampled = [_bytes_per_logit(row) for row in _of("sampled_sequence_s", rows)]
+    traffic = _rounded(float(np.median(sampled)))
+    pool, item = _graph_memory(_of("graphs_bytes", rows, fewest=3))
+    return OverheadFits(
+        over_pcie=_over_pcie(rows),
+        engine_launch_s=_mean(steps),
+        sampling_bytes_per_logit=traffic,
+        graph_pool_bytes=_rounded(pool),
+        graph_bytes=_rounded(item),
+        communicator_bytes=_mean([row.value for row in _of("communicator_bytes", rows)]),
+        softmax_ops=softmax_ops,
+    )
+
+
+def _of(figure: str, rows: Sequence[OverheadRow], fewest: int = 1) -> list[OverheadRow]:
+    result = [row for row in rows if row.figure == figure]
+    if len(result) < fewest:
+        raise SpecError(f"found {len(result)} rows of figure {figure}; a fit needs at least {fewest}.")
+    return result
+
+
+def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
+    gathers = _of("all_gather_s", rows)
+    pairs, others = ([row for row in gathers if (row.ranks == 2) == is_pair] for is_pair in (True, False))
+    pairs = _of("all_gather_s", pairs, _FEWEST_SIZES)
+    (more, *_), least = _of("all_gather_s", others), min(pairs, key=lambda row: row.amount)
+    hop_s = (more.value - least.value) / (more.ranks - least.ranks)  # k - 1 steps between k ranks
+    direct = _nccl(pairs, hop_s, least.value - hop_s)
+    through = _of("bus_rate_through_host", rows)
+    return OverPcieFit(
+        hop_s=_rounded(hop_s, 3),
+        hop_through_host_s=_rounded(_of("all_to_all_through_host_s", rows)[0].value - direct.launch_s),
+        low_latency_fraction=_rounded(direct.low_latency_fraction),
+        simple_fraction=_rounded(direct.simple_fraction),
+        simple_start_s=_rounded(direct.simple_start_s),
+        through_host_fraction=_mean([row.value / _link(row).bandwidth_bytes_per_s for row in through]),
+        kernels_fraction=_mean([row.value / _link(row).bandwidth_bytes_per_s for row in _of("peer_read_rate", rows)]),
+    )
+
+
+def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> CollectiveFit:
+    """NCCL's all-gather between two devices, each byte touched once; the smallest is a launch and a hop."""
+    link, device = _link(pairs[0]), DeviceFacts.of(_hardware(pairs[0]))
+    payload = np.array([row.ranks * row.amount for row in pairs])
+    sizes = CollectiveSizes.of("all_gather", payload, np.full(len(pairs), 2.0))
+
+    def seconds(fit: CollectiveFit, chosen: NDArray[np.int64]) -> Floats:
+        some = CollectiveSizes(*(np.broadcast_to(item, payload.shape)[chosen] for item in sizes))
+        return np.asarray(collective_seconds(some, fit, device, link).duration, dtype=np.float64)
+
+    begin = CollectiveFit(launch_s=launch_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8)
+    return fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE_overheads)
+
+
+def _graph_memory(rows: Sequence[OverheadRow]) -> tuple[float, float]:
+    """(bytes of all graphs together, of each): the line that is off by the least share of the estimates."""
+    counts, values = np.array([row.amount for row in rows]), np.array([row.value for row in rows])
+    (pool, item), *_ = np.linalg.lstsq(np.stack([1 / values, counts / values], axis=1), np.ones(len(rows)))
+    return float(pool), float(item)
+
+
+def _launch_s(row: OverheadRow) -> float:
+    """What is left of a step for each call that launches kernels."""
+    graph = build_graph(load_model(row.model), EngineSpec(enforce_eager=True), sampling="greedy")
+    return (row.value - _HOST_WITH_GRAPHS_S) / launching_calls(graph)
+
+
+def _bytes_per_logit(row: OverheadRow) -> float:
+    return row.value * DeviceFacts.of(_hardware(row)).bandwidth / load_model(row.model).vocab_size
+
+
+def _hardware(row: OverheadRow) -> HardwareSpec:
+    return load_hardware(row.device)
+
+
+def _link(row: OverheadRow) -> Link:
+    return _hardware(row).scale_up_link or DEFAULT_LINK
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean: figures differ by factors."""
+    return _rounded(float(np.exp(np.mean(np.log(values)))))
+
+
+def _rounded(value: float, digits: int = 2) -> float:
+    return float(f"{value:.{digits}g}")

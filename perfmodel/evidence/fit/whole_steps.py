@@ -1,0 +1,337 @@
+"""Fits a `Calibration` to whole-step times: few parameters, bounded, by least squares of relative errors.
+
+Sums of operators timed alone fall 29 % short of the step they make up (hot loops flatter each of them), so operators
+are never timed alone here: the step graph says what each step does, and the fit shares the step's time out.
+
+    t(step) = overhead * kernels + sum over families of (item * items + vector * vector ops + compute / c + memory / m)
+
+where compute and memory are seconds at the declared peaks, so that c and m are the achieved fractions; vector ops are
+those that make numbers of cached integers, which a CPU writes out before it multiplies. The features
+are what `OperatorTimer` itself returns under unit calibrations: the fit and the simulator share one formula. What
+cannot be separated on a fixed model (say, kernel overhead from weight bytes, both constant per step) is settled by a
+weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
+
+Steps that another engine recorded (`perfmodel execute --on`) are fitted likewise: such a step is all that the engine
+did, host, kernels, tokens handed out, so the profile that goes with the calibration adds nothing. Steps that differ in
+little but the context of their decodes are pooled, and the fit is to the pools' medians: a step that something else on
+the machine has held up moves none of them.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import lsq_linear
+
+from perfmodel.cost import scenario_graph
+from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.calibrations.engine_profile import EngineProfile
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.operator_timer import OperatorTimer
+from perfmodel.errors import SpecError
+from perfmodel.ops.attention.decode import VERIFYING
+from perfmodel.ops.graphs.step import StepGraph
+from perfmodel.ops.work import BatchShape, Work
+from perfmodel.sim.records.columns import StepColumns
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+
+Floats = NDArray[np.float64]
+
+_PULL = 0.001  # a parameter at twice its prior weighs as much as this relative error on every step (see `_solve`)
+_NUM_FOLDS = 5
+_FAMILIES = (
+    *("gemm", "elementwise", "sampling", "embedding", "attention_prefill", "attention_decode", "scan", "moe"),
+    "collective",
+)
+
+
+class StepParameter(NamedTuple):
+    """One coefficient: the family (None: those that share the overhead per kernel), what it multiplies, bounds, prior.
+
+    quantity: kernels | items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)
+    """
+
+    family: str | None
+    quantity: str
+    low: float
+    prior: float
+    high: float = np.inf
+
+
+PARAMETERS = (
+    StepParameter(None, "kernels", 0.0, 5e-6),
+    StepParameter("gemm", "compute", 1.0, 2.0, 1e4),
+    StepParameter("gemm", "memory", 1.0, 5.0, 1e4),
+    StepParameter("elementwise", "memory", 1.0, 10.0, 1e4),
+    StepParameter("sampling", "memory", 1.0, 10.0, 1e4),
+    StepParameter("attention_prefill", "items", 0.0, 50e-6),
+    StepParameter("attention_prefill", "compute", 1.0, 5.0, 1e4),
+    StepParameter("attention_decode", "items", 0.0, 25e-6),
+    StepParameter("attention_decode", "compute", 1.0, 5.0, 1e4),
+    StepParameter("attention_decode", "memory", 1.0, 10.0, 1e4),
+    StepParameter("attention_decode", "vector", 1e-13, 0.5e-9),
+    StepParameter("scan", "kernels", 0.0, 100e-6),
+    StepParameter("scan", "compute", 1.0, 5.0, 1e4),
+    StepParameter("scan", "memory", 1.0, 10.0, 1e4),
+    StepParameter("moe", "items", 0.0, 20e-6),
+    StepParameter("moe", "compute", 1.0, 2.0, 1e4),
+    StepParameter("moe", "memory", 1.0, 5.0, 1e4),
+    StepParameter("collective", "kernels", 0.0, 50e-6),
+    StepParameter("collective", "memory", 1.0, 5.0, 1e4),
+)
+_SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
+_BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
+_QUANTIZED_RATES = ("fp8", "int8")
+# What no parameter fits: small parts of the step, as in a family that moves bytes or unpacks alike.
+_LIKE = {
+    "memory": {"embedding": "elementwise", "attention_prefill": "attention_decode"},
+    "vector": {"attention_prefill": "attention_decode"},
+}
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """calibration with residuals; `errors` are predicted / measured - 1 of each step, left out of its own fit."""
+
+    calibration: Calibration
+    errors: list[float]
+    coefficients: dict[str, float]
+
+
+def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dict[tuple[str, str], float]:
+    """(family, quantity) -> total over the step: kernels and items counted, compute, memory and messages in seconds at
+    the declared rates."""
+    unit = FamilyFit(knee=1.0)
+    peak = OperatorTimer(hardware, Calibration(device=hardware.name, engine="peak", default=unit))
+    counting = FamilyFit(overhead_per_item_s=1.0, knee=1.0)
+    items = OperatorTimer(hardware, Calibration(device=hardware.name, engine="items", default=counting))
+    totals: dict[tuple[str, str], float] = {}
+    for node in graph.nodes:
+        work = node.work(shape)
+        if not work.num_kernels:
+            continue
+        at_peak = peak.time(replace(work, vector_ops=0.0))
+        for quantity, value in (
+            ("kernels", float(work.num_kernels)),
+            ("items", items.time(work).overhead_s),
+            ("compute", at_peak.compute_s),
+            ("memory", at_peak.memory_s + at_peak.communication_s),  # of a message: the link's
+            ("vector", work.vector_ops),
+        ):
+            key = (_fitted_family(work, quantity), quantity)
+            totals[key] = totals.get(key, 0.0) + node.expected_runs(shape) * value
+    return totals
+
+
+def _fitted_family(work: Work, quantity: str) -> str:
+    """The family whose parameter for `quantity` times `work`.
+
+    Multiplications in other formats than the model's have their own; so has what a sequence takes in decodes that
+    verify drafted tokens, since the prompts' kernel serves them.
+    """
+    if work.format == VERIFYING and quantity != "items":
+        return work.family
+    if work.family not in _BY_FORMAT and work.format != VERIFYING:
+        return work.family
+    format = work.format or (work.rate if work.rate in _QUANTIZED_RATES else "")
+    return f"{work.family}/{format}" if format else work.family
+
+
+def fit_steps(
+    hardware: HardwareSpec,
+    rows: Sequence[Mapping[tuple[str, str], float]],
+    samples: Sequence[Sequence[float]],
+    engine: str = "perfmodel",
+) -> FitResult:
+    """Fits the parameters of `hardware` under `engine` that occur in `rows` (see `features`; of one model or several).
+
+    samples: seconds of each row, measured repeatedly; the fit is to their medians, and the residuals are those of
+    single samples from predictions that left their row out: a run executes each step once
+    """
+    used = [p for p in _parameters(rows) if any(_column(p, row) > 0 for row in rows)]
+    design = np.array([[_column(p, row) for p in used] for row in rows])
+    target = np.array([median(row) for row in samples])
+    values = _solve(design, target, used)
+    errors = _cross_validated(design, target, used)
+    predicted = target * (1 + errors)
+    logs = [np.log(np.asarray(row) / p) for row, p in zip(samples, predicted, strict=True)]
+    residuals = _residuals(np.concatenate(logs))
+    fits = _families(dict(zip(used, values, strict=True)), residuals)
+    calibration = Calibration(
+        device=hardware.name, engine=engine, families=fits, default=fits["elementwise"], step_residuals=residuals
+    )
+    names = {f"{p.family or 'kernel'}.{p.quantity}": float(v) for p, v in zip(used, values, strict=True)}
+    return FitResult(calibration, errors.tolist(), names)
+
+
+def _parameters(rows: Sequence[Mapping[tuple[str, str], float]]) -> list[StepParameter]:
+    """PARAMETERS, and those of each format in `rows` as the family's own."""
+    formats = sorted({family for row in rows for family, _ in row if "/" in family})
+    own = [p._replace(family=item) for item in formats for p in PARAMETERS if p.family == item.split("/")[0]]
+    return [*PARAMETERS, *own]
+
+
+def _is_shared(family: str) -> bool:
+    return family.split("/")[0] in _SHARED
+
+
+def _column(parameter: StepParameter, row: Mapping[tuple[str, str], float]) -> float:
+    if parameter.family is None:
+        return sum(value for (family, quantity), value in row.items() if quantity == "kernels" and _is_shared(family))
+    total = row.get((parameter.family, parameter.quantity), 0.0)
+    like = _LIKE.get(parameter.quantity, {})
+    return total + sum(row.get((f, parameter.quantity), 0.0) for f, model in like.items() if model == parameter.family)
+
+
+def _solve(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Floats:
+    """argmin of the squared relative errors plus the pull of each parameter towards its prior, within bounds.
+
+    The priors are those of a machine as fast as this one: all of them times what its median step takes more or less.
+    A processor without the instructions of the declared peak is a hundred times slower; pulled towards a fast one's
+    values, it would be told that its multiplications are 30 % faster than they were measured.
+    """
+    prior = np.array([p.prior for p in used])
+    prior = prior * np.median(target / (design @ prior))
+    weight = _PULL * np.sqrt(len(target))
+    stacked = np.vstack([design * prior / target[:, None], weight * np.eye(len(used))])
+    wanted = np.concatenate([np.ones(len(target)), np.full(len(used), weight)])
+    bounds = ([p.low / p.prior for p in used], [p.high / p.prior for p in used])
+    solved: Floats = lsq_linear(stacked, wanted, bounds).x * prior
+    return solved
+
+
+def _cross_validated(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Floats:
+    """predicted / measured - 1 of each step, by a fit without it."""
+    errors = np.empty(len(target))
+    folds = min(_NUM_FOLDS, len(target))
+    for fold in range(folds):
+        held_out = np.arange(len(target)) % folds == fold
+        values = _solve(design[~held_out], target[~held_out], used)
+        errors[held_out] = design[held_out] @ values / target[held_out] - 1
+    return errors
+
+
+def _residuals(logs: Floats) -> Residuals:
+    p10, p50, p90 = np.quantile(logs, [0.1, 0.5, 0.9]).tolist()
+    return Residuals(num_rows=len(logs), p10=p10, p50=p50, p90=p90)
+
+
+def _families(fitted: dict[StepParameter, float], residuals: Residuals) -> dict[str, FamilyFit]:
+    value = {(p.family, p.quantity): v for p, v in fitted.items()}
+    fits = {}
+    formats = {p.family for p in fitted if p.family is not None and "/" in p.family}
+    for family in (*_FAMILIES, *sorted(formats)):
+        like = family if (family, "compute") in value else family.split("/")[0]
+        compute = value.get((like, "compute"), 1.0)
+        memory = value.get((_LIKE["memory"].get(like, like), "memory"), 1.0)
+        fits[family] = FamilyFit(
+            compute_fraction=min(1.0, 1 / compute),
+            memory_fraction=min(1.0, 1 / memory),
+            overhead_s=value.get((None if _is_shared(family) else family, "kernels"), 0.0),
+            overhead_per_item_s=value.get((family, "items"), 0.0),
+            vector_op_s=value.get((_LIKE["vector"].get(like, like), "vector"), 0.0),
+            knee=1.0,
+            residuals=residuals,
+        )
+    return fits
+
+
+Chunks = Mapping[int, Sequence[tuple[int, int]]]
+
+_POOL = 0.25  # of the logarithm of a context, or of a chunk's tokens: steps within it are pooled
+_FEWEST_STEPS = 20
+
+
+class EngineSteps(NamedTuple):
+    """The steps of a run; chunks: (tokens, tokens computed before) of each prompt's part, by the step's index.
+
+    speed: of the machine while it ran, over that of the other runs; 1 where nobody has measured it
+    """
+
+    scenario: Scenario
+    steps: StepColumns
+    chunks: Chunks
+    speed: float = 1.0
+
+
+def read_chunks(path: Path) -> dict[int, list[tuple[int, int]]]:
+    """`chunks.csv` of a run. Raises SpecError for another file."""
+    result: dict[int, list[tuple[int, int]]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                part = int(row["num_tokens"]), int(row["num_computed_tokens"])
+                result.setdefault(int(row["step"]), []).append(part)
+    except (OSError, KeyError, ValueError) as error:
+        raise SpecError(f"{path}: is no chunks.csv of `perfmodel execute --on` ({error}).") from None
+    return result
+
+
+def fit_engine_steps(runs: Sequence[EngineSteps]) -> FitResult:
+    """The calibration that explains the steps of `runs`, which are of one device under one engine, best.
+
+    Raises SpecError for too few steps.
+    """
+    rows, samples = [], []
+    for scenario in {id(run.scenario): run.scenario for run in runs}.values():
+        graph = scenario_graph(scenario, EngineProfile(engine=scenario.engine.profile))
+        for shape, seconds in _pooled([run for run in runs if run.scenario is scenario]):
+            rows.append(features(graph, scenario.hardware, shape))
+            samples.append(seconds)
+    if sum(map(len, samples)) < _FEWEST_STEPS:
+        raise SpecError(
+            f"found {sum(map(len, samples))} steps in {len(runs)} runs, allowed at least {_FEWEST_STEPS} to fit to; "
+            f"raise traffic.num_requests."
+        )
+    return fit_steps(runs[0].scenario.hardware, rows, samples, runs[0].scenario.engine.described.description.name)
+
+
+def shapes_of(run: EngineSteps) -> list[BatchShape]:
+    """What each recorded step computed, its drafted tokens apart. Of decodes only the summed context is known: each is
+    taken to have its share."""
+    steps, spans = run.steps, run.scenario.model.attention_spans
+    result = []
+    for number, index in enumerate(steps.index.tolist()):
+        decodes, context = int(steps.num_decodes[number]), int(steps.decode_context[number])
+        prefills = tuple((tokens, before) for tokens, before in run.chunks.get(index, ()))
+        mean = context / max(1, decodes)
+        shape = BatchShape(
+            num_tokens=int(steps.num_tokens[number]),
+            num_samples=decodes + len(prefills),
+            prefills=prefills,
+            num_decodes=decodes,
+            decode_context=context,
+            decode_windowed=tuple(round(decodes * min(mean, span)) for span in spans),
+            num_draft_tokens=int(steps.num_draft_tokens[number]),
+        )
+        result.append(shape)
+    return result
+
+
+def _pooled(runs: Sequence[EngineSteps]) -> list[tuple[BatchShape, list[float]]]:
+    """Pools of steps that are nearly alike: the shape in the middle of each, and the seconds of all."""
+    pools: dict[tuple[object, ...], list[tuple[int, BatchShape, float]]] = {}
+    for run in runs:
+        durations = (run.steps.end_s - run.steps.start_s) * run.speed
+        for raw, seconds in zip(shapes_of(run), durations.tolist(), strict=True):
+            shape = raw.verified(run.scenario.model.attention_spans) if raw.num_draft_tokens else raw
+            chunks = tuple(sorted((_bin(tokens), _bin(before)) for tokens, before in shape.prefills))
+            key = (shape.num_decodes, shape.decode_tokens, _bin(shape.decode_context), chunks)
+            pools.setdefault(key, []).append((shape.decode_context, shape, seconds))
+    result = []
+    for pool in pools.values():
+        pool.sort(key=lambda item: item[0])
+        result.append((pool[len(pool) // 2][1], [seconds for _, _, seconds in pool]))
+    return result
+
+
+def _bin(count: int) -> int:
+    return -1 if count == 0 else round(log(count) / _POOL)

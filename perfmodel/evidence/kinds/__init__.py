@@ -1,0 +1,1 @@
+"""The kinds of `perfmodel validate`: rows and predictions as one report."""

@@ -1,0 +1,490 @@
+"""`validate plans`: the decisions of an engine's own scheduler, recorded step by step, replayed against ours.
+
+A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
+
+    config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are;
+              ignore_eos: whether the engine is told that answers have their full length (SGLang), which they have here
+    requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
+              are those of all prompts of its `group`; `accepted`: of its verifications, in turn; `load`: so many
+              leading tokens are in the KV cache of another engine, and come within the step that wants them, or, with
+              `load_steps`, for its first admission, once so many outcomes were taken since; `loaded`: so many of them,
+              where a load fails; `send_steps`: outcomes taken since it ended until another engine has fetched its KV;
+              `slot`: which it was given, where the engine has slots
+    steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
+              fourth number says in how many further steps the same requests get as many tokens, each behind the last.
+              A grant of 0 tokens: KV of that many tokens begins to come from another engine. SGLang's have no steps in
+              which nothing is decided
+
+Each step of a case makes one plan and then takes the outcome of the oldest plan under way; under async scheduling a
+plan is made before the outcome of the one before it is known, as in vLLM's `step_with_batch_queue`.
+"""
+
+import gzip
+import json
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from perfmodel.engine import HostBlocks, Request, RequestStatus, Scheduler, Speculation, StepPlan, scheduler_for
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.base import Spec
+from perfmodel.kv_groups import KVGroup
+from perfmodel.printable import Printable, columns_of
+from perfmodel.sim.replica.serving import engine_scheduler_config, kv_block_manager
+from perfmodel.sim.traffic.draft_lengths import with_drafter
+from perfmodel.specs.engine.spec import EngineSpec
+
+_MAX_WORST = 10
+_MAX_STEPS = 100_000
+
+Grant = tuple[int, int, int]  # request, tokens computed before, tokens granted
+Step = tuple[int, Sequence[Grant], Sequence[int]]  # step, grants, preempted requests
+
+
+class _RecordedRequest(Spec):
+    """One request of a case, as above."""
+
+    arrival: int = Field(ge=0)
+    prompt: int = Field(ge=1)
+    output: int = Field(ge=1)
+    shared: int = Field(default=0, ge=0)
+    group: int = 0
+    priority: int = 0
+    abort: int | None = None
+    accepted: tuple[int, ...] = ()
+    slot: int | None = Field(default=None, ge=0)
+    load: int = Field(default=0, ge=0)
+    load_steps: int | None = Field(default=None, ge=1)
+    loaded: int | None = Field(default=None, ge=0)
+    send_steps: int | None = Field(default=None, ge=1)
+
+
+class RecordedCase(Spec):
+    """One workload with what an engine decided."""
+
+    config: dict[str, Any]
+    requests: tuple[_RecordedRequest, ...]
+    steps: list[Step]
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _each_by_itself(cls, steps: Any) -> Any:
+        return [step for recorded in steps for step in _expanded(recorded)] if isinstance(steps, list) else steps
+
+
+def _expanded(recorded: Any) -> Iterator[Any]:
+    """The steps that one entry of a recording stands for."""
+    if not (isinstance(recorded, list) and len(recorded) == 4):
+        yield recorded
+        return
+    step, grants, preempted, times = recorded
+    for number in range(min(int(times), _MAX_STEPS) + 1):
+        yield (
+            step + number,
+            [(i, computed + number * n, n) for i, computed, n in grants],
+            preempted if not number else [],
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class PlansReport(Printable):
+    """What `perfmodel validate plans` answers.
+
+    rows, covered, equal: cases recorded, those that could be replayed, and those whose plans are equal from the first
+                          to the last
+    by:                   group (engine and version, then features) -> its rows and how many are equal
+    worst:                cases that differ: case, step, features, and both plans of that step in words
+    notes:                cases that could not be replayed, with the reason
+    """
+
+    kind: str
+    rows: int
+    covered: int
+    equal: int
+    by: Mapping[str, Mapping[str, int]]
+    worst: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Columns `group`, `rows` and `equal`."""
+        return columns_of([{"group": name, **group} for name, group in self.by.items()])
+
+    def to_json(self) -> dict[str, Any]:
+        """As one JSON document."""
+        counts = {"rows": self.rows, "covered": self.covered, "equal": self.equal}
+        by = {name: dict(group) for name, group in self.by.items()}
+        worst = [dict(row) for row in self.worst]
+        return {"kind": self.kind, **counts, "metrics": {}, "by": by, "worst": worst, "notes": list(self.notes)}
+
+
+def validate_plans(path: str, progress: Callable[[int, int | None], None] | None = None) -> PlansReport:
+    """Replay all cases of the recording at `path`. Raises SpecError for a file that is no recording."""
+    engine, version, raw_cases = _read(Path(path))
+    by: dict[str, Counter[str]] = {}
+    worst: list[dict[str, Any]] = []
+    notes: list[str] = []
+    equal = covered = 0
+    for number, raw in enumerate(raw_cases):
+        if progress is not None:
+            progress(number, len(raw_cases))
+        case = _checked_case(raw, number, path)
+        try:
+            slots: dict[int, int] = {}
+            steps = list(replay(case, engine, version, slots))
+        except PerfmodelError as error:
+            notes.append(f"Case {number} could not be replayed: {error}")
+            continue
+        difference = _difference_in_words(steps, case, slots)
+        covered, equal = covered + 1, equal + (difference is None)
+        features = _features_of(case)
+        for group in (f"{engine} {version}", *features):
+            by.setdefault(group, Counter(rows=0, equal=0)).update(rows=1, equal=int(difference is None))
+        if difference is not None and len(worst) < _MAX_WORST:
+            number_of_step, recorded, ours = difference
+            named = {"case": number, "step": number_of_step, "features": features}
+            worst.append({**named, "recorded": recorded, "ours": ours})
+    return PlansReport("plans", len(raw_cases), covered, equal, by, worst, notes)
+
+
+def _read(path: Path) -> tuple[str, str, list[Any]]:
+    """Engine, version and cases of a recording."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = json.loads(content)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: got no JSON ({error}); expected a recording of plans") from None
+    if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
+        raise SpecError(f"{path}: got no list of cases; expected a recording with engine, version and cases")
+    return str(data.get("engine", "vllm")), str(data.get("version", "")), data["cases"]
+
+
+def _checked_case(raw: Any, number: int, path: str) -> RecordedCase:
+    try:
+        return RecordedCase.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"{path}: case {number}: {where}: {first['msg']}") from None
+
+
+def _features_of(case: RecordedCase) -> list[str]:
+    """What the case exercises, in words."""
+    config = case.config
+    named = {
+        "async scheduling": config.get("async_scheduling"),
+        "prefix caching": config.get("enable_prefix_caching"),
+        "whole prompts": not config.get("enable_chunked_prefill", True),
+        "mixed chunks": config.get("prefill_exclusive") is False,
+        **{policy: config.get("scheduling_policy") == policy for policy in ("priority", "lpm", "dfs-weight", "lof")},
+        "answers that may end early": config.get("ignore_eos") is False,
+        "long_prefill_token_threshold": config.get("long_prefill_token_threshold"),
+        "speculation": config.get("num_speculative_tokens"),
+        "pipeline stages": config.get("pipeline_parallel_size", 1) > 1,
+        "KV groups": config.get("kv_groups"),
+        "slots": any(request.slot is not None for request in case.requests),
+        "--cache-ram": config.get("cache_ram"),
+        "--kv-unified": config.get("kv_unified"),
+        "aborts": any(request.abort is not None for request in case.requests),
+        "KV transfer": config.get("kv_role"),
+        "preemption": any(preempted for _, _, preempted in case.steps),
+    }
+    return [name for name, is_there in named.items() if is_there] or ["plain"]
+
+
+# ------------------------------------------------------------------ replay
+
+
+def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] | None = None) -> Iterator[Step]:
+    """The steps that our scheduler makes of `case` under the rules of that engine and version.
+
+    slots: gets the slot of each request, where the engine has slots
+
+    Raises SpecError for a config that cannot be read, WorkloadError for a request that can never run.
+    """
+    spec, extras = _engine_of(case.config, engine, version)
+    config = engine_scheduler_config(spec, spec.max_model_len or 1)
+    if config.slots is not None:
+        config = replace(
+            config, slots=replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
+        )
+    if extras.num_speculative_tokens:
+        nodes = tuple(range(extras.num_speculative_tokens + 1))
+        past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
+        speculation = Speculation(nodes, past_end=past_end, is_ahead=is_ahead)
+        config = replace(config, speculation=with_drafter(speculation, spec.rules, extras.drafter))
+    if extras.kv_role is not None:
+        config = replace(config, defers_frees=spec.defers_frees)
+    scripts, transfers = _Acceptance(case), _Transfers(case)
+    host = transfers.immediate()
+    blocks = kv_block_manager(
+        spec,
+        extras.num_blocks,
+        extras.groups,
+        num_buffers=extras.num_states,
+        host=host,
+        by_estimates=config.estimates is not None,
+    )
+    if config.estimates is not None:
+        config = replace(config, estimates=replace(config.estimates, ends_early=not extras.ignore_eos))
+    scheduler = scheduler_for(config, blocks)
+    omits_idle = config.estimates is not None
+    pending = deque(_arrivals(case, spec))
+    for _, request in pending:
+        transfers.prepare(request)
+    aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
+    known = {request.request_id: request for _, request in pending}
+    under_way: deque[StepPlan] = deque()
+    most_under_way = 2 if spec.async_scheduling else config.pipeline_parallel_size
+    for step in range(_MAX_STEPS):
+        has_work = scheduler.has_requests or bool(transfers.under_way)
+        if not (pending or under_way or has_work):
+            return
+        while pending and pending[0][0] <= step:
+            scheduler.add(pending.popleft()[1])
+        while aborts and aborts[0][0] <= step:
+            scheduler.abort(known[aborts.pop(0)[1]])
+        has_work = scheduler.has_requests or bool(transfers.under_way)
+        if not (under_way or has_work):
+            if not omits_idle:
+                yield step, [], []
+            continue
+        is_empty = True
+        if has_work:
+            plan = scheduler.plan(step)
+            transfers.begin(plan.loads)
+            if plan or plan.preempted or not omits_idle:
+                yield _as_step(step, plan, scheduler, under_way)
+            under_way.append(plan)
+            is_empty = not plan
+        if is_empty or len(under_way) == most_under_way:
+            plan = under_way.popleft()
+            if config.slots is not None and slots is not None:
+                begun = [*plan.singles, *(grant.request for grant in plan.chunks)]
+                slots.update((request.request_id, request.admission) for request in begun)
+            finished = scheduler.apply(plan, step, scripts.of(plan))
+            transfers.pass_outcome(scheduler, finished)
+
+
+class _RecordedGroup(Spec):
+    """Layers that share a table of blocks: with full attention, a window or chunks of `span` tokens, or a state."""
+
+    kind: Literal["full", "window", "chunk", "state"]
+    span: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_its_span(self) -> "_RecordedGroup":
+        if (self.span is None) == (self.kind in ("window", "chunk")):
+            raise ValueError(f"got span={self.span} for kind={self.kind}; expected a span for window and chunk alone")
+        return self
+
+
+class _Extras(Spec):
+    """What a case's config has beside the engine's arguments."""
+
+    num_blocks: int = Field(ge=1)
+    num_speculative_tokens: int = Field(default=0, ge=0)
+    drafter: Literal["ngram", "eagle", "draft_model"] = "ngram"
+    ignore_eos: bool = True
+    kv_groups: tuple[_RecordedGroup, ...] = ()
+    cache_ram: bool = False  # --cache-ram with --cache-idle-slots
+    kv_unified: bool = False
+    kv_role: Literal["kv_consumer", "kv_both"] | None = None
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """The groups of layers with attention, where these keep different parts of a sequence."""
+        attending = [group for group in self.kv_groups if group.kind != "state"]
+        if len(attending) < 2:
+            return ()
+        return tuple(KVGroup(1, group.span, is_chunk=group.kind == "chunk") for group in attending)
+
+    @property
+    def num_states(self) -> int:
+        """The groups of layers with states: a request has a block of each."""
+        return sum(group.kind == "state" for group in self.kv_groups)
+
+
+class _Acceptance:
+    """How many drafted tokens of each verification are right, as a case scripts it."""
+
+    def __init__(self, case: RecordedCase) -> None:
+        self._requests = case.requests
+        self._num_verified: Counter[int] = Counter()
+
+    def of(self, plan: StepPlan) -> list[int] | None:
+        """For each of the plan's decodes; None where nothing is drafted."""
+        if not plan.draft_depths:
+            return None
+        return [
+            min(self._next(request.request_id), depth) if depth else 0
+            for request, depth in zip(plan.decodes, plan.draft_depths, strict=True)
+        ]
+
+    def _next(self, number: int) -> int:
+        script = self._requests[number].accepted or (0,)
+        self._num_verified[number] += 1
+        return script[(self._num_verified[number] - 1) % len(script)]
+
+
+class _Transfers:
+    """KV on its way in and out, as a case scripts it."""
+
+    def __init__(self, case: RecordedCase) -> None:
+        self._requests = case.requests
+        self.under_way: dict[Request, int] = {}  # outcomes left
+
+    def immediate(self) -> HostBlocks | None:
+        """What comes within the step that wants it; None where nothing does."""
+        tokens = {i: request.load for i, request in enumerate(self._requests) if request.load_steps is None}
+        return _ImmediateKV(tokens) if any(tokens.values()) else None
+
+    def prepare(self, request: Request) -> None:
+        """Before it arrives: what of it is elsewhere."""
+        recorded = self._requests[request.request_id]
+        request.num_transferred_tokens = recorded.load if recorded.load_steps is not None else 0
+        request.keeps_blocks = recorded.send_steps is not None
+
+    def begin(self, loads: Iterable[Request]) -> None:
+        """KV of these requests begins to come, if they wait for it."""
+        for request in loads:
+            if request.status is RequestStatus.WAITING:
+                self.under_way[request] = self._requests[request.request_id].load_steps or 1
+
+    def pass_outcome(self, scheduler: Scheduler, finished: Iterable[Request]) -> None:
+        """An outcome was taken, with which these requests ended."""
+        for request in sorted(self.under_way, key=attrgetter("request_id")):
+            self.under_way[request] -= 1
+        over = [request for request, left in self.under_way.items() if not left]
+        for request in sorted(over, key=attrgetter("request_id")):
+            del self.under_way[request]
+            if request.status is RequestStatus.FINISHED:
+                scheduler.release(request)
+            else:
+                scheduler.finish_load(request, self._requests[request.request_id].loaded)
+        for request in finished:
+            if request.keeps_blocks:
+                self.under_way[request] = self._requests[request.request_id].send_steps or 1
+
+
+class _ImmediateKV(HostBlocks):
+    """A second tier with so many leading tokens of requests, by their numbers, whenever they are admitted."""
+
+    def __init__(self, tokens: Mapping[int, int]) -> None:
+        super().__init__(capacity=0)
+        self._tokens = tokens
+
+    def num_ready(self, request: Request, num_cached: int, block_size: int) -> int:
+        return max(num_cached, min(self._tokens.get(request.request_id, 0), request.num_tokens - 1))
+
+    def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
+        return 0
+
+
+class _Placed(NamedTuple):
+    step: int
+    request: Request
+
+
+def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, _Extras]:
+    """The engine, and what it has beside its arguments. Raises SpecError for a config that is none of ours."""
+    settings = {name: value for name, value in config.items() if name not in _Extras.model_fields}
+    settings.setdefault("async_scheduling", False)
+    try:
+        spec = EngineSpec.model_validate({**settings, "profile": engine, "version": version or None})
+        return spec, _Extras.model_validate({name: config[name] for name in config if name in _Extras.model_fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SpecError(f"config.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+
+
+def _arrivals(case: RecordedCase, spec: EngineSpec) -> Iterator[_Placed]:
+    """The requests in the order in which they arrive, those of one step as they are numbered."""
+    order = sorted(range(len(case.requests)), key=lambda i: (case.requests[i].arrival, i))
+    for place, number in enumerate(order):
+        recorded = case.requests[number]
+        hashes = _block_hashes(number, recorded, spec.block_size) if spec.enable_prefix_caching else ()
+        request = Request(number, place, recorded.prompt, recorded.output, hashes, recorded.priority)
+        yield _Placed(recorded.arrival, request)
+
+
+def _block_hashes(number: int, recorded: _RecordedRequest, block_size: int) -> tuple[Hashable, ...]:
+    num_shared, num_full = min(recorded.shared, recorded.prompt) // block_size, recorded.prompt // block_size
+    shared = [("group", recorded.group, row) for row in range(num_shared)]
+    return (*shared, *(("prompt", number, row) for row in range(num_shared, num_full)))
+
+
+def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan]) -> Step:
+    """`plan` as recorded: tokens of drafts that are being verified count as computed."""
+    drafting = [other for other in under_way if other.draft_depths or other.padded]
+    behind = {request: drafted for other in drafting for request, drafted in _drafted(other)}
+    decodes = [
+        (request.request_id, scheduler.num_computed(request) - 1 + behind.get(request, 0), 1 + drafted)
+        for request, drafted in _drafted(plan)
+    ]
+    chunks = [(grant.request.request_id, grant.num_computed_tokens, grant.num_new_tokens) for grant in plan.chunks]
+    loads = [request for request in plan.loads if request.status is RequestStatus.WAITING]
+    chunks += [(request.request_id, request.num_computed_tokens, 0) for request in loads]
+    return step, sorted(decodes + chunks), sorted(request.request_id for request in plan.preempted)
+
+
+def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
+    """Each of the plan's decodes, with its drafted or padding tokens."""
+    padding = plan.num_padding_tokens // max(len(plan.padded), 1)
+    for request, depth in zip(plan.decodes, plan.draft_depths or [0] * len(plan.decodes), strict=True):
+        yield request, padding if request in plan.padded else depth
+
+
+# ------------------------------------------------------------------ differences
+
+
+def _difference_in_words(
+    ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]
+) -> tuple[int, str, str] | None:
+    """The first step that differs, with what is recorded and what is ours; None where all are equal."""
+    difference = _first_difference(ours, case.steps)
+    if difference is not None:
+        step, recorded_step, our_step = difference
+        return step, _in_words(recorded_step, our_step), _in_words(our_step, recorded_step)
+    for number, request in enumerate(case.requests):
+        if request.slot is not None and number in slots and slots[number] != request.slot:
+            text = f"request {number} in slot"
+            return request.arrival, f"{text} {request.slot}", f"{text} {slots[number]}"
+    return None
+
+
+def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[int, Step | None, Step | None] | None:
+    """The first step that differs: its number, as recorded, and ours; None where all are equal."""
+    for our_step, recorded_step in zip(ours, recorded, strict=False):
+        if (
+            our_step[0] != recorded_step[0]
+            or list(our_step[1]) != list(recorded_step[1])
+            or list(our_step[2]) != list(recorded_step[2])
+        ):
+            return recorded_step[0], recorded_step, our_step
+    shortest = min(len(ours), len(recorded))
+    if len(ours) == len(recorded):
+        return None
+    longer = ours if len(ours) > shortest else recorded
+    left = longer[shortest]
+    return left[0], None if longer is ours else left, left if longer is ours else None
+
+
+def _in_words(step: Step | None, other: Step | None) -> str:
+    """What `step` decides differently from `other`."""
+    if step is None:
+        return "no further plan"
+    known = ({tuple(grant) for grant in other[1]}, set(other[2])) if other is not None else (set(), set())
+    grants = [
+        f"{n} tokens of request {i} behind {computed}" if n else f"{computed} tokens of request {i} begin to come"
+        for i, computed, n in step[1]
+        if (i, computed, n) not in known[0]
+    ]
+    preempted = [f"request {request} preempted" for request in step[2] if request not in known[1]]
+    return "; ".join([*grants, *preempted]) or "nothing else"

@@ -1,0 +1,401 @@
+"""`validate published`: figures from papers, blogs and tables of results, each a scenario with a `published` block.
+
+Every figure is restated with its source in a file of its own; nothing was fitted to any of them. Predicted is the
+metric of a run, a step, an operator, a kernel or of memory. Formats and choice of the figures: docs/published.md.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel import sim
+from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEstimate, load_calibration, step_costs
+from perfmodel.cost.calibrations.for_all import routing_of
+from perfmodel.cost.calibrations.provenance import provenance_of
+from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
+from perfmodel.evidence.kinds.published_block import KernelShape, Published
+from perfmodel.evidence.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled
+from perfmodel.files.base import block_as
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.number_formats import (
+    BITS_PER_WEIGHT,
+    bytes_per_weight,
+    format_of_dtype,
+    with_dtype,
+    with_quantization,
+)
+from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
+from perfmodel.ops.collectives import all_reduce
+from perfmodel.ops.feedforward import experts
+from perfmodel.ops.formats import LinearFormat, linear_format
+from perfmodel.ops.linear import gemm
+from perfmodel.ops.work import Work
+from perfmodel.planning.points import (
+    batch_shape,
+    max_request_rate,
+    memory_metric,
+    roofline_s,
+    run_metric,
+    shares_text,
+    step_metrics,
+)
+from perfmodel.specs import load_scenario
+from perfmodel.specs.scenario import Scenario
+
+_DTYPES = frozenset({"bf16", "bfloat16", "fp16", "float16", "fp32", "float32"})
+# Names that tables of kernels use -> the engine's `quantization`.
+_KERNEL_FORMATS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "fp8_wo": "fp8_w8a16", "sq": "w8a8_int8"}
+_STATIC = "_static"  # inputs that come quantized
+_S = 1e6  # microseconds
+_Value = tuple[float, str]  # in the metric's own unit, and what it is made of
+
+
+def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
+    """The number format of a linear layer: a dtype (the scenario's unless given), or a name of `engine.quantization`.
+
+    `_static` behind it says that the inputs come quantized, with scales known ahead of time.
+    """
+    model = scenario.model
+    name = (format or model.dtype).lower()
+    if name in _DTYPES:
+        return linear_format(with_quantization(with_dtype(model, format_of_dtype(name)), "none"), "dense_ffn")
+    is_static = name.endswith(_STATIC)
+    name = name.removesuffix(_STATIC)
+    quantized = with_quantization(_in_16_bits(model), _KERNEL_FORMATS.get(name, name))
+    quantization = replace(quantized.quantization, kept=frozenset(), inputs_come_quantized=is_static)
+    return linear_format(replace(quantized, quantization=quantization), "dense_ffn")
+
+
+def _in_16_bits(model: ModelSpec) -> ModelSpec:
+    return with_quantization(model if model.dtype in ("bf16", "fp16") else with_dtype(model, "bf16"), "none")
+
+
+def _kernel_work(scenario: Scenario, shape: KernelShape) -> Work:
+    """The work of the kernel. Raises SpecError for an unknown format."""
+    size = shape.size
+    if shape.operator == "gemm":
+        return gemm("gemm", size("m"), size("n"), size("k"), _kernel_format(scenario, shape.format))
+    if shape.operator == "moe":
+        return _experts(scenario, shape)
+    if shape.operator == "all_reduce":
+        return all_reduce(shape.message_bytes or 0.0, size("ranks"))
+    heads, batch, is_flash = _heads(scenario, shape), size("batch"), scenario.engine.attention == "flash"
+    if shape.operator == "attention_decode":
+        context = min(size("context"), shape.window) if shape.window else size("context")
+        splits, fused = scenario.engine.split_kv, scenario.engine.fused_kernels
+        return attention_decode(batch, batch * context, heads, splits_kv=splits, is_flash=is_flash, is_fused=fused)
+    prompts = [(size("tokens"), size("cached", 0))] * batch
+    if is_flash:
+        return flash_prefill(prompts, heads)
+    return standard_prefill(prompts, heads, is_fused=scenario.engine.fused_kernels)
+
+
+def _heads(scenario: Scenario, shape: KernelShape) -> Heads:
+    dtype = format_of_dtype(shape.format or _in_16_bits(scenario.model).dtype)
+    kv_format = shape.kv_format or dtype
+    if kv_format not in BITS_PER_WEIGHT:
+        kv_format = format_of_dtype(kv_format)
+    return Heads(
+        num_heads=shape.size("heads"),
+        num_kv_heads=shape.size("kv_heads", shape.size("heads")),
+        head_dim=shape.size("head_dim"),
+        v_head_dim=shape.size("v_head_dim", shape.size("head_dim")),
+        dtype=dtype,
+        element_bytes=bytes_per_weight(dtype),
+        kv_element_bytes=bytes_per_weight(kv_format),
+        window=shape.window,
+    )
+
+
+def _experts(scenario: Scenario, shape: KernelShape) -> Work:
+    num_experts, top_k, ranks = shape.size("experts"), shape.size("top_k"), shape.size("expert_parallel")
+    if top_k > num_experts or num_experts % ranks:
+        raise SpecError(
+            f"published.kernel: found top_k {top_k} of {num_experts} experts on {ranks} devices; allowed a top_k of at "
+            f"most `experts`, and an `expert_parallel` that divides them."
+        )
+    ffn = MoEFFN(num_experts, top_k, shape.size("intermediate"), gated=shape.is_gated is not False)
+    return experts(
+        shape.size("tokens"),
+        ffn,
+        routing_of(scenario)(ffn, shape.size("tokens"), ranks),
+        _kernel_format(scenario, shape.format),
+        width=shape.size("hidden"),
+        intermediate=shape.size("intermediate"),
+        local_experts=num_experts // ranks,
+        is_fused=scenario.engine.fused_kernels,
+    )
+
+
+def _kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
+    """How long `work` takes by the device's calibration, timed alone as tables of kernels are."""
+    return OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
+
+
+@dataclass(frozen=True, slots=True)
+class FigurePrediction:
+    """A figure's predicted value in its own unit, and what it is made of, as text."""
+
+    value: float
+    made_of: str
+
+
+def predict(scenario: Scenario, file: Path) -> FigurePrediction:
+    """What `scenario.published` should read; `file` holds the scenario, which a baseline changes.
+
+    Raises PerfmodelError where there is nothing to predict: a model that does not fit, an operator that is not there.
+    """
+    figure = block_as(scenario.published, Published)
+    if figure is None:
+        raise SpecError(f"{file}: found no `published` block; see docs/published.md.")
+    value, made_of = _metric(scenario, figure)
+    if figure.baseline:
+        changed = load_scenario(file, figure.baseline)
+        of_changed = block_as(changed.published, Published)
+        assert of_changed is not None
+        base, of_base = _metric(changed, of_changed)
+        value = _ratio(value, base, figure)
+        made_of = f"{made_of}; baseline: {of_base}"
+    return FigurePrediction(value / figure.factor, made_of)
+
+
+def _ratio(value: float, base: float, figure: Published) -> float:
+    better = base / value if figure.found.is_better_low else value / base
+    return {
+        "speedup": better,
+        "gain": better - 1,
+        "saving": 1 - value / base,
+        "scenario_over_baseline": value / base,
+        "baseline_over_scenario": base / value,
+    }[figure.ratio or "speedup"]
+
+
+def _metric(scenario: Scenario, figure: Published) -> _Value:
+    if figure.basis == "kernel":
+        return _of_kernel(scenario, figure)
+    if figure.basis == "memory":
+        return memory_metric(scenario, figure.metric, figure.step)
+    if figure.basis == "run":
+        return _of_run(scenario, figure.metric)
+    assert figure.step is not None
+    shape = batch_shape(figure.step, scenario)
+    costs = step_costs(scenario)
+    estimate = costs.estimate(shape)
+    if figure.operator:
+        return _of_operator(scenario, figure, estimate)
+    value = step_metrics(scenario, estimate, shape, costs.tokens_per_decode(shape))[figure.metric]
+    return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_text(estimate.bound_share)}"
+
+
+# ------------------------------------------------------------------------- of one operator
+
+
+def _of_operator(scenario: Scenario, figure: Published, estimate: StepEstimate) -> _Value:
+    rows = _rows_named(figure.operator, estimate)
+    seconds = sum(row.duration_s for row in rows)
+    values = {
+        "time_us": seconds * _S,
+        "layer_time_us": sum(row.time.duration_s for row in rows) * _S,
+        "roofline_us": sum(row.count * roofline_s(row.work, scenario.hardware) for row in rows) * _S,
+        "tflops": sum(row.flops for row in rows) / seconds / 1e12,
+        "gb_per_s": sum(row.hbm_bytes for row in rows) / seconds / 1e9,
+        "share": seconds / estimate.duration_s,
+    }
+    largest = max(rows, key=lambda row: row.duration_s)
+    made_of = f"{len(rows)} operators, of them {largest.name} {largest.duration_s / seconds:.0%} ({largest.bound})"
+    return values[figure.metric], made_of
+
+
+def _rows_named(names: Sequence[str], estimate: StepEstimate) -> list[OperatorEstimate]:
+    """Operators by name, by name without the label of their layer, or by family. Raises SpecError for none."""
+    result: dict[str, OperatorEstimate] = {}
+    for name in names:
+        rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
+        if not rows:
+            known = sorted({row.name for row in estimate.rows} | {row.work.family for row in estimate.rows})
+            near = did_you_mean(name, known)
+            raise SpecError(f"published.operator: found {name!r}, this step has {', '.join(known)}.{near}")
+        result |= {row.name: row for row in rows}
+    return list(result.values())
+
+
+# ------------------------------------------------------------------------- of one kernel
+
+
+def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
+    assert figure.kernel is not None
+    work = _kernel_work(scenario, figure.kernel)
+    time = _kernel_time(scenario, work)
+    seconds = time.duration_s
+    values = {
+        "time_us": seconds * _S,
+        "roofline_us": roofline_s(work, scenario.hardware) * _S,
+        "tflops": work.flops / seconds / 1e12,
+        "gb_per_s": (work.hbm_bytes or (work.message.bytes_ if work.message else 0.0)) / seconds / 1e9,
+    }
+    return values[figure.metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
+
+
+# ------------------------------------------------------------------------- of a whole run
+
+
+def _of_run(scenario: Scenario, metric: str) -> _Value:
+    if metric == "max_request_rate":
+        rate = max_request_rate(scenario)
+        return rate, f"{rate:.3g} requests per second meet the slo"
+    result = sim.simulate(scenario, keep_steps=False)
+    value = run_metric(result, metric)
+    if value is None:
+        raise SpecError(f"published.metric: this run has no {metric} (request_goodput needs an slo, USD a price).")
+    summary = result.summary
+    return value, f"a run of {summary['duration']:.3g} s, {shares_text(summary.get('bound_share') or {})}"
+
+
+Progress = Callable[[int, int], None]
+
+_FAMILIES = ("kernels", "steps", "memory", "systems", "system ratios")
+_ABOUT = (
+    "Figures that others published (papers, blogs, repositories, tables of results), each restated in a scenario file "
+    "with its source, beside what perfmodel predicts for that scenario. Of a range the nearer end counts. Kernels and "
+    "operators, steps, memory, whole runs and ratios of whole runs are counted apart. No constant was fitted to these "
+    "figures; tables of kernels of the A100 and H100 that some figures stand in are what calibrations were fitted to."
+)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A file's figure and what was predicted for it."""
+
+    file: Path
+    scenario: Scenario
+    figure: Published
+    prediction: FigurePrediction
+
+    @property
+    def published(self) -> float:
+        """The figure; of a range what is nearest to the prediction."""
+        value = self.figure.value
+        if isinstance(value, tuple):
+            return min(max(self.prediction.value, value[0]), value[1])
+        return value
+
+    @property
+    def name(self) -> str:
+        return self.figure.id or self.file.stem
+
+    @property
+    def kind(self) -> str:
+        return "ratio" if self.figure.baseline else "absolute"
+
+    @property
+    def ratio(self) -> float:
+        return self.prediction.value / self.published
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "file": self.file.name,
+            "technique": self.figure.technique,
+            "family": self.figure.family,
+            "metric": self.figure.metric,
+            "unit": self.figure.unit,
+            "predicted": self.prediction.value,
+            "published": self.published,
+            "ratio": self.ratio,
+            "source": self.figure.source,
+            "reason": self.reason,
+            "fitted": self.figure.fitted,
+        }
+
+    @property
+    def reason(self) -> str:
+        return ". ".join(part.rstrip(".") for part in (self.figure.note, self.prediction.made_of) if part)
+
+
+_DIMENSIONS: dict[str, Callable[[_Judged], str]] = {
+    "technique": lambda item: item.figure.technique,
+    "device": lambda item: item.scenario.hardware.name,
+    "kind": lambda item: item.kind,
+    "basis": lambda item: item.figure.basis,
+}
+
+
+def validate_published(path: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Predict the figure of every `*.yaml` below `path`, or of one file.
+
+    Files that cannot be read or predicted are listed with the reason. Raises SpecError where that goes for all.
+    """
+    files = _files(Path(path))
+    judged: list[_Judged] = []
+    reasons: list[str] = []
+    for done, file in enumerate(files, 1):
+        try:
+            judged.append(_judge(file))
+        except PerfmodelError as error:
+            reasons.append(f"not covered: {file.name}: {error}")
+        if progress is not None:
+            progress(done, len(files))
+    if not judged:
+        raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
+    return _report(judged, reasons)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(file for suffix in ("yaml", "yml") for file in path.rglob(f"*.{suffix}"))
+    if not files:
+        raise SpecError(f"validate published {path}: found no *.yaml; give a folder of scenarios with `published`.")
+    return files
+
+
+def _judge(file: Path) -> _Judged:
+    scenario = load_scenario(file)
+    prediction = predict(scenario, file)
+    figure = block_as(scenario.published, Published)
+    assert figure is not None  # else nothing was predicted
+    return _Judged(file, scenario, figure, prediction)
+
+
+def _report(judged: Sequence[_Judged], reasons: Sequence[str]) -> ValidationReport:
+    comparisons = [_comparison(family, judged) for family in _FAMILIES]
+    comparisons = [item for item in comparisons if len(item.rows)]
+    ordered = sorted(judged, key=lambda item: (_FAMILIES.index(item.figure.family), item.figure.technique, item.name))
+    worst = sorted(judged, key=lambda item: -abs(item.ratio - 1))[:10]
+    return ValidationReport(
+        kind="published",
+        rows=len(judged) + len(reasons),
+        covered=len(judged),
+        metrics=pooled(comparisons),
+        by=by_dimension(comparisons),
+        worst=[_worst(item) for item in worst],
+        notes=reasons,
+        comparisons=comparisons,
+        provenance=provenance_of([item.scenario for item in judged]),
+        about=_ABOUT,
+        figures=[item.to_json() for item in ordered],
+    )
+
+
+def _comparison(family: str, judged: Sequence[_Judged]) -> Comparison:
+    members = [item for item in judged if item.figure.family == family]
+    rows = Rows(
+        [item.prediction.value for item in members],
+        [item.published for item in members],
+        [item.name for item in members],
+    )
+    return Comparison.of(family, rows, "as published", dimensions_of(members, _DIMENSIONS))
+
+
+def _worst(each: _Judged) -> dict[str, Any]:
+    return {
+        "metric": each.figure.metric,
+        "row": f"{each.name} ({each.figure.technique}, {each.figure.source})",
+        "predicted": each.prediction.value,
+        "measured": each.published,
+        "error": each.ratio - 1,
+        "breakdown": {"why": each.reason},
+    }

@@ -1,0 +1,269 @@
+"""`published`: a published figure for a scenario, and what of a prediction it is compared with.
+
+The block says which metric (of a whole run, of one step, of one operator in that step, of a kernel of given sizes, or
+of memory), the value and its unit, where it stands, and, for ratios, what it is relative to. See docs/published.md.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from perfmodel.errors import did_you_mean
+from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt, PositiveFloat, PositiveInt
+from perfmodel.planning.metrics import ALIASES, RATIOS, Basis, Metric, metric_named, needs_no_run
+from perfmodel.planning.typical_step import StepSpec
+
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_BYTES = {f"{p}b": f for p, f in _PREFIXES.items()} | {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
+_FLOPS = {f"{p}{u}": f for p, f in _PREFIXES.items() for u in ("flop/s", "flops", "op/s", "ops")}
+_TOKENS = {f"{p}{u}/s": f for p, f in (("", 1.0), ("k", 1e3)) for u in ("tok", "token", "tokens")}
+_TOKENS |= {f"{unit}/{per}": f for unit, f in _TOKENS.items() for per in ("gpu", "user")}
+_REQUESTS = {"req/s": 1.0, "request/s": 1.0, "requests/s": 1.0, "qps": 1.0, "rps": 1.0, "req/min": 1 / 60}
+
+# dimension -> unit, in lower case and without spaces -> factor to the unit of the metrics of that dimension
+_UNITS: Mapping[str, Mapping[str, float]] = {
+    "s": _SECONDS,
+    "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
+    "us": {unit: factor * 1e6 for unit, factor in _SECONDS.items()},
+    "tokens/s": _TOKENS,
+    "requests/s": _REQUESTS,
+    "TFLOP/s": {unit: factor / 1e12 for unit, factor in _FLOPS.items()},
+    "GB/s": {f"{unit}/s": factor / 1e9 for unit, factor in _BYTES.items()},
+    "GB": {unit: factor / 1e9 for unit, factor in _BYTES.items()},
+    "bytes": {**_BYTES, "bytes": 1.0, "bytes/token": 1.0, "kb/token": 1e3, "mb/token": 1e6},
+    "fraction": {"": 1.0, "fraction": 1.0, "%": 0.01, "percent": 0.01},
+    "times": {"": 1.0, "x": 1.0, "times": 1.0, "fraction": 1.0, "%": 0.01},
+    "count": dict.fromkeys(("", "req", "requests", "sequences", "tokens", "blocks", "preemptions"), 1.0),
+    "USD": {"usd": 1.0, "$": 1.0, "": 1.0},
+    "J": {"j": 1.0, "kj": 1e3, "wh": 3600.0},
+}
+# What an error message offers.
+_USUAL = {
+    "s": "s, ms, us, min",
+    "ms": "ms, s, us",
+    "us": "us, ms, s",
+    "tokens/s": "tok/s, ktok/s, tok/s/GPU",
+    "requests/s": "req/s, req/min",
+    "TFLOP/s": "TFLOP/s, GFLOP/s, PFLOP/s",
+    "GB/s": "GB/s, TB/s, GiB/s",
+    "GB": "GB, MB, GiB",
+    "bytes": "B, KB, KiB, MB",
+    "fraction": "fraction, %",
+    "times": "x, %",
+    "count": "req, requests, sequences, blocks, or none",
+    "USD": "USD",
+    "J": "J, kJ, Wh",
+}
+_REMARK = re.compile(r"\(.*\)")
+# What stands in where a figure needs no traffic and no model of its own.
+_NO_TRAFFIC = {
+    "arrivals": {"process": "closed_loop", "concurrency": 1},
+    "num_requests": 1,
+    "input_tokens": {"distribution": "fixed", "value": 128},
+    "output_tokens": {"distribution": "fixed", "value": 128},
+}
+_NO_MODEL = "tiny-llama"
+
+
+# operator -> (sizes that it needs, sizes that it may have)
+_SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "gemm": (("m", "n", "k"), ("format",)),
+    "attention_prefill": (
+        ("tokens", "heads", "head_dim"),
+        ("batch", "kv_heads", "v_head_dim", "cached", "window", "kv_format", "format"),
+    ),
+    "attention_decode": (
+        ("context", "heads", "head_dim"),
+        ("batch", "kv_heads", "v_head_dim", "window", "kv_format", "format"),
+    ),
+    "moe": (
+        ("tokens", "experts", "top_k", "hidden", "intermediate"),
+        ("expert_parallel", "is_gated", "format"),
+    ),
+    "all_reduce": (("message_bytes", "ranks"), ()),
+}
+
+
+def factor_of_unit(unit: str, dimension: str, metric: str) -> float:
+    """What one `unit` is in `dimension`. Case, spaces and remarks in brackets do not count.
+
+    Raises ValueError that names the units of the metric.
+    """
+    known = _UNITS[dimension]
+    plain = "".join(_REMARK.sub("", unit).split()).lower()
+    if plain in known:
+        return known[plain]
+    near = did_you_mean(plain, known)
+    raise ValueError(f"unit: found {unit!r}, {metric} is given in {_USUAL[dimension]}{near and '.' + near}")
+
+
+class KernelShape(Spec):
+    """One kernel of given sizes on one device, timed alone; `format` as in `engine.quantization`, or bf16, fp16, fp32.
+
+    gemm:              (m, k) x (k, n)
+    attention_prefill: `batch` causal prompts of `tokens` (after `cached` ones), `heads` query heads; flash or standard
+                       attention as `engine.attention` says
+    attention_decode:  `batch` sequences of one new token and `context` tokens of KV; split as `engine.split_kv` says
+    moe:               `tokens` tokens through `top_k` of `experts` experts, hidden x intermediate each, shared out over
+                       `expert_parallel` devices, chosen as the scenario's `routing` says
+    all_reduce:        `message_bytes` over `ranks` devices
+    """
+
+    operator: Literal["gemm", "attention_prefill", "attention_decode", "moe", "all_reduce"]
+    format: str | None = None
+    m: PositiveInt | None = None
+    n: PositiveInt | None = None
+    k: PositiveInt | None = None
+    batch: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+    cached: NonNegativeInt | None = None
+    context: PositiveInt | None = None
+    heads: PositiveInt | None = None
+    kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    v_head_dim: PositiveInt | None = None
+    window: PositiveInt | None = None
+    kv_format: str | None = None
+    experts: PositiveInt | None = None
+    top_k: PositiveInt | None = None
+    hidden: PositiveInt | None = None
+    intermediate: PositiveInt | None = None
+    expert_parallel: PositiveInt | None = None
+    is_gated: bool | None = None
+    message_bytes: PositiveFloat | None = None
+    ranks: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _has_the_sizes_of_its_operator(self) -> "KernelShape":
+        needed, optional = _SIZES[self.operator]
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None} - {"operator"}
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise ValueError(f"{self.operator} needs {', '.join(missing)} (it takes {', '.join((*needed, *optional))})")
+        unused = sorted(given - {*needed, *optional})
+        if unused:
+            raise ValueError(
+                f"{self.operator} has no {', '.join(unused)}; remove it (it takes {', '.join((*needed, *optional))})"
+            )
+        return self
+
+    def size(self, name: str, default: int = 1) -> int:
+        """A size, or what stands for it where it is not given."""
+        value = getattr(self, name)
+        return default if value is None else int(value)
+
+
+class Published(Spec):
+    """A published figure, and how it is to be predicted.
+
+    metric:    see perfmodel.planning.metrics, or docs/published.md
+    value:     a number in `unit`; [low, high] where the source gives a range
+    technique: the family of techniques that the figure is about, any text; figures are grouped by it
+    setup:     what the source says of how it was measured; note: why the prediction may differ from it
+    fitted:    whether it stands in a table that calibrations were fitted to: then it validates nothing
+    step, operator, kernel: what of a step is meant, where the metric is not of a whole run
+    baseline:  `--set` overrides that turn the scenario into what the figure is relative to; then `ratio` says which
+               way round, and `value` is a ratio
+    """
+
+    metric: str
+    value: float | tuple[float, float]
+    unit: str = ""
+    source: str
+    id: str = ""
+    technique: str = "unnamed"
+    url: str = ""
+    setup: str = ""
+    note: str = ""
+    fitted: bool = False
+    step: StepSpec | None = None
+    operator: tuple[str, ...] = ()
+    kernel: KernelShape | None = None
+    baseline: tuple[str, ...] = ()
+    ratio: Literal["speedup", "gain", "saving", "scenario_over_baseline", "baseline_over_scenario"] | None = Field(
+        default=None, description="Only with `baseline`; default speedup: how many times better than the baseline"
+    )
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _known_by_other_names(cls, value: Any) -> Any:
+        return ALIASES.get(value, value) if isinstance(value, str) else value
+
+    @field_validator("operator", "baseline", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else () if value is None else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _value_with_its_unit(cls, data: Any) -> Any:
+        """`value: 104.9 tok/s` is a value and a unit."""
+        if isinstance(data, dict) and isinstance(data.get("value"), str) and not data.get("unit"):
+            number, _, unit = data["value"].strip().partition(" ")
+            return {**data, "value": number, "unit": unit.strip()}
+        return data
+
+    @model_validator(mode="after")
+    def _is_something_to_predict(self) -> "Published":
+        if self.kernel is not None and (self.step is not None or self.operator):
+            raise ValueError("found kernel beside step or operator; a kernel is timed alone, keep one of them")
+        if self.operator and self.step is None:
+            raise ValueError("found operator without step; say of which step it is one, as in step: {prefill: 512}")
+        if self.ratio is not None and not self.baseline:
+            raise ValueError("found ratio without baseline; give the `--set` overrides that make the baseline")
+        ends = self.value if isinstance(self.value, tuple) else (self.value, self.value)
+        if not 0 < ends[0] <= ends[1]:
+            raise ValueError("value: allowed a number above 0, or [low, high] of two such numbers")
+        metric = self.found
+        if metric.needs_context and (self.step is None or self.step.context is None):
+            raise ValueError(f"{self.metric} needs `step: {{batch: ..., context: ...}}`, tokens of each sequence")
+        _ = self.factor
+        return self
+
+    @property
+    def found(self) -> Metric:
+        """The metric. Raises ValueError for one that the figure cannot have."""
+        return metric_named(self.metric, self.basis)
+
+    @property
+    def basis(self) -> Basis:
+        """What the figure is of."""
+        if self.kernel is not None:
+            return "kernel"
+        if self.operator:
+            return "operator"
+        if needs_no_run(self.metric):
+            return "memory"
+        return "step" if self.step is not None else "run"
+
+    @property
+    def dimension(self) -> str:
+        """What `unit` is a unit of: the metric's own, or that of a ratio."""
+        return RATIOS[self.ratio or "speedup"] if self.baseline else self.found.dimension
+
+    @property
+    def factor(self) -> float:
+        """Factor that turns `unit` into the metric's own unit."""
+        return factor_of_unit(self.unit, self.dimension, self.metric)
+
+    @property
+    def family(self) -> str:
+        """The table that the figure's error belongs to."""
+        if self.basis == "run":
+            return "system ratios" if self.baseline else "systems"
+        return {"kernel": "kernels", "operator": "kernels", "step": "steps", "memory": "memory"}[self.basis]
+
+
+def complete(data: dict[str, Any]) -> None:
+    """Fill in what a figure of a step or of a kernel does not need: traffic, and for a kernel the model."""
+    block = data.get("published")
+    if not isinstance(block, dict):
+        return
+    if not block.keys().isdisjoint(("kernel", "operator", "step")) or needs_no_run(str(block.get("metric"))):
+        data.setdefault("traffic", dict(_NO_TRAFFIC))
+    if "kernel" in block:
+        data.setdefault("model", _NO_MODEL)

@@ -1,0 +1,419 @@
+"""`validate serving`, `steady-state`, `throughput` and `per-request`: recorded runs, simulated and compared."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost import ServerFit, plan_memory
+from perfmodel.cost.calibrations.provenance import provenance_of
+from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
+from perfmodel.evidence.fit.profiles import cell_of
+from perfmodel.evidence.observation import Observation, Prediction, Progress
+from perfmodel.evidence.predict.recorded import (
+    num_slices,
+    simulate_log,
+    simulate_offline_runs,
+    simulate_runs,
+    simulate_steady_states,
+    with_traffic,
+)
+from perfmodel.evidence.report import (
+    Comparison,
+    ErrorStats,
+    Rows,
+    ValidationReport,
+    by_dimension,
+    comparison_of,
+    not_covered,
+    pooled,
+    range_names,
+    rows_of,
+    worst_of,
+)
+from perfmodel.evidence.sources.recorded import METRICS, read_offline_runs, read_request_log, read_serving_runs
+from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.planning.typical_step import StepChoice, mean_step
+from perfmodel.specs import Scenario
+from perfmodel.specs.cluster import PoolSpec
+from perfmodel.specs.traffic import Lengths
+from perfmodel.trust.index import MeasuredSetup, setup_of
+
+Dimensions = Mapping[str, Callable[[Prediction], str]]
+
+
+def _scenario(pair: Prediction) -> Scenario:
+    return pair.row.scenario
+
+
+_DEVICE: Dimensions = {"device": lambda pair: _scenario(pair).hardware.name}
+_MODEL: Dimensions = {"model": lambda pair: _scenario(pair).model.name}
+_PRECISION: Dimensions = {
+    "precision": lambda pair: _scenario(pair).model.quantization.weights or _scenario(pair).model.dtype
+}
+_TENSOR_PARALLEL: Dimensions = {"tensor parallel": lambda pair: str(_scenario(pair).engine.tensor_parallel_size)}
+
+
+def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) -> Prediction:
+    """The pair that row `number` of a comparison is of."""
+    members = [pair for pair in pairs if comparison.metric in pair.row.metrics]
+    return members[int(np.flatnonzero(comparison.rows.kept)[number])]
+
+
+def _latency_parts(
+    pairs: Sequence[Prediction], scenario_of: Callable[[Prediction], Scenario], comparison: Comparison, number: int
+) -> dict[str, Any]:
+    """Parts of a mean latency by the typical steps of the pair's scenario."""
+    pair, metric = _compared(comparison, number, pairs), comparison.metric
+    predicted, measured, ttft = pair.metrics[metric], pair.row.metrics[metric], pair.metrics["ttft_mean"]
+    return latency_breakdown(metric, predicted, measured, ttft, TypicalSteps.of(scenario_of(pair)))
+
+
+# ---------------------------------------------------------------- serving
+
+_STAGE_DIMENSIONS: Dimensions = {
+    **_DEVICE,
+    **_MODEL,
+    "load": lambda pair: "overloaded" if pair.row.is_overloaded else "steady",
+    "engine": lambda pair: _scenario(pair).engine.profile,
+    **_TENSOR_PARALLEL,
+}
+_RATES = (2, 5, 10, 20)
+_ABOUT_SERVING = (
+    "Recorded runs of a server under open-loop load in stages, each simulated whole: the same engine "
+    "arguments, arrivals drawn by the same process, prompts that repeat as the load tool repeats them. One row"
+    " is one stage. Calibrations of devices come from kernel tables or layer profiles, never from serving "
+    "runs, so what they say of models, loads and parallelism is no training data. The engine's profile (host "
+    "time, front end, sampling traffic: the same few numbers for all runs) was fitted to the means of steady "
+    "stages of the runs that its source names; if these are those runs, means are training data for these"
+    " numbers, while percentiles and overloaded stages are not."
+)
+
+
+def validate_serving(path: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Simulate every run of the file and compare each stage. Runs that cannot be described are listed with a reason."""
+    rows, left_out = read_serving_runs(path)
+    return report_serving(simulate_runs(rows, progress, intervals=True), left_out)
+
+
+def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
+    """Errors over all stages, and by device, model and load."""
+    comparisons = [_stages_compared(pairs, metric) for metric in METRICS]
+    return ValidationReport(
+        kind="serving",
+        rows=len(pairs) + len(left_out),
+        covered=len(pairs),
+        metrics=pooled(comparisons),
+        by=by_dimension(comparisons),
+        worst=worst_of(comparisons, 3, partial(_latency_parts, pairs, _at_stage)),
+        notes=[*_memory_notes(pairs), *_overload_notes(pairs), *not_covered([], left_out)],
+        comparisons=comparisons,
+        provenance=provenance_of([_scenario(pair) for pair in pairs]),
+        about=_ABOUT_SERVING,
+    )
+
+
+def _stages_compared(pairs: Sequence[Prediction], metric: str) -> Comparison:
+    members = [pair for pair in pairs if metric in pair.row.metrics]
+    rates = [_at_stage(pair).traffic.arrivals.stages[0].rate for pair in members]
+    return comparison_of(metric, "ms", members, _STAGE_DIMENSIONS, {"rate": range_names(rates, _RATES, "req/s")})
+
+
+def _at_stage(pair: Prediction) -> Scenario:
+    """The run's scenario under the load of one stage only."""
+    scenario, end = _scenario(pair), 0.0
+    assert pair.row.window is not None
+    for stage in scenario.traffic.arrivals.stages:
+        end += stage.duration_s
+        if end >= pair.row.window[1] * (1 - 1e-9):
+            return with_traffic(scenario, {"stages": (stage,)})
+    raise ValueError(f"{pair.row.label}: its run has no such stage")
+
+
+def _memory_notes(pairs: Sequence[Prediction]) -> list[str]:
+    """The plan's KV blocks beside those that servers logged: the runs above are simulated with the latter."""
+    result: dict[str, None] = {}
+    for scenario in map(_scenario, pairs):
+        engine, logged = scenario.engine, scenario.engine.num_gpu_blocks_override
+        if logged is None:
+            continue
+        free = engine.model_copy(update={"num_gpu_blocks_override": None})
+        planned = plan_memory(scenario.model, scenario.hardware, free).num_kv_blocks
+        where = f"memory: {scenario.model.name} on {engine.num_devices} x {scenario.hardware.name}"
+        result[f"{where}: {planned:,} KV blocks planned, {logged:,} logged ({planned / logged - 1:+.1%})."] = None
+    return list(result)
+
+
+def mean_backlog_wait_s(rate: float, capacity: float, duration_s: float) -> float:
+    """Mean wait in a queue that begins empty and grows by what `capacity` cannot take of `rate`, both in requests/s,
+    over the `duration_s` seconds in which requests arrive: one that arrives at t waits t (rate / capacity - 1)."""
+    return max(rate / capacity - 1, 0.0) * duration_s / 2
+
+
+def _overload_notes(pairs: Sequence[Prediction]) -> list[str]:
+    """What an error of the steps' durations makes of the wait, where more requests arrive than all slots serve."""
+    notes = []
+    for pair in pairs:
+        if not pair.row.is_overloaded:
+            continue
+        scenario, (measured, predicted) = _at_stage(pair), (pair.row.metrics, pair.metrics)
+        (stage,) = scenario.traffic.arrivals.stages
+        served, expected = (
+            scenario.engine.max_num_seqs * 1e3 / (item["e2el_mean"] - item["ttft_mean"])
+            for item in (measured, predicted)
+        )
+        waits = [mean_backlog_wait_s(stage.rate, item, stage.duration_s) for item in (served, expected)]
+        if waits[0]:
+            notes.append(
+                f"overloaded: {pair.row.label}: all slots serve {served:.2f} requests/s as measured, {expected:.2f} "
+                f"({expected / served - 1:+.1%}) as predicted, of {stage.rate:g} that arrive; what is left over waits, "
+                f"which alone makes TTFT {waits[1] / waits[0] - 1:+.0%} "
+                f"({predicted['ttft_mean'] / measured['ttft_mean'] - 1:+.0%} found)."
+            )
+    return notes
+
+
+# ---------------------------------------------------------------- steady states
+
+_STEADY_METRICS = ("tpot_mean", "ttft_mean")
+
+
+def _most(lengths: Lengths | None) -> int:
+    return (lengths.high or 0) if lengths else 0
+
+
+def _tokens(scenario: Scenario) -> str:
+    traffic = scenario.traffic
+    return f"{_most(traffic.input_tokens):,} in, {_most(traffic.output_tokens):,} out"
+
+
+def _parallelism(pool: PoolSpec) -> str:
+    engine = pool.engine
+    degrees = f"TP {engine.tensor_parallel_size}, DP {engine.data_parallel_size}"
+    experts = ", experts shared out" if engine.enable_expert_parallel else ""
+    return f"{'' if pool.role == 'unified' else pool.role + ' '}{degrees}{experts}"
+
+
+_STEADY_DIMENSIONS: Dimensions = {
+    **_DEVICE,
+    "engine": lambda pair: _scenario(pair).engine.profile,
+    **_MODEL,
+    **_PRECISION,
+    "concurrency": lambda pair: f"{_scenario(pair).traffic.arrivals.concurrency:,}",
+    "tokens": lambda pair: _tokens(_scenario(pair)),
+    "parallelism": lambda pair: "; ".join(_parallelism(pool) for pool in _scenario(pair).pools),
+    "cell": lambda pair: cell_of(_scenario(pair)),
+    "face value": lambda pair: "yes" if pair.row.is_reliable else "no",
+}
+_ABOUT_STEADY = (
+    "Mean TTFT and TPOT of servers at a fixed concurrency, each row simulated under the benchmark's protocol: "
+    "a closed loop, ten requests per slot, all sent at once on an idle server (of many slots fewer requests are "
+    "simulated, the later ones counting for those left out). Calibrations of devices come "
+    "from kernel tables, for which none of these rows is training data. The few numbers of an engine's profile "
+    "and of a generation of devices may have been fitted to steady states: where the sources below say so, and "
+    "these are those, the rows of that engine or generation are training data for them; models, sizes and "
+    "parallelism are not. Rows of unknown lengths or with suspected, unlabelled multi-token prediction are "
+    "simulated as they are labelled, and count in the groups only."
+)
+
+
+def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Simulate every row and compare; rows that cannot be simulated are listed with the reason."""
+    rows, left_out = read_steady_states(path)
+    return report_steady_state(simulate_steady_states(rows, progress, intervals=True), left_out)
+
+
+def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
+    """`metrics` counts the rows whose figures can be taken at face value, or all where there are none such.
+
+    `by` has all groups, and "all rows".
+    """
+    covered = [pair for pair in pairs if not pair.reason]
+    reliable = [pair for pair in covered if pair.row.is_reliable]
+    counted = reliable or covered
+    comparisons, counted_only = (
+        [comparison_of(metric, "ms", members, _STEADY_DIMENSIONS) for metric in _STEADY_METRICS]
+        for members in (covered, counted)
+    )
+    return ValidationReport(
+        kind="steady-state",
+        rows=len(pairs) + len(left_out),
+        covered=len(covered),
+        metrics=pooled(counted_only),
+        by={"all rows": pooled(comparisons)} | by_dimension(comparisons) | _by_given_groups(covered),
+        worst=worst_of(counted_only, 5, partial(_latency_parts, counted, _scenario)),
+        notes=[
+            f"metrics: {len(reliable)} of {len(covered)} rows, those with known lengths and no unlabelled MTP."
+            if reliable
+            else "metrics: all rows; none has known lengths and no suspicion of unlabelled MTP.",
+            *_cells(counted),
+            *_in_part(covered),
+            *not_covered(pairs, left_out),
+        ],
+        comparisons=comparisons,
+        provenance=provenance_of([_scenario(pair) for pair in covered]),
+        about=_ABOUT_STEADY,
+    )
+
+
+def _cells(pairs: Sequence[Prediction]) -> list[str]:
+    """Errors by cell, which is what somebody meets whose cell was never measured; each counts once."""
+    members: defaultdict[str, list[Prediction]] = defaultdict(list)
+    for pair in pairs:
+        members[cell_of(_scenario(pair))].append(pair)
+    if not members:
+        return []
+    result = []
+    for metric in _STEADY_METRICS:
+        medians = [rows_of(metric, cell).stats().median_ape for cell in members.values()]
+        middle, most = np.quantile(medians, [0.5, 0.9])
+        result.append(f"{metric.split('_')[0].upper()} {middle:.1%} and {most:.1%}")
+    what = f"{len(members)} cells (model x engine version x device x number format)"
+    return [f"by cell: median and p90 over {what} of each one's median error: {'; '.join(result)}."]
+
+
+def _in_part(pairs: Sequence[Prediction]) -> list[str]:
+    """What was not simulated whole, and what with fewer requests than were sent."""
+    sliced = sum(num_slices(_scenario(pair)) > 1 for pair in pairs)
+    fewer = sum(pair.details["is_shortened"] for pair in pairs)
+    notes = []
+    if sliced:
+        what = "large disaggregated deployments: one of their equal slices was simulated, under its share of the load."
+        notes.append(f"simulated in part: {sliced} rows are {what}")
+    if fewer:
+        notes.append(
+            f"shortened: of {fewer} rows four or five rounds of requests were simulated instead of ten, the last but "
+            f"one counting for those left out (mean TPOT within 1 %, mean TTFT within 3 % of whole runs)."
+        )
+    return notes
+
+
+def _by_given_groups(pairs: Sequence[Prediction]) -> dict[str, dict[str, ErrorStats]]:
+    """The groups that the reader of the rows names."""
+    result = {}
+    for name in sorted({group for pair in pairs for group in pair.row.groups}):
+        members = [pair for pair in pairs if name in pair.row.groups]
+        result[name] = {metric: rows_of(metric, members).stats() for metric in _STEADY_METRICS}
+    return result
+
+
+# ---------------------------------------------------------------- offline jobs
+
+_UNITS = {"throughput": "tok/s", "static_throughput": "tok/s", "ttft": "ms"}
+_OFFLINE_DIMENSIONS: Dimensions = {
+    **_DEVICE,
+    **_MODEL,
+    **_PRECISION,
+    **_TENSOR_PARALLEL,
+    "tokens": lambda pair: pair.row.labels["tokens"],
+}
+_ABOUT_THROUGHPUT = (
+    "Output tokens per second and device of TensorRT-LLM: with in-flight batching under more requests than it can run "
+    "at once (throughput), and of single static batches (static_throughput; ttft: of one prompt alone). None of these "
+    "rows was fitted to: kernels were calibrated on tables of kernels of later versions, the engine's profile on "
+    "servers of later versions. How the engine was configured is not in the data; it is taken to have run with its "
+    "defaults of that time (2,048 sequences, 8,192 tokens a step, KV in FP8 where weights are)."
+)
+
+
+def validate_throughput(path: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Simulate every row of a table, or of a folder of tables; rows that cannot be simulated are listed with why."""
+    rows, left_out = read_offline_runs(path)
+    return report_throughput(simulate_offline_runs(rows, progress), left_out)
+
+
+def report_throughput(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
+    """Errors over all rows, and by device, model, precision, parallelism and lengths."""
+    covered = [pair for pair in pairs if not pair.reason]
+    comparisons = [comparison_of(metric, unit, covered, _OFFLINE_DIMENSIONS) for metric, unit in _UNITS.items()]
+
+    def together(comparison: Comparison, number: int) -> dict[str, Any]:
+        return {"sizes": {"sequences together": _compared(comparison, number, covered).details["batch"]}}
+
+    return ValidationReport(
+        kind="throughput",
+        rows=len(pairs) + len(left_out),
+        covered=len(covered),
+        metrics=pooled(comparisons),
+        by=by_dimension(comparisons),
+        worst=worst_of(comparisons, 5, together),
+        notes=not_covered(pairs, left_out),
+        comparisons=comparisons,
+        provenance=provenance_of([_scenario(pair) for pair in covered]),
+        about=_ABOUT_THROUGHPUT,
+    )
+
+
+# ---------------------------------------------------------------- single requests
+
+_REQUEST_METRICS = ("e2el", "ttft", "tpot")
+_LENGTHS = (32, 128, 512, 2048)  # tokens
+_ABOUT_REQUESTS = (
+    "One recorded run replayed request by request: the arrivals, prompt lengths and answer lengths of its log,"
+    " the engine arguments and KV blocks that it had. The log was written inside the engine's process: no "
+    "server in front. The device's calibration comes from a layer profile or kernel tables; where that profile"
+    " was taken on this card, kernel times are training data and whole requests (batches, queueing, host time)"
+    " are not."
+)
+
+
+def validate_per_request(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Simulate the run and compare single requests, and their means."""
+    with TemporaryDirectory() as traces:
+        log = read_request_log(folder, traces)
+        pair = simulate_log(log, progress)
+    times = log.requests
+    assert times is not None
+    sizes = list(zip(times.num_prompt_tokens.tolist(), times.num_output_tokens.tolist(), strict=True))
+    labels = [
+        f"request {i}, {prompt} prompt tokens, {answer} output tokens" for i, (prompt, answer) in enumerate(sizes)
+    ]
+    rows = {metric: Rows(pair.requests[metric], getattr(times, f"{metric}_s"), labels) for metric in _REQUEST_METRICS}
+    means = {
+        f"{metric}_mean": Rows(
+            [item.predicted.mean()],
+            [item.measured.mean()],
+            ["mean over requests"],
+            pair.intervals.get(f"{metric}_mean"),
+        ).stats()
+        for metric, item in rows.items()
+    }
+    dimensions = {
+        "prompt": range_names(times.num_prompt_tokens, _LENGTHS),
+        "answer": range_names(times.num_output_tokens, _LENGTHS),
+    }
+    setups = [_logged_setup(log)] * len(times)
+    comparisons = [Comparison.of(metric, item, "s", dimensions, setups) for metric, item in rows.items()]
+    assert pair.result is not None
+    return ValidationReport(
+        kind="per-request",
+        rows=len(times),
+        covered=len(pair.result.requests or ()),
+        metrics=means | pooled(comparisons),
+        by=by_dimension(comparisons),
+        worst=worst_of(comparisons, 3, partial(_request_parts, pair, mean_step(pair.result))),
+        comparisons=comparisons,
+        provenance=provenance_of([log.scenario]),
+        about=_ABOUT_REQUESTS,
+    )
+
+
+def _logged_setup(log: Observation) -> MeasuredSetup:
+    """The run's setup, with the mean lengths of its log."""
+    assert log.requests is not None
+    prompts, answers = float(log.requests.num_prompt_tokens.mean()), float(log.requests.num_output_tokens.mean())
+    return setup_of(log.scenario)._replace(input_tokens=prompts, output_tokens=answers)
+
+
+def _request_parts(pair: Prediction, steps: StepChoice | None, comparison: Comparison, number: int) -> dict[str, Any]:
+    """Parts of one request's latency, with the run's mean decode step."""
+    rows, request = comparison.rows, int(np.flatnonzero(comparison.rows.kept)[number])
+    assert pair.row.requests is not None
+    typical = TypicalSteps.of(pair.row.scenario, steps, int(pair.row.requests.num_prompt_tokens[request]), ServerFit())
+    predicted_ms, measured_ms = 1e3 * float(rows.predicted[number]), 1e3 * float(rows.measured[number])
+    ttft_ms = 1e3 * float(pair.requests["ttft"][request])
+    return latency_breakdown(comparison.metric, predicted_ms, measured_ms, ttft_ms, typical)

@@ -1,0 +1,288 @@
+"""`Observation`: one measured result, whoever published it; `Prediction`: what is predicted for it.
+
+Readers (`sources`) make observations of files; `predictions_of` predicts each once, over the cores of this machine.
+"""
+
+import csv
+import gzip
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cores import num_processes
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.reach import read_rows
+from perfmodel.sim import RunResult
+from perfmodel.specs import EngineSpec, HardwareSpec, Scenario
+from perfmodel.specs.engine.devices import with_defaults
+from perfmodel.specs.engine.versions import parse_version
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Interval = tuple[float, float]
+Progress = Callable[[int, int], None]
+Entry = Mapping[str, str]
+Reasons = list[tuple[str, str]]  # (row, why it is not covered)
+RowT = TypeVar("RowT")
+PairT = TypeVar("PairT")
+NO_INTERVAL: Interval = (float("nan"), float("nan"))
+# What comes of reading an entry as what it should be, where it is something else.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_LONGEST_CHUNK = 48
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """Requests that were answered, in the order in which they were sent; one entry each.
+
+    start_s: since the first one was sent; None where the file does not say
+    ttft_s:  nan where the answer was not streamed
+    """
+
+    start_s: Floats | None
+    num_prompt_tokens: Ints
+    num_output_tokens: Ints
+    ttft_s: Floats
+    e2el_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.e2el_s)
+
+    def scaled(self, factor: float) -> "RequestTimes":
+        """The same requests with all times multiplied by `factor`."""
+        start_s = None if self.start_s is None else self.start_s * factor
+        return replace(self, start_s=start_s, ttft_s=self.ttft_s * factor, e2el_s=self.e2el_s * factor)
+
+    @property
+    def tpot_s(self) -> Floats:
+        """nan for answers of one token."""
+        later, nans = self.num_output_tokens - 1, np.full(len(self), np.nan)
+        tpot_s: Floats = np.divide(self.e2el_s - self.ttft_s, later, out=nans, where=later > 0)
+        return tpot_s
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One measured result.
+
+    setup:       what ran under which load: a scenario, or what one is made of when it is predicted
+    metrics:     what was measured, by name, in the metric's unit; requests: the same one by one, where they were logged
+    label:       the row as text, by default its name
+    labels:      dimension -> the row's group; groups: others that its source names
+    group:       rows of one setting share it
+    source:      who published it; flags: what is said there of its worth; is_reliable: its figures count as they are
+    window:      seconds of arrivals that it is of, where its run has several stages
+    """
+
+    name: str
+    setup: Any
+    metrics: Mapping[str, float]
+    requests: RequestTimes | None = None
+    label: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    group: str = ""
+    source: str = ""
+    flags: str = ""
+    is_reliable: bool = True
+    window: tuple[float, float] | None = None
+
+    @property
+    def scenario(self) -> Scenario:
+        """The setup of a source that describes it whole."""
+        assert isinstance(self.setup, Scenario)
+        return self.setup
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether requests were answered so much later than their answers take that a backlog must have grown."""
+        return self.metrics["ttft_mean"] > 0.5 * self.metrics["e2el_mean"]
+
+    def under(self, scenario: Scenario) -> "Observation":
+        """The row with another scenario."""
+        return replace(self, setup=scenario)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An observation and what was predicted for it; a reason where nothing could be.
+
+    metrics:   predicted, by name; intervals: 80 % of them as factors of the prediction, where there are any
+    requests:  metric -> seconds of each request, nan of those refused
+    scenario:  that was simulated or priced; is_known: its model has a card
+    details:   what else a report tells of how it was predicted
+    """
+
+    row: Observation
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    requests: Mapping[str, Floats] = field(default_factory=dict)
+    scenario: Scenario | None = None
+    is_known: bool = True
+    result: RunResult | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def predictions_of(
+    rows: Sequence[Observation],
+    work: Callable[[Observation], Prediction],
+    key: Callable[[Observation], Hashable],
+    alike: Callable[[Observation], Any],
+    progress: Progress | None = None,
+) -> list[Prediction]:
+    """`work` of each row in order, over the cores of this machine; rows of one `key` are predicted once.
+
+    work:  picklable; what it raises of PerfmodelError is the reason why there is no prediction
+    alike: as of `over_cores`
+    """
+    keys = [key(row) for row in rows]
+    distinct = dict(zip(reversed(keys), reversed(rows), strict=True))
+    predicted = over_cores(_Reasoned(work), list(distinct.values()), alike, progress)
+    result = dict(zip(distinct, predicted, strict=True))
+    return [replace(result[item], row=row) for item, row in zip(keys, rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Reasoned:
+    work: Callable[[Observation], Prediction]
+
+    def __call__(self, row: Observation) -> Prediction:
+        try:
+            return self.work(row)
+        except PerfmodelError as error:
+            return Prediction(row, reason=str(error))
+
+
+def over_cores(
+    work: Callable[[RowT], PairT],
+    rows: Sequence[RowT],
+    alike: Callable[[RowT], Any],
+    progress: Progress | None = None,
+) -> list[PairT]:
+    """`work` of each row, in order; it must be picklable.
+
+    alike: a key; rows of one key run the same steps as often as can be, and share what these cost as neighbours
+    """
+    order = sorted(range(len(rows)), key=lambda i: alike(rows[i]))
+    result: dict[int, PairT] = {}
+    with ProcessPoolExecutor(num_processes(len(rows))) as pool:
+        chunk = min(_LONGEST_CHUNK, max(len(rows) // 32, 1))
+        pairs = pool.map(work, [rows[i] for i in order], chunksize=chunk)
+        for done, (i, pair) in enumerate(zip(order, pairs, strict=True), 1):
+            result[i] = pair
+            if progress is not None:
+                progress(done, len(rows))
+    return [result[i] for i in range(len(rows))]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def described(entries: Iterable[tuple[str, Any]], row_of: Callable[[str, Any], RowT]) -> tuple[list[RowT], Reasons]:
+    """What `row_of` makes of each (name, entry), and (name, reason) where it makes nothing."""
+    rows: list[RowT] = []
+    left_out: Reasons = []
+    for name, entry in entries:
+        try:
+            rows.append(row_of(name, entry))
+        except PerfmodelError as error:
+            left_out.append((name, str(error)))
+        except MALFORMED as error:
+            left_out.append((name, incomplete(error)))
+    return rows, left_out
+
+
+def incomplete(error: Exception) -> str:
+    """One sentence for a row that could not be read because of `error`, one of `MALFORMED`."""
+    if isinstance(error, KeyError):
+        return f"its description is incomplete: {error.args[0]!r} is missing, or is none of the known values."
+    return f"its description is incomplete: {error}"
+
+
+def named(entries: Iterable[Entry]) -> Iterable[tuple[str, Entry]]:
+    """Rows of a table by their id, or their line."""
+    return ((entry.get("id") or f"line {number}", entry) for number, entry in enumerate(entries, 2))
+
+
+def table_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV, plain or gzipped. Raises SpecError for what cannot be read."""
+    try:
+        return read_rows(path)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def lenient_rows(path: str | Path, needed: Sequence[str], what: str) -> list[dict[str, str]]:
+    """The rows of a CSV that people keep by hand: cells without spaces around them, lines that may be short.
+
+    needed: columns that it must have; what: it is a table of. Raises SpecError where it is none.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise SpecError(f"{file}: no such file.")
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise SpecError(f"{file}: is no table of {what}: column {missing[0]} is missing.")
+            return [
+                {name: (value or "").strip() for name, value in row.items() if isinstance(name, str)} for row in reader
+            ]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise SpecError(f"{file}: cannot be read as a table ({error}).") from None
+
+
+# ---------------------------------------------------------------- where measurements come from
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A kind of recorded measurements: what they are, and their publisher with the licence.
+
+    A calibration names no file and no model: it must hold for whatever runs on the device.
+    """
+
+    kind: str
+    publisher: str
+
+    def source(self, what: str) -> str:
+        """`what`, such as "1,000 kernel times", and who measured it."""
+        return f"{what} published by {self.publisher}"
+
+    def command(self, engine: str) -> str:
+        """The command that fits measurements of this kind."""
+        return f"perfmodel calibrate --from <{self.kind}> --engine {engine}"
+
+
+KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")
+LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
+SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
+PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
+STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
+
+# Records without a version, or with the name of a build alone, are of the first half of 2026: what was current then.
+_CURRENT = {"vllm": "0.19.0", "sglang": "0.5.9", "trtllm": "1.2.0"}
+
+
+def recorded_engine(profile: str, version: str, hardware: HardwareSpec, arguments: Mapping[str, Any]) -> EngineSpec:
+    """The engine as it ran.
+
+    profile:   its name in hardware_specs/engines
+    version:   as the record states it, or ""; one older or newer than any described has the facts of the nearest, and
+               wider intervals (`perfmodel.cost.scenario_fits`)
+    hardware:  the devices that it ran on
+    arguments: those of `EngineSpec` that the record gives
+    """
+    try:
+        is_numbered = bool(parse_version(version)[0])
+    except SpecError:
+        is_numbered = False
+    stated = version if is_numbered else _CURRENT.get(profile)
+    return with_defaults(EngineSpec(**{**arguments, "profile": profile, "version": stated}), hardware)

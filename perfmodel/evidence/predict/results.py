@@ -1,0 +1,470 @@
+"""Published results: saturated engines and submissions to a benchmark by their mean steps, one batch by its steps,
+tests of single machines by theirs, all others simulated, for as long as it takes to reach the steady state.
+
+`MeanSteps`: a saturated engine has B requests that decode, as many as its KV blocks hold, and for each that ends a
+prompt that comes: with o tokens an answer, p a prompt and T a step, on average
+
+    requests/s = B / (o T),    T = T( B decodes, B / o prompts of p tokens )
+
+(fewer than B where the token budget is full), and a server at a rate below that has the batch at which it serves just
+that rate.
+
+Beams of a request have their prompt's blocks in common. The kernel reads a request's prompt once for each beam, and the
+beams' thread blocks run side by side: the first read comes from HBM, the others find it in L2. With b beams, p tokens
+of prompt, and a tokens behind it in each beam, a step takes as long as one that reads from HBM
+
+    p (1 + (b - 1) / s) + b a    tokens of a request,
+
+s the speed of reads from L2 over those from HBM. Kernel tables have it where a benchmark repeats on KV that stays in L2
+(`FlashDecodeFit.cache_speedup`); kernels without such rows have the median of those with.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from perfmodel.cost import (
+    Calibration,
+    EngineProfile,
+    HostFit,
+    OperatorTimer,
+    Residuals,
+    ServerFit,
+    load_calibration,
+    load_engine_profile,
+    plan_memory,
+    step_costs,
+)
+from perfmodel.cost.calibrations.backends import BackendFits, backend_calibration, engine_calibration
+from perfmodel.cost.calibrations.draws import LogNormal
+from perfmodel.cost.calibrations.files import calibrated_kernels
+from perfmodel.cost.calibrations.whole_runs import WholeRunFits, load_whole_runs, whole_run_calibration
+from perfmodel.cost.forms.attention.decode import FlashDecodeFit
+from perfmodel.cost.steps.pricer import StepPricer
+from perfmodel.cost.steps.tables import PS_PER_S
+from perfmodel.errors import DoesNotFitError, PerfmodelError
+from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, predictions_of
+from perfmodel.evidence.predict.recorded import requests_of, weighted_means, with_traffic
+from perfmodel.evidence.sources.local import DeviceTable, LocalModel, LocalSetup, Test, local_scenario, row_tests
+from perfmodel.evidence.sources.setups import Setup, layouts, quantization_of, scenario_of, served_device
+from perfmodel.ops.work import BatchShape, Work, windowed_contexts
+from perfmodel.sim import RequestColumns, simulate
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import load_hardware
+from perfmodel.specs.traffic import Lengths
+
+
+def tokens_read(prompt: float, behind: float, beams: int, speedup: float) -> float:
+    """KV tokens that a beam's attention reads in a step, as if all came from HBM; mean over the beams of a request.
+
+    prompt, behind: tokens of the prompt, and of each beam's own answer; speedup: of reads from L2 over HBM
+    """
+    return prompt * (1 + (beams - 1) / speedup) / beams + behind
+
+
+def cached_read_speedup(work: Work, hardware: HardwareSpec, calibration: Calibration) -> float:
+    """How much faster than from HBM the kernel of `work`, a decode's attention, reads KV that is in L2."""
+    fit = OperatorTimer(hardware, calibration).fit(work)
+    is_known = isinstance(fit, FlashDecodeFit) and "cache_speedup" in fit.model_fields_set
+    return fit.cache_speedup if isinstance(fit, FlashDecodeFit) and is_known else _usual_speedup()
+
+
+@lru_cache(maxsize=1)
+def _usual_speedup() -> float:
+    """The median of all measured kernels that read faster from L2; 1 without any."""
+    result = []
+    for device, engine, _ in calibrated_kernels():
+        fits = load_calibration(load_hardware(device), engine).families.values()
+        result += [fit.cache_speedup for fit in fits if isinstance(fit, FlashDecodeFit) and fit.cache_speedup > 1.05]
+    return float(np.median(result)) if result else 1.0
+
+
+_STATES = 40  # sizes of batches that are looked at
+_MOST_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limits
+
+
+class MeanSteps:
+    """Mean steps of an instance. Raises PerfmodelError where the model does not fit its devices."""
+
+    def __init__(self, setup: Setup, scenario: Scenario, fits: WholeRunFits | None = None) -> None:
+        self.setup, self.scenario = setup, scenario
+        self.given = _given(scenario, fits)
+        known = self.given or engine_calibration(scenario.hardware, scenario.engine)
+        self.profile = _profile_of(setup, known)
+        costs = step_costs(scenario, self.given, self.profile)
+        self.calibration: Calibration = costs.calibration
+        self._pricer: StepPricer = costs.pricer()
+        self._spans = scenario.model.attention_spans
+        engine = scenario.engine
+        spread = _spread(scenario.traffic.output_tokens)
+        behind = setup.answer / 2 * (1 + spread**2)  # mean tokens of the answer that a sequence has, over its life
+        self._context = self._read(setup.prompt, behind)
+        plan = plan_memory(scenario.model, scenario.hardware, engine)
+        held = round(setup.prompt + setup.beams * behind)
+        self._slots = max(1, min(plan.max_batch(held), engine.max_num_seqs))
+        self._exclusive = _is_exclusive(scenario)
+        committed = fits or load_whole_runs()
+        self._tails = committed.tpot_tail, committed.ttft_tail
+
+    def _read(self, prompt: int, behind: float) -> int:
+        """KV tokens that a decode's attention reads on average, of a prompt and so many tokens behind it."""
+        if self.setup.beams == 1:
+            return max(1, round(prompt + behind))
+        alone = round(prompt + behind)
+        step = self._pricer.explain(BatchShape(1, 1, (), 1, alone, windowed_contexts(1, alone, self._spans)))
+        attention = next((row.work for row in step.rows if row.work.family == "attention_decode"), None)
+        if attention is None:
+            return max(1, alone)
+        speedup = cached_read_speedup(attention, self.scenario.hardware, self.calibration)
+        return max(1, round(tokens_read(prompt, behind, self.setup.beams, speedup)))
+
+    def seconds(self, slots: float, arriving: float) -> float:
+        """Seconds of a mean step with `slots` requests that decode and so many prompts that arrive; between whole
+        numbers of prompts, so many steps have one more."""
+        decodes = max(1, round(slots * self.setup.beams))
+        size, parts = self._part(decodes)
+        prompts = arriving * parts
+        if self._exclusive:
+            together = max(1, round(arriving)) if parts == 1 else 1
+            return self._price(decodes, 0, 0) + prompts / together * self._price(0, together, size)
+        fewer = int(prompts)
+        more = prompts - fewer
+        result = (1 - more) * self._price(decodes, fewer, size)
+        return result + more * self._price(decodes, fewer + 1, size) if more else result
+
+    def _part(self, decodes: int) -> tuple[int, int]:
+        """(tokens of a prompt that one step computes, steps that the prompt takes)"""
+        budget = self.scenario.engine.max_num_batched_tokens
+        room = max(budget if self._exclusive else budget - decodes, 1)
+        parts = -(-self.setup.prompt // room)
+        return max(2, -(-self.setup.prompt // parts)), parts
+
+    def _price(self, decodes: int, prompts: int, size: int) -> float:
+        """Seconds of a step with so many decodes, and prompts or parts of them of `size` tokens."""
+        cached = (self.setup.prompt - size) // 2 if size else 0
+        summed = decodes * self._context
+        windowed = windowed_contexts(decodes, summed, self._spans) if decodes else ()
+        tokens, samples = decodes + prompts * size, decodes + prompts
+        shape = BatchShape(tokens, samples, ((size, cached),) * prompts, decodes, summed, windowed)
+        return float(self._pricer.price(shape)) / PS_PER_S
+
+    def saturated(self) -> float:
+        """Tokens of answers per second of an instance that always has requests waiting."""
+        return self._served(self.most_slots) * max(self.setup.answer, 1)
+
+    @property
+    def most_slots(self) -> float:
+        """Requests that decode at once at most: by KV blocks, the engine's arguments and a full token budget."""
+        if self._exclusive:
+            return self._slots
+        answer, room = max(self.setup.answer, 1), self.scenario.engine.max_num_batched_tokens
+        return max(min(self._slots, room * answer / (self.setup.prompt + answer * self.setup.beams)), 1.0)
+
+    def _step(self, slots: float) -> float:
+        """Seconds of a mean step in which so many requests decode; as many prompts come as answers end."""
+        return self.seconds(slots, slots / max(self.setup.answer, 1))
+
+    def _served(self, slots: float) -> float:
+        """Requests per second."""
+        return slots / (max(self.setup.answer, 1) * self._step(slots))
+
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether all requests of a burst, alike in length, run at once from their prompts to their last tokens."""
+        count = self.scenario.traffic.num_requests or 1
+        has_backends = bool(self.scenario.engine.described.facts.backends)
+        return not (self.setup.is_varied or has_backends) and count <= self._slots
+
+    def batch(self, instances: int) -> dict[str, float]:
+        """Latencies, ms, and output tokens per second of all instances, of one batch each."""
+        count = self.scenario.traffic.num_requests or 1
+        size, parts = self._part(0)
+        together = max(1, self.scenario.engine.max_num_batched_tokens // size)
+        steps = -(-count * parts // together)
+        item = self._price(0, max(1, round(count * parts / steps)), size)
+        step_s, later = self._price(count, 0, 0), max(self.setup.answer - 1, 0)
+        whole = steps * item + later * step_s
+        result = {"ttft_mean": (steps + 1) / 2 * item, "tpot_mean": step_s, "e2el_mean": whole}
+        result = {name: 1e3 * value for name, value in result.items()}
+        return result | {"output_tokens_per_s": instances * count * self.setup.answer / max(whole, 1e-9)}
+
+    @cached_property
+    def _states(self) -> list[tuple[float, float, float]]:
+        """(requests per second, seconds of a mean step, requests that decode) of ever larger batches, as far as they
+        serve more."""
+        result: list[tuple[float, float, float]] = []
+        for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES).tolist():
+            step_s = self._step(slots)
+            rate = slots / (max(self.setup.answer, 1) * step_s)
+            if not result or rate > result[-1][0]:
+                result.append((rate, step_s, slots))
+        return result
+
+    def open(self, rate: float) -> float:
+        """Seconds of a mean step at so many requests per second, or at as many as the instance serves."""
+        rates, steps, _ = zip(*self._states, strict=True)
+        if rate < rates[-1]:
+            return float(np.interp(rate, rates, steps))
+        full = self._step(self.most_slots)  # as full as the limit on TPOT allows
+        most = self.setup.tpot_limit_s / self._tails[0] or full
+        return max(min(full, most), float(steps[-1]))
+
+    def rate_at_limits(self) -> float:
+        """The highest rate at which the limits on TPOT and TTFT are kept, requests per second."""
+        most_tpot = self.setup.tpot_limit_s / self._tails[0] or 1e9
+        most_ttft = self.setup.ttft_limit_s / self._tails[1] or 1e9
+        kept = [
+            rate for rate, step_s, _ in self._states if step_s <= most_tpot and self.ttft(rate, step_s) <= most_ttft
+        ]
+        return max(kept, default=self._states[0][0])
+
+    def ttft(self, rate: float, step_s: float) -> float:
+        """Mean TTFT at so many requests per second, in seconds, with steps of `step_s` on average.
+
+        Half a step until the next begins, one more where it was planned ahead, and the prompt's own. Prompts that take
+        several steps wait for each other: an M/G/1 queue (Pollaczek and Khinchine).
+        """
+        decodes = max(1, round(rate * self.setup.answer * step_s * self.setup.beams))
+        size, parts = self._part(decodes)
+        own = self._price(0 if self._exclusive else decodes, 1, size)
+        planned = float(self.scenario.engine.async_scheduling) + (self.setup.steps_at_once - 1) / 2
+        begin = (0.5 + planned) * step_s
+        if parts == 1:
+            return begin + max(own, step_s)
+        spread = _spread(self.scenario.traffic.input_tokens)
+        busy = min(rate * own * parts, _MOST_BUSY)
+        return begin + own * parts * (1 + busy * (1 + spread**2) / (2 * (1 - busy)))
+
+    def at(self, rate: float) -> dict[str, float]:
+        """Latencies, ms, at so many requests per second, with the tails that submissions to a benchmark have."""
+        step_s = self.open(rate)
+        ttft, (tpot_tail, ttft_tail) = self.ttft(rate, step_s), self._tails
+        result = {"tpot_mean": step_s, "tpot_p99": step_s * tpot_tail, "ttft_mean": ttft, "ttft_p99": ttft * ttft_tail}
+        result["e2el_mean"] = ttft + step_s * (self.setup.answer - 1)
+        return {name: 1e3 * value for name, value in result.items()}
+
+
+def _is_exclusive(scenario: Scenario) -> bool:
+    """Whether steps compute prompts or decode, never both."""
+    engine = scenario.engine
+    own = engine.prefill_exclusive
+    return engine.described.facts.batching.prefill_exclusive if own is None else own
+
+
+def _spread(lengths: Lengths | None) -> float:
+    """Standard deviation over mean."""
+    return (lengths.std or 0.0) / lengths.mean if lengths is not None and lengths.mean else 0.0
+
+
+def _given(scenario: Scenario, fits: WholeRunFits | None) -> Calibration | None:
+    """The calibration by whole runs of a device without kernel tables; None where it is known by tables, or where a
+    backend of the engine is fitted."""
+    engine, hardware = scenario.engine, scenario.hardware
+    if engine.described.facts.backends or has_kernel_tables(hardware, engine.profile):
+        return None
+    return whole_run_calibration(hardware, engine.profile, fits, or_others=True)
+
+
+def has_kernel_tables(hardware: HardwareSpec, engine: str) -> bool:
+    """Whether kernels of the device, or of one related to it, were published. engine: by its name"""
+    return bool(load_calibration(hardware, engine).families.keys() - {"collective"})
+
+
+def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
+    """The engine's profile; without a server in front, or launches of a step that was compiled ahead. The host's time
+    is the calibration's where whole runs have it."""
+    profile = load_engine_profile(setup.engine)
+    if calibration.host != HostFit():
+        profile = profile.model_copy(update={"host": HostFit()})
+    if setup.is_in_process:
+        profile = profile.model_copy(update={"server": ServerFit()})
+    if setup.is_compiled:
+        none = {name: 0.0 for name in HostFit.model_fields if "prompt" in name}
+        profile = profile.model_copy(update={"host": profile.host.model_copy(update=none)})
+    return profile
+
+
+_MOST_REQUESTS = 4000
+_UNKNOWN_SHAPE = 1.3  # how much wider the interval of a model without a card is
+_LEAST = 0.02  # half of an interval at least, in logarithms
+_P90 = 1.2816  # of a standard normal: the half-width of an 80 % interval
+
+
+# ---------------------------------------------------------------- single machines
+
+
+def predict_rows(
+    rows: Sequence[Observation], folder: Path, progress: Progress | None = None, fits: BackendFits | None = None
+) -> list[Prediction]:
+    """A prediction for each figure of a single machine; settings that several rows share are priced once.
+
+    folder: where `devices.csv` is; fits: in place of those of the engines' files
+    """
+    table = DeviceTable(folder)
+    known: dict[Hashable, Prediction] = {}
+    pairs = []
+    for number, row in enumerate(rows):
+        if row.setup not in known:
+            known[row.setup] = _priced(row, table, fits)
+        pairs.append(replace(known[row.setup], row=row))
+        if progress is not None:
+            progress(number + 1, len(rows))
+    return pairs
+
+
+def _priced(row: Observation, table: DeviceTable, fits: BackendFits | None) -> Prediction:
+    setup: LocalSetup = row.setup
+    try:
+        hardware = table.device(setup.device, setup.device_class)
+        model = setup.stored_model()
+        scenario = local_scenario(setup, model, hardware)
+        calibration = backend_calibration(hardware, scenario.engine, fits)
+        pricer = step_costs(scenario, calibration).pricer()
+        tests = row_tests(setup, scenario.model.attention_spans, scenario.engine.max_num_batched_tokens)
+        rate = sum(map(partial(_rate, pricer), tests)) / len(tests)
+    except PerfmodelError as error:
+        return Prediction(row, reason=str(error))
+    residuals = calibration.prompt_residuals if setup.test == "pp" else calibration.step_residuals
+    seconds = LogNormal.of(residuals, calibration.spread * (1.0 if model.is_known else _UNKNOWN_SHAPE))
+    interval = 1.0 / seconds.at(_P90), 1.0 / seconds.at(-_P90)  # a rate is low where the seconds are high
+    metric = setup.metric
+    return Prediction(row, {metric: rate}, "", {metric: interval}, scenario=scenario, is_known=model.is_known)
+
+
+def _rate(pricer: StepPricer, test: Test) -> float:
+    """Tokens per second."""
+    return test.tokens * PS_PER_S / sum(pricer.price(shape) for shape in test.shapes)
+
+
+# ---------------------------------------------------------------- servers and offline jobs
+
+
+def predict_served(
+    rows: Sequence[Observation], folder: Path, progress: Progress | None = None, fits: WholeRunFits | None = None
+) -> list[Prediction]:
+    """A prediction for each row; setups that several rows share are predicted once.
+
+    rows, progress: what to predict; called with (setups done, of how many)
+    folder:         where `devices.csv` is
+    fits:           of makers without kernel tables, in place of the committed ones
+    """
+    work = partial(predict_row, folder=folder, fits=fits)
+    return predictions_of(rows, work, lambda row: row.setup, _alike, progress)
+
+
+def _alike(row: Observation) -> tuple[str, ...]:
+    setup: Setup = row.setup
+    return setup.device, setup.engine, setup.model, setup.precision, str(setup.tp)
+
+
+def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None) -> Prediction:
+    """The prediction for one row; of a setup whose weights in 16 bits do not fit what served them, in 8.
+
+    row, folder, fits: as of `predict_served`
+    """
+    try:
+        return _fitting(row, row.setup, DeviceTable(folder), fits)
+    except PerfmodelError as error:
+        return Prediction(row, reason=str(error))
+    except ValidationError as error:  # the row has what no scenario can have
+        first = error.errors()[0]
+        return Prediction(row, reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+
+def _fitting(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:
+    try:
+        return _predicted(row, setup, table, fits)
+    except DoesNotFitError:
+        if setup.gguf_type or quantization_of(setup.precision or setup.model) is not None:
+            raise
+        return _predicted(row, replace(setup, precision="fp8"), table, fits)
+
+
+def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:
+    scenario, model, steps = _laid_out(setup, table, fits)
+    if setup.is_static and not setup.kv_dtype and not steps.is_one_batch and scenario.model.quantization.weights:
+        # It was one batch, so its KV was held in 8 bits, too.
+        return _predicted(row, replace(setup, kv_dtype="fp8"), table, fits)
+    instances = setup.instances_of(scenario.engine.num_devices)
+    if setup.load == "saturated":
+        metrics = {"tokens_per_s": instances * steps.saturated()}
+    elif setup.load == "burst" and steps.is_one_batch:
+        metrics = steps.batch(instances)
+    elif setup.tpot_limit_s or setup.beams > 1:
+        metrics = steps.at(setup.rate / instances)
+    else:
+        metrics = _simulated(setup, scenario, steps, instances)
+    wider = 1.0 if model.is_known else _UNKNOWN_SHAPE
+    widths = (fits or load_whole_runs()).widths
+    intervals = {metric: _interval(metric, setup, widths, wider) for metric in metrics}
+    return Prediction(row, metrics, "", intervals, scenario=scenario, is_known=model.is_known)
+
+
+def width_key(metric: str, setup: Setup) -> str:
+    """What errors are pooled by: the metric, and whether it is at a submission's limits."""
+    return f"{metric} at limits" if setup.tpot_limit_s else metric
+
+
+def _interval(metric: str, setup: Setup, widths: Mapping[str, Residuals], wider: float) -> Interval:
+    """The 80 % interval of a metric as factors of what is predicted; nan without any widths."""
+    result = widths.get(width_key(metric, setup))
+    if result is None:
+        return NO_INTERVAL
+    low, high = result.p50 + wider * (result.p10 - result.p50), result.p50 + wider * (result.p90 - result.p50)
+    return float(np.exp(min(low, -_LEAST))), float(np.exp(max(high, _LEAST)))
+
+
+def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tuple[Scenario, LocalModel, MeanSteps]:
+    """The layout that a submitter would choose: the first that keeps the limit on TPOT, or that serves most."""
+    counts = layouts(setup, served_device(setup, table))
+    result: list[tuple[float, Scenario, LocalModel, MeanSteps]] = []
+    reason: PerfmodelError | None = None
+    for count in counts:
+        try:
+            scenario, model = scenario_of("", setup, table, count)
+            steps = MeanSteps(setup, scenario, fits)
+        except PerfmodelError as error:
+            reason = reason or error
+            continue
+        if len(counts) == 1:
+            return scenario, model, steps
+        rate = steps.rate_at_limits() if setup.load == "open" else steps.saturated()
+        result.append((rate / count, scenario, model, steps))
+    if not result:
+        assert reason is not None
+        raise reason
+    return max(result, key=lambda item: item[0])[1:]
+
+
+def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: int) -> dict[str, float]:
+    sent, slots = scenario.traffic.num_requests or 1, scenario.traffic.arrivals.concurrency or 1
+    count = 1 if setup.load == "first_token" else min(sent, _MOST_REQUESTS)
+    if setup.load == "closed":
+        count = slots * min(max(sent // slots, 2), 4 if slots > 2 else 2)
+    whole = with_traffic(scenario, num_requests=count)
+    requests = requests_of(simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False))
+    result = _metrics(requests, instances)
+    if setup.load == "closed":
+        ttft, tpot = weighted_means(requests, slots, max(sent, len(requests)) // slots * slots)
+        whole_s = ttft + tpot * (setup.answer - 1)
+        result |= {"ttft_mean": 1e3 * ttft, "tpot_mean": 1e3 * tpot, "e2el_mean": 1e3 * whole_s}
+        result["output_tokens_per_s"] = instances * (slots * setup.answer / whole_s)
+    return result
+
+
+def _metrics(requests: RequestColumns, instances: int) -> dict[str, float]:
+    """Means of the requests, ms; output tokens per second of all instances."""
+    ttft, tpot, e2el = requests.ttft_s, requests.tpot_s, requests.e2el_s
+    tpot = tpot[np.isfinite(tpot)]
+    result = {"ttft_mean": float(ttft.mean()), "e2el_mean": float(e2el.mean())}
+    if len(tpot):
+        result["tpot_mean"] = float(tpot.mean())
+    result = {name: 1e3 * value for name, value in result.items()}
+    span = float(requests.finished_s.max() - requests.arrival_s.min())
+    result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)
+    return result

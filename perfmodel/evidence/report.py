@@ -1,0 +1,347 @@
+"""Predicted beside measured: pairs of values and how far apart they are, pooled, and the report made of them.
+
+    ape  = |predicted / measured - 1|          bias = mean(predicted) / mean(measured) - 1
+    interval_coverage = share of the rows with an interval whose measured value lies in the prediction's 80 % interval
+
+All figures are fractions. A `Comparison` holds all rows of one metric with their dimensions (device, model, load ...);
+every row has one group in each dimension: one way of pooling errors for every kind of truth. The groups of a report's
+`by` and the tables of a written report come from it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress
+from math import nan
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.cost.calibrations.provenance import Provenance
+from perfmodel.evidence.observation import NO_INTERVAL, Prediction
+from perfmodel.printable import Printable, columns_of
+from perfmodel.trust.index import MeasuredRow, MeasuredSetup, setup_of
+
+_MOST_WORST = 10
+RowT = TypeVar("RowT")
+NOT_APPLICABLE = "-"  # the group of rows that have no such size
+
+
+@dataclass(frozen=True)
+class ErrorStats:
+    """How far predictions of one metric are from what was measured; `interval_coverage` is None without intervals."""
+
+    rows: int
+    median_ape: float
+    mean_ape: float
+    p90_ape: float
+    bias: float
+    interval_coverage: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Rows:
+    """Pairs of one metric, `predicted` and `measured`, with their `labels`.
+
+    interval: the prediction's 80 % interval as factors (low, high) of its value, one for all rows or one for each,
+              nan where there is none
+
+    Pairs that are not finite, or not measured above zero, are left out.
+    """
+
+    def __init__(
+        self,
+        predicted: ArrayLike,
+        measured: ArrayLike,
+        labels: Sequence[str],
+        interval: tuple[ArrayLike, ArrayLike] | None = None,
+    ) -> None:
+        p, m = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
+        keep = np.isfinite(p) & np.isfinite(m) & (m > 0)
+        self.kept: NDArray[np.bool_] = keep  # of the pairs that were given
+        self.predicted: NDArray[np.float64] = p[keep]
+        self.measured: NDArray[np.float64] = m[keep]
+        self.labels = list(compress(labels, keep.tolist()))
+        self.interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        if interval is not None:
+            low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[keep] for end in interval)
+            self.interval = (low, high)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def errors(self) -> NDArray[np.float64]:
+        """predicted / measured - 1"""
+        return self.predicted / self.measured - 1
+
+    def where(self, mask: Sequence[bool] | NDArray[np.bool_]) -> "Rows":
+        """The rows at which `mask` is true."""
+        chosen = np.asarray(mask, dtype=bool)
+        labels = list(compress(self.labels, chosen.tolist()))
+        interval = None if self.interval is None else (self.interval[0][chosen], self.interval[1][chosen])
+        return Rows(self.predicted[chosen], self.measured[chosen], labels, interval)
+
+    def stats(self) -> ErrorStats:
+        """Needs at least one row."""
+        ape = np.abs(self.errors)
+        coverage = None
+        if self.interval is not None:
+            ratio = self.measured / self.predicted
+            has_interval = np.isfinite(self.interval[0])
+            is_within = ((ratio >= self.interval[0]) & (ratio <= self.interval[1]))[has_interval]
+            coverage = float(np.mean(is_within)) if len(is_within) else None
+        return ErrorStats(
+            rows=len(self),
+            median_ape=float(np.median(ape)),
+            mean_ape=float(ape.mean()),
+            p90_ape=float(np.quantile(ape, 0.9)),
+            bias=float(self.predicted.mean() / self.measured.mean() - 1),
+            interval_coverage=coverage,
+        )
+
+    def largest_errors(self, count: int = _MOST_WORST) -> list[int]:
+        """Numbers of the rows with the largest errors, largest first."""
+        result: list[int] = np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
+        return result
+
+    def worst(
+        self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """The rows with the largest errors, largest first; `breakdown` of a number gives the row's parts."""
+        return [
+            {
+                "metric": metric,
+                "row": self.labels[i],
+                "predicted": float(self.predicted[i]),
+                "measured": float(self.measured[i]),
+                "error": float(self.errors[i]),
+                **({"breakdown": dict(breakdown(i))} if breakdown is not None else {}),
+            }
+            for i in self.largest_errors(count)
+        ]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """The groups of one dimension in their order, and the number of each row's group."""
+
+    names: tuple[str, ...]
+    codes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: Sequence[str], order: Sequence[str] = ()) -> "Dimension":
+        """The dimension of each row's group; groups in `order` come first, in that order, others sorted."""
+        present = set(values)
+        names = (*(n for n in order if n in present), *sorted(present - set(order)))
+        number = {name: i for i, name in enumerate(names)}
+        return cls(names, np.array([number[value] for value in values], dtype=np.int64))
+
+    @classmethod
+    def constant(cls, name: str, num_rows: int) -> "Dimension":
+        """All rows in one group."""
+        return cls((name,), np.zeros(num_rows, dtype=np.int64))
+
+
+def joined(parts: Sequence[Dimension]) -> Dimension:
+    """One dimension over the rows of all parts; names keep the order of the part that has most of them."""
+    longest_first = sorted(parts, key=lambda part: -len(part.names))
+    names = list(dict.fromkeys(name for part in longest_first for name in part.names))
+    number = {name: i for i, name in enumerate(names)}
+    codes = [np.array([number[name] for name in part.names], dtype=np.int64)[part.codes] for part in parts]
+    return Dimension(tuple(names), np.concatenate(codes))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predicted beside measured for all rows of one metric.
+
+    unit:       of both, "s" or "ms"
+    dimensions: name -> groups of the rows
+    setups:     of the rows, where they are of whole deployments; else none
+    """
+
+    metric: str
+    rows: Rows
+    unit: str
+    dimensions: Mapping[str, Dimension] = field(default_factory=dict)
+    setups: Sequence[MeasuredSetup] = ()
+
+    @classmethod
+    def of(
+        cls,
+        metric: str,
+        rows: Rows,
+        unit: str,
+        dimensions: Mapping[str, Dimension],
+        setups: Sequence[MeasuredSetup] = (),
+    ) -> "Comparison":
+        """The comparison by `metric`, with `dimensions` and `setups` of all pairs that were given to `rows`, of which
+        it may have left out some.
+
+        metric, rows: what is compared; unit: of both sides, "s", "ms" or "tok/s"
+        dimensions:   name -> groups; setups: of deployments, or none
+        """
+        kept = {name: Dimension(item.names, item.codes[rows.kept]) for name, item in dimensions.items()}
+        members = tuple(compress(setups, rows.kept.tolist()))
+        return cls(metric, rows, unit, kept, members)
+
+    def measured_rows(self, kind: str) -> list[MeasuredRow]:
+        """The rows for the index that trust is read from; none where they are not of deployments."""
+        rows = self.rows
+        values = zip(rows.predicted.tolist(), rows.measured.tolist(), rows.labels, strict=True)
+        return [MeasuredRow(kind, setup, self.metric, *item) for setup, item in zip(self.setups, values, strict=False)]
+
+    def groups(self, dimension: str) -> Iterator[tuple[str, Rows]]:
+        """The rows of each group that has any."""
+        result = self.dimensions[dimension]
+        for number, name in enumerate(result.names):
+            mask = result.codes == number
+            if mask.any():
+                yield name, self.rows.where(mask)
+
+
+def pooled(comparisons: Sequence[Comparison]) -> dict[str, ErrorStats]:
+    """Errors over all rows of each metric that has rows."""
+    return {item.metric: item.rows.stats() for item in comparisons if len(item.rows)}
+
+
+def comparison_of(
+    metric: str,
+    unit: str,
+    pairs: Sequence[Prediction],
+    dimensions: Mapping[str, Callable[[Prediction], str]],
+    also: Mapping[str, Dimension] = MappingProxyType({}),
+) -> Comparison:
+    """Predicted vs. measured by `metric` of the pairs that have it measured.
+
+    metric, unit: what is compared; pairs: all
+    dimensions:   name -> the group of a pair; also: further ones, of the pairs with the metric
+    """
+    members = [pair for pair in pairs if metric in pair.row.metrics]
+    setups = [setup_of(pair.scenario) for pair in members if pair.scenario is not None]
+    groups = dimensions_of(members, dimensions) | dict(also)
+    return Comparison.of(metric, rows_of(metric, members), unit, groups, setups)
+
+
+def rows_of(metric: str, pairs: Sequence[Prediction]) -> Rows:
+    """The pairs' figures of one metric."""
+    low, high = zip(*(pair.intervals.get(metric, NO_INTERVAL) for pair in pairs), strict=True) if pairs else ((), ())
+    return Rows(
+        [pair.metrics.get(metric, nan) for pair in pairs],
+        [pair.row.metrics[metric] for pair in pairs],
+        [pair.row.label or pair.row.name for pair in pairs],
+        (low, high) if np.isfinite(low).any() else None,
+    )
+
+
+def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]) -> list[str]:
+    """A sentence for each row that was not read, and each that could not be predicted."""
+    reasons = [*left_out, *((pair.row.name, pair.reason) for pair in pairs if pair.reason)]
+    return [f"not covered: {name}: {reason}" for name, reason in reasons]
+
+
+def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, ErrorStats]]:
+    """ "<dimension> <group>" -> metric -> errors."""
+    result: dict[str, dict[str, ErrorStats]] = {}
+    for item in comparisons:
+        for dimension in item.dimensions:
+            for name, rows in item.groups(dimension):
+                result.setdefault(f"{dimension} {name}", {})[item.metric] = rows.stats()
+    return result
+
+
+def worst_of(
+    comparisons: Sequence[Comparison], count: int, breakdown: Callable[[Comparison, int], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
+    return [row for item in comparisons for row in item.rows.worst(item.metric, count, partial(breakdown, item))]
+
+
+def dimensions_of(items: Sequence[RowT], names: Mapping[str, Callable[[RowT], str]]) -> dict[str, Dimension]:
+    """Dimensions whose groups `names` gives for each item."""
+    return {dimension: Dimension.of([name_of(item) for item in items]) for dimension, name_of in names.items()}
+
+
+def range_names(values: ArrayLike, edges: Sequence[float], unit: str = "") -> Dimension:
+    """Values by the ranges between `edges`: "below 64", "64 to 1,024", "from 1,024 on"."""
+    ends = [_number(edge) + (f" {unit}" if unit else "") for edge in edges]
+    middle = [f"{_number(low)} to {high}" for low, high in zip(edges, ends[1:], strict=False)]
+    names = (f"below {ends[0]}", *middle, f"from {ends[-1]} on")
+    return Dimension(names, np.searchsorted(np.asarray(edges), np.asarray(values, dtype=float), side="right"))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+@dataclass(frozen=True, repr=False)
+class ValidationReport(Printable):
+    """What `perfmodel validate` answers; it prints itself as the command does.
+
+    rows, covered: rows of the truth, and those that could be predicted
+    metrics:       metric -> errors over all rows
+    by:            group -> metric -> errors over the group's rows
+    worst:         the rows with the largest errors, with metric, row, predicted, measured, error and, where parts of
+                   a prediction can be separated, breakdown (see `perfmodel.evidence.breakdown`)
+    notes:         sentences a reader needs beside the figures
+    comparisons:   the rows themselves, for a written report; not part of the document
+    provenance:    what predictions came from
+    about:         what was compared, and what of it the calibrations were fitted to, as text
+    figures:       every row by itself (id, technique, metric, unit, predicted, published, ratio, source, reason), where
+                   rows are single published figures
+    techniques:  every technique by itself (technique, file, page, metric, speedups simulated and executed, their
+                 quotient, and the bias of single steps with and without it)
+    runs:        every run of a load tool by itself: its figures, parts, and the facts of its setup with who said them
+    """
+
+    kind: str
+    rows: int
+    covered: int
+    metrics: Mapping[str, ErrorStats]
+    by: Mapping[str, Mapping[str, ErrorStats]] = field(default_factory=dict)
+    worst: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
+    comparisons: Sequence[Comparison] = field(default=(), repr=False)
+    provenance: Provenance = field(default_factory=Provenance)
+    about: str = ""
+    figures: Sequence[Mapping[str, Any]] = ()
+    techniques: Sequence[Mapping[str, Any]] = ()
+    runs: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def measured_rows(self) -> list[MeasuredRow]:
+        """The rows of deployments, for the index that trust is read from (`perfmodel.trust`)."""
+        return [row for item in self.comparisons for row in item.measured_rows(self.kind)]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Errors by group and metric; the group `all` comes first."""
+        groups = {"all": self.metrics, **self.by}
+        return columns_of(
+            [
+                {"group": group, "metric": name, **stats.to_json()}
+                for group, metrics in groups.items()
+                for name, stats in metrics.items()
+            ]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as one JSON document, the same for every kind of truth."""
+        return {
+            "kind": self.kind,
+            "rows": self.rows,
+            "covered": self.covered,
+            "metrics": {name: stats.to_json() for name, stats in self.metrics.items()},
+            "by": {g: {name: s.to_json() for name, s in group.items()} for g, group in self.by.items()},
+            "worst": [dict(row) for row in self.worst],
+            "notes": list(self.notes),
+            "calibrations": [item.to_json() for item in self.provenance.fitted],
+            "provenance": self.provenance.to_json("validation", {"kind": self.kind}),
+            **({"figures": [dict(row) for row in self.figures]} if self.figures else {}),
+            **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
+            **({"runs": [dict(row) for row in self.runs]} if self.runs else {}),
+        }

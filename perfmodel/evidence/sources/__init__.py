@@ -1,0 +1,1 @@
+"""Measured data: readers, one per format, from files to rows."""

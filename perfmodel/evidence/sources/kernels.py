@@ -1,0 +1,246 @@
+"""Measured kernel tables: a folder `<system>/<op>.parquet` (`.csv`, `.csv.gz`), one row per shape, `latency_ms` each.
+
+A table is read once into numpy columns. Rows of different kernels must not be fitted together, so a table falls into
+groups; what makes a group (engine, number format, kernel) is the business of the file that knows the kind of kernel.
+Names of number formats, of engines and of columns are as the tables have them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.forms.fits import take
+from perfmodel.errors import MissingExtraError, SpecError
+from perfmodel.evidence.observation import MALFORMED, table_rows
+
+Column = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Columns of one kind of kernel on one system; `system` is the folder's name, an alias of a device."""
+
+    system: str
+    op: str
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, name: str) -> Column:
+        """Raises SpecError for a column that the table does not have."""
+        if name not in self.columns:
+            raise SpecError(f"{self.system}/{self.op}: has no column {name!r}; it has {', '.join(self.columns)}.")
+        return self.columns[name]
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Measured time of each row."""
+        return np.asarray(self.columns["latency_ms"], dtype=np.float64) * 1e-3
+
+    def take(self, rows: Column) -> "KernelTable":
+        """The rows of a mask or an index array."""
+        return KernelTable(self.system, self.op, {name: column[rows] for name, column in self.columns.items()})
+
+    def groups(self, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Column]]:
+        """(values of `names`, row numbers) for each combination that occurs, in sorted order."""
+        keys = np.array(["\x1f".join(map(str, row)) for row in zip(*(self[n] for n in names), strict=True)])
+        for key in np.unique(keys):
+            yield tuple(str(key).split("\x1f")), np.flatnonzero(keys == key)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one kernel: the engine it belongs to, its key in a calibration, its sizes, its measured seconds.
+
+    key:   family and rate (and variant) in `Calibration.families`, e.g. "gemm/fp8"
+    sizes: the sizes object of the family's form, one entry per row
+    rows:  row numbers in the table
+    """
+
+    engine: str
+    key: str
+    sizes: Any
+    seconds: NDArray[np.float64]
+    rows: NDArray[np.int64]
+
+    def take(self, rows: Column) -> "Group":
+        """The rows of a mask or an index array."""
+        return Group(self.engine, self.key, take(self.sizes, rows), self.seconds[rows], self.rows[rows])
+
+
+_SUFFIXES = (".parquet", ".csv", ".csv.gz")
+
+
+def table_files(folder: str | Path) -> list[Path]:
+    """The tables `<system>/<op>` of a folder, sorted."""
+    return sorted(file for file in Path(folder).glob("*/*") if file.name.endswith(_SUFFIXES))
+
+
+def op_of(file: Path) -> str:
+    """The kind of kernel that a table is named after."""
+    return file.name.partition(".")[0]
+
+
+def read_table(path: str | Path) -> KernelTable:
+    """Read `<system>/<op>.parquet`, `.csv` or `.csv.gz`.
+
+    Raises SpecError for a file that is missing, empty, unreadable or without times, MissingExtraError for a parquet
+    file without pyarrow.
+    """
+    path = Path(path)
+    columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    if "latency_ms" not in columns or not len(columns["latency_ms"]):
+        raise SpecError(f"{path}: has no rows with latency_ms; expected one measured time per row")
+    table = KernelTable(path.parent.name, op_of(path), columns)
+    with understood(path):
+        wrong = np.flatnonzero(~(np.isfinite(table.seconds) & (table.seconds > 0)))
+    if len(wrong):
+        shown = columns["latency_ms"][wrong[0]]
+        raise SpecError(f"{path}: row {wrong[0] + 1}: latency_ms: found {shown}, allowed a number above 0.")
+    return table
+
+
+@contextmanager
+def understood(file: Path) -> Iterator[None]:
+    """Raises SpecError where what is done inside fails by what the rows of `file` hold."""
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            yield
+    except MALFORMED as error:
+        raise SpecError(f"{file}: its rows cannot be understood: {str(error).splitlines()[0]}.") from None
+
+
+def _parquet(path: Path) -> dict[str, Column]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise MissingExtraError(f"{path} needs pyarrow to be read: pip install '.[data]' in the checkout") from None
+    try:
+        table = parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise SpecError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from None
+    return {name: np.asarray(table.column(name).to_numpy(zero_copy_only=False)) for name in table.column_names}
+
+
+def _csv(path: Path) -> dict[str, Column]:
+    rows = table_rows(path)
+    names = rows[0].keys() if rows else ()
+    return {name: _numbers_if_all(np.array([row[name] for row in rows])) for name in names}
+
+
+def _numbers_if_all(column: Column) -> Column:
+    """Text as numbers, nan where a cell is empty; as it is where any cell is no number."""
+    try:
+        return np.where(column == "", "nan", column).astype(np.float64)
+    except ValueError:
+        return column
+
+
+_FORMATS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "nvfp4": 0.5}
+
+
+def numbers(table: KernelTable, name: str) -> NDArray[np.float64]:
+    """A column as floats; 0 where there is no such column, or no value in it."""
+    if name not in table.columns:
+        return np.zeros(len(table))
+    return np.nan_to_num(np.asarray(table[name], dtype=np.float64), nan=0.0)
+
+
+def format_name(name: str) -> str:
+    """The number format as `peak_flops_per_s` calls it."""
+    return _FORMATS.get(name, name)
+
+
+def bytes_of(name: str) -> float:
+    """Bytes per element of a number format; 2 for those unknown."""
+    return _BYTES.get(format_name(name), 2.0)
+
+
+def format_bytes(table: KernelTable, name: str) -> NDArray[np.float64]:
+    """Bytes per element of a column of number formats; 2 for those unknown."""
+    names, which = np.unique(table[name].astype(str), return_inverse=True)
+    return np.array([bytes_of(str(item)) for item in names])[which]
+
+
+def engine_name(version: str) -> str:
+    """The engine of "vllm 0.14.0"."""
+    return version.split()[0]
+
+
+def kernel_groups(
+    table: KernelTable,
+    family: str,
+    usable: NDArray[np.int64],
+    kernels: Callable[[KernelTable], NDArray[np.str_]],
+    sizes_of: Callable[[KernelTable], Any],
+) -> list[Group]:
+    """One group of the `usable` rows of `table`, of the operator `family`, per engine, kernel, number formats and head
+    size.
+
+    kernels: the kernel of each row; sizes_of: the sizes of rows of one kernel
+    """
+    part = table.take(usable)
+    part = KernelTable(table.system, table.op, {**part.columns, "kernel": kernels(part)})
+    result = []
+    for names, rows in part.groups(("engine_version", "kernel", "attn_dtype", "kv_cache_dtype", "head_dim")):
+        engine, kernel, rate, kv_format, head_dim = names
+        key = f"{family}/{format_name(rate)}/kv_{format_name(kv_format)}/hd{float(head_dim):.0f}/{kernel}"
+        one = part.take(rows)
+        result.append(Group(engine_name(engine), key, sizes_of(one), one.seconds, usable[rows]))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """One number format of a table.
+
+    name: in calibration keys; rate: the peak rate that multiplies; weight_bytes, input_bytes: per element, scales
+    included; quantizes_input: a kernel reads the input in 2 bytes and writes it at `input_bytes` first
+    """
+
+    name: str
+    rate: str
+    weight_bytes: float
+    input_bytes: float
+    quantizes_input: bool = False
+
+    @property
+    def quantized_bytes(self) -> float:
+        """Per input element, read and written by the quantizing kernel."""
+        return 2.0 + self.input_bytes if self.quantizes_input else 0.0
+
+
+_W4 = 0.5 + 2 / 128  # 4 bits, a 16-bit scale per 128
+_MXFP4 = 0.5 + 1 / 32
+_NVFP4 = 0.5 + 1 / 16
+
+# `sq` is TensorRT-LLM's SmoothQuant plugin, timed on input that is int8 already.
+WEIGHT_FORMATS = MappingProxyType(
+    {
+        "bfloat16": WeightFormat("bf16", "bf16", 2, 2),
+        "float16": WeightFormat("bf16", "bf16", 2, 2),
+        "fp8": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
+        "fp8_static": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
+        "fp8_block": WeightFormat("fp8_block", "fp8", 1, 1, quantizes_input=True),
+        "int8": WeightFormat("int8", "int8", 1, 1, quantizes_input=True),
+        "fp8_wo": WeightFormat("fp8_wo", "bf16", 1, 2),
+        "int8_wo": WeightFormat("int8_wo", "bf16", 1, 2),
+        "int4_wo": WeightFormat("int4_wo", "bf16", _W4, 2),
+        "sq": WeightFormat("int8", "int8", 1, 1),
+        "w4afp8": WeightFormat("w4afp8", "fp8", _W4, 1, quantizes_input=True),
+        "w4a16_mxfp4": WeightFormat("mxfp4_wo", "bf16", _MXFP4, 2),
+        "w4a16_nvfp4": WeightFormat("nvfp4_wo", "bf16", _NVFP4, 2),
+        "w4a8_mxfp4_mxfp8": WeightFormat("w4a8_mxfp4", "fp8", _MXFP4, 1 + 1 / 32, quantizes_input=True),
+        "mxfp4": WeightFormat("mxfp4", "fp4", _MXFP4, _MXFP4, quantizes_input=True),
+        "nvfp4": WeightFormat("nvfp4", "fp4", _NVFP4, _NVFP4, quantizes_input=True),
+    }
+)

@@ -1,0 +1,553 @@
+"""Figures of single machines (`llama_bench.csv`): which device, which model, and which steps of an engine they are.
+
+Facts of devices that no file describes stand in a `devices.csv` beside the table. The model is its card where there is
+one, else a decoder of the usual proportions: width 110 times the layers, heads of 128, a tied table of words below 4e9
+parameters, and as many parameters in all, and active ones, as the row says. Number formats are those of the file's
+type, scaled to the bytes that the file has: types mix formats, and vendors mix them differently.
+
+tg N            N steps of one token for each sequence, at the mean depth of depth + N / 2
+pp N            a prompt of N tokens in steps of the engine's token budget
+LocalScore      the mean of the rates over its nine shapes, of each the prompt and the generation (README of
+                cjpais/localscore; a generation begins behind its prompt)
+llama-server    generation behind a prompt of num_prompt tokens
+several devices layers are split over them; pieces of a batch follow one another through the devices
+"""
+
+import csv
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
+from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN, QuantizationSpec
+from perfmodel.models.cards import load_model
+from perfmodel.models.number_formats import BITS_PER_WEIGHT, with_dtype, with_quantization
+from perfmodel.models.params import count_parameters, weight_bytes
+from perfmodel.models.spec import COMPONENTS, ModelSpec
+from perfmodel.models.weights.gguf import GGUF_MIXES
+from perfmodel.ops.work import BatchShape, decode_shape
+from perfmodel.specs.engine.description import load_engine_description
+from perfmodel.specs.engine.devices import with_defaults
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import load_hardware
+from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
+
+# What flags say that no model of the device can know: rows that are listed apart and never fitted.
+_APART = ("slow", "anomalous", "weak host", "power limit", "patched-kernel", "rpc")
+_NEEDED = ("id", "device", "device_class", "backend", "model", "gguf_type", "test", "tokens_per_s", "group")
+METRICS = {"tg": "decode_tokens_per_s", "pp": "prompt_tokens_per_s"}
+
+
+@dataclass(frozen=True)
+class LocalSetup:
+    """What was timed on a single machine.
+
+    params, active_params, file_size_bytes, depth, ...: 0 where the table says nothing
+    test:    pp (prompts) or tg (generation)
+    batch:   sequences at once; the rate is over all of them
+    flash:   attention without scores in memory; None where the table does not say
+    ubatch:  tokens of a piece
+    """
+
+    device: str
+    device_class: str
+    num_devices: int
+    tool: str
+    backend: str
+    backend_detail: str
+    build: str
+    date: datetime.date | None
+    model: str
+    params: float
+    active_params: float
+    gguf_type: str
+    file_size_bytes: float
+    flash: bool | None
+    kv_type: str
+    test: str
+    num_prompt: int
+    num_generated: int
+    depth: int
+    batch: int
+    ubatch: int
+
+    @property
+    def metric(self) -> str:
+        """The rate that the test measures."""
+        return METRICS[self.test]
+
+    def stored_model(self) -> "LocalModel":
+        """The model as its file has it."""
+        return local_model(self.model, self.params, self.active_params, self.gguf_type, self.file_size_bytes)
+
+
+def local_observation(
+    name: str, setup: LocalSetup, rate: float, group: str, source: str, flags: str = ""
+) -> Observation:
+    """A figure, `rate` tokens per second.
+
+    name, setup:   of the row; group: rows of one setting (other hosts, builds, drivers) share it
+    source, flags: whose it is, and what is said of its worth
+    """
+    tool = setup.tool or "tool not said"
+    labels = {
+        "device": setup.device,
+        "device class": setup.device_class,
+        "backend": setup.backend,
+        "model": setup.model,
+        "gguf type": setup.gguf_type,
+        "test": setup.test,
+        "engine": setup.tool or "not said",
+    }
+    label = f"{setup.model} {setup.gguf_type} on {setup.device}, {setup.backend}, {tool}"
+    is_reliable = not any(word in flags for word in _APART)
+    return Observation(
+        name,
+        setup,
+        {setup.metric: rate},
+        label=label,
+        labels=labels,
+        group=group,
+        source=source,
+        flags=flags,
+        is_reliable=is_reliable,
+    )
+
+
+def read_local_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """The rows of a table, plain or gzipped, and (row, reason) of those without a figure.
+
+    Raises SpecError for a file that is missing or no such table.
+    """
+    return described(named(lenient_rows(path, _NEEDED, "local figures")), _row)
+
+
+def _row(name: str, cells: Entry) -> Observation:
+    rate = _number(cells, "tokens_per_s")
+    if not rate > 0:
+        raise SpecError("no figure in tokens_per_s")
+    if cells["test"] not in METRICS:
+        raise SpecError(f"test is {cells['test']!r}, compared are pp and tg")
+    texts = ("device", "device_class", "tool", "backend", "backend_detail", "build", "model", "gguf_type", "test")
+    flash = cells.get("flash_attn", "")
+    setup = LocalSetup(
+        **{key: cells.get(key, "") for key in texts},
+        num_devices=max(1, int(_number(cells, "num_devices"))),
+        date=_date(cells.get("date", "")),
+        params=_number(cells, "model_params"),
+        active_params=_number(cells, "active_params"),
+        file_size_bytes=_number(cells, "file_size_bytes"),
+        flash=None if flash == "" else flash != "0",
+        kv_type=cells.get("kv_type", "").partition("/")[0],
+        num_prompt=int(_number(cells, "n_prompt")),
+        num_generated=int(_number(cells, "n_gen")),
+        depth=int(_number(cells, "depth")),
+        batch=max(1, int(_number(cells, "batch"))),
+        ubatch=int(_number(cells, "n_ubatch")),
+    )
+    return local_observation(name, setup, rate, cells["group"], cells.get("source", ""), cells.get("flags", ""))
+
+
+def _number(cells: Entry, name: str) -> float:
+    return float(cells.get(name) or 0.0)
+
+
+def _date(text: str) -> datetime.date | None:
+    """The day, or the first one of a month or of the earlier of two ("2025-11/2026-02")."""
+    text = text.partition("/")[0]
+    try:
+        return datetime.date.fromisoformat(text if len(text) > 7 else f"{text}-01")
+    except ValueError:
+        return None
+
+
+# ---------------------------------------------------------------- devices
+
+
+# The words after the number of compute units: whose they are.
+_MAKERS = (("SM", "nvidia"), ("CU", "amd"), ("Xe", "intel"), ("GPU cores", "apple"), ("MME", "intel"))
+_COUNT = re.compile(r"\d+")
+_PEAKS = {  # column -> rate; FLOP/s in units of 1e12
+    "fp32_tflops": "fp32",
+    "fp16_tensor_fp32_accumulate_tflops": "fp16",
+    "fp16_tensor_dense_tflops": "fp16_acc16",
+    "int8_dense_tops": "int8",
+}
+# A table's words for what a CPU computes with -> instructions.
+_SIMD = {
+    "avx512": ("avx512", "avx2"),
+    "amx": ("amx",),
+    "amx/sme": ("sme",),
+    "avx2": ("avx2",),
+    "avx": ("avx",),
+    "sse4": ("sse4",),
+    "sse4a": ("sse4",),
+    "neon": ("neon",),
+    "rvv1.0-256": ("rvv",),
+}
+_DEFAULT_BYTES = 64e9  # of memory that a table leaves open: figures do not depend on it
+_VECTOR_OPS = 8.0  # FLOPs per core and clock, where a table has no rate: four lanes that multiply and add
+
+
+class DeviceTable:
+    """Looks devices up by the names that figures have for them."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "devices.csv"
+        self._rows = _read(file) if file.is_file() else {}
+        self._found: dict[tuple[str, str], HardwareSpec] = {}
+
+    def device(self, name: str, device_class: str) -> HardwareSpec:
+        """The device called `name`. Raises SpecError where neither a file nor the table has it."""
+        key = name, device_class
+        if key not in self._found:
+            self._found[key] = self._look_up(name, device_class)
+        return self._found[key]
+
+    def facts(self, name: str) -> Mapping[str, str]:
+        """What the table says of a device; nothing where it is not in it."""
+        return self._rows.get(name, {})
+
+    def _look_up(self, name: str, device_class: str) -> HardwareSpec:
+        kind = "cpu" if device_class == "cpu" else "gpu"
+        try:
+            listed = load_hardware(name)
+            if listed.kind == kind:
+                return listed
+        except SpecError:
+            pass
+        if name not in self._rows:
+            raise SpecError(f"{name}: no file or alias names this device, and devices.csv has no row for it.")
+        return _hardware(name, kind, self._rows[name])
+
+
+def _read(file: Path) -> dict[str, dict[str, str]]:
+    try:
+        with file.open(encoding="utf-8") as stream:
+            return {row["device"]: {k: v or "" for k, v in row.items() if k} for row in csv.DictReader(stream)}
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError) as error:
+        raise SpecError(f"{file}: cannot be read as a table of devices ({error}).") from None
+
+
+def _hardware(name: str, kind: str, row: Mapping[str, str]) -> HardwareSpec:
+    cores, clock_hz = row.get("cores", ""), 1e6 * _figure(row, "boost_mhz")
+    count = _COUNT.match(cores)
+    units = int(count[0]) if count else 1
+    peaks = {rate: 1e12 * _figure(row, column) for column, rate in _PEAKS.items() if _figure(row, column)}
+    if not peaks and clock_hz:
+        peaks = {"fp32": units * clock_hz * _VECTOR_OPS}
+    memory: list[dict[str, Any]] = [
+        {
+            "level": "hbm",
+            "capacity_bytes": 1e9 * _figure(row, "memory_gb") or _DEFAULT_BYTES,
+            "bandwidth_bytes_per_s": 1e9 * _figure(row, "memory_bandwidth_gb_s"),
+        }
+    ]
+    if _figure(row, "last_level_cache_mb"):
+        memory.append({"level": "l2", "capacity_bytes": 1e6 * _figure(row, "last_level_cache_mb")})
+    simd = [item for word in row.get("simd", "").split("+") for item in _SIMD.get(word, ())]
+    declared = {
+        "source": f"devices.csv: {row.get('source') or 'no source'}",
+        "compute_units": units,
+        "clock_hz": clock_hz or 1e9,
+        "peak_flops_per_s": peaks,
+        "memory": memory,
+        "tdp_w": _figure(row, "tdp_w") or None,
+        "instructions": simd,
+    }
+    maker = next((maker for word, maker in _MAKERS if word in cores), None)
+    if "fp32" in peaks:
+        declared["vector_flops_per_s"] = peaks["fp32"]
+    try:
+        file_name = re.sub(r"[^\w.+-]+", "-", name).strip("-")
+        return HardwareSpec.model_validate(
+            {"name": file_name, "kind": kind, "maker": None if kind == "cpu" else maker, "declared": declared}
+        )
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise SpecError(f"{name}: devices.csv has too little to go by ({where}).") from None
+
+
+def _figure(row: Entry, column: str) -> float:
+    try:
+        return float(row.get(column) or 0.0)
+    except ValueError:
+        return 0.0
+
+
+_WIDTH_PER_LAYER = 110.0  # of Llama 3 (128, 102), Qwen2.5 (107, 80) and Qwen3 (114, 80): the mean of all
+_HEAD = 128
+_WORDS = 128_256
+_FEWEST_PARAMS = 3e7  # below it a table of words would be all
+_TIED_BELOW = 4e9
+_LAYER_SHARE = 12.6  # parameters of a layer over the square of its width, gated blocks with grouped heads
+_EXPERTS_PER_TOKEN = 8
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
+_KEPT = frozenset({"router", "norms"})
+_STORED = tuple(name for name in COMPONENTS if name not in _KEPT)
+_FLOATS = ("f16", "bf16", "fp16", "all f32", "f32", "fp32")
+_OWN_BITS = re.compile(r"mlx-q(\d)")
+_OWN_SCALE_BITS = 0.5  # MLX: a scale and a bias of 16 bits for 64 weights
+# By bits of a weight, where a type's name says nothing.
+_BY_BITS = ("iq1_m", "iq2_xxs", "q2_k", "iq3_xxs", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0")
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """is_known: its shape is from a card"""
+
+    spec: ModelSpec
+    is_known: bool
+
+
+@lru_cache(maxsize=4096)
+def local_model(name: str, params: float, active_params: float, file_type: str, file_size_bytes: float) -> LocalModel:
+    """The model called `name` as a file of `file_type` has it.
+
+    params, active_params: in all, and those that a token uses; 0 where they are not known or the same
+    file_type, file_size_bytes: GGUF's or MLX's name of the formats; of the tensors, 0 if unknown
+
+    Raises SpecError for a model without a card, parameters and a size in its name.
+    """
+    try:
+        spec, is_known = load_model(name), True
+    except SpecError:
+        result = params or _named_size(name) or _stored_params(file_type, file_size_bytes)
+        spec, is_known = _of_parameters(name, result, active_params), False
+    plain = with_dtype(replace(spec, quantization=QuantizationSpec()), "float16")
+    stored = _as_stored(plain, spec, file_type, file_size_bytes)
+    return LocalModel(stored, is_known)
+
+
+def _named_size(name: str) -> float:
+    """Parameters as a name has them, "Mistral Small 24B"; 0 where it has none."""
+    result = _SIZE.search(name)
+    return 1e9 * float(result[1]) if result is not None else 0.0
+
+
+def _stored_params(file_type: str, file_size_bytes: float) -> float:
+    """As many as a file of this size holds in this type; 0 where one of them is not known."""
+    key = _key(file_type)
+    named = [name for name in BITS_PER_WEIGHT if key.startswith(name)]
+    return 8 * file_size_bytes / BITS_PER_WEIGHT[max(named, key=len)] if named else 0.0
+
+
+def _key(file_type: str) -> str:
+    """A type as llama.cpp calls it: publishers' prefixes, and mixes larger than M, left out."""
+    return file_type.lower().replace("ud-", "").replace("_xl", "_m")
+
+
+def _of_parameters(name: str, params: float, active_params: float) -> ModelSpec:
+    """A decoder of the usual proportions with so many parameters."""
+    if not params:
+        raise SpecError(f"{name}: no card, no parameters, no size in its name and none of its file.")
+    if params < _FEWEST_PARAMS:
+        raise SpecError(f"{name}: {params:,.0f} parameters are no language model.")
+    active = active_params if 0 < active_params < 0.9 * params else params
+    tables = 1 if params < _TIED_BELOW else 2
+    words = _WORDS
+    while words * tables * _width(active) > 0.4 * active:
+        words //= 2
+    body = active - words * tables * _width(active)
+    hidden = _width(body)
+    layers = max(1, round(body / (_LAYER_SHARE * hidden**2))) if active == params else _sparse_layers(hidden)
+    heads = max(1, hidden // _HEAD)
+    mixer = Attention(heads, max(1, heads // 4), _HEAD, _HEAD)
+    attention = hidden * _HEAD * (2 * heads + 2 * mixer.num_kv_heads)
+    left = body / layers - attention
+    if active == params:
+        layer = Layer(mixer, DenseFFN(max(_HEAD, round(left / (3 * hidden)))))
+    else:
+        layer = Layer(mixer, _experts(hidden, (params - active) / layers, max(left, 0.2 * body / layers)))
+    return ModelSpec(name, "llama", hidden, words, 1 << 17, ((layer, layers),), tie_word_embeddings=tables == 1)
+
+
+def _width(params: float) -> int:
+    """The hidden size of a dense decoder with so many parameters in its layers."""
+    width: float = (params * _WIDTH_PER_LAYER / _LAYER_SHARE) ** (1 / 3)
+    return _HEAD * max(2, round(width / _HEAD))
+
+
+def _sparse_layers(hidden: int) -> int:
+    """Mixtures of experts have the layers of a dense model twice as wide (Qwen3: 48 at 2,048, 94 at 4,096)."""
+    return max(8, round(2 * hidden / _WIDTH_PER_LAYER))
+
+
+def _experts(hidden: int, unused: float, used: float) -> MoEFFN:
+    """Experts of which a token uses `used` parameters in a layer, and not `unused`."""
+    num_experts = max(_EXPERTS_PER_TOKEN + 1, round(_EXPERTS_PER_TOKEN * (1 + unused / used)))
+    inner = max(64, round((used + unused) / (3 * hidden * num_experts)))
+    return MoEFFN(num_experts, _EXPERTS_PER_TOKEN, inner)
+
+
+def _as_stored(plain: ModelSpec, card: ModelSpec, file_type: str, file_size_bytes: float) -> ModelSpec:
+    key = _key(file_type)
+    own = _OWN_BITS.fullmatch(key)
+    experts_stay = key in _FLOATS and card.quantization.weights == "mxfp4"
+    if key == "mxfp4" or experts_stay:
+        bits = {name: BITS_PER_WEIGHT["mxfp4" if "experts" in name else "q8_0"] for name in _STORED}
+        stored = _of_bits(plain, "mxfp4", bits)
+    elif key in _FLOATS:
+        return plain
+    elif own is not None:
+        stored = _of_bits(
+            plain, "int4" if int(own[1]) < 6 else "int8", dict.fromkeys(_STORED, int(own[1]) + _OWN_SCALE_BITS)
+        )
+    elif key in GGUF_MIXES:
+        stored = with_quantization(plain, key)
+    else:
+        stored = _nearest(plain, key, file_size_bytes)
+    return _scaled(stored, file_size_bytes)
+
+
+def _of_bits(plain: ModelSpec, form: str, bits: dict[str, float]) -> ModelSpec:
+    formats = QuantizationSpec("gguf", form, kept=_KEPT, bits=tuple(sorted(bits.items())))
+    return replace(plain, quantization=formats)
+
+
+def _nearest(plain: ModelSpec, key: str, file_size_bytes: float) -> ModelSpec:
+    """A type that no mix is called: the mix or format whose name it begins with, else by the bits of a weight."""
+    named = [name for name in (*GGUF_MIXES, *BITS_PER_WEIGHT) if key.startswith(name)]
+    if not named and file_size_bytes:
+        result = 8 * file_size_bytes / count_parameters(plain).total
+        named = [min(_BY_BITS, key=lambda name: abs(BITS_PER_WEIGHT[name] - result))]
+    if not named:
+        named = [name for name in GGUF_MIXES if name.startswith(key[:3])] or ["q4_k_m"]
+    name = max(named, key=len)
+    if name in GGUF_MIXES:
+        return with_quantization(plain, name)
+    return _of_bits(plain, name, dict.fromkeys(_STORED, BITS_PER_WEIGHT[name]))
+
+
+def _scaled(stored: ModelSpec, file_size_bytes: float) -> ModelSpec:
+    """The model whose formats take the bytes that the file has."""
+    if not file_size_bytes:
+        return stored
+    ratio = file_size_bytes / sum(weight_bytes(stored).values())
+    bits = tuple((name, value * ratio) for name, value in stored.quantization.bits)
+    return replace(stored, quantization=replace(stored.quantization, bits=bits))
+
+
+# (prompt, generated) tokens
+LOCALSCORE_SHAPES = (
+    (1024, 16),
+    (4096, 256),
+    (2048, 256),
+    (2048, 768),
+    (1024, 1024),
+    (1280, 3072),
+    (384, 1152),
+    (64, 1024),
+    (16, 1536),
+)
+_USUAL_GENERATED = 128  # of a tool that does not say
+_SHORT_PROMPT = 32  # in front of what such a tool generates
+_BUILD = re.compile(r"\(b?(\d+)\)|^b?(\d{4,})$")
+_KV_FORMATS = {"q8_0": "q8_0", "q4_0": "q4_0", "q5_1": "q5_1"}
+
+
+class Test(NamedTuple):
+    """Steps that are timed together; tokens: that they bring; a figure is the mean of the rates of its tests."""
+
+    shapes: tuple[BatchShape, ...]
+    tokens: int
+
+
+def local_engine(row: LocalSetup) -> EngineSpec:
+    """The engine of a row, at the version that its build or its date stands for."""
+    profile = "mlx" if row.backend == "mlx" else "llamacpp"
+    given = {
+        "profile": profile,
+        "version": _version(profile, row),
+        "backend": row.backend,
+        "attention": None if row.flash is None else "flash" if row.flash else "standard",
+        "kv_cache_dtype": _KV_FORMATS.get(row.kv_type, "auto"),
+        "max_num_seqs": row.batch,
+        "enable_prefix_caching": False,
+    }
+    if row.ubatch:
+        given["ubatch_size"] = row.ubatch
+    if row.num_devices > 1:
+        is_tensor = row.backend_detail.upper().startswith("TP")
+        given["tensor_parallel_size" if is_tensor else "layer_split"] = row.num_devices
+    return EngineSpec.model_validate({name: value for name, value in given.items() if value is not None})
+
+
+def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -> Scenario:
+    """What stands for the row wherever steps are priced."""
+    lengths = Lengths(distribution="fixed", value=max(1, row.num_prompt))
+    traffic = Traffic(
+        arrivals=Arrivals(process="closed_loop", concurrency=row.batch),
+        num_requests=row.batch,
+        input_tokens=lengths,
+        output_tokens=Lengths(distribution="fixed", value=max(1, row.num_generated)),
+    )
+    engine = with_defaults(local_engine(row), hardware)
+    return Scenario(name="", model=model.spec, hardware=hardware, engine=engine, traffic=traffic)
+
+
+def row_tests(row: LocalSetup, spans: tuple[int, ...], budget: int) -> list[Test]:
+    """The tests whose mean rate the figure is.
+
+    spans:  of the model's attention (`ModelSpec.attention_spans`); budget: tokens of a step
+    """
+    if row.tool == "localscore":
+        pairs = LOCALSCORE_SHAPES
+        if row.test == "pp":
+            return [_prompt(prompt, 1, 0, budget) for prompt, _ in pairs]
+        return [_decode(prompt + generated // 2, 1, spans) for prompt, generated in pairs]
+    if row.test == "pp":
+        return [_prompt(max(1, row.num_prompt), row.batch, row.depth, budget)]
+    before = row.depth
+    if not before and row.tool != "llama-bench":
+        before = row.num_prompt or _SHORT_PROMPT
+    return [_decode(before + (row.num_generated or _USUAL_GENERATED) // 2, row.batch, spans)]
+
+
+def _decode(context: int, batch: int, spans: tuple[int, ...]) -> Test:
+    return Test((decode_shape(batch, max(1, context), spans),), batch)
+
+
+def _prompt(length: int, batch: int, depth: int, budget: int) -> Test:
+    """Prompts of `batch` sequences one after another in steps of up to `budget` tokens."""
+    shapes, grants, room = [], list[tuple[int, int]](), budget
+    for _ in range(batch):
+        done = 0
+        while done < length:
+            size = min(length - done, room)
+            grants.append((size, depth + done))
+            done, room = done + size, room - size
+            if not room:
+                shapes.append(_step(grants))
+                grants, room = [], budget
+    if grants:
+        shapes.append(_step(grants))
+    return Test(tuple(shapes), length * batch)
+
+
+def _step(grants: list[tuple[int, int]]) -> BatchShape:
+    return BatchShape(sum(new for new, _ in grants), len(grants), tuple(grants))
+
+
+def _version(profile: str, row: LocalSetup) -> str | None:
+    """The described version at or before the row's build, or its date; the oldest for earlier ones."""
+    versions = load_engine_description(profile).versions
+    if not versions:
+        return None
+    build = _BUILD.search(row.build)
+    if build is not None:
+        number = int(build[1] or build[2])
+        before = [text for text in versions if int(text.split(".")[0]) <= number]
+    else:
+        day = row.date or datetime.date.max
+        before = [text for text, facts in versions.items() if facts.released is None or facts.released <= day]
+    return before[-1] if before else next(iter(versions))

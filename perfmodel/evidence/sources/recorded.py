@@ -1,0 +1,281 @@
+"""Recorded runs as scenarios: open-loop load in stages with latencies per stage, logs of single requests, offline jobs.
+
+Serving runs are a JSON list. What it says of arrivals is what the load tool calls them: its "constant" rate draws
+exponential gaps and rescales them to fill each stage exactly, so the process is `poisson_fixed_count`. Prompts are
+`num_groups` x `num_prompts_per_group` distinct texts that repeat; their nominal length grows by some 5 % when the
+server tokenises them again, and varies a little from text to text. Each stage is an observation; those of a run have
+one scenario.
+
+Runs with a log of each request are folders, `<run>/e2e/meta.json` and `requests.csv`. The engine ran inside the load
+generator's process, so there is no server in front of it; sampling was plain.
+
+Offline throughput of TensorRT-LLM comes in two kinds of tables, recognised by their columns:
+
+    in-flight batching   output tokens/s of a saturated engine, prompts and answers of fixed lengths
+    static batches       one batch of `batch_size`, computed from its prompts to its last tokens: output tokens/s, or
+                         with one output token the time to it (`ttft_ms`)
+
+How the engine ran, where the tables do not say: TensorRT-LLM's defaults of that time, up to 2,048 sequences, 8,192
+tokens in a step of in-flight batching (more where a whole prompt beside them needs it), KV in FP8 where weights are.
+How many requests were sent is not recorded either; they were many enough for a saturated engine, and that is what is
+simulated. Static batches are those of its C++ session: no server in front.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.memory.groups import kv_groups
+from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import (
+    MALFORMED,
+    Entry,
+    Observation,
+    Reasons,
+    RequestTimes,
+    described,
+    recorded_engine,
+    table_rows,
+)
+from perfmodel.files.reach import read_json, read_rows
+from perfmodel.models.number_formats import with_quantization
+from perfmodel.specs import (
+    Arrivals,
+    EngineSpec,
+    HardwareSpec,
+    Lengths,
+    ModelSpec,
+    Prefix,
+    Scenario,
+    Stage,
+    Traffic,
+    load_hardware,
+    load_model,
+)
+from perfmodel.specs.traffic import Sampling, Trace
+
+METRICS = ("e2el_mean", "e2el_p90", "e2el_p99", "ttft_mean", "ttft_p90", "ttft_p99", "itl_mean")
+_RETOKENIZED = 1.05
+_LENGTH_SPREAD = 8  # tokens: about one half of a KV block either way
+_KEPT = ("tensor_parallel_size", "data_parallel_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+_LOGGED_ENGINE = "vllm"  # that logs of each request are of
+
+
+def read_serving_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """(stages of runs that can be described as scenarios, (run, reason) for runs that cannot).
+
+    Raises SpecError for a file that is not a list of runs.
+    """
+    path = Path(path)
+    try:
+        entries = read_json(path)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(entries, list) or not entries:
+        raise SpecError(f"{path}: expected a list of at least one run")
+    names = (str(e.get("id", i)) if isinstance(e, dict) else str(i) for i, e in enumerate(entries))
+    runs, left_out = described(zip(names, entries, strict=True), _stages)
+    return [stage for run in runs for stage in run], left_out
+
+
+def _stages(name: str, entry: dict[str, Any]) -> list[Observation]:
+    workload = entry["workload"]
+    stages = tuple(Stage(rate=s["rate"], duration_s=s["duration_s"]) for s in workload["stages"])
+    hardware, model = load_hardware(entry["gpu"]), load_model(entry["model"])
+    engine, traffic = _engine(entry, model, hardware), _traffic(workload, stages)
+    scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
+    if len(entry["measured"]) != len(stages):
+        raise ValueError(f"measured has {len(entry['measured'])} objects for {len(stages)} stages")
+    windows = pairwise([0.0, *np.cumsum([stage.duration_s for stage in stages]).tolist()])
+    return [
+        Observation(name, scenario, _measured(m, workload["output_len"]), label=f"{name}, stage {i}", window=window)
+        for i, (m, window) in enumerate(zip(entry["measured"], windows, strict=True))
+    ]
+
+
+def _engine(entry: dict[str, Any], model: ModelSpec, hardware: HardwareSpec) -> EngineSpec:
+    server = entry["server"]
+    arguments = {name: server[name] for name in (*_KEPT, "gpu_memory_utilization", "block_size") if server.get(name)}
+    name, _, version = entry["engine"].partition(" ")
+    engine = recorded_engine(name.lower().replace("-", ""), version, hardware, arguments)
+    logged = server.get("total_kv_blocks")
+    if not logged:
+        return engine
+    # What a server logs are tokens: those of sequences with a block in each group of layers ("GPU KV cache size").
+    blocks = logged * max(1, len(kv_groups(model, hardware, engine)))
+    return engine.model_copy(update={"num_gpu_blocks_override": blocks})
+
+
+def _traffic(workload: dict[str, Any], stages: tuple[Stage, ...]) -> Traffic:
+    length = round((workload["system_prompt_len"] + workload["question_len"]) * _RETOKENIZED)
+    low, high = max(length - _LENGTH_SPREAD, 1), length + _LENGTH_SPREAD
+    return Traffic(
+        arrivals=Arrivals(process="poisson_fixed_count", stages=stages),
+        input_tokens=Lengths(distribution="uniform", low=low, high=high),
+        output_tokens=Lengths(distribution="fixed", value=workload["output_len"]),
+        prefix=Prefix(
+            num_groups=workload["num_groups"],
+            shared_tokens=max(workload["system_prompt_len"], 1),
+            num_prompts_per_group=workload["num_prompts_per_group"],
+        ),
+    )
+
+
+def _measured(row: dict[str, Any], output_tokens: int) -> dict[str, float]:
+    """A stage's latencies in ms; the gap between tokens is (E2E - TTFT) / (output - 1), see the truth's notes."""
+    result = {}
+    for metric in METRICS[:-1]:
+        kind, _, statistic = metric.partition("_")
+        value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms")
+        if value is not None:
+            result[metric] = float(value)
+    result["itl_mean"] = (result["e2el_mean"] - result["ttft_mean"]) / max(output_tokens - 1, 1)
+    return result
+
+
+def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observation:
+    """Read a run; its requests are written as a trace to `trace_folder`, for the scenario to refer to.
+
+    Raises SpecError for files that are missing or not as described above.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: found a file, allowed the folder of a run with e2e/meta.json and e2e/requests.csv.")
+    try:
+        meta = read_json(folder / "e2e" / "meta.json")
+        rows = sorted(read_rows(folder / "e2e" / "requests.csv"), key=lambda row: float(row["client_arrival_s"]))
+        arrival, first, last = (
+            np.array([float(row[name]) for row in rows])
+            for name in ("client_arrival_s", "first_token_s", "last_token_s")
+        )
+        prompts, outputs = (np.array([int(row[name]) for row in rows]) for name in ("input_toks", "output_toks"))
+    except OSError as error:
+        raise SpecError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    except (KeyError, ValueError) as error:
+        raise SpecError(f"{folder}: not a run with a log of requests ({error})") from None
+    if not rows:
+        raise SpecError(f"{folder}: requests.csv has no requests")
+    times = RequestTimes(arrival, prompts, outputs, first - arrival, last - arrival)
+    trace = write_trace(times, Path(trace_folder) / f"{folder.name}.jsonl")
+    try:
+        scenario = _logged_scenario(folder.name, meta, trace)
+    except MALFORMED as error:
+        stated_as = " ".join(str(error).split())[:200]
+        raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {stated_as}") from None
+    return Observation(folder.name, scenario, {}, times)
+
+
+def write_trace(times: RequestTimes, file: Path) -> Path:
+    """The requests as a trace that scenarios can replay."""
+    starts = np.zeros(len(times)) if times.start_s is None else times.start_s
+    columns = (starts.tolist(), times.num_prompt_tokens.tolist(), times.num_output_tokens.tolist())
+    lines = (
+        json.dumps({"arrival_s": start, "input_tokens": prompt, "output_tokens": output})
+        for start, prompt, output in zip(*columns, strict=True)
+    )
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    return file
+
+
+def _logged_scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
+    arguments = meta["engine_kwargs"]
+    kept = (*_KEPT, "pipeline_parallel_size", "enable_expert_parallel", "kv_cache_dtype")
+    chosen = {key: arguments[key] for key in kept if arguments.get(key) is not None}
+    cache = meta.get("kv_cache") or {}
+    if cache.get("num_gpu_blocks"):
+        chosen |= {"num_gpu_blocks_override": cache["num_gpu_blocks"], "block_size": cache.get("block_size", 16)}
+    # The device as the run recorded it, else the beginning of the folder's name (`<gpu>-<model>`).
+    hardware = load_hardware(str((meta.get("hardware") or {}).get("device_name") or name.split("-")[0]))
+    return Scenario(
+        name=name,
+        model=load_model(arguments["model"]),
+        hardware=hardware,
+        engine=recorded_engine(_LOGGED_ENGINE, str(meta.get(f"{_LOGGED_ENGINE}_version") or ""), hardware, chosen),
+        traffic=Traffic(arrivals=Arrivals(process="trace"), trace=Trace(path=str(trace), format="jsonl")),
+        sampling=Sampling(method="greedy"),
+    )
+
+
+SATURATED = "saturated"  # flag of a row: more requests wait than run, all the time; else all of its requests run
+_ENGINE = "trtllm"  # that such tables are of
+_MOST_SEQUENCES = 2048
+_TOKEN_BUDGET = 8192
+_IN_FLIGHT = {"model", "gpu", "precision", "tp", "isl", "osl", "throughput_out_tok_s_gpu"}
+_STATIC = {"model", "gpu", "precision", "tp", "isl", "osl", "batch_size", "metric", "value"}
+_QUANTIZATION = {"FP8": "fp8", "FP16": None, "BF16": None}
+_STATIC_METRICS = {"throughput_out_tok_s_gpu": "static_throughput", "ttft_ms": "ttft"}
+
+
+def read_offline_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """(rows that can be described as scenarios, (row, reason) for those that cannot), of a CSV or a folder of them.
+
+    Metrics: throughput, static_throughput (output tokens/s and device), ttft (ms). Raises SpecError for what cannot be
+    read, or is neither kind of table.
+    """
+    path = Path(path)
+    files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+    if not files:
+        raise SpecError(f"{path}: has no .csv file; give one, or a folder of them.")
+    entries = [(f"{file.name}:{number}", entry) for file in files for number, entry in enumerate(_entries(file), 2)]
+    return described(entries, _row)
+
+
+def _entries(file: Path) -> Sequence[Entry]:
+    entries = table_rows(file)
+    result = set(entries[0]) if entries else set()
+    if not (result >= _IN_FLIGHT or result >= _STATIC):
+        raise SpecError(
+            f"{file}: expected a CSV of throughputs with columns {', '.join(sorted(_IN_FLIGHT))}; or, of static "
+            f"batches, {', '.join(sorted(_STATIC))}."
+        )
+    return entries
+
+
+def _row(name: str, entry: Entry) -> Observation:
+    is_static = "batch_size" in entry
+    model, quantization = load_model(entry["model"]), _QUANTIZATION[entry["precision"]]
+    model, hardware = (
+        model if quantization is None else with_quantization(model, quantization),
+        load_hardware(entry["gpu"]),
+    )
+    inputs, outputs = int(entry["isl"]), int(entry["osl"])
+    count = int(entry["batch_size"]) if is_static else _MOST_SEQUENCES
+    least = count * inputs if is_static else inputs + count
+    arguments = {
+        "tensor_parallel_size": int(entry["tp"]),
+        "dtype": "float16",
+        "kv_cache_dtype": "fp8" if entry["precision"] == "FP8" else "auto",
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+        "max_num_seqs": count,
+        "max_num_batched_tokens": max(_TOKEN_BUDGET, least),
+        "max_model_len": inputs + outputs,
+        **({"batching": "static"} if is_static else {}),
+    }
+    engine = recorded_engine(_ENGINE, entry.get("trtllm_version") or "", hardware, arguments)
+    traffic = Traffic(
+        arrivals=Arrivals(process="burst"),
+        num_requests=count,
+        input_tokens=Lengths(distribution="fixed", value=inputs),
+        output_tokens=Lengths(distribution="fixed", value=outputs),
+    )
+    scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
+    metric = _STATIC_METRICS[entry["metric"]] if is_static else "throughput"
+    measured = float(entry["value"] if is_static else entry["throughput_out_tok_s_gpu"])
+    served = scenario.model  # in the format that the engine computes in
+    lengths = f"{inputs:,} in, {outputs:,} out"
+    label = f"{served.name} {served.quantization.weights or served.dtype} on {entry['tp']} x {hardware.name}, {lengths}"
+    return Observation(
+        name,
+        scenario,
+        {metric: measured},
+        label=f"{label}, batch {count}" if is_static else label,
+        labels={"tokens": lengths},
+        flags="" if is_static else SATURATED,
+    )

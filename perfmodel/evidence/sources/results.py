@@ -1,0 +1,310 @@
+"""Tables of published results: servers, offline jobs and static batches (`other_devices.csv`), and MLPerf Inference.
+
+What a row of the former does not say and is assumed: prompts of ShareGPT have 220 tokens on average and its answers
+200; prompts of "tens of tokens" 32; all else unknown 512 in, 256 out. Several instances share a load evenly.
+
+MLPerf: what the closed division fixes, and what submitters do. Offline sends all samples at the start and runs for ten
+minutes at least, so that the engine is saturated; Server and Interactive send single samples as a Poisson process at
+the stated rate, on which the 99th percentiles of TTFT and TPOT keep their limits. The load generator calls the engine
+in its process with token ids. Lengths are the data sets':
+
+    Llama 2 70B     OpenOrca, prompts and answers of up to 1,024 tokens, 294 each on average
+    Llama 3.1 405B  9,400 and 680 (mlcommons.org, "LLM inference v5.0")
+    Llama 3.1 8B    CNN/DailyMail, 778 (mlcommons.org, "Small LLM inference 5.1"); answers of 128, by the results
+    GPT-J           CNN/DailyMail, answers of up to 128, beams of four
+    DeepSeek-R1     answers of 3,880 on average (mlcommons.org, "DeepSeek inference 5.1")
+
+Means of prompts other than those two are recalled. Answers' means are taken from the result where it has one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
+from perfmodel.evidence.sources.setups import Load, Setup, engine_of, has_card
+
+_NEEDED = ("id", "kind", "device", "engine", "model")
+_PROMPT, _ANSWER = 512, 256
+_FEW = 16  # tokens of an answer whose first step was timed
+_OF_WORDS = {"sharegpt": (220, 200), "short": (32, 128)}
+_ROLES = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
+_RANKS = re.compile(r"dep(\d+)", re.IGNORECASE)
+_POWER = re.compile(r"power limit (\d+) ?W")
+# What flags say that no model of the device can know: rows that are listed apart.
+_APART = "does not match lengths"
+_CLASSES = (("cpu", "xeon|epyc|cpu|grace"), ("apu", "strix|igpu|apple"), ("gpu", "rtx|radeon|rx-|arc|gtx"))
+_MILLISECONDS = ("ttft", "tpot", "itl", "e2e")
+
+
+def devices_folder(path: str | Path) -> Path:
+    """Where `devices.csv` is: beside a table or folder of them, or in a folder `local` beside that."""
+    own = Path(path) if Path(path).is_dir() else Path(path).parent
+    beside = (own, own / "local", own.parent / "local")
+    return next((item for item in beside if (item / "devices.csv").is_file()), own)
+
+
+def number(entry: Entry, name: str) -> float:
+    """The figure in a cell; 0 where there is none."""
+    try:
+        result = float(entry.get(name) or 0.0)
+    except ValueError:
+        return 0.0
+    return result if 0.0 < result < 1e15 else 0.0
+
+
+def column(entry: Entry, name: str) -> int:
+    """The count in a cell; 0 where there is none."""
+    return round(number(entry, name))
+
+
+def read_served_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """The results of a table, and (row, reason) of those that cannot be described.
+
+    Raises SpecError for a file that is missing or no such table.
+    """
+    return described(named(lenient_rows(path, _NEEDED, "serving results")), _served_row)
+
+
+def read_mlperf_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """Likewise, of a table of MLPerf results."""
+    return described(named(lenient_rows(path, _NEEDED_OF_MLPERF, "MLPerf results")), _mlperf_row)
+
+
+def _observation(
+    name: str,
+    entry: Entry,
+    setup: Setup,
+    measured: Mapping[str, float],
+    scenario: str,
+    also: Mapping[str, str],
+    setting: Sequence[str],
+    apart: str,
+) -> Observation:
+    """A result as a row. Raises ValueError for one without figures.
+
+    name, entry, setup, measured: the row, what ran and its figures, 0 for none
+    scenario, also: what the table calls its load; further labels
+    setting, apart: columns that rows of one setting share; a word of the flags of rows that count for nothing
+    """
+    metrics = {metric: value for metric, value in measured.items() if value > 0}
+    if not metrics:
+        raise ValueError("it has no figure to compare with")
+    labels = {
+        "device": setup.device,
+        "device class": setup.device_class,
+        "model": setup.model,
+        "engine": setup.engine,
+        "scenario": scenario,
+        "devices": str(setup.num_devices),
+        **{name: text or "not said" for name, text in also.items()},
+    }
+    what = f"{setup.model} {setup.precision} on {setup.num_devices} x {setup.device}"
+    flags = entry.get("flags", "")
+    return Observation(
+        name,
+        setup,
+        metrics,
+        label=f"{what}, {setup.engine} {setup.version}, {scenario}",
+        labels=labels,
+        group=" ".join(entry.get(key, "") for key in setting),
+        flags=flags,
+        is_reliable=apart not in flags,
+    )
+
+
+# ---------------------------------------------------------------- servers, offline jobs, static batches
+
+
+def _served_row(name: str, entry: Entry) -> Observation:
+    setup = _served_setup(entry)
+    also = {"precision": setup.precision, "source": entry.get("source", "")}
+    if setup.gguf_type:
+        also["gguf type"] = setup.gguf_type
+    return _observation(name, entry, setup, _measured(entry), entry["kind"], also, _SETTING, _APART)
+
+
+_SETTING = (
+    *("device", "num_devices", "engine", "model", "precision", "kv_dtype", "tp", "pp", "dp_or_instances"),
+    *("kind", "isl", "osl", "concurrency", "request_rate"),
+)
+
+
+def _measured(entry: Entry) -> dict[str, float]:
+    """Figures by metric: a mean where there is one, else the median; ITL is TPOT where nothing is drafted. Rates and
+    waiting of requests of unknown lengths say nothing; the time of a token does."""
+    result = {"output_tokens_per_s": number(entry, "output_tok_s")}
+    for metric in _MILLISECONDS:
+        value = number(entry, f"{metric}_mean_ms") or number(entry, f"{metric}_p50_ms")
+        name = {"itl": "tpot", "e2e": "e2el"}.get(metric, metric)
+        if value and not result.get(f"{name}_mean"):
+            result[f"{name}_mean"] = value
+    if "batch decode" in entry["kind"]:  # one step of a batch, and the prompt of one user
+        result = {"tpot_mean": result.get("tpot_mean", 0.0)}
+    elif result.get("tpot_mean") and not (_has_length(entry, "isl") and _has_length(entry, "osl")):
+        result = {"tpot_mean": result["tpot_mean"]}
+    return result
+
+
+def _has_length(entry: Entry, name: str) -> bool:
+    """Whether a row says how long prompts (isl) or answers (osl) were."""
+    return bool(entry.get(name) or entry.get(f"{name}_mean_actual"))
+
+
+def _lengths(entry: Entry) -> tuple[int, int, bool]:
+    """Mean tokens of prompts and answers, and whether they differ from request to request."""
+    text = f"{entry.get('isl', '')} {entry.get('osl', '')}".lower()
+    prompt, answer = next((pair for word, pair in _OF_WORDS.items() if word in text), (_PROMPT, _ANSWER))
+    prompt = column(entry, "isl_mean_actual") or column(entry, "isl") or prompt
+    answer = column(entry, "osl_mean_actual") or column(entry, "osl") or answer
+    return prompt, _FEW if "batch decode" in entry["kind"] else answer, "sharegpt" in text
+
+
+def _served_setup(entry: Entry) -> Setup:
+    device = entry["device"]
+    device_class = next((name for name, words in _CLASSES if re.search(words, device.lower())), "accelerator")
+    engine, _ = engine_of(entry["engine"], device_class)
+    prompt, answer, is_varied = _lengths(entry)
+    shape = entry.get("dp_or_instances", "")
+    roles, num_devices = _ROLES.search(shape), max(1, column(entry, "num_devices"))
+    ranks = _RANKS.search(shape)
+    tp, pp = max(1, column(entry, "tp")), max(1, column(entry, "pp"))
+    instances = column(entry, "dp_or_instances") or max(1, num_devices // (tp * pp))
+    if ranks is not None:
+        tp = int(ranks[1])
+    power = _POWER.search(entry.get("flags", ""))
+    gguf = entry.get("precision", "").partition("gguf")[2].strip(" -")
+    load, rate, concurrency, count = _load(entry)
+    note = entry.get("note", "").lower()
+    return Setup(
+        device=re.sub(r"\s*\(.*\)", "", device),
+        device_class=device_class,
+        num_devices=num_devices,
+        engine=engine,
+        version=entry.get("engine_version", ""),
+        model=entry["model"],
+        precision=entry.get("precision", ""),
+        kv_dtype=entry.get("kv_dtype", ""),
+        load=load,
+        prompt=prompt,
+        answer=answer,
+        tp=tp,
+        pp=pp,
+        instances=1 if roles or ranks else instances,
+        roles=(int(roles[1]), int(roles[2])) if roles else None,
+        is_varied=is_varied,
+        rate=rate,
+        concurrency=concurrency,
+        num_requests=count,
+        max_num_seqs=column(entry, "max_num_seqs"),
+        max_num_batched_tokens=column(entry, "max_num_batched_tokens"),
+        gguf_type=gguf,
+        is_eager="enforce-eager" in note,
+        is_in_process=any(word in entry["kind"] for word in ("offline", "static", "single request")),
+        power_cap_w=float(power[1]) if power else 0.0,
+        is_static="static" in entry["kind"].lower(),
+    )
+
+
+def _load(entry: Entry) -> tuple[Load, float, int, int]:
+    """(load, requests per second, requests in flight, requests in all)"""
+    kind, arrival = entry["kind"].lower(), entry.get("arrival", "").lower()
+    concurrency, count, rate = column(entry, "concurrency"), column(entry, "num_prompts"), number(entry, "request_rate")
+    if "single request" in kind:
+        return "first_token", 0.0, 1, 1
+    if "static" in kind or "all at" in arrival or "offline" in kind:
+        return "burst", 0.0, concurrency, concurrency or count or 1000
+    if "burst" in arrival:
+        return "burst", 0.0, max(concurrency, 1), max(concurrency, 1)
+    if rate and not concurrency:
+        return "open", rate, 0, count or 500
+    concurrency = max(concurrency, 1)
+    return "closed", 0.0, concurrency, max(count, concurrency)
+
+
+# ---------------------------------------------------------------- MLPerf Inference
+
+
+class _DataSet(NamedTuple):
+    """Mean tokens of prompts and answers; whether lengths differ; sequences that a request decodes."""
+
+    prompt: int
+    answer: int
+    is_varied: bool = True
+    beams: int = 1
+
+
+# By words of the benchmark's name; the first that fits counts.
+_DATA_SETS = (
+    ("llama2|llama-2", _DataSet(294, 294)),
+    ("405b", _DataSet(9400, 680)),
+    ("llama3|llama-3", _DataSet(778, 128, is_varied=False)),
+    ("gptj|gpt-j", _DataSet(920, 69, beams=4)),
+    ("mixtral", _DataSet(390, 145)),
+    ("deepseek", _DataSet(800, 3880)),
+    ("", _DataSet(512, 512)),
+)
+# TensorRT-LLM and vLLM as they were when the rounds' results were due; frameworks name TensorRT's own version, if any.
+_RELEASES = {"v3.1": "0.5", "v4.0": "0.8", "v4.1": "0.12", "v5.0": "0.18", "v5.1": "1.0", "v6.0": "1.3"}
+_MOST_TOGETHER = 2048  # samples in flight that submitters allow an engine [assumed]; KV blocks limit most
+_TOKENS = 8192  # of a step [assumed]
+_NEEDED_OF_MLPERF = ("id", "accelerator", "num_accelerators", "model", "scenario", "framework")
+_LATENCIES = {f"{name}_{at}": f"{name}_{at}_ms" for name in ("tpot", "ttft") for at in ("mean", "p99")}
+_SERVED = ("Server", "Interactive")
+# AMD's own builds of vLLM plan ten steps at once in these benchmarks (--num-scheduler-steps 10 in its documents).
+_BUILDS = (("rocm", 10), ("+mlperf", 10))
+
+
+_MLPERF_SETTING = ("accelerator", "num_accelerators", "model", "precision", "scenario")
+
+
+def _mlperf_row(name: str, entry: Entry) -> Observation:
+    setup = _mlperf_setup(entry)
+    if setup.load == "saturated":
+        answer = number(entry, "osl_mean") or setup.answer
+        samples = number(entry, "samples_per_s") or number(entry, "performance_raw")
+        measured = {"tokens_per_s": number(entry, "tokens_per_s") or answer * samples}
+    else:
+        measured = {metric: number(entry, cells) for metric, cells in _LATENCIES.items()}
+        if setup.beams > 1:
+            measured["e2el_mean"] = number(entry, "latency_mean_ms")
+    also = {key: entry.get(key, "") for key in ("precision", "round", "submitter")}
+    return _observation(name, entry, setup, measured, entry["scenario"], also, _MLPERF_SETTING, "same figure as")
+
+
+def _mlperf_setup(entry: Entry) -> Setup:
+    device, framework, benchmark = entry["accelerator"], entry["framework"], entry["model"]
+    device_class = "cpu" if re.search("xeon|epyc|cpu|grace", device.lower()) else "accelerator"
+    engine, version = engine_of(framework, device_class)
+    is_compiled = engine == "trtllm"
+    if is_compiled or not version:
+        version = _RELEASES.get(entry.get("round", ""), "") if is_compiled else version
+    data = next(item for words, item in _DATA_SETS if re.search(words, benchmark.lower()))
+    is_served = entry["scenario"] in _SERVED
+    used = entry.get("used_model") or benchmark
+    model = used if has_card(used) or not has_card(benchmark) else benchmark
+    precision = entry.get("precision", "")
+    return Setup(
+        device=device,
+        device_class=device_class,
+        num_devices=max(1, column(entry, "gpu_chips") or column(entry, "num_accelerators")),
+        engine=engine,
+        version=version,
+        model=model,
+        precision=used if precision in ("", "UNSET") else precision,
+        kv_dtype="fp8" if device_class != "cpu" and "16" not in precision else "auto",
+        load="open" if is_served else "saturated",
+        prompt=column(entry, "isl_mean") or data.prompt,
+        answer=column(entry, "osl_mean") or data.answer,
+        is_varied=data.is_varied,
+        rate=(number(entry, "target_qps") or number(entry, "samples_per_s")) if is_served else 0.0,
+        max_num_seqs=_MOST_TOGETHER,
+        max_num_batched_tokens=_TOKENS,
+        beams=data.beams,
+        is_in_process=True,
+        is_compiled=is_compiled,
+        steps_at_once=next((steps for word, steps in _BUILDS if word in framework.lower()), 1),
+        tpot_limit_s=number(entry, "tpot_limit_ms") / 1e3 if is_served else 0.0,
+        ttft_limit_s=number(entry, "ttft_limit_ms") / 1e3 if is_served else 0.0,
+    )

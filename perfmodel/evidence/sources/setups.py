@@ -1,0 +1,314 @@
+"""What ran, as a published result states it (`Setup`), and that as a scenario of one instance.
+
+Names in such tables are their publishers': which engine, which model and which number format a text stands for is here.
+An instance is the smallest part that serves alone; several share the load evenly, as round robin does. Where a result
+does not say over how many devices an instance is spread, it is spread over as many as the submitter needs: the fewest
+on which the weights leave room for a batch, and that keep the limit on TPOT at the stated rate (`layouts`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import recorded_engine
+from perfmodel.evidence.sources.local import DeviceTable, LocalModel, local_model
+from perfmodel.models.architecture import QuantizationSpec
+from perfmodel.models.cards import load_model
+from perfmodel.models.number_formats import with_quantization
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec, PoolSpec
+from perfmodel.specs.engine.description import describe_engine
+from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.scenario_file import load_hardware
+from perfmodel.specs.traffic import Arrivals, Lengths, Sampling, Traffic
+
+# Engines by words of their names; the first that fits counts. What none fits batches continuously, as vLLM does.
+_ENGINES = (
+    ("sglang", "sglang"),
+    ("vllm", "vllm"),
+    ("llamacpp", "llama-server|llama.cpp|llamacpp|llama_cpp|ollama|lemonade|llamafile|localscore"),
+    ("mlx", "mlx"),
+    ("trtllm", "tensorrt|trt|cuda"),
+)
+_VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
+# Formats of weights by words of what a result says of them.
+_FORMATS = (
+    ("bfp8|bfp4", "fp8"),
+    ("mxfp4", "mxfp4"),
+    ("nvfp4", "nvfp4"),
+    ("fp4", "nvfp4"),
+    ("fp8|float8", "fp8"),
+    ("w4a16|awq|gptq|autoround|int4|4bit|w4|q4|exl3|exl2|int2", "int4"),
+    ("smoothquant|int8|w8a8|8bit|q8", "int8"),
+)
+Load = Literal["saturated", "burst", "open", "closed", "first_token"]
+_LLAMA = re.compile(r"^llama[-_]?(\d)")
+_TARGET = re.compile(r"-99(\.9)?(?=$|-)")
+_DECORATION = re.compile(
+    r"[-_](instruct|chat|hf|it|base|fp8|fp4|nvfp4|mxfp4|awq|gptq|autoround|dynamic|int4|int8|4bit|8bit|kv|quark|pre|dyn|"
+    r"trtllm|v0\.\d|\d{4}|qat|mobile|ct|f16|bf16|gguf|quantized|w4a16|w8a8|interactive)(?=$|[-_.])"
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model on devices under an engine and a load. Counts are 0, texts "" and figures None where nothing is said.
+
+    device_class:  gpu, apu, cpu or accelerator
+    num_devices:   of all instances together; tp, pp: of one instance; instances: that share the load
+    roles:         workers (prefill, decode) that are apart
+    engine:        a name of hardware_specs/engines; version: as it was recorded
+    precision:     of the weights, as it was recorded; kv_dtype: likewise
+    prompt, answer: mean tokens; is_varied: lengths of requests differ as a data set's do
+    load:          saturated: more requests wait than run; burst: num_requests at once; open: Poisson at `rate`; closed:
+                   `concurrency` in flight; first_token: one request alone, up to its first token
+    rate:          requests per second of all instances; concurrency: likewise
+    beams:         sequences that a request decodes
+    is_in_process: the load generator calls the engine: no HTTP, no tokenisation
+    is_compiled:   the whole step was compiled ahead and is launched at once, with prompts too
+    tpot_limit_s, ttft_limit_s: that the submitter had to keep
+    steps_at_once: that the engine plans before it looks at arrivals again
+    is_static:     all requests of a burst are one batch, from their prompts to their last tokens
+    """
+
+    device: str
+    device_class: str
+    num_devices: int
+    engine: str
+    version: str
+    model: str
+    precision: str
+    kv_dtype: str
+    load: Load
+    prompt: int
+    answer: int
+    tp: int = 0
+    pp: int = 1
+    instances: int = 1
+    roles: tuple[int, int] | None = None
+    is_varied: bool = False
+    rate: float = 0.0
+    concurrency: int = 0
+    num_requests: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    gguf_type: str = ""
+    beams: int = 1
+    is_eager: bool = False
+    is_in_process: bool = False
+    is_compiled: bool = False
+    power_cap_w: float = 0.0
+    tpot_limit_s: float = 0.0
+    ttft_limit_s: float = 0.0
+    steps_at_once: int = 1
+    is_static: bool = False
+
+    def instances_of(self, num_devices: int) -> int:
+        """Instances of so many devices that share the load."""
+        return self.instances if self.tp else max(1, self.num_devices // num_devices)
+
+
+def engine_of(text: str, device_class: str = "gpu") -> tuple[str, str]:
+    """(engine's profile, version as text) of what a result calls its framework."""
+    lower = text.lower()
+    profile = next((name for name, words in _ENGINES if re.search(words, lower)), "vllm")
+    if device_class == "cpu" and profile == "trtllm":
+        profile = "vllm"
+    behind = lower[lower.find(profile.removesuffix("llm")) :] if profile in lower else lower
+    version = _VERSION.search(behind)
+    return profile, version[0] if version else ""
+
+
+def quantization_of(text: str, is_nvidia: bool = True) -> str | None:
+    """The `engine.quantization` that a result's precision stands for; None for 16 bits and what says nothing.
+
+    is_nvidia: FP4 has blocks of 16 there, elsewhere those of the OCP's MX formats
+    """
+    lower = text.lower()
+    result = next((name for words, name in _FORMATS if re.search(words, lower)), None)
+    return "mxfp4" if result == "nvfp4" and not is_nvidia and "nvfp4" not in lower else result
+
+
+def model_names(text: str) -> Iterator[str]:
+    """Names to look a model up by, the one that was given first, then less and less of it."""
+    yield text
+    name = _TARGET.sub("", text.rpartition("/")[2].lower()).removesuffix(".gguf").replace("llama3_1", "llama-3.1")
+    name = _LLAMA.sub(r"llama-\1", name.removeprefix("meta-"))
+    name = re.sub(r"^gpt-?j(?![a-z])(-6b)?", "gpt-j-6b", name)
+    yield name
+    while _DECORATION.search(name):
+        name = _DECORATION.sub("", name, count=1)
+        yield name
+
+
+_SPREAD = 0.8  # standard deviation over mean of a data set's lengths [assumed: answers of chats have 0.7 to 1]
+_LONGEST = 4.0  # times the mean: data sets cut what is longer (OpenOrca at 1,024 tokens)
+_MOST_SLOTS = 256  # of a server that does not say
+_KV_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4"}
+_MOST_DEVICES = 64  # of an instance that does not say
+_MOST_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
+
+
+@lru_cache(maxsize=512)
+def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool = True) -> LocalModel:
+    """The model that a result calls `name`, in the number format that it states.
+
+    precision: as the result has it; gguf_type: of its file, "" for a checkpoint in another format
+    is_nvidia: as of `quantization_of`
+
+    Without a card a decoder of the usual proportions stands for it. Raises SpecError where its name has no size.
+    """
+    if gguf_type:
+        result = _known(name)
+        if result is None:
+            return LocalModel(local_model(name, 0.0, _active(name), gguf_type, 0.0).spec, False)
+        return LocalModel(local_model(result.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
+    result = _known(name)
+    spec = result or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
+    wanted = quantization_of(precision or name, is_nvidia)
+    if wanted is None and spec.quantization.weights and "16" in precision:
+        return LocalModel(replace(spec, quantization=QuantizationSpec()), result is not None)
+    return LocalModel(with_quantization(spec, wanted), result is not None)
+
+
+def has_card(name: str) -> bool:
+    """Whether the shape of the model that a result calls `name` is known."""
+    return _known(name) is not None
+
+
+@lru_cache(maxsize=1024)
+def _known(name: str) -> ModelSpec | None:
+    """The card of the first name that has one."""
+    for item in model_names(name):
+        try:
+            return load_model(item)
+        except (SpecError, OSError, ValueError):
+            continue
+    return None
+
+
+def _active(name: str) -> float:
+    """Parameters that a token uses, as names of mixtures of experts have them ("35B-A3B"); 0 where it has none."""
+    for part in name.replace("_", "-").split("-"):
+        if part[:1] in "aA" and part[-1:] in "bB" and part[1:-1].replace(".", "", 1).isdigit():
+            return 1e9 * float(part[1:-1])
+    return 0.0
+
+
+def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
+    """The device of a result: by its name, then by less and less of it, then as `table` has it.
+
+    Raises SpecError where nothing is known of it.
+    """
+    result = known_device(setup.device)
+    if result is not None and (result.kind == "cpu") == (setup.device_class == "cpu"):
+        return result
+    return table.device(setup.device, setup.device_class)
+
+
+def known_device(name: str) -> HardwareSpec | None:
+    """The device that a result calls `name`, or the beginning of it, as in "h200-nv"; None where no file has it."""
+    words = name.split("-")
+    for count in range(len(words), 0, -1):
+        try:
+            return load_hardware("-".join(words[:count]))
+        except (SpecError, OSError, ValueError):
+            continue
+    return None
+
+
+def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
+    """Devices that an instance may be spread over: as stated, else powers of two."""
+    if setup.tp:
+        return [setup.tp]
+    most = min(setup.num_devices, hardware.declared.max_devices, _MOST_DEVICES)
+    return [1 << power for power in range(most.bit_length())]
+
+
+def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, LocalModel]:
+    """One instance of `setup`, called `name`, over `tp` devices, under its share of the load.
+
+    table: devices that no file names. Raises SpecError for what cannot be described.
+    """
+    hardware = served_device(setup, table)
+    if setup.power_cap_w:
+        hardware = hardware.model_copy(update={"power_cap_w": setup.power_cap_w})
+    model = served_model(setup.model, setup.precision, setup.gguf_type, hardware.maker in (None, "nvidia"))
+    traffic = _traffic(setup, setup.instances_of(tp))
+    engine = _engine(setup, hardware, tp)
+    sampling = Sampling(method="greedy" if setup.is_in_process else "default")
+    scenario = Scenario(
+        name=name, model=model.spec, hardware=hardware, engine=engine, traffic=traffic, sampling=sampling
+    )
+    if setup.roles is None:
+        return scenario, model
+    apart = {"gpu_memory_utilization": min(engine.gpu_memory_utilization, _MOST_SHARE)}
+    pools = tuple(
+        PoolSpec(role=role, replicas=count, engine=engine.model_copy(update=apart))
+        for role, count in zip(("prefill", "decode"), setup.roles, strict=True)
+    )
+    return scenario.model_copy(update={"cluster": ClusterSpec(pools=pools, kv_transfer=KvTransferSpec())}), model
+
+
+def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
+    facts = describe_engine(setup.engine).facts
+    slots = setup.max_num_seqs or max(_MOST_SLOTS, -(-setup.concurrency // max(setup.instances, 1)))
+    longest = round((_LONGEST if setup.is_varied else 1.0) * (setup.prompt + setup.answer)) + 64
+    arguments: dict[str, Any] = {"max_num_seqs": slots, "enable_prefix_caching": False}
+    if facts.backends:
+        arguments |= {"max_num_seqs": max(1, setup.concurrency), "max_model_len": longest}
+        return recorded_engine(setup.engine, _build(setup), hardware, arguments)
+    arguments |= {
+        "tensor_parallel_size": tp,
+        "pipeline_parallel_size": setup.pp,
+        "kv_cache_dtype": _KV_FORMATS.get(setup.kv_dtype, "auto"),
+        "max_model_len": longest,
+        "enforce_eager": setup.is_eager,
+    }
+    if setup.load in ("saturated", "open"):  # tuned servers compute long prompts in chunks, whatever the default
+        arguments["enable_chunked_prefill"] = True
+    if setup.max_num_batched_tokens:
+        arguments["max_num_batched_tokens"] = max(setup.max_num_batched_tokens, slots)
+    return recorded_engine(setup.engine, setup.version, hardware, {**arguments, **_room(arguments, setup, hardware)})
+
+
+def _room(arguments: Mapping[str, Any], setup: Setup, hardware: HardwareSpec) -> dict[str, Any]:
+    """A step's tokens where nothing states them: the engine's default, or as many as its slots need."""
+    if "max_num_batched_tokens" in arguments:
+        return {}
+    small = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1})
+    need = arguments["max_num_seqs"]
+    if not describe_engine(setup.engine).facts.batching.chunks_prompts:
+        need += round(_LONGEST * setup.prompt if setup.is_varied else setup.prompt)
+    return {"max_num_batched_tokens": max(small.max_num_batched_tokens, need)}
+
+
+def _build(setup: Setup) -> str:
+    """A build's number, "b9010 d05fe1d7d", as its version."""
+    words = setup.version.removeprefix("b").split()
+    return words[0] if words and words[0].isdigit() else ""
+
+
+def _traffic(setup: Setup, instances: int) -> Traffic:
+    count = max(1, round(setup.num_requests / instances))
+    concurrency = max(1, round(setup.concurrency / instances))
+    if setup.load == "closed":
+        arrivals = Arrivals(process="closed_loop", concurrency=concurrency)
+    elif setup.load == "open":
+        # Round robin over k instances hands each of them every k-th arrival.
+        arrivals = Arrivals(process="gamma", rate=setup.rate / instances, cv=instances**-0.5)
+    else:
+        arrivals = Arrivals(process="burst")
+    prompts, answers = (_lengths(mean, setup.is_varied) for mean in (setup.prompt, setup.answer))
+    return Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
+
+
+def _lengths(mean: int, is_varied: bool) -> Lengths:
+    if not is_varied or mean < 4:
+        return Lengths(distribution="fixed", value=max(mean, 1))
+    return Lengths(distribution="lognormal", mean=mean, std=_SPREAD * mean, max=round(_LONGEST * mean))

@@ -1,0 +1,356 @@
+"""What was measured and how well it was predicted: the setups, their index, errors left out of fits.
+
+`hardware_specs/validated`, written by validations: `<name>.csv` has a line for each cell (device x engine version x
+model x number format) and metric: the range of the setups that were measured, and the errors of their predictions.
+`<name>.rows.csv.gz` has the rows themselves, where they may be copied. `left_out/errors.csv` has a line for each
+engine, what was left out of its fit, and metric: what to expect where no measured row is like the setup; it is written
+from the reports of cross-validation (`benchmarks/left_out_index.py`).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.reach import read_rows
+from perfmodel.models.architecture import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    LinearAttention,
+    Mamba,
+    Mixer,
+    MoEFFN,
+)
+from perfmodel.models.params import count_parameters
+from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Lengths
+
+SIZES = ("total_b", "active_b", "devices", "input_tokens", "output_tokens", "concurrency")
+
+
+class MeasuredSetup(NamedTuple):
+    """A deployment and its load, as far as measurements of others tell of it.
+
+    device:        and the CPU that holds the other layers, where it has only some: "rtx-4090 + ryzen-9-7950x"
+    family:        the kinds of the model's layers: "dense, attention", "mixture of experts, latent attention"
+    weights:       their number format; separate: whether prompts and answers have workers of their own
+    total_b, active_b: parameters in billions, all and of a token
+    devices:       of an engine that answers
+    input_tokens, output_tokens: means of a request; 0 where a trace has them, or conversations that grow
+    concurrency:   requests in flight in a closed loop or at most, 0 where arrivals decide
+    """
+
+    device: str
+    architecture: str
+    engine: str
+    version: str
+    model: str
+    family: str
+    weights: str
+    separate: bool
+    total_b: float
+    active_b: float
+    devices: float
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+    concurrency: float = 0.0
+
+
+def setup_of(scenario: Scenario) -> MeasuredSetup:
+    """The setup of a scenario; of separate workers that of those which decode."""
+    pool = next((pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow), scenario.pools[0])
+    model, engine, traffic = pool.model or scenario.model, pool.engine, scenario.traffic
+    family, total, active = _sizes(model)
+    concurrency = traffic.arrivals.concurrency if traffic.arrivals.process == "closed_loop" else None
+    hardware = pool.hardware or scenario.hardware
+    return MeasuredSetup(
+        device=hardware.name if engine.cpu is None else f"{hardware.name} + {engine.cpu}",
+        architecture=hardware.declared.architecture or "",
+        engine=engine.profile,
+        version=engine.described.version.described,
+        model=model.name,
+        family=family,
+        weights=model.quantization.weights or model.dtype,
+        separate=scenario.cluster.is_disaggregated,
+        total_b=total / 1e9,
+        active_b=active / 1e9,
+        devices=float(engine.num_devices),
+        input_tokens=0.0 if traffic.has_conversations else _mean(traffic.input_tokens),
+        output_tokens=_mean(traffic.output_tokens),
+        concurrency=float(concurrency or 0.0),
+    )
+
+
+def _mean(lengths: Lengths | None) -> float:
+    """In tokens; 0 where a file has them."""
+    return (lengths.mean_tokens or 0.0) if lengths is not None else 0.0
+
+
+@lru_cache(maxsize=256)
+def _sizes(model: ModelSpec) -> tuple[str, int, int]:
+    """The model's family, and its parameters, all and of a token."""
+    layers = [layer for layer, _ in model.layers]
+    sparse = any(isinstance(layer.ffn, MoEFFN) for layer in layers)
+    mixers = sorted({_kind(layer.mixer) for layer in layers if layer.mixer is not None})
+    counted = count_parameters(model)
+    return f"{'mixture of experts' if sparse else 'dense'}, {' and '.join(mixers)}", counted.total, counted.active
+
+
+def _kind(mixer: Mixer) -> str:
+    match mixer:
+        case LatentAttention():
+            return "latent attention" if mixer.indexer is None else "sparse latent attention"
+        case GatedDeltaNet():
+            return "gated delta rule"
+        case Mamba():
+            return "state space"
+        case LinearAttention():
+            return "linear attention"
+        case Attention():
+            return "attention"
+
+
+_NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
+_CELL = (*_NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
+_CELL_COLUMNS = ("kind", *_CELL, "metric", "errors")
+_ROW_COLUMNS = ("kind", *_NAMES, *SIZES, "metric", "predicted", "measured", "label")
+_DIGITS, _ERROR_DIGITS = 4, 3
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRow:
+    """One measurement beside its prediction, in the metric's unit. kind: of the validation"""
+
+    kind: str
+    setup: MeasuredSetup
+    metric: str
+    predicted: float
+    measured: float
+    label: str
+
+    @property
+    def error(self) -> float:
+        """predicted / measured - 1"""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCell:
+    """Measurements of one cell in one metric.
+
+    low, high: the setups of its rows, each size at its least and its most
+    errors:    predicted / measured - 1 of each row, in ascending order
+    """
+
+    kind: str
+    low: MeasuredSetup
+    high: MeasuredSetup
+    metric: str
+    errors: tuple[float, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of measurements."""
+        return len(self.errors)
+
+    @property
+    def median_error(self) -> float:
+        """Median of |predicted / measured - 1|."""
+        return quantile([abs(error) for error in self.errors], 0.5)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The `share` quantile of `values`, linear between the two nearest, as numpy's default."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+@cache
+def measured_cells() -> tuple[MeasuredCell, ...]:
+    """All cells of the index."""
+    files = sorted(path for path in data_dir("validated").glob("*.csv"))
+    return tuple(_cell(line) for file in files for line in _lines(file))
+
+
+@cache
+def measured_rows() -> tuple[MeasuredRow, ...]:
+    """The single rows of all validations, of those that may be copied."""
+    files = sorted(data_dir("validated").glob("*.rows.csv.gz"))
+    return tuple(_row(line) for file in files for line in _lines(file))
+
+
+def cells_of(rows: Sequence[MeasuredRow]) -> list[MeasuredCell]:
+    """Rows by cell and metric."""
+    result: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        result[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in _NAMES)].append(row)
+    return [_pooled(result[key]) for key in sorted(result)]
+
+
+def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows: bool) -> None:
+    """Write one validation's part of the index; nothing where `rows` are not of deployments.
+
+    name:   of its files; lists_rows: whether single rows may be copied
+    folder: of the index
+    """
+    if not rows:
+        return
+    import gzip  # here and below what only writing needs: every answer imports this module
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.csv").write_text(
+        _table(_CELL_COLUMNS, map(_cell_line, cells_of(rows))), encoding="utf-8", newline="\n"
+    )
+    if lists_rows:
+        text = _table(_ROW_COLUMNS, map(_row_line, _by_setup(rows)))
+        (folder / f"{name}.rows.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
+    """Rows of one setup as one, by their medians: requests of a run, repeated runs."""
+    by_setup: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        by_setup[row.setup, row.metric].append(row)
+    return [
+        replace(
+            repeated[0],
+            predicted=quantile([row.predicted for row in repeated], 0.5),
+            measured=quantile([row.measured for row in repeated], 0.5),
+            label=repeated[0].label
+            if len(repeated) == 1
+            else f"median of {len(repeated):,}: {repeated[0].label} and so on",
+        )
+        for repeated in by_setup.values()
+    ]
+
+
+def _pooled(rows: Sequence[MeasuredRow]) -> MeasuredCell:
+    first = rows[0]
+    names: dict[str, Any] = {name: getattr(first.setup, name) for name in _NAMES}
+    low, high = (
+        MeasuredSetup(**names | {size: end(getattr(row.setup, size) for row in rows) for size in SIZES})
+        for end in (min, max)
+    )
+    return MeasuredCell(first.kind, low, high, first.metric, tuple(sorted(row.error for row in rows)))
+
+
+def _lines(file: Path) -> list[dict[str, str]]:
+    try:
+        return read_rows(file)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
+    """The setup that a line has; of a cell the one at an `end` of its ranges."""
+    named = (line[name] == "True" if name == "separate" else line[name] for name in _NAMES)
+    return MeasuredSetup(*named, *(float(line[size + end]) for size in SIZES))  # type: ignore[arg-type]
+
+
+def _cell(line: dict[str, str]) -> MeasuredCell:
+    ends = _setup(line, "_low"), _setup(line, "_high")
+    return MeasuredCell(line["kind"], *ends, line["metric"], tuple(map(float, line["errors"].split())))
+
+
+def _row(line: dict[str, str]) -> MeasuredRow:
+    values = float(line["predicted"]), float(line["measured"])
+    return MeasuredRow(line["kind"], _setup(line), line["metric"], *values, line["label"])
+
+
+def _cell_line(cell: MeasuredCell) -> Sequence[str]:
+    ends = [_rounded(getattr(setup, size)) for size in SIZES for setup in (cell.low, cell.high)]
+    names = [str(getattr(cell.low, name)) for name in _NAMES]
+    return cell.kind, *names, *ends, cell.metric, " ".join(f"{error:.{_ERROR_DIGITS}g}" for error in cell.errors)
+
+
+def _row_line(row: MeasuredRow) -> Sequence[str]:
+    names = [str(getattr(row.setup, name)) for name in _NAMES]
+    sizes = [_rounded(getattr(row.setup, size)) for size in SIZES]
+    return row.kind, *names, *sizes, row.metric, f"{row.predicted:.6g}", f"{row.measured:.6g}", row.label
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.{_DIGITS}g}" if abs(value) < 10**_DIGITS else f"{value:.0f}"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+# What was left out of the fit, nearest first: a cell is a model in a number format under one version of an engine on a
+# device; an architecture leaves no kernel times behind; with a datasheet nothing is fitted at all.
+Cut = Literal["cell", "model", "device", "architecture", "datasheet"]
+CUTS: tuple[Cut, ...] = ("cell", "model", "device", "architecture", "datasheet")
+
+
+class LeftOutError(NamedTuple):
+    """Errors of one metric with something left out.
+
+    engine, devices: profile, and kind of devices (cpu, apu, apple, gpu); "" for any
+    median, p90:     of |predicted / measured - 1| over the rows left out, or over their devices
+    """
+
+    engine: str
+    left_out: Cut
+    devices: str
+    metric: str
+    median: float
+    p90: float
+    report: str
+
+
+@cache
+def measured_left_out() -> tuple[LeftOutError, ...]:
+    """All lines of the file."""
+    return tuple(
+        LeftOutError(
+            line["engine"],
+            line["left_out"],  # type: ignore[arg-type]
+            line["devices"],
+            line["metric"],
+            float(line["median_error"]),
+            float(line["p90_error"]),
+            line["report"],
+        )
+        for line in read_rows(data_dir("validated") / "left_out" / "errors.csv")
+    )
+
+
+def left_out_errors(
+    engine: str, devices: str, cut: Cut, errors: Iterable[LeftOutError] | None = None
+) -> dict[str, tuple[float, float]]:
+    """Metric -> (median, p90) to expect of an engine on a kind of device, with `cut` left out.
+
+    devices: kind of devices, as `LeftOutError` has it
+    errors:  in place of those of the file
+
+    A more distant cut contains what a nearer one leaves out, so its error is at least as large: of all cuts up to
+    `cut` the largest counts; without any, the nearest beyond. An engine that no report has takes the largest errors of
+    all engines.
+    """
+    lines = [line for line in (measured_left_out() if errors is None else errors) if line.devices in ("", devices)]
+    if any(line.engine == engine for line in lines):
+        lines = [line for line in lines if line.engine in ("", engine)]
+    reach = max(CUTS.index(cut), min((CUTS.index(line.left_out) for line in lines), default=0))
+    errors_of: dict[str, tuple[float, float]] = {}
+    for line in lines:
+        if CUTS.index(line.left_out) <= reach:
+            median, p90 = errors_of.get(line.metric, (0.0, 0.0))
+            errors_of[line.metric] = max(median, line.median), max(p90, line.p90)
+    return errors_of

@@ -1,1 +1,0 @@
-"""Simulated beside executed: on this machine, or on a device that was measured before."""

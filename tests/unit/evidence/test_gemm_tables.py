@@ -1,0 +1,236 @@
+"""GEMM and mixture-of-experts tables: groups, sizes, rejected rows, and fits that find what made the rows."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.forms import DeviceFacts
+from perfmodel.cost.forms.experts import GroupedExpertsFit
+from perfmodel.cost.forms.fits import take
+from perfmodel.cost.forms.gemm import TiledGemmFit
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit import gemm, moe
+from perfmodel.evidence.fit.moe import _filled, _in_turn, rank_load
+from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, KernelTable, read_table
+from perfmodel.models.architecture import MoEFFN
+from perfmodel.ops.extents import KernelTraits
+from perfmodel.ops.feedforward import experts
+from perfmodel.ops.formats import LinearFormat
+from perfmodel.ops.linear import gemm as gemm_work
+from perfmodel.ops.routing import ExpertLoad
+from perfmodel.specs import load_hardware
+
+H100 = DeviceFacts.of(load_hardware("h100-sxm-80gb"))
+MEASURED = Path(__file__).resolve().parents[3] / "measurements" / "operators"
+
+
+def table(op, columns, **constant):
+    count = len(next(iter(columns.values())))
+    rest = {name: np.full(count, value) for name, value in constant.items()}
+    return KernelTable("made_up", op, {"latency_ms": np.ones(count), **columns, **rest})
+
+
+def grid(**axes):
+    mesh = np.meshgrid(*(np.array(axis) for axis in axes.values()), indexing="ij")
+    return {name: column.ravel() for name, column in zip(axes, mesh, strict=True)}
+
+
+def gemms(dtype="bfloat16", version="vllm 1.0", source="linear"):
+    sizes = grid(m=[1, 8, 64, 200, 512, 1500, 4096, 16384], n=[256, 1024, 4096, 14336], k=[256, 1024, 4096, 14336])
+    return table("gemm", sizes, gemm_dtype=dtype, engine_version=version, kernel_source=source)
+
+
+def mixtures(dtype="bfloat16", version="trtllm 1.0", source="cutlass", distribution="power_law_1.2"):
+    sizes = grid(
+        num_tokens=[1, 8, 64, 512, 4096, 16384],
+        hidden_size=[2048, 7168],
+        inter_size=[768, 2048],
+        topk=[2, 8],
+        num_experts=[64],
+        moe_tp_size=[1],
+        moe_ep_size=[1, 8],
+    )
+    names = {"moe_dtype": dtype, "engine_version": version, "kernel_source": source, "distribution": distribution}
+    return table("moe", sizes, **names)
+
+
+def timed(module, rows, true):
+    (group,) = module.groups(rows, H100)
+    return replace(group, seconds=module.predict(group, true, H100))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_a_gemm_fit_finds_what_made_the_rows(dtype):
+    true = TiledGemmFit(
+        launch_s=3e-6, compute_fraction=0.75, memory_fraction=0.7, feed_edge=60, knee=3.0, tile_s=1.5e-6, split_s=3e-6
+    )
+    group = timed(gemm, gemms(dtype, "trtllm 1.0"), true)
+    found = gemm.fit(group, H100)
+    for name in ("launch_s", "compute_fraction", "memory_fraction", "knee", "tile_s"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.15), name
+    assert found.residuals.num_rows == len(group.seconds)
+    assert max(abs(found.residuals.p10), abs(found.residuals.p90)) < 0.02
+
+
+def test_an_expert_fit_finds_what_made_the_rows():
+    true = GroupedExpertsFit(launch_s=3e-5, compute_fraction=0.7, memory_fraction=0.8, passes=2.0, knee=2.0)
+    group = timed(moe, mixtures(), true)
+    found = moe.fit(group, H100)
+    for name in ("launch_s", "memory_fraction", "passes"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.15), name
+    assert max(abs(found.residuals.p10), abs(found.residuals.p90)) < 0.03
+
+
+def test_rows_that_beat_the_hardware_are_not_fitted():
+    for module, rows, true in ((gemm, gemms(), TiledGemmFit()), (moe, mixtures(), GroupedExpertsFit())):
+        group = timed(module, rows, true)
+        assert not module.is_too_fast(group, H100).any()
+        seconds = group.seconds.copy()
+        seconds[::3] /= 1000
+        spoiled = replace(group, seconds=seconds)
+        expected = np.arange(len(seconds)) % 3 == 0
+        slow_enough = module.is_too_fast(spoiled, H100)
+        assert slow_enough[expected].mean() > 0.9
+        assert not slow_enough[~expected].any()
+        fit = module.fit(spoiled, H100)
+        assert fit.residuals.num_rows == (~slow_enough).sum()
+        assert np.median(np.abs(module.predict(group, fit, H100) / group.seconds - 1)) < 0.1
+
+
+def test_kernels_of_an_engine_are_told_apart():
+    names = [("trtllm 1", "", "fp8"), ("vllm 1", "DeepGemmX", "fp8_block"), ("vllm 1", "FlashInferX", "fp8_block")]
+    keys = [gemm.groups(gemms(dtype, version, source), H100)[0].key for version, source, dtype in names]
+    assert keys == ["gemm/fp8", "gemm/fp8_block", "gemm/fp8_block/flashinfer"]
+    assert gemm.groups(gemms("unheard_of"), H100) == []
+
+
+def test_experts_that_all_beat_the_memory_are_refused_in_a_sentence():
+    """A nanosecond a call: weights of one expert alone take a thousand times as long to read."""
+    rows = mixtures()
+    impossible = replace(rows, columns={**rows.columns, "latency_ms": np.full(len(rows.seconds), 1e-6)})
+    (group,) = moe.groups(impossible, H100)
+    with pytest.raises(SpecError, match=r"all \d+ rows are faster than the device's memory allows"):
+        moe.fit(group, H100)
+
+
+def test_the_sizes_of_a_row_are_those_of_its_operator():
+    (group,) = gemm.groups(gemms("fp8"), H100)
+    form = LinearFormat("fp8", 1.0, 1.0, 2.0, True)
+    for row in (0, 50, 100):
+        sizes = take(group.sizes, np.array([row]))
+        m, n, k = (float(number[0]) for number in sizes.extent[:3])
+        work = gemm_work("x", m, int(n), int(k), form)
+        assert numbers(sizes.extent) == pytest.approx(numbers(work.extent))
+        assert sizes.moved_bytes[0] + sizes.extent.quantized_bytes[0] == pytest.approx(work.hbm_bytes)
+    (group,) = moe.groups(mixtures(), H100)
+    for row in (0, 17, 60):
+        sizes = take(group.sizes, np.array([row]))
+        extent = sizes.extent
+        load = ExpertLoad(extent.distinct[0], extent.assignments[0], tuple(extent.tiles[0]))
+        ffn = MoEFFN(int(extent.num_experts[0]), int(extent.top_k[0]), int(extent.inner[0]))
+        local, width = int(extent.local_experts[0]), int(extent.width[0])
+        shape = {"width": width, "intermediate": ffn.intermediate_size, "local_experts": local}
+        work = experts(int(extent.tokens[0]), ffn, load, LinearFormat("bf16", 2.0, 2.0, 2.0), **shape)
+        assert numbers(extent) == pytest.approx(numbers(work.extent))
+        moved = extent.assignments[0] * sizes.row_bytes[0] + extent.sum_bytes[0]
+        assert moved == pytest.approx(work.activation_bytes)
+
+
+def numbers(extent):
+    """All of its numbers, those of a column too, one after the other."""
+    return np.concatenate([np.ravel(value) for value in extent])
+
+
+def test_eager_floors_are_fitted_beside_the_kernel_not_into_it():
+    true = TiledGemmFit(launch_s=4e-6, eager_launch_s=2e-5, eager_floor_s=9e-5, quantize_row_s=1e-9)
+    group = timed(gemm, gemms("fp8_block", "vllm 1", "DeepGemm"), true)
+    found = gemm.fit(group, H100)
+    assert found.eager_floor_s == pytest.approx(9e-5, rel=0.02)
+    assert found.launch_s == 4e-6
+
+
+def test_balanced_loads_by_hand():
+    """8 tokens, 4 experts, 2 each: slots (i, i + 2) mod 4; 4 tokens per expert; on 2 ranks every token visits both."""
+    whole, half = rank_load(8, 4, 2, 1, "balanced"), rank_load(8, 4, 2, 2, "balanced")
+    assert (whole.distinct, whole.assignments, whole.tokens, whole.tiles[0]) == (4, 16, 8, 4)
+    assert (half.distinct, half.assignments, half.tokens) == (2, 8, 8)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 100, 3000])
+@pytest.mark.parametrize("name", ["balanced", "power_law_1.01", "power_law_1.2"])
+def test_loads_conserve_tokens(tokens, name):
+    whole, rank = rank_load(tokens, 64, 8, 1, name), rank_load(tokens, 64, 8, 8, name)
+    assert whole.assignments == tokens * 8
+    assert tokens * 8 / 8 <= rank.assignments * 1.01 + 1
+    assert rank.distinct <= 8
+    assert list(rank.tiles) == sorted(rank.tiles, reverse=True)
+    assert rank_load(tokens, 64, 8, 8, name) == rank
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 40))
+def test_leftover_slots_go_one_at_a_time_to_the_smallest_expert(heights, amount):
+    one_at_a_time = list(heights)
+    for _ in range(amount):
+        one_at_a_time[one_at_a_time.index(min(one_at_a_time))] += 1
+    assert _filled(np.array(heights), amount).tolist() == one_at_a_time
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 30))
+def test_ranks_with_room_take_turns(room, amount):
+    shares, left = [0] * len(room), amount
+    while left and shares != room:
+        for rank, most in enumerate(room):
+            if left and shares[rank] < most:
+                shares[rank], left = shares[rank] + 1, left - 1
+    assert _in_turn(amount, np.array(room)).tolist() == shares
+
+
+def test_every_format_reads_as_many_bytes_as_it_says():
+    assert WEIGHT_FORMATS["fp8"].quantized_bytes == 3
+    assert WEIGHT_FORMATS["bfloat16"].quantized_bytes == 0
+
+
+def test_a_calibration_picks_the_kernel_of_a_work():
+    families = {
+        "gemm/bf16": TiledGemmFit(),
+        "gemm/int4_wo": TiledGemmFit(feed_edge=126),
+        "moe/fp8_block": moe.fit_start("moe/fp8_block", "vllm"),
+        "moe/fp8_block/triton": moe.fit_start("moe/fp8_block/triton", "vllm"),
+    }
+    calibration = Calibration(device="d", engine="vllm", families=families)
+    assert calibration.fit("gemm", "bf16", None, "int4_wo") is families["gemm/int4_wo"]
+    assert calibration.fit("gemm", "bf16", None, "nf4_wo") is families["gemm/bf16"]
+    shared = KernelTraits(gates=2, shares_experts=True)
+    assert calibration.fit("moe", "fp8", shared, "fp8_block") is families["moe/fp8_block"]
+    alone = shared._replace(shares_experts=False)
+    assert calibration.fit("moe", "fp8", alone, "fp8_block") is families["moe/fp8_block/triton"]
+
+
+@pytest.mark.parametrize(
+    ("op", "module", "engine", "key", "median", "p90"),
+    [
+        ("gemm", gemm, "vllm", "gemm/bf16", 0.065, 0.2),
+        ("gemm", gemm, "trtllm", "gemm/fp8", 0.04, 0.15),
+        ("moe", moe, "trtllm", "moe/fp8_block", 0.07, 0.22),
+    ],
+)
+def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):
+    """Fitted on half of the (N, K) pairs, or of the (width, inner size) pairs; judged on the others."""
+    rows = read_table(MEASURED / "h100_sxm" / f"{op}.csv.gz")
+    dtype = {"gemm/bf16": "bfloat16", "gemm/fp8": "fp8", "moe/fp8_block": "fp8_block"}[key]
+    mine = np.char.startswith(rows["engine_version"].astype(str), engine) & (rows[f"{op}_dtype"] == dtype)
+    (group,) = module.groups(rows.take(mine), H100)
+    first, second = ("n", "k") if op == "gemm" else ("width", "inner")
+    pair = getattr(group.sizes.extent, first) * 1e6 + getattr(group.sizes.extent, second)
+    is_fitted = np.isin(pair, np.unique(pair)[::2])
+
+    fit = module.fit(group.take(is_fitted), H100)
+    aside = group.take(~is_fitted)
+    error = np.abs(module.predict(aside, fit, H100) / aside.seconds - 1)
+    assert np.median(error) < median
+    assert np.quantile(error, 0.9) < p90

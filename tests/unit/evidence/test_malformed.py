@@ -1,0 +1,81 @@
+"""Recorded entries that are something else than they should be are left out by name, or refused; never a traceback."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import SpecError
+from perfmodel.evidence.breakdown import why
+from perfmodel.evidence.kinds.operators import validate_operators
+from perfmodel.evidence.sources.kernels import read_table
+from perfmodel.evidence.sources.recorded import read_request_log, read_serving_runs
+from perfmodel.evidence.sources.steady import read_steady_states
+
+
+@pytest.mark.parametrize("entry", [3, "x", [], {"id": "a", "workload": 0.5}, {"id": "a", "workload": {"stages": 3}}])
+def test_a_serving_run_that_is_none_is_left_out(tmp_path: Path, entry: Any) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps([entry]))
+    runs, left_out = read_serving_runs(path)
+    assert (runs, len(left_out)) == ([], 1)
+
+
+@pytest.mark.parametrize("concurrency", ["0", "inf", "1e400", "nan", ""])
+def test_a_steady_state_without_a_number_is_left_out(tmp_path: Path, concurrency: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"id,concurrency,system,model_path,precision,isl,osl\na,{concurrency},h100_sxm,x/y,bf16,inf,0\n")
+    rows, left_out = read_steady_states(path)
+    assert (rows, len(left_out)) == ([], 1)
+
+
+@pytest.mark.parametrize("value", [[None], "x", 0, -1, "9" * 5000])
+def test_a_log_with_an_impossible_engine_is_refused_in_one_line(tmp_path: Path, value: Any) -> None:
+    folder = tmp_path / "h100-run" / "e2e"
+    folder.mkdir(parents=True)
+    arguments = {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": value}
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": arguments, "vllm_version": "0.10.0"}))
+    (folder / "requests.csv").write_text(
+        "client_arrival_s,first_token_s,last_token_s,input_toks,output_toks\n0,1,2,3,4\n"
+    )
+    with pytest.raises(SpecError, match=r"meta.json: its description is incomplete: .*max_num_seqs") as refused:
+        read_request_log(folder.parent, tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+GEMM = {"m": 64, "n": 4096, "k": 4096, "gemm_dtype": "bfloat16", "kernel_source": "any", "engine_version": "vllm 0.14"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("k", None, "has no column 'k'; it has m"),
+        ("latency_ms", 0.0, "row 1: latency_ms: found 0.0, allowed a number above 0"),
+        ("latency_ms", "fast", "its rows cannot be understood: could not convert"),
+        ("m", "x", "its rows cannot be understood: "),
+    ],
+)
+def test_a_kernel_table_with_a_wrong_column_is_refused(tmp_path: Path, column: str, value: Any, said: str) -> None:
+    row = {**GEMM, "latency_ms": 0.05, column: value}
+    row = {name: each for name, each in row.items() if each is not None}
+    lines = [",".join(row), *[",".join(map(str, row.values()))] * 12]
+    table = tmp_path / "h100_sxm" / "gemm.csv"
+    table.parent.mkdir()
+    table.write_text("\n".join(lines) + "\n")
+    parquet, csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")
+    parquet.write_table(csv.read_csv(table), table.with_suffix(".parquet"))
+    with pytest.raises(SpecError, match=said):
+        validate_operators(tmp_path)
+
+
+def test_a_table_without_times_is_not_read(tmp_path: Path) -> None:
+    table = tmp_path / "gemm.csv"
+    table.write_text("m,latency_ms\n64,0.05\n64,0\n")
+    with pytest.raises(SpecError, match=r"gemm.csv: row 2: latency_ms: found 0.0, allowed a number above 0"):
+        read_table(table)
+
+
+def test_a_prediction_of_nothing_is_said_to_be_one() -> None:
+    """An answer of one token has no time per token after it, whatever a log says."""
+    assert why(0.0, 12.0, {"steps": 1.0}, "a token") == "predicted 0"

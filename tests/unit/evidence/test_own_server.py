@@ -1,0 +1,290 @@
+"""A server of one's own: its hidden numbers come back from a few load tests, and one of them moves little."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.cost import EngineProfile, load_engine_profile
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.forms import with_values
+from perfmodel.evidence.fit.own_server import OwnServerFit, fit_own_server, save_own_server
+from perfmodel.evidence.predict.bench import GivenSetup
+from perfmodel.evidence.sources.bench import read_bench_files
+from perfmodel.files.catalog import data_dir
+from perfmodel.sim import simulate
+from perfmodel.specs import load_scenario
+
+DATA = Path(__file__).parents[2] / "data" / "bench"
+SCENARIO = "llama-3.1-8b-h100-2048-256"
+RATES, OTHERS = (1, 3, 6, 10, 15, 20), (4, 12)
+METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+# Ten times the front end and other numbers of the host drawn about the shipped ones, as those of engines differ.
+FIELDS = ("serial_step_s", "serial_per_sequence_s", "prompt_step_s")
+NOISE = 0.02
+
+
+def hidden_profile(seed: int) -> EngineProfile:
+    rng, shipped = np.random.default_rng(seed), load_engine_profile("vllm")
+    drawn = {f"host.{name}": getattr(shipped.host, name) * float(np.exp(rng.normal(0, 0.5))) for name in FIELDS}
+    return with_values(shipped, {**drawn, "server.in_s": float(rng.uniform(8e-3, 2e-2))})
+
+
+def served(rate: float, profile: EngineProfile, num_requests: int = 100) -> Any:
+    traffic = (
+        f"{{arrivals: {{process: poisson, rate: {rate}}}, num_requests: {num_requests}, "
+        f"input_tokens: {{distribution: uniform, low: 100, high: 1200}}, "
+        f"output_tokens: {{distribution: uniform, low: 16, high: 48}}}}"
+    )
+    return simulate(load_scenario(SCENARIO, [f"traffic={traffic}"]), profile=profile, keep_steps=False)
+
+
+def load_test(
+    path: Path, rate: float, profile: EngineProfile, rng: np.random.Generator, num_requests: int = 100
+) -> Path:
+    """What `vllm bench serve --save-detailed` would have measured, TTFT and TPOT of each run 2 % off."""
+    requests = served(rate, profile, num_requests).requests
+    first, other = np.exp(rng.normal(0, NOISE, 2))
+    later = requests.num_output_tokens - 1
+    gaps = (requests.e2el_s - requests.ttft_s) / later * other
+    data = {
+        "model_id": "llama-3.1-8b",
+        "request_rate": rate,
+        "completed": len(requests),
+        "total_input_tokens": int(requests.num_prompt_tokens.sum()),
+        "input_lens": requests.num_prompt_tokens.tolist(),
+        "output_lens": requests.num_output_tokens.tolist(),
+        "ttfts": (requests.ttft_s * first).tolist(),
+        "itls": [[gap] * count for gap, count in zip(gaps.tolist(), later.tolist(), strict=True)],
+        "start_times": requests.arrival_s.tolist(),
+    }
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineProfile, OwnServerFit, OwnServerFit]:
+    """(the hidden profile, the fit to all load tests, the fit to one of them)."""
+    folder, hidden, rng = tmp_path_factory.mktemp("load"), hidden_profile(4), np.random.default_rng(104)
+    files = [load_test(folder / f"rate-{rate}.json", rate, hidden, rng) for rate in RATES]
+    runs, _ = read_bench_files(files)
+    given = GivenSetup(SCENARIO)
+    return hidden, fit_own_server("mine", runs, given, "vllm"), fit_own_server("mine", runs[2:3], given, "vllm")
+
+
+def test_predictions_at_other_rates_come_back(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+    hidden, fit, _ = fits
+    for rate in OTHERS:
+        truth, found, before = (
+            served(rate, profile).summary for profile in (hidden, fit.profile, load_engine_profile("vllm"))
+        )
+        assert before["mean_ttft_ms"] < 0.85 * truth["mean_ttft_ms"]
+        for metric in METRICS:
+            assert found[metric] == pytest.approx(truth[metric], rel=0.03), (rate, metric)
+
+
+def test_a_host_slower_than_those_of_gpu_servers_comes_back(tmp_path: Path) -> None:
+    """12 ms a step beside a device that takes 7; steps of GPU servers are fitted up to 5."""
+    shipped, rng = load_engine_profile("vllm"), np.random.default_rng(7)
+    hidden = with_values(shipped, {"host.hidden_step_s": 0.012})
+    files = [load_test(tmp_path / f"{rate}.json", rate, hidden, rng) for rate in (1, 3, 6)]
+    fit = fit_own_server("mine", read_bench_files(files)[0], GivenSetup(SCENARIO), "vllm")
+    truth, found = (served(4, profile).summary for profile in (hidden, fit.profile))
+    assert found["mean_tpot_ms"] == pytest.approx(truth["mean_tpot_ms"], rel=0.05)
+    assert fit.profile.host.hidden_step_s == pytest.approx(0.012, rel=0.1)
+
+
+def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+    """Some of the way to what was measured, never all of it; more runs that agree go further."""
+    _, many, one = fits
+    found = one.errors["mean_ttft_ms"]
+    assert 0.1 * found["shipped"] < found["fitted"] < found["shipped"]
+    assert "held out" not in found
+    assert any("One run changes little" in note for note in one.notes)
+    shipped, alone = one.moved["server.in_s"]
+    assert shipped < alone < many.moved["server.in_s"][1]
+
+
+def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+    _, many, _ = fits
+    for found in many.errors.values():
+        assert found["fitted"] < 0.05
+        assert found["held out"] < 0.08
+    assert "each left out in turn" in many.profile.source
+    assert "h100-sxm-80gb" in many.profile.source
+
+
+def test_it_says_where_it_gains_nothing(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+    _, many, _ = fits
+    assert not many.notes
+    errors = {"mean_tpot_ms": {"shipped": 0.02, "fitted": 0.01, "held out": 0.03}}
+    assert any("the engine's own profile does as well" in note for note in replace(many, errors=errors).notes)
+
+
+def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+    _, many, _ = fits
+    shipped = load_engine_profile("vllm")
+    for name in ("graph_kernel_s", "sampling_bytes_per_logit", "engine", "latency_residuals"):
+        assert getattr(many.profile, name) == getattr(shipped, name)
+    assert many.profile.host.hidden_prompt_layer_s == shipped.host.hidden_prompt_layer_s
+
+
+def test_intervals_are_those_of_the_server_once_there_are_runs_enough(
+    fits: tuple[EngineProfile, OwnServerFit, OwnServerFit],
+) -> None:
+    """Runs that agree within 2 % make them narrower than servers of all kinds do; one run leaves them."""
+    _, many, one = fits
+    shipped = load_engine_profile("vllm")
+    assert many.profile.ttft_residuals.num_rows == len(RATES)
+    for name in ("ttft_residuals", "tpot_residuals"):
+        ours, theirs = getattr(many.profile, name), getattr(shipped, name)
+        assert ours.p90 - ours.p10 < theirs.p90 - theirs.p10
+        assert getattr(one.profile, name) == theirs
+
+
+def test_its_name_finds_it(
+    fits: tuple[EngineProfile, OwnServerFit, OwnServerFit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the scenario, then in the working directory; never over a file that is there."""
+    _, many, one = fits
+    here, beside = tmp_path / "here", tmp_path / "beside"
+    here.mkdir()
+    file = save_own_server(many, here / "calibrations")
+    monkeypatch.chdir(here)
+    override = ["engine.profile=mine", "traffic.num_requests=20"]
+    result = simulate(load_scenario(SCENARIO, override))
+    assert result.scenario.engine.profile == "vllm"
+    assert result.scenario.engine.calibration == str(file)
+    calibrations = result.to_json()["provenance"]["calibrations"]
+    assert "engine@mine" in calibrations
+    assert "engine@vllm" not in calibrations
+    assert any("mine" in note for note in result.notes)
+    beside.mkdir()
+    (beside / "own.yaml").write_text(
+        "model: llama-3.1-8b\nhardware: h100-sxm-80gb\nengine: {profile: mine}\ntraffic: chat\n", encoding="utf-8"
+    )
+    nearer = save_own_server(one, beside)
+    assert load_scenario(beside / "own.yaml").engine.calibration == str(nearer)
+    with pytest.raises(SpecError, match="--force"):
+        save_own_server(many, beside)
+    assert save_own_server(many, beside, is_forced=True) == nearer
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file is fitted, said to change little, written once, and refused the second time before any work."""
+    monkeypatch.chdir(tmp_path)
+    result = str(DATA / "vllm_detailed.json")
+    asked = ["calibrate", "--from", result, "--engine", "vllm", "--name", "my-h100", "--hardware", "h100"]
+    found = CliRunner().invoke(app, [*asked, "--json"])
+    assert found.exit_code == 0, found.output
+    answer = json.loads(found.stdout)
+    assert any("One run changes little" in note for note in answer["notes"])
+    assert any("A run has 12 requests" in note for note in answer["notes"])
+    assert Path(answer["path"]) == Path("calibrations/engine@my-h100.yaml")
+    again = CliRunner().invoke(app, asked)
+    assert (again.exit_code, "--force" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--name", "mine"], "--name goes with --from FILE..."),
+        (["--from", "llama_bench.csv", "--name", "mine", "--hardware", "h100"], "say nothing of host and front end"),
+        (["--from", "mlperf_offline.txt", "--name", "mine", "--hardware", "h100"], "all its requests at once"),
+        (["--from", "vllm.json", "--name", "mine"], "give --hardware"),
+        (["--from", "vllm.json", "--name", "mine", "--hardware", "h100", "--engine", "sglang"], "--engine is sglang"),
+        (["--from", "vllm.json", "sglang.jsonl"], "--from does not read FILE..., which goes with --name or --on"),
+        (["--from", "vllm.json", "--to", "somewhere"], "--from does not read --to, which goes with --name or --on"),
+        (
+            ["--from", "vllm.json", "--model", "x"],
+            "--from does not read --model, which goes with a measurement of this",
+        ),
+        (
+            ["--from", "vllm.json", "--routing", "--softmax"],
+            "--from does not read --softmax, which goes with --from alone",
+        ),
+        (
+            ["--from", "vllm.json", "--routing", "--engine", "vllm"],
+            "--from does not read --engine, which goes with --name",
+        ),
+        (["--from", "vllm.json", "--generation", "hopper", "--exchange"], "--from does not read --generation"),
+        (["--from", "vllm.json", "--name", "mine", "--out", "x"], "--name does not read --out, which goes with a meas"),
+        (
+            ["--from", "vllm.json", "--name", "mine", "--routing"],
+            "--name does not read --routing, which goes with --from",
+        ),
+        (
+            ["--on", "vllm", "--name", "mine", "--from", "vllm.json"],
+            "--on does not read --from, which goes with --name",
+        ),
+        (
+            ["--on", "vllm", "--name", "mine", "--scenario", "x"],
+            "--on does not read --scenario, which goes with --name",
+        ),
+        (["--on", "vllm", "chat.yaml"], "--on goes with SCENARIO... and --name NAME"),
+        (["--routing"], "calibrate does not read --routing, which goes with --from alone"),
+        (["--engine", "vllm"], "calibrate does not read --engine, which goes with --name"),
+        (["--force"], "calibrate does not read --force, which goes with --from or --name or --on"),
+    ],
+)
+def test_what_cannot_be_fitted_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["calibrate", *(str(DATA / a) if (DATA / a).is_file() else a for a in arguments)])
+    assert found.exit_code == 2, found.output
+    assert said in " ".join(found.stderr.split())
+    assert not (tmp_path / "calibrations").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [
+        (["--routing"], "routing"),
+        (["--whole-runs"], "whole_runs"),
+        (["--exchange"], "exchange"),
+        (["--overheads"], "overheads"),
+        (["--kernel-errors"], "kernel_errors"),
+        (["--softmax"], "overheads"),
+        (["--generation", "blackwell"], "generation@blackwell"),
+        (["--engine", "vllm"], "engine@vllm"),
+        (["--engine", "llamacpp"], "backend@llamacpp"),
+    ],
+)
+def test_shipped_calibrations_are_never_overwritten(flags: list[str], file: str) -> None:
+    """Checked before the measurements are read; the file given here has none."""
+    shipped = data_dir("calibrations") / f"{file}.yaml"
+    before = shipped.read_bytes()
+    result = CliRunner().invoke(app, ["calibrate", "--from", str(Path(__file__)), *flags])
+    assert (result.exit_code, shipped.read_bytes()) == (2, before), result.output
+    assert f"{file}.yaml: already exists; name another folder with --out, or overwrite" in " ".join(
+        result.stderr.split()
+    )
+
+
+@pytest.mark.parametrize("name", ["vllm", "VLLM", "sglang", "datasheet", "a/b", "h100@vllm", ""])
+def test_shipped_names_cannot_be_taken(name: str) -> None:
+    with pytest.raises(SpecError, match="--name"):
+        fit_own_server(name, [], GivenSetup(SCENARIO), "vllm")
+
+
+def test_a_shipped_name_is_never_shadowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "engine@sglang.yaml").write_text("engine: vllm\n", encoding="utf-8")
+    engine = load_scenario(SCENARIO, ["engine.profile=sglang"]).engine
+    assert (engine.profile, engine.calibration) == ("sglang", None)
+
+
+@pytest.mark.parametrize(
+    "content", ["engine: nothing\n", "a: 1\n", "[]\n", "engine: vllm\nhost: {serial_step_s: -1}\n"]
+)
+def test_a_broken_file_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "engine@mine.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(SpecError, match=r"engine@mine\.yaml"):
+        simulate(load_scenario(SCENARIO, ["engine.profile=mine"]))

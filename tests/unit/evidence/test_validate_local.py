@@ -1,0 +1,75 @@
+"""`validate local`: each device counts once, and rows are priced by the steps that the simulator takes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.api import simulate
+from perfmodel.evidence.kinds.pooled import pooled_over_devices, validate_local
+from perfmodel.evidence.predict.results import predict_rows
+from perfmodel.evidence.sources.local import read_local_rows
+
+HEADER = "id,device,device_class,backend,model,model_params,gguf_type,test,n_prompt,n_gen,tokens_per_s,group,flags\n"
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct,8e9,Q4_K_M"
+
+
+def test_two_thirds_of_the_rows_on_one_device_count_once():
+    """Medians of 10 %, 30 % and 50 %: the median over devices is 30 %, however many rows the first has."""
+    devices = ["a"] * 6 + ["b", "b", "c"]
+    errors = [0.1] * 6 + [-0.3, -0.3, 0.5]
+    stats = pooled_over_devices(devices, errors, [True] * 6 + [False, False, True])
+    assert stats.median_ape == pytest.approx(0.3)
+    assert stats.mean_ape == pytest.approx(0.3)
+    assert stats.bias == pytest.approx(0.1)
+    assert stats.interval_coverage == pytest.approx(2 / 3)
+
+
+@pytest.fixture
+def table(tmp_path):
+    file = tmp_path / "figures.csv"
+    file.write_text(
+        HEADER
+        + f"a,rtx-4090-24gb,gpu,cuda,{LLAMA},tg,0,128,100,g1,\n"
+        + f"b,rtx-4090-24gb,gpu,cuda,{LLAMA},tg,0,128,140,g1,\n"
+        + f"c,rtx-4090-24gb,gpu,cuda,{LLAMA},pp,512,0,5000,g2,\n"
+        + f"d,apple-m1-8gpu,apple,metal,{LLAMA},tg,0,128,10,g3,\n"
+        + f"e,rtx-3060-12gb,gpu,cuda,{LLAMA},tg,0,128,2,g4,slow: below 25 % of peak bandwidth\n"
+        + f"f,unheard-of,gpu,cuda,{LLAMA},tg,0,128,2,g5,\n"
+    )
+    return file
+
+
+def test_rows_groups_and_reasons(table):
+    report = validate_local(table)
+    assert (report.rows, report.covered) == (6, 5)
+    assert set(report.metrics) == {"decode_tokens_per_s", "prompt_tokens_per_s"}
+    assert report.metrics["decode_tokens_per_s"].rows == 2  # groups g1 and g3; g4 is apart
+    assert report.by["apart: flagged rows"]["decode_tokens_per_s"].rows == 1
+    floor = report.by["identical settings on other hosts"]["decode_tokens_per_s"]
+    assert floor.median_ape == pytest.approx(20 / 120)  # 100 and 140 around 120
+    assert any("unheard-of: no file or alias" in note for note in report.notes)
+
+
+def test_the_dimensions_that_tools_ask_for(table):
+    by = validate_local(table).to_json()["by"]
+    for key in ("device rtx-4090-24gb", "device class apple", "backend cuda", "gguf type Q4_K_M", "test pp"):
+        assert key in by
+    assert any(key.startswith("model ") for key in by)
+    json.dumps(by, allow_nan=False)
+
+
+def test_a_row_is_priced_by_the_steps_of_the_simulator(tmp_path):
+    """One request of 512 tokens in and 257 out: its mean gap is the step at the mean depth, 512 + 128 tokens."""
+    file = tmp_path / "figures.csv"
+    file.write_text(HEADER.replace("n_gen", "depth,n_gen") + f"a,rtx-4090-24gb,gpu,cuda,{LLAMA},tg,0,512,256,100,g1,\n")
+    rows, _ = read_local_rows(file)
+    (pair,) = predict_rows([replace(rows[0], setup=replace(rows[0].setup, tool="llama-bench"))], tmp_path)
+    traffic = pair.scenario.traffic.model_copy(
+        update={
+            "input_tokens": pair.scenario.traffic.input_tokens.model_copy(update={"value": 512}),
+            "output_tokens": pair.scenario.traffic.output_tokens.model_copy(update={"value": 257}),
+        }
+    )
+    summary = simulate(pair.scenario.model_copy(update={"traffic": traffic})).summary
+    assert 1e3 / summary["mean_tpot_ms"] == pytest.approx(pair.metrics["decode_tokens_per_s"], rel=0.01)
