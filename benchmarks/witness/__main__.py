@@ -26,7 +26,7 @@ import sglang_workloads
 from environments import NEWEST, python_of
 from slot_workloads import SLOT_FEATURES, draw_slot_case
 
-from perfmodel.report.printed import as_text
+from perfmodel.report.terminal import as_text
 from perfmodel.validate.plans import validate_plans
 from workloads import FEATURES, draw_case
 

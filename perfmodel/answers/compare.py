@@ -23,7 +23,7 @@ def answer_compare(one: str, other: str, progress: Watch = unwatched) -> Answer:
 def answer_results(one: Mapping[str, Any], other: Mapping[str, Any], name: str, other_name: str) -> Answer:
     """See `answer_compare`: of two results as `--json` prints them, and what they are called."""
     from perfmodel.planning.comparison import compare_results
-    from perfmodel.report.views.comparison import comparison_view
+    from perfmodel.report.views.catalog import comparison_view
 
     found = compare_results(one, other, name, other_name)
     return Answer(found.to_json, lambda: comparison_view(found), found)

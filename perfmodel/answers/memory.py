@@ -31,7 +31,7 @@ def answer_memory(asked: Asked, overrides: Sequence[str] | None = None) -> Answe
     notes = [*asked.assumed(loaded, overrides), *serving_notes(loaded.model, loaded.engine, loaded.hardware)]
 
     def document() -> "Document":
-        from perfmodel.report.views.memory import memory_view
+        from perfmodel.report.views.catalog import memory_view
 
         return memory_view(plan, notes, types, trust_of(loaded))
 

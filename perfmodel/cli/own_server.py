@@ -51,7 +51,7 @@ def fit_to_load_tests(asked: OwnServer, as_json: bool) -> None:
     with progress_bar("fitting") as progress:
         fit = fit_own_server(asked.name, runs, given, asked.engine, progress, unread)
     file = save_own_server(fit, asked.folder, asked.is_forced)
-    from perfmodel.report.views.bench import own_server_view
+    from perfmodel.report.views.validation import own_server_view
 
     give(Answer(lambda: {**fit.to_json(), "path": str(file)}, lambda: own_server_view(fit)), as_json)
     say(f"Written to {file}; `engine.profile: {asked.name}` uses it.")

@@ -62,7 +62,7 @@ def plan(
     deployment, 1 where none serves what is asked for, 2 for what cannot be read.
     """
     from perfmodel.answers.plan import answer_plan
-    from perfmodel.report.written import check_report_file
+    from perfmodel.report.pages import check_report_file
 
     check_report_file(report_file)
     flags: dict[str, Given] = {**asked.given, "set": overrides, "report": report_file}

@@ -40,7 +40,7 @@ def roofline(
     """
     from perfmodel.answers.step import answer_roofline
     from perfmodel.files.whole import write_whole
-    from perfmodel.report.render.html import render_page
+    from perfmodel.report.pages import render_page
 
     answer = answer_roofline(asked, overrides, batch, context, prefill)
     path = _plot_path(out, answer.result.scenario.name)

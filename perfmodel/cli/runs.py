@@ -14,7 +14,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 
 if TYPE_CHECKING:
     from perfmodel.answers.answer import Answer, Progress
-    from perfmodel.report.run_folder import RunFolder
+    from perfmodel.report.runs import RunFolder
     from perfmodel.sim.records.result import RunResult
 
 _MOST_BYTES_READ = 100_000_000  # of a steps.csv: about a million records
@@ -53,7 +53,7 @@ def run_to_folder(
 
 
 def _folder(out: Path) -> "RunFolder":
-    from perfmodel.report.run_folder import RunFolder
+    from perfmodel.report.runs import RunFolder
 
     return RunFolder(out)
 
@@ -73,7 +73,7 @@ def _write_files(result: "RunResult", folder: Path) -> None:
     from perfmodel.files.whole import write_whole
     from perfmodel.planning.sweeps.typical_step import estimate_mean_step
     from perfmodel.printable import to_jsonable
-    from perfmodel.report.render.html import render_page
+    from perfmodel.report.pages import render_page
     from perfmodel.report.runs import write_timeline
     from perfmodel.report.views.run import run_view
 

@@ -51,7 +51,7 @@ def study(
     """
     from perfmodel.answers.studies import answer_study_file
     from perfmodel.planning.studies.spec import load_study
-    from perfmodel.report.written import check_report_file
+    from perfmodel.report.pages import check_report_file
 
     check_report_file(report_file)
     file = load_study(name, overrides or ())

@@ -120,7 +120,7 @@ def show(document: "Document", piped_width: int = _PIPED_WIDTH) -> None:
     """Print a document on stdout. piped_width: the most columns of its tables where no terminal says how many"""
     from rich.console import Console
 
-    from perfmodel.report.render.terminal import show_document
+    from perfmodel.report.terminal import show_document
 
     is_terminal = sys.stdout.isatty()
     show_document(document, Console(width=None if is_terminal else piped_width, soft_wrap=not is_terminal))
@@ -141,7 +141,7 @@ def give(answer: "Answer", as_json: bool, report_file: Path | None = None, has_d
     """Give an answer: as files where a report was asked for, then as JSON or on the terminal, there in brief unless it
     `has_details`."""
     if report_file is not None:
-        from perfmodel.report.written import write_report
+        from perfmodel.report.pages import write_report
 
         for written in write_report(answer.document, answer.data, report_file):
             say(f"Written to {written}")

@@ -127,7 +127,7 @@ def validate(
     and plots beside it; `techniques` saves each finished pair there meanwhile, resumes where it was cut off, and keeps
     what the report has of pairs whose files have not changed since.
     """
-    from perfmodel.report.written import check_report_file
+    from perfmodel.report.pages import check_report_file
 
     check_report_file(report_file)
     _refuse_misplaced(kind, asked, deployment, measured, overrides, seed, repeat)
@@ -150,8 +150,7 @@ def validate(
             report = _techniques(_subject(kind, paths), repeat, progress, report_file)
         else:
             report = _recorded(kind, _subject(kind, paths), progress)
-    from perfmodel.report.views.bench import bench_brief
-    from perfmodel.report.views.validation import validation_view
+    from perfmodel.report.views.validation import bench_brief, validation_view
 
     again = repeat if repeat != 1 else None
     given: dict[str, Given] = {"scenario": deployment, "measured": measured, "set": overrides, "seed": seed}
@@ -280,7 +279,7 @@ def _journal(report_file: Path | None) -> "Journal":
 def _plans(path: str, as_json: bool, report_file: Path | None) -> None:
     """Replay a recording of plans; the exit status is 1 where a case differs, or could not be replayed."""
     _check_exists(Kind.plans, path)
-    from perfmodel.report.views.plans import plans_view
+    from perfmodel.report.views.validation import plans_view
     from perfmodel.validate.plans import validate_plans
 
     with progress_bar("replaying") as progress:

@@ -62,7 +62,7 @@ def whatif(
     one.
     """
     from perfmodel.answers.whatif import answer_whatif
-    from perfmodel.report.written import check_report_file
+    from perfmodel.report.pages import check_report_file
 
     check_report_file(report_file)
     flags: dict[str, Given] = {

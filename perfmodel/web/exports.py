@@ -13,7 +13,7 @@ def files_of(command: str, answer: Answer) -> dict[str, str]:
         return {}
     from perfmodel.planning.deployments.export import plan_files
     from perfmodel.planning.deployments.result import PlanResult
-    from perfmodel.report.render.html import render_page
+    from perfmodel.report.pages import render_page
 
     starts = plan_files(answer.result) if isinstance(answer.result, PlanResult) else {}
     return {**starts, REPORT: render_page(answer.document)}

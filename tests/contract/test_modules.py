@@ -1,4 +1,4 @@
-"""Every module says what it offers, sorted and complete, and stays small enough to read."""
+"""Modules for users list what they offer, sorted and complete; every module stays small enough to read."""
 
 import ast
 import re
@@ -31,11 +31,16 @@ def natural(name):
     return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
+def is_for_users(module):
+    """Whether people and tools import from it: the package, its functions, and what packages offer."""
+    return module.path.name == "__init__.py" or module.name == "perfmodel.api"
+
+
 def test_all_is_there_and_sorted(modules):
     wrong = []
     for module in modules:
         names = declared(module)
-        if names is None and is_docstring_only(module):
+        if names is None and (is_docstring_only(module) or not is_for_users(module)):
             continue
         if names is None:
             wrong.append(f"{module.name}: no __all__")
@@ -49,6 +54,8 @@ def test_all_is_there_and_sorted(modules):
 def test_all_is_complete_and_defined(modules):
     wrong = []
     for module in modules:
+        if declared(module) is None and not is_for_users(module):
+            continue
         names = set(declared(module) or ())
         definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         public = {n.name for n in module.tree.body if isinstance(n, definitions) and not n.name.startswith("_")}

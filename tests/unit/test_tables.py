@@ -11,7 +11,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.planning.sweeps.typical_step import estimate_mean_step
 from perfmodel.printable import Printable, columns_of
-from perfmodel.report import printed
+from perfmodel.report import terminal as printed
 from perfmodel.validate.report import ErrorStats, ValidationReport
 
 FEW = {"traffic.num_requests": 20}

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.report.drawing.svg import (
+from perfmodel.report.drawing.figures import (
     BLUE,
     COLOURS,
     GREY,

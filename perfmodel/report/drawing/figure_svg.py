@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 from typing import Any
 
-from perfmodel.report.drawing.svg import COLOURS, GREY, GRID, INK, Scale, element, points_of, text, text_width
+from perfmodel.report.drawing.figures import COLOURS, GREY, GRID, INK, Scale, element, points_of, text, text_width
 from perfmodel.report.numbers import format_short, format_si
 
 _WIDTH, _HEIGHT = 1000, 320  # the layout may set another height

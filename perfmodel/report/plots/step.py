@@ -10,8 +10,24 @@ import numpy as np
 from perfmodel.cost import MemoryPlan
 from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.steps.explain import OperatorEstimate
-from perfmodel.report.drawing.figures import Figure, Trace, axis, bars, dots, figure, line, note, upright
-from perfmodel.report.drawing.svg import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK
+from perfmodel.report.drawing.figures import (
+    BLUE,
+    BOUND_COLOURS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    Figure,
+    Trace,
+    axis,
+    bars,
+    dots,
+    figure,
+    line,
+    note,
+    upright,
+)
 from perfmodel.report.numbers import format_si
 from perfmodel.specs.hardware import HardwareSpec
 

@@ -10,9 +10,8 @@ from perfmodel.planning.sweeps.typical_step import StepReport
 from perfmodel.report.document import Block, Document, Notes, Paragraph, Sentences, Span
 from perfmodel.report.numbers import format_in, format_number
 from perfmodel.report.views.run import latency_table, overload, shares, slo_verdict
-from perfmodel.report.views.scenario import describe_traffic, headline
+from perfmodel.report.views.scenario import describe_traffic, headline, trust_line
 from perfmodel.report.views.step import estimate_blocks
-from perfmodel.report.views.trust import trust_line
 from perfmodel.sim.records.result import RunResult
 from perfmodel.trust import trust_of
 

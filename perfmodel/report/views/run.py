@@ -25,10 +25,9 @@ from perfmodel.report.document import (
     Tiles,
 )
 from perfmodel.report.numbers import MISSING, format_in, format_number, format_optional, is_number
-from perfmodel.report.plots.series import pool_names
-from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
+from perfmodel.report.plots.run import pool_names
+from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts, trust_blocks
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
-from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.hashed import class_shares
 from perfmodel.specs.scenario import price_lines
@@ -248,7 +247,7 @@ def shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
 
 
 def _plots(result: RunResult) -> Iterator[Plot]:
-    from perfmodel.report.plots.series import MAX_BINS, MAX_POINTS
+    from perfmodel.report.plots.run import MAX_BINS, MAX_POINTS
 
     requests, steps = result.requests, result.steps
     if requests is not None and len(requests):

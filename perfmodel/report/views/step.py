@@ -38,8 +38,7 @@ from perfmodel.report.document import (
     Tone,
 )
 from perfmodel.report.numbers import format_number, format_si
-from perfmodel.report.views.scenario import hardware_source, headline, scenario_facts
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.scenario import hardware_source, headline, scenario_facts, trust_blocks
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec

@@ -7,8 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.planning.metrics import Metric, study_metric
-from perfmodel.report.drawing.figures import Figure, Trace, across, axis, bars, figure, line, upright
-from perfmodel.report.drawing.svg import BLUE, BOUND_COLOURS, GREEN, GREY, ORANGE, SKY
+from perfmodel.report.drawing.figures import (
+    BLUE,
+    BOUND_COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    SKY,
+    Figure,
+    Trace,
+    across,
+    axis,
+    bars,
+    figure,
+    line,
+    upright,
+)
 from perfmodel.report.views.whatif.sentences import path_label
 
 _ROW, _TOP = 44, 120  # pixels

@@ -17,6 +17,15 @@ from typing import Any
 
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.drawing.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    METRIC_COLOURS,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
     Figure,
     Trace,
     across,
@@ -30,7 +39,6 @@ from perfmodel.report.drawing.figures import (
     translucent,
     upright,
 )
-from perfmodel.report.drawing.svg import BLUE, GREEN, GREY, INK, METRIC_COLOURS, ORANGE, PINK, SKY, VERMILION
 from perfmodel.web.desk import Finding
 
 _LABELLED = 0.06  # share of the bar below which a part has no name in it; hovering names all

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.catalog import data_dir
-from perfmodel.report.render.markdown import render_markdown
+from perfmodel.report.pages import render_markdown
 from perfmodel.report.views.validation import validation_view
 from perfmodel.validate.techniques.compare import Journal, validate_techniques
 from perfmodel.validate.techniques.runs import Sides, TechniqueRun

@@ -8,8 +8,8 @@ import pytest
 
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.errors import SpecError
+from perfmodel.report.pages import write_report
 from perfmodel.report.views.validation import validation_view
-from perfmodel.report.written import write_report
 from perfmodel.specs import load_scenario
 from perfmodel.validate.breakdown import kernel_breakdown, why
 from perfmodel.validate.report import (

@@ -8,7 +8,7 @@ from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import format_optional
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences, price_text, priced_title, unpriced
-from perfmodel.report.views.trust import trust_line
+from perfmodel.report.views.scenario import trust_line
 
 _NUM_OPTIONS = 6
 

@@ -10,7 +10,7 @@ from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Sentences, Table
 from perfmodel.report.numbers import format_duration, format_metric, format_optional
 from perfmodel.report.views.plan.sentences import bound_sentence, in_100
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.scenario import trust_blocks
 
 
 def job_view(plan: JobPlan, command: str = "") -> Document:

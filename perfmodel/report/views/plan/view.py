@@ -14,10 +14,10 @@ from perfmodel.planning.deployments.result import PlanResult
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.document import Block, Commands, Document, Notes, Picture, Sentences, Table
 from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
-from perfmodel.report.drawing.svg import COLOURS
+from perfmodel.report.drawing.figures import COLOURS
 from perfmodel.report.numbers import format_number, format_optional
 from perfmodel.report.views.plan.sentences import OBJECTIVES, plan_sentences, price_text, priced_title, unpriced
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.scenario import trust_blocks
 
 _COSTS = (
     *("gpus", "usd_per_hour", "usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),

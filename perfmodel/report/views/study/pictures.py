@@ -23,7 +23,7 @@ from perfmodel.report.drawing.charts import (
     pareto_svg,
     waterfall_svg,
 )
-from perfmodel.report.drawing.svg import BLUE, COLOURS, ORANGE, SKY
+from perfmodel.report.drawing.figures import BLUE, COLOURS, ORANGE, SKY
 from perfmodel.report.views.scenario import headline
 from perfmodel.report.views.study.sentences import place_label
 

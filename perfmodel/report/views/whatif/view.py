@@ -17,7 +17,7 @@ from perfmodel.planning.sweeps.points import Record
 from perfmodel.planning.sweeps.sweep import SweepResult
 from perfmodel.report.document import Block, Document, Notes, Picture, Sentences, Table
 from perfmodel.report.drawing.charts import Line, Panel, lines_svg
-from perfmodel.report.drawing.svg import (
+from perfmodel.report.drawing.figures import (
     BLUE,
     GREY,
     GRID,
@@ -31,8 +31,7 @@ from perfmodel.report.drawing.svg import (
     text_width,
 )
 from perfmodel.report.numbers import MISSING, format_metric
-from perfmodel.report.views.scenario import headline_with_slo
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.scenario import headline_with_slo, trust_blocks
 from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
 from perfmodel.trust import trust_of
 

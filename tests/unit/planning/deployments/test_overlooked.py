@@ -14,7 +14,7 @@ from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweeps.points import Record
-from perfmodel.report.render.terminal import render_text
+from perfmodel.report.terminal import render_text
 from perfmodel.report.views.plan.view import plan_view
 from perfmodel.specs.slo import SLO
 

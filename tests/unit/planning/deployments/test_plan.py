@@ -31,7 +31,7 @@ from perfmodel.planning.screening.screen import Screened
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.report.document import Table, plain
-from perfmodel.report.render.terminal import render_text
+from perfmodel.report.terminal import render_text
 from perfmodel.report.views.plan.brief import brief_view
 from perfmodel.report.views.plan.sentences import preliminary_sentence
 from perfmodel.specs import load_scenario

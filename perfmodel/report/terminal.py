@@ -1,10 +1,12 @@
-"""A document on a terminal. Tables too wide for it are set closely, turned, or stacked, a row below the other."""
+"""A document on a terminal, and any result by its kind: how results print themselves in Python.
 
-__all__ = ["render_html", "render_text", "show_document"]
+Tables too wide for a terminal are set closely, turned, or stacked, a row below the other.
+"""
 
 import io
 from collections.abc import Sequence
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -195,3 +197,37 @@ def _text(line: Line) -> Text:
     for span in spans(line):
         found.append(span.text, style=_STYLES[span.tone])
     return found
+
+
+# A result's class -> its view, loaded when one is printed: a run pays nothing for plans.
+_VIEWS = {
+    "JobPlan": "plan.job:job_view",
+    "MemoryPlan": "catalog:memory_view",
+    "PlansReport": "validation:plans_view",
+    "PlanResult": "plan.view:plan_view",
+    "ResultComparison": "catalog:comparison_view",
+    "RunResult": "run:run_view",
+    "StepEstimate": "step:estimate_view",
+    "StepReport": "step:step_view",
+    "StudyResult": "study.view:study_view",
+    "SweepResult": "whatif.view:sweep_view",
+    "ValidationReport": "validation:validation_view",
+    "WhatIfResult": "whatif.view:whatif_view",
+}
+
+
+def document_of(result: Any) -> Document:
+    """The document of a result."""
+    module, name = next(_VIEWS[kind.__name__] for kind in type(result).__mro__ if kind.__name__ in _VIEWS).split(":")
+    document: Document = getattr(import_module(f"perfmodel.report.views.{module}"), name)(result)
+    return document
+
+
+def as_text(result: Any) -> str:
+    """What the result's command shows on a terminal, without colours."""
+    return render_text(document_of(result))
+
+
+def as_html(result: Any) -> str:
+    """The same as one element of HTML, in colours."""
+    return render_html(document_of(result))
