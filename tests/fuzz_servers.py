@@ -60,7 +60,7 @@ def _wrong(response: Response, folders: tuple[str, ...] = ()) -> str:
 def _site() -> Any:
     from web_site import Site
 
-    from perfmodel.web.desk import Desk
+    from perfmodel.web.service import Desk
 
     class InlineDesk(Desk):
         """Runs the work of a worker here."""

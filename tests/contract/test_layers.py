@@ -1,4 +1,4 @@
-"""Imports point one way: files, models, specs, ops, cost; engine alone; sim ... report, answers, serve; then cli."""
+"""Imports point one way: files, models, specs, ops, cost; engine alone; sim ... report, commands, serve; then cli."""
 
 import ast
 import sys
@@ -22,7 +22,7 @@ ORDER = (
         "cost",
         "trust",
     ),
-    *("engine", "sim", "planning", "calibrate", "validate", "report", "answers", "serve", "web"),
+    *("engine", "sim", "planning", "calibrate", "validate", "report", "commands", "serve", "web"),
 )
 NOT_FOR = {
     "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},

@@ -52,7 +52,7 @@ NOT_FOR_A_PLAIN_SIMULATION = (
     "numpy.ma",
     "perfmodel.api",
     "perfmodel.calibrate",
-    "perfmodel.cli.plan",
+    "perfmodel.commands.searches",
     "perfmodel.models.changes",
     "perfmodel.models.weights.headers",
     "perfmodel.planning",

@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from perfmodel.serve.http.reading import FieldError
 from perfmodel.serve.guided import Guide
+from perfmodel.serve.http.reading import FieldError
 from perfmodel.serve.tokens import ChatMessage, Wanted
 
 _HIGHEST_ID = 2**63 - 1

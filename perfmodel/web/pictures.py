@@ -1,23 +1,14 @@
-"""Pictures of deployments and runs: their memory, their steps, latencies and goodput against the rate of requests,
-several side by side. Pure functions of what commands print with `--json`; colours of theme and paper are the page's."""
-
-__all__ = [
-    "column_bars",
-    "goodput_curve",
-    "latency_curve",
-    "measured_dots",
-    "memory_bar",
-    "prompt_curve",
-    "step_curve",
-]
+"""Pictures of data: pure functions from what commands print with `--json` to figures; colours of theme and paper are
+the page's."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from typing import Any
 
-from perfmodel.planning.metrics import metric_of
+from perfmodel.planning.metrics import Metric, metric_of, study_metric
 from perfmodel.report.drawing.figures import (
     BLUE,
+    BOUND_COLOURS,
     GREEN,
     GREY,
     INK,
@@ -39,12 +30,207 @@ from perfmodel.report.drawing.figures import (
     translucent,
     upright,
 )
-from perfmodel.web.desk import Finding
+from perfmodel.report.views.whatif.sentences import path_label
+from perfmodel.web.service import QueryState
+
+_ROW, _TOP = 44, 120  # pixels
+_BOUNDS = ("memory", "compute", "communication", "overhead")
+_LARGEST_BATCH = 8192
+_LONGEST_NAME = 36  # of an alternative, in characters
+_WIDE = 5  # times the lowest latency: then the highest needs a logarithmic axis beside it
+_NAMES = {"automargin": True, "ticks": ""}  # an axis of names
+
+
+def devices_bars(data: Any) -> Figure | None:
+    """What the best deployment of each device that was asked for costs; None for a single device.
+
+    data: what `perfmodel plan --json` prints
+    """
+    able = [row for row in data["devices"] if row["label"]]
+    if len(able) < 2:
+        return None
+    is_priced = all(row["usd_per_hour"] is not None for row in able)
+    key, unit = ("usd_per_hour", "USD per hour") if is_priced else ("num_devices", "GPUs")
+    able.sort(key=lambda row: -row[key])
+    chosen = data["winner"] and data["winner"]["choices"].get("hardware")
+    hover = f"%{{customdata[0]}}: %{{x:.4g}} {unit}, up to %{{customdata[1]:.3g}} req/s<extra></extra>"
+    colours = [GREEN if answer["device"] == chosen else GREY for answer in able]
+    bar = bars([answer[key] for answer in able], [answer["device"] for answer in able], colours, hover)
+    bar |= {"text": [_text(answer) for answer in able], "textposition": "auto"}
+    bar["customdata"] = [[answer["label"], answer["max_rate"]] for answer in able]
+    x = axis(f"{unit}, of each one's best deployment", rangemode="tozero")
+    return figure([bar], 90 + 46 * len(able), x, _NAMES, showlegend=False)
+
+
+def _text(row: Any) -> str:
+    price = "" if row["usd_per_hour"] is None else f"{row['usd_per_hour']:.2f} USD/h, "
+    return f"{price}{row['num_devices']} GPUs"
+
+
+def front_plot(data: Any) -> Figure | None:
+    """Cost against latency at the rate: deployments that none beats in both, joined, and the other finalists.
+
+    data: what `perfmodel plan --json` prints
+    """
+    front, labels = data["front"], {row["label"] for row in data["front"]}
+    others = [row for row in data["ranked"] if row["label"] not in labels and row["tightness"] is not None]
+    if not front:
+        return None
+    is_priced = all(row["usd_per_hour"] is not None for row in (*front, *others))
+    key, unit = ("usd_per_hour", "USD per hour") if is_priced else ("num_devices", "GPUs")
+    other_key = "usd_per_hour" if is_priced else "gpus"
+    joined = [(point[key], point["tightness"], point["label"]) for point in front]
+    beside = [(point[other_key], point["tightness"], point["label"]) for point in others]
+    points = [_points("no other is better in both", joined, BLUE, True), _points("other finalists", beside, GREY)]
+    winner = data["winner"]
+    if winner is not None and winner["tightness"] is not None:
+        choice = (winner[other_key], winner["tightness"], winner["label"])
+        points.append(_points("the choice", [choice], GREEN, size=15))
+    heights = [height for trace in points for height in trace["y"]]
+    kind = "log" if max(heights) > _WIDE * min(heights) > 0 else "linear"
+    x = axis(unit, rangemode="tozero")
+    y = axis("latency over its limit (1: just met)", type=kind, rangemode="tozero")
+    met = across(1, GREY, dash="dot", width=1.5)
+    return figure([trace for trace in points if trace["x"]], 380, x, y, shapes=[met])
+
+
+def _points(
+    name: str, points: Sequence[tuple[float, float, str]], colour: str, is_joined: bool = False, size: int = 9
+) -> Trace:
+    xs, ys, labels = ([point[place] for point in points] for place in range(3))
+    hover = "%{text}<br>%{x:.4g}, %{y:.2f} of the limit<extra></extra>"
+    trace = line(xs, ys, name, colour, hover, shape="hv", text=labels, marker={"size": size, "color": colour})
+    return trace | {"mode": "lines+markers" if is_joined else "markers"}
+
+
+def tornado(data: Any, metric: str) -> Figure | None:
+    """Each varied value as two bars from the metric as it is, the widest on top; None where nothing moves it.
+
+    data: what `perfmodel whatif --json` prints
+    """
+    known = study_metric(metric)
+    rows = [each for each in data["sensitivities"] if each["metric"] == metric and _swing(each) > 0]
+    if not rows:
+        return None
+    rows.sort(key=_swing)
+    base = data["base"]["values"][metric] * known.scale
+    names = [path_label(each["path"]) for each in rows]
+    sides = [_side(rows, names, side, known, base) for side in ("low", "high")]
+    x = axis(f"{known.label} ({known.unit})", zeroline=False)
+    rule = upright(base, GREY, width=1.5)
+    return figure(sides, _TOP + _ROW * len(rows), x, _NAMES, barmode="overlay", shapes=[rule], bargap=0.3)
+
+
+def _side(rows: Sequence[Any], names: list[str], side: str, metric: Metric, base: float) -> Trace:
+    """The bars of all low, or all high values."""
+    ends = [each[side]["metric"] for each in rows]
+    values = [None if end is None else end * metric.scale for end in ends]
+    asked = [each[side]["value"] for each in rows]
+    name, colour = ("less of it", ORANGE) if side == "low" else ("more of it", BLUE)
+    hover = f"%{{y}} at %{{customdata[0]}}: %{{customdata[1]:.4g}} {metric.unit}<extra></extra>"
+    lengths = [None if value is None else value - base for value in values]
+    words = {"text": asked, "textposition": "auto", "textangle": 0, "insidetextanchor": "end"}
+    pairs = [list(pair) for pair in zip(asked, values, strict=True)]
+    return bars(lengths, names, colour, hover, name=name, base=base, customdata=pairs, **words)
+
+
+def _swing(each: Mapping[str, Any]) -> float:
+    ends = [each[side]["metric"] for side in ("low", "base", "high")]
+    known = [end for end in ends if end is not None]
+    return max(known) - min(known) if len(known) > 1 else 0.0
+
+
+def bounds_plot(data: Any) -> Figure | None:
+    """By what each operator is bound along the batch, in bars of colours; None where nothing changes.
+
+    data: what `perfmodel whatif --json` prints
+    """
+    changes = [each for each in data["bound_changes"] if each["path"] == "step.batch" and each["at"] > 0]
+    if not changes:
+        return None
+    by_name: dict[str, list[Any]] = {}
+    for each in changes:
+        by_name.setdefault(each["what"], []).append(each)
+    spans = [span for name, turns in by_name.items() for span in _spans(name, turns)]
+    names = sorted(by_name, key=lambda name: -min(each["at"] for each in by_name[name]))
+    traces = [_bound_bars(bound, [span for span in spans if span[1] == bound]) for bound in _BOUNDS]
+    x = axis("sequences that decode in a step", type="log", range=[0, 3.92])
+    y = {"categoryorder": "array", "categoryarray": names, **_NAMES}
+    drawn = [trace for trace in traces if trace["y"]]
+    return figure(drawn, _TOP + 26 * len(names), x, y, barmode="overlay", bargap=0.35)
+
+
+def _spans(name: str, turns: Sequence[Any]) -> list[tuple[str, str, float, float]]:
+    """(operator, bound, from batch, to batch)"""
+    turns = sorted(turns, key=lambda each: float(each["at"]))
+    starts = [1.0, *(float(each["at"]) for each in turns)]
+    bounds = [turns[0]["before"], *(each["after"] for each in turns)]
+    return list(zip([name] * len(bounds), bounds, starts, [*starts[1:], float(_LARGEST_BATCH)], strict=True))
+
+
+def _bound_bars(bound: str, spans: Sequence[tuple[str, str, float, float]]) -> Trace:
+    hover = f"%{{y}}: {bound}-bound from batch %{{customdata[0]:,.0f}} on<extra></extra>"
+    names, ends = [name for name, *_ in spans], [[low, high] for *_, low, high in spans]
+    lengths, starts = [high - low for low, high in ends], [low for low, _ in ends]
+    more = {"name": f"{bound}-bound", "base": starts, "customdata": ends}
+    return bars(lengths, names, BOUND_COLOURS[bound], hover, **more)
+
+
+def against_lines(data: Any, metric: str) -> Figure | None:
+    """A metric along what was varied, as it is and with the alternative, and where that begins to pay.
+
+    data: what `perfmodel whatif --against ... --json` prints
+    """
+    known, other = study_metric(metric), data["against"]
+    path = data["points"][0]["set"].partition("=")[0]
+    name = " ".join(other["set"])
+    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    sides = [("as it is", data["points"], GREY), (name, other["points"], BLUE)]
+    lines = [_line(name, points, known, colour) for name, points, colour in sides]
+    if not any(line["x"] for line in lines):
+        return None
+    turns = [each for each in data["crossovers"] if each["metric"] == metric and each["path"] == path]
+    is_multiple = data["points"][0]["set"].endswith("x")
+    title = f"{path_label(path)}, multiples of the present one" if is_multiple else path_label(path)
+    x = axis(title, type="log", **_ticks(data["points"]))
+    y = axis(f"{known.label} ({known.unit})", rangemode="tozero")
+    return figure(lines, 340, x, y, shapes=[shape for turn in turns for shape in _turn(turn)])
+
+
+def _line(name: str, points: Sequence[Any], metric: Metric, colour: str) -> Trace:
+    places = [(_number(point["set"]), point["values"].get(metric.key)) for point in points]
+    shown = [(x, value * metric.scale) for x, value in places if x is not None and value is not None]
+    xs, ys = [x for x, _ in shown], [value for _, value in shown]
+    drawn = line(xs, ys, name, colour, f"%{{x}}: %{{y:.4g}} {metric.unit}<extra></extra>", width=2.5)
+    return drawn | {"mode": "lines+markers", "marker": {"size": 8}}
+
+
+def _ticks(points: Sequence[Any]) -> Trace:
+    """Ticks where values are, as they were written."""
+    texts = [each["set"].partition("=")[2] for each in points]
+    known = [(x, text) for each, text in zip(points, texts, strict=True) if (x := _number(each["set"])) is not None]
+    return {"tickmode": "array", "tickvals": [x for x, _ in known], "ticktext": [text for _, text in known]}
+
+
+def _number(text: str) -> float | None:
+    """The number of `traffic.arrivals.rate=0.5x`."""
+    try:
+        return float(text.partition("=")[2].removesuffix("x"))
+    except ValueError:
+        return None
+
+
+def _turn(each: Mapping[str, Any]) -> list[Trace]:
+    """A line where the alternative begins or ends to pay, and the span over draws of the traffic."""
+    span = {"x0": each["low"], "x1": each["high"], "yref": "y domain", "y0": 0, "y1": 1}
+    look = {"fillcolor": SKY, "opacity": 0.2, "line": {"width": 0}}
+    return [{"type": "rect", **span, **look}, upright(each["at"], SKY, width=1.5, dash="dash")]
+
 
 _LABELLED = 0.06  # share of the bar below which a part has no name in it; hovering names all
 _FREE = "rgba(128,128,128,0.18)"
 _LABELS = {"minsize": 10, "mode": "hide"}  # none is set smaller
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
+_LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _RATE = "requests/s"
 _FULL_LABELS = 3  # decades of an axis up to which 1, 2 and 5 of each are written
 _HEIGHT = 300
@@ -106,14 +292,14 @@ def latency_curve(data: Any, name: str, now: float | None = None, bands: Any = N
     now:   the rate that is asked for
     bands: the same at some of the rates with intervals; None: those of `data`, if it has any
     """
-    colour, label = METRIC_COLOURS[name], _NAMES[name]
+    colour, label = METRIC_COLOURS[name], _LATENCY_NAMES[name]
     rates = data["load"]["rates"]
     means, tails = (_values(data, f"{statistic}_{name}_ms") for statistic in ("mean", "p99"))
     limit = data["load"]["limits_ms"].get(name)
     traces = [
         *_band(bands or data, f"mean_{name}_ms", colour),
-        _line("mean", rates, means, colour, "ms"),
-        _line("p99", rates, tails, colour, "ms", dash="dash"),
+        _metric_line("mean", rates, means, colour, "ms"),
+        _metric_line("p99", rates, tails, colour, "ms", dash="dash"),
     ]
     marks = shapes, notes = _marks(data, now)
     if limit is not None:
@@ -128,10 +314,10 @@ def goodput_curve(data: Any, now: float | None = None) -> Figure:
     """Requests completed in a second, and those of them that meet the SLO, against those that arrive."""
     rates = data["load"]["rates"]
     served, good = (_values(data, name) for name in ("request_throughput", "request_goodput"))
-    traces = [_line("completed", rates, served, BLUE, _RATE)]
+    traces = [_metric_line("completed", rates, served, BLUE, _RATE)]
     if any(value is not None for value in good):
-        traces.append(_line("within the SLO", rates, good, GREEN, _RATE))
-    ideal = {**_line("all that arrive", rates, rates, GREY, _RATE, dash="dot"), "mode": "lines"}
+        traces.append(_metric_line("within the SLO", rates, good, GREEN, _RATE))
+    ideal = {**_metric_line("all that arrive", rates, rates, GREY, _RATE, dash="dot"), "mode": "lines"}
     ends = [value for trace in (*traces, ideal) for value in trace["y"] if value]
     return _picture(
         [ideal, *traces], _marks(data, now), "requests/s completed", _rates_axis(rates, now), _log_axis(ends)
@@ -144,7 +330,7 @@ def prompt_curve(data: Any) -> Figure:
     known = [(x, y) for x, y in points if y is not None]
     xs, ys = [x for x, _ in known], [y for _, y in known]
     hover = "%{x:,.0f} tokens: %{y:,.4g} ms<extra></extra>"
-    curve = _line("TTFT of an idle server", xs, ys, METRIC_COLOURS["ttft"], "ms") | {"hovertemplate": hover}
+    curve = _metric_line("TTFT of an idle server", xs, ys, METRIC_COLOURS["ttft"], "ms") | {"hovertemplate": hover}
     x_axis = {**axis("tokens of the prompt"), **_log_axis(xs)}
     return _picture([curve], ([], []), "TTFT, ms", x_axis, _log_axis(ys))
 
@@ -161,7 +347,7 @@ def _values(data: Any, metric: str) -> list[float | None]:
     return [point["values"].get(metric) for point in data["points"]]
 
 
-def _line(
+def _metric_line(
     name: str, xs: Sequence[float], ys: Sequence[float | None], colour: str, unit: str, dash: str = "solid"
 ) -> Trace:
     """A line with its points. unit: of what it shows, for the words beside a pointer; dash: as plotly names it"""
@@ -231,7 +417,7 @@ def _step(value: float, way: int) -> float:
     return min(step for step in steps if step >= value * (1 - 1e-9))
 
 
-def column_bars(findings: Sequence[Finding], metric: str) -> Figure:
+def column_bars(findings: Sequence[QueryState], metric: str) -> Figure:
     """A metric of each run as a bar with its 80 % interval; columns without an answer have none."""
     known = [(number, each.shown.data) for number, each in enumerate(findings) if each.shown is not None]
     known = [(number, data) for number, data in known if data.get(metric) is not None]
@@ -254,7 +440,7 @@ def column_bars(findings: Sequence[Finding], metric: str) -> Figure:
     return _columns([bars(values, names, colours, hover, error_x=spread)], x, len(known))
 
 
-def measured_dots(findings: Sequence[Finding]) -> Figure | None:
+def measured_dots(findings: Sequence[QueryState]) -> Figure | None:
     """Predicted over measured of the single measurements near each, and of each kind's median; None where there are
     none. Signs of medians are not known: each is drawn on both sides of 1."""
     traces: list[Trace] = []

@@ -1,21 +1,18 @@
 """Answers side by side: rows of figures, each beside the first deployment's as `perfmodel compare` compares results."""
 
-__all__ = ["OF_DEPLOYMENTS", "OF_TRAFFIC", "Cell", "CellRow", "Compared", "compared", "headings"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.web.desk import Finding
-from perfmodel.web.drops import without_marks
 from perfmodel.web.figures import value_at
-from perfmodel.web.questions import Shown
+from perfmodel.web.results import QueryResult, without_marks
+from perfmodel.web.service import QueryState
 from perfmodel.web.state import PageState
 
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """One row. label: what it is; of: the question of each column that answers it; path, form: as of `figure`
+    """One row. label: what it is; of: the request of each column that answers it; path, form: as of `figure`
 
     aside: what else is to be known of it
     """
@@ -34,7 +31,7 @@ class Cell:
     tone: good or bad, where one way is better; refusal: why there is none
     """
 
-    shown: Shown | None
+    shown: QueryResult | None
     share: float = 0.0
     words: str = ""
     tone: str = ""
@@ -72,10 +69,10 @@ OF_TRAFFIC = (
 )
 
 
-def compared(findings: Sequence[Finding], rows: Sequence[CellRow], num_columns: int) -> list[Compared]:
+def compared(findings: Sequence[QueryState], rows: Sequence[CellRow], num_columns: int) -> list[Compared]:
     """The rows with their figures; those that no column has are left out.
 
-    findings: of all questions, column by column
+    findings: of all requests, column by column
     """
     each = len(findings) // num_columns
     columns = [findings[each * number : each * (number + 1)] for number in range(num_columns)]
@@ -84,16 +81,16 @@ def compared(findings: Sequence[Finding], rows: Sequence[CellRow], num_columns: 
     return [row for row in found if any(cell.shown for cell in row.cells)]
 
 
-def headings(columns: Sequence[PageState], findings: Sequence[Finding]) -> list[tuple[str, str]]:
+def headings(columns: Sequence[PageState], findings: Sequence[QueryState]) -> list[tuple[str, str]]:
     """(model, devices) of each column, as its first answer says; of a refused one as the address does.
 
-    findings: of all questions, column by column
+    findings: of all requests, column by column
     """
     each = len(findings) // len(columns)
     return [_heading(column, findings[each * number]) for number, column in enumerate(columns)]
 
 
-def _heading(column: PageState, finding: Finding) -> tuple[str, str]:
+def _heading(column: PageState, finding: QueryState) -> tuple[str, str]:
     if finding.shown is None:
         asked = column.flags
         return without_marks(asked.get("model", column.get("scenario"))), without_marks(asked.get("hardware", ""))
@@ -104,7 +101,7 @@ def _heading(column: PageState, finding: Finding) -> tuple[str, str]:
     return scenario["model"]["name"], f"{data['mean_num_devices']:g} x {scenario['hardware']['name']}"
 
 
-def _row(row: CellRow, columns: Sequence[Sequence[Finding]], changes: Sequence[Mapping[str, Any]]) -> Compared:
+def _row(row: CellRow, columns: Sequence[Sequence[QueryState]], changes: Sequence[Mapping[str, Any]]) -> Compared:
     values = [_value(column[row.of], row.path) for column in columns]
     most = max((value for value in values if value is not None), default=0) or 1
     cells = []
@@ -117,20 +114,20 @@ def _row(row: CellRow, columns: Sequence[Sequence[Finding]], changes: Sequence[M
     return Compared(row, tuple(cells))
 
 
-def _value(finding: Finding, path: str) -> float | None:
+def _value(finding: QueryState, path: str) -> float | None:
     value = None if finding.shown is None else value_at(finding.shown.data, path)
     return value if isinstance(value, int | float) else None
 
 
-def _changes(first: Sequence[Finding], other: Sequence[Finding]) -> dict[str, Any]:
+def _changes(first: Sequence[QueryState], other: Sequence[QueryState]) -> dict[str, Any]:
     """Path -> what `perfmodel compare` says of it, between the answers of two columns."""
-    from perfmodel.answers.compare import answer_results
+    from perfmodel.commands.runs import compared as results_compared
 
     found: dict[str, Any] = {}
     for one, another in zip(first, other, strict=True):
         if one.shown is None or another.shown is None or one is another:
             continue
-        data = answer_results(one.shown.data, another.shown.data, "first", "other").data
+        data = results_compared(one.shown.data, another.shown.data, "first", "other").data
         found |= {".".join([*each["place"].split(), each["metric"]]): each for each in data["answers"]}
     return found
 
