@@ -36,32 +36,32 @@ from perfmodel.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from perfmodel.commands.request import Flag, Request
+    from perfmodel.commands.request import CommandRequest, Flag
 
 # In the order of `--help`: each command's request. A group has several, whose names begin with its own.
 _RUNS, _SEARCHES = "perfmodel.commands.runs", "perfmodel.commands.searches"
 _CATALOG, _MEASUREMENTS = "perfmodel.commands.catalog", "perfmodel.commands.measurements"
 COMMANDS: dict[str, str | dict[str, str]] = {
-    "simulate": f"{_RUNS}:Simulate",
-    "execute": f"{_RUNS}:Execute",
-    "explain": f"{_RUNS}:Explain",
-    "roofline": f"{_RUNS}:Roofline",
-    "memory": f"{_RUNS}:Memory",
-    "calibrate": f"{_MEASUREMENTS}:Calibrate",
-    "validate": f"{_MEASUREMENTS}:Validate",
-    "techniques": f"{_CATALOG}:Techniques",
-    "quality": f"{_MEASUREMENTS}:Quality",
-    "study": f"{_SEARCHES}:Study",
-    "whatif": f"{_SEARCHES}:WhatIf",
-    "plan": f"{_SEARCHES}:Plan",
-    "compare": f"{_RUNS}:Compare",
-    "serve": "perfmodel.cli.servers:Serve",
-    "web": "perfmodel.cli.servers:Web",
-    "new": f"{_CATALOG}:New",
-    "schema": f"{_CATALOG}:Schema",
-    "scenarios": {name: f"{_CATALOG}:Scenarios{name.title()}" for name in ("list", "show", "new")},
-    "hardware": {name: f"{_CATALOG}:Hardware{name.title()}" for name in ("list", "show", "new", "detect")},
-    "models": {name: f"{_CATALOG}:Models{name.title()}" for name in ("list", "show")},
+    "simulate": f"{_RUNS}:SimulateRequest",
+    "execute": f"{_RUNS}:ExecuteRequest",
+    "explain": f"{_RUNS}:ExplainRequest",
+    "roofline": f"{_RUNS}:RooflineRequest",
+    "memory": f"{_RUNS}:MemoryRequest",
+    "calibrate": f"{_MEASUREMENTS}:CalibrateRequest",
+    "validate": f"{_MEASUREMENTS}:ValidateRequest",
+    "techniques": f"{_CATALOG}:TechniquesRequest",
+    "quality": f"{_MEASUREMENTS}:QualityRequest",
+    "study": f"{_SEARCHES}:StudyRequest",
+    "whatif": f"{_SEARCHES}:WhatIfRequest",
+    "plan": f"{_SEARCHES}:PlanRequest",
+    "compare": f"{_RUNS}:CompareRequest",
+    "serve": "perfmodel.cli.servers:ServeRequest",
+    "web": "perfmodel.cli.servers:WebRequest",
+    "new": f"{_CATALOG}:NewRequest",
+    "schema": f"{_CATALOG}:SchemaRequest",
+    "scenarios": {name: f"{_CATALOG}:Scenarios{name.title()}Request" for name in ("list", "show", "new")},
+    "hardware": {name: f"{_CATALOG}:Hardware{name.title()}Request" for name in ("list", "show", "new", "detect")},
+    "models": {name: f"{_CATALOG}:Models{name.title()}Request" for name in ("list", "show")},
 }
 _GROUPS = {
     "scenarios": "List the scenarios and traffic that come along, show one, or make one.",
@@ -130,12 +130,12 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def _add(group: typer.Typer, place: str) -> None:
     module, name = place.split(":")
-    kind: type[Request] = getattr(import_module(module), name)
+    kind: type[CommandRequest] = getattr(import_module(module), name)
     lines = "\n\n".join(["Examples:", *(f"- `perfmodel {line}`" for line in kind.examples)])
     group.command(kind.command.rpartition(" ")[2], epilog=lines)(guarded(_command_of(kind)))
 
 
-def _command_of(kind: "type[Request]") -> Callable[..., None]:
+def _command_of(kind: "type[CommandRequest]") -> Callable[..., None]:
     """A function for typer, whose parameters are the fields of a request, with what only the command line asks."""
     parameters = dict(_parameters(kind))
 
@@ -155,7 +155,7 @@ def _command_of(kind: "type[Request]") -> Callable[..., None]:
     return run
 
 
-def _parameters(kind: "type[Request]") -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _parameters(kind: "type[CommandRequest]") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """(name, (annotation, default)) of each parameter of a command."""
     from perfmodel.commands.request import SCENARIO_FLAGS, SHORT_FORMS, Flag
 
@@ -219,7 +219,7 @@ def _completion(kind: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def _request_of(kind: "type[Request]", given: dict[str, Any]) -> "Request":
+def _request_of(kind: "type[CommandRequest]", given: dict[str, Any]) -> "CommandRequest":
     """The request that parsed parameters make; short forms become overrides."""
     from perfmodel.commands.request import short_overrides
 
@@ -235,12 +235,12 @@ def _request_of(kind: "type[Request]", given: dict[str, Any]) -> "Request":
     return kind(**values)
 
 
-def _field_value(kind: "type[Request]", name: str, value: Any) -> Any:
+def _field_value(kind: "type[CommandRequest]", name: str, value: Any) -> Any:
     """What typer gives for several values is a list, or nothing."""
     return tuple(value or ()) if isinstance(getattr(kind, name, None), tuple) else value
 
 
-def _run(request: "Request", as_json: bool, has_details: bool) -> None:
+def _run(request: "CommandRequest", as_json: bool, has_details: bool) -> None:
     from perfmodel.commands.request import Console
 
     report_file = getattr(request, "report", None) if "report" in request.flags_of() else None

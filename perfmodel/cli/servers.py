@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.commands.request import MEMORY_FLAGS, PARALLELISM, QUIET, Console, Request, ScenarioRequest, flag
+from perfmodel.commands.request import MEMORY_FLAGS, PARALLELISM, QUIET, CommandRequest, Console, ScenarioRequest, flag
 from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _KEY = "PERFMODEL_API_KEY"
 
 
 @dataclass(frozen=True)
-class Serve(ScenarioRequest):
+class ServeRequest(ScenarioRequest):
     """Serve OpenAI's API with the latencies that a scenario's hardware, model and engine would have, until ctrl-C."""
 
     command = "serve"
@@ -140,7 +140,7 @@ def _closing(ended: "Ended", speed: float) -> str:
 
 
 @dataclass(frozen=True)
-class Web(Request):
+class WebRequest(CommandRequest):
     """Open a page on which deployments are changed by hand and looked at: memory, steps, traffic, plans; until ctrl-C.
 
     Everything runs on this machine, offline; every view says the command that gives the same figures.

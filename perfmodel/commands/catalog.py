@@ -11,9 +11,9 @@ from perfmodel.commands.request import (
     QUIET,
     TRAFFIC,
     Answer,
+    CommandRequest,
     Console,
     FlagsRequest,
-    Request,
     argument,
     flag,
     scenario_of_flags,
@@ -35,7 +35,7 @@ _SUFFIXES = (".sh", ".yaml", ".yml", ".txt", ".env")
 
 
 @dataclass(frozen=True)
-class HardwareList(Request):
+class HardwareListRequest(CommandRequest):
     """List the devices with memory, bandwidth, peak and ridge point, and the networks between nodes.
 
     Without a filter, siblings are shown as the tables that they are in; with one, each device by itself.
@@ -86,7 +86,7 @@ def _devices(part: str = "") -> "list[HardwareSpec]":
 
 
 @dataclass(frozen=True)
-class HardwareShow(Request):
+class HardwareShowRequest(CommandRequest):
     """Show everything declared of one device, or of a network between nodes, and where it comes from."""
 
     command = "hardware show"
@@ -113,7 +113,7 @@ class HardwareShow(Request):
 
 
 @dataclass(frozen=True)
-class HardwareNew(Request):
+class HardwareNewRequest(CommandRequest):
     """Print the file of a device that is not known yet, every field explained, to be filled in.
 
     Write it to a file, replace the figures, and use it by its path:
@@ -138,7 +138,7 @@ class HardwareNew(Request):
 
 
 @dataclass(frozen=True)
-class HardwareDetect(Request):
+class HardwareDetectRequest(CommandRequest):
     """Print the file of the machine at hand as a start: its first GPU, else its processor.
 
     GPUs are asked for by their makers' tools where they are installed (nvidia-smi, amd-smi, rocm-smi, xpu-smi,
@@ -168,7 +168,7 @@ class HardwareDetect(Request):
 
 
 @dataclass(frozen=True)
-class ModelsList(Request):
+class ModelsListRequest(CommandRequest):
     """List the models with their sizes."""
 
     command = "models list"
@@ -183,7 +183,7 @@ class ModelsList(Request):
 
 
 @dataclass(frozen=True)
-class ModelsShow(Request):
+class ModelsShowRequest(CommandRequest):
     """Show a model's layers, parameters by component, and bytes."""
 
     command = "models show"
@@ -220,7 +220,7 @@ def _layer(layer: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ScenariosList(Request):
+class ScenariosListRequest(CommandRequest):
     """List the scenarios, and the traffic that `--traffic` names, with what each is."""
 
     command = "scenarios list"
@@ -237,7 +237,7 @@ class ScenariosList(Request):
 
 
 @dataclass(frozen=True)
-class ScenariosShow(Request):
+class ScenariosShowRequest(CommandRequest):
     """Print a scenario's file, to be copied and changed; with --json, all its fields as resolved."""
 
     command = "scenarios show"
@@ -254,7 +254,7 @@ class ScenariosShow(Request):
 
 
 @dataclass(frozen=True)
-class ScenariosNew(FlagsRequest):
+class ScenariosNewRequest(FlagsRequest):
     """Print the scenario file that these flags stand for in other commands."""
 
     command = "scenarios new"
@@ -271,7 +271,7 @@ class ScenariosNew(FlagsRequest):
 
 
 @dataclass(frozen=True)
-class New(FlagsRequest):
+class NewRequest(FlagsRequest):
     """Print the scenario that a command line stands for: `vllm serve ...`, `sglang serve ...`, `trtllm-serve ...`,
     `llama-server ...`, `ollama run ...`, with its load test. It is read, never executed."""
 
@@ -383,7 +383,7 @@ class SchemaKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Schema(Request):
+class SchemaRequest(CommandRequest):
     """Print the JSON Schema of a kind of file, for completion and checks in editors."""
 
     command = "schema"
@@ -399,7 +399,7 @@ class Schema(Request):
 
 
 @dataclass(frozen=True)
-class Techniques(Request):
+class TechniquesRequest(CommandRequest):
     """List every technique: simulated, executed as simulated, and how far from what was published.
 
     Figures are those of the committed reports: predicted over published in the median, simulated and executed speedup

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from perfmodel.commands.request import (
     QUIET,
     Answer,
+    CommandRequest,
     Console,
     FlagsRequest,
     Progress,
-    Request,
     ScenarioRequest,
     argument,
     flag,
@@ -63,7 +63,7 @@ _READS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Calibrate(Request):
+class CalibrateRequest(CommandRequest):
     """Measure whole steps on this machine and fit achieved fractions and overheads to them.
 
     Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
@@ -302,7 +302,7 @@ _READERS = {
 
 
 @dataclass(frozen=True)
-class Validate(FlagsRequest):
+class ValidateRequest(FlagsRequest):
     """Put predictions beside measurements and say how far apart they are.
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
@@ -492,7 +492,7 @@ class Validate(FlagsRequest):
 
 
 @dataclass(frozen=True)
-class Quality(ScenarioRequest):
+class QualityRequest(ScenarioRequest):
     """Perplexity of the scenario's model, served as its engine serves it, over a fixed stretch of text.
 
     Needs the executor and weights extras, and a model with weights: `--set model=FILE.gguf`, for example SmolLM2-135M

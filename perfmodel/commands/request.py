@@ -1,4 +1,4 @@
-"""`Request`: what a command is asked, as one frozen object, from which its flags and its line follow; `Answer`.
+"""`CommandRequest`: what a command is asked, as one frozen object, from which its flags and its line follow; `Answer`.
 
 A request is a dataclass: its docstring is the command's help, and each field made by `flag` or `argument` is one of the
 command line, with its help. A `ScenarioRequest` is about a scenario: by its name or file, or by flags that stand for
@@ -130,7 +130,7 @@ def count(text: str | int) -> int:
 
 
 @dataclass(frozen=True)
-class Request:
+class CommandRequest:
     """What a command is asked.
 
     command:  as it is typed, `hardware list`
@@ -261,7 +261,7 @@ SCENARIO_FLAGS: Mapping[str, Flag] = {
 
 
 @dataclass(frozen=True)
-class FlagsRequest(Request):
+class FlagsRequest(CommandRequest):
     """A request about a scenario that flags stand for. flags: (name, value) of those that are given
 
     scenario_flags: names of those that the command takes

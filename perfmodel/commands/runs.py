@@ -16,9 +16,9 @@ from perfmodel.commands.request import (
     STEP_FLAGS,
     STEP_FORMS,
     Answer,
+    CommandRequest,
     Console,
     Progress,
-    Request,
     ScenarioRequest,
     argument,
     flag,
@@ -42,7 +42,7 @@ _OUT_HELP = "Write records, report.html and timeline.json to this folder."
 
 
 @dataclass(frozen=True)
-class Memory(ScenarioRequest):
+class MemoryRequest(ScenarioRequest):
     """Show weights, KV cache and activations per device, and the largest batch and context that fit.
 
     Of an engine that keeps layers with the CPU (llama.cpp), also which GGUF types fit: how many layers on the device.
@@ -119,7 +119,7 @@ def _memory_json(
 
 
 @dataclass(frozen=True)
-class Simulate(ScenarioRequest):
+class SimulateRequest(ScenarioRequest):
     """Simulate a scenario: latencies, throughput, goodput, cost, and what bounds them."""
 
     command = "simulate"
@@ -146,7 +146,7 @@ class Simulate(ScenarioRequest):
 
 
 @dataclass(frozen=True)
-class Execute(ScenarioRequest):
+class ExecuteRequest(ScenarioRequest):
     """Execute a scenario: the same engine, with every step run for real on this machine and timed.
 
     Needs the executor extra (torch), and the GPU that the scenario names if it names one. Weights are those of the
@@ -353,7 +353,7 @@ class _StepRequest(ScenarioRequest):
 
 
 @dataclass(frozen=True)
-class Explain(_StepRequest):
+class ExplainRequest(_StepRequest):
     """Show one step operator by operator: FLOPs, bytes, intensity, time, bound.
 
     Without a batch, a context or a prefill it is the scenario's typical decode step: the batch to expect at the
@@ -438,7 +438,7 @@ def _step_view(report: "StepReport", is_roofline: bool = False) -> "Document":
 
 
 @dataclass(frozen=True)
-class Roofline(_StepRequest):
+class RooflineRequest(_StepRequest):
     """Plot a step's operators on the roofline, with the ridge point of each dtype.
 
     Which step: as for `explain`.
@@ -484,7 +484,7 @@ class Roofline(_StepRequest):
 
 
 @dataclass(frozen=True)
-class Compare(Request):
+class CompareRequest(CommandRequest):
     """Say what differs between two results: in inputs, field by field; in versions; in answers, the best first.
 
     Results are files that a command wrote with `--json` (`--out` and `--report` write them, too). Scenarios, by their
@@ -503,7 +503,7 @@ class Compare(Request):
 
 
 def compared(one: Mapping[str, Any], other: Mapping[str, Any], name: str, other_name: str) -> Answer:
-    """See `Compare`: of two results as `--json` prints them, and what they are called."""
+    """See `CompareRequest`: of two results as `--json` prints them, and what they are called."""
     from perfmodel.planning.comparison import compare_results
     from perfmodel.report.views.catalog import comparison_view
 

@@ -10,8 +10,8 @@ from perfmodel.commands.request import (
     QUIET,
     SHORT_FORMS,
     Answer,
+    CommandRequest,
     Console,
-    Request,
     ScenarioRequest,
     argument,
     flag,
@@ -30,7 +30,7 @@ _REPORT_HELP = "Write FILE.md with pictures, or FILE.html."
 
 
 @dataclass(frozen=True)
-class WhatIf(ScenarioRequest):
+class WhatIfRequest(ScenarioRequest):
     """Vary a scenario one value at a time: sensitivities, elasticities, where bounds change, where an alternative pays.
 
     Without --vary: the resources that could be bought (peak FLOPs, bandwidths, capacity, overheads), and the load. All
@@ -82,7 +82,7 @@ class WhatIf(ScenarioRequest):
 
 
 @dataclass(frozen=True)
-class Plan(ScenarioRequest):
+class PlanRequest(ScenarioRequest):
     """Find the deployment that serves a scenario's rate within its SLO: cheapest, fewest GPUs, most goodput per GPU, or
     lowest latency; or that does its offline job: at the lowest cost before a deadline, or first.
 
@@ -184,7 +184,7 @@ class Plan(ScenarioRequest):
 
 
 @dataclass(frozen=True)
-class Study(Request):
+class StudyRequest(CommandRequest):
     """Ask one question of many scenarios: variants of a base scenario along axes, simulated in parallel processes.
 
     The shipped ones lie in workloads/scenarios/studies. `--execute` runs the small form that the study describes on

@@ -20,13 +20,13 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from perfmodel.commands.request import Console, Request
+from perfmodel.commands.request import CommandRequest, Console
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.planning.sweeps.workers import QUIET_GC
 from perfmodel.web.results import QueryResult, ResultCache
 
 Lane = Literal["quick", "long"]
-Work = Callable[[Request, Console], QueryResult]
+Work = Callable[[CommandRequest, Console], QueryResult]
 _LANES: tuple[Lane, ...] = ("quick", "long")
 _TELL_S = 0.1  # between two words on progress
 _PATIENCE_S = 3.0  # with a worker that was asked to stop
@@ -52,7 +52,7 @@ class BackgroundJob:
     """
 
     number: int
-    request: Request
+    request: CommandRequest
     lane: Lane
     state: str = "waiting"
     what: str = ""
@@ -107,12 +107,12 @@ class JobQueue:
         for worker in self._workers.values():
             worker.end()
 
-    def last(self, request: Request) -> BackgroundJob | None:
+    def last(self, request: CommandRequest) -> BackgroundJob | None:
         """What was done last about a request, if it was of late."""
         latest_first = reversed(self._jobs.values())
         return next((job for job in latest_first if job.request == request and not job.is_left), None)
 
-    def begin(self, request: Request, lane: Lane, reader: str = "") -> BackgroundJob:
+    def begin(self, request: CommandRequest, lane: Lane, reader: str = "") -> BackgroundJob:
         """The job of a request: the one that is under way, or a new one. Raises SpecError where too many wait.
 
         reader: that waits for it, as of a `BackgroundJob`; "": nobody is named
@@ -142,7 +142,7 @@ class JobQueue:
         """A page closes, or is loaded again."""
         self._open_until[page] = time.monotonic() + _GRACE_S
 
-    def leave(self, reader: str, requests: Collection[Request]) -> None:
+    def leave(self, reader: str, requests: Collection[CommandRequest]) -> None:
         """`reader` asks these requests now, and waits for no others: what nobody else waits for is stopped, as when a
         slider has moved on."""
         for job in list(self._jobs.values()):
@@ -247,7 +247,7 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
-    def send(self, request: Request | None) -> None:
+    def send(self, request: CommandRequest | None) -> None:
         with suppress(OSError):
             self._ours.send(request)
 

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from perfmodel.commands.request import Request
+from perfmodel.commands.request import CommandRequest
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.spec import PlanSpec
@@ -155,7 +155,7 @@ class Pages:
         """A page for an address that says nothing that can be shown."""
         return self._draw("refused.html", sentence=sentence)
 
-    def _finding(self, part: ViewPart, request: Request) -> QueryState:
+    def _finding(self, part: ViewPart, request: CommandRequest) -> QueryState:
         return self._desk.answer(request) if part.lane is None else self._desk.look(request)
 
     def _resolved(self, state: PageState) -> Any:
@@ -166,7 +166,7 @@ class Pages:
         except PerfmodelError:
             return None
 
-    def _refused(self, sentence: str, requests: Sequence[Request]) -> Markup:
+    def _refused(self, sentence: str, requests: Sequence[CommandRequest]) -> Markup:
         return self._draw("refusal.html", sentence=without_marks(sentence), requests=requests)
 
     def _draw(
@@ -179,7 +179,7 @@ class Pages:
         return Markup(found.render(**scene))  # templates escape
 
 
-def _kept(part: ViewPart, requests: Sequence[Request], drawn: Markup) -> Markup:
+def _kept(part: ViewPart, requests: Sequence[CommandRequest], drawn: Markup) -> Markup:
     """What htmx leaves in its place where what comes has the same id."""
     asked = zlib.crc32(repr(requests).encode())
     return Markup('<div id="{}-{:08x}" hx-preserve="true">{}</div>').format(part.name, asked, drawn)

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
-from perfmodel.commands.request import QUIET, Console, Request
+from perfmodel.commands.request import QUIET, CommandRequest, Console
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.reach import PACKAGE
 
@@ -113,7 +113,7 @@ def resolved(text: str, folder: Path) -> str:
     return _MARK.sub(place, text)
 
 
-AnyRequest = TypeVar("AnyRequest", bound=Request)
+AnyRequest = TypeVar("AnyRequest", bound=CommandRequest)
 
 
 def with_files(request: AnyRequest, folder: Path) -> AnyRequest:
@@ -150,7 +150,7 @@ class QueryResult:
     files:    name -> text, of what the answer can be taken along as
     """
 
-    request: Request
+    request: CommandRequest
     data: Any
     document: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class QueryResult:
         return [block for block in flat if not kinds or block["kind"] in kinds]
 
 
-def run_query(request: Request, console: Console = QUIET, allowed: Sequence[Path] = ()) -> QueryResult:
+def run_query(request: CommandRequest, console: Console = QUIET, allowed: Sequence[Path] = ()) -> QueryResult:
     """The answer to a request. Raises PerfmodelError as its command refuses it, and for names of files elsewhere.
 
     console: told of the progress
@@ -195,13 +195,13 @@ class ResultCache:
     most_bytes: of all of them together; the last answer is kept however large it is
     """
 
-    def __init__(self, work_out: Callable[[Request], QueryResult], most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, work_out: Callable[[CommandRequest], QueryResult], most_bytes: int = _MOST_BYTES) -> None:
         self._work_out, self._most_bytes = work_out, most_bytes
-        self._found: OrderedDict[Request, _Kept] = OrderedDict()
+        self._found: OrderedDict[CommandRequest, _Kept] = OrderedDict()
         self._num_bytes = 0
         self._lock, self._work_lock = Lock(), Lock()
 
-    def find(self, request: Request) -> QueryResult | None:
+    def find(self, request: CommandRequest) -> QueryResult | None:
         """The answer, if it is known. Raises PerfmodelError where the request was refused."""
         with self._lock:
             found = self._found.get(request)
@@ -212,7 +212,7 @@ class ResultCache:
             raise SpecError(found.answer)
         return found.answer
 
-    def answer(self, request: Request) -> QueryResult:
+    def answer(self, request: CommandRequest) -> QueryResult:
         """The answer, worked out here if need be: for closed forms. Raises PerfmodelError as the command does."""
         with self._work_lock:
             found = self.find(request)
@@ -225,7 +225,7 @@ class ResultCache:
                 self.keep(request, found)
         return found
 
-    def keep(self, request: Request, answer: QueryResult | PerfmodelError) -> None:
+    def keep(self, request: CommandRequest, answer: QueryResult | PerfmodelError) -> None:
         """Remember what came of a request elsewhere."""
         plain = answer if isinstance(answer, QueryResult) else str(answer)
         kept = _Kept(plain, len(pickle.dumps(plain)))
@@ -236,7 +236,7 @@ class ResultCache:
             while len(self._found) > 1 and (len(self._found) > _MOST or self._num_bytes > self._most_bytes):
                 self._drop(next(iter(self._found)))
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: CommandRequest) -> None:
         found = self._found.pop(request, None)
         self._num_bytes -= found.size if found is not None else 0
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.commands.catalog import answer_line
-from perfmodel.commands.request import QUIET, Console, Request
-from perfmodel.commands.runs import Simulate
+from perfmodel.commands.request import QUIET, CommandRequest, Console
+from perfmodel.commands.runs import SimulateRequest
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.web.jobs import BackgroundJob, JobQueue, Lane
 from perfmodel.web.results import (
@@ -82,7 +82,7 @@ def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
 
 
 def _scenario(state: PageState, folder: Path) -> "Scenario":
-    request: Simulate = with_files(request_of(Simulate, state), folder)
+    request: SimulateRequest = with_files(request_of(SimulateRequest, state), folder)
     with _only_dropped(folder):
         return request.load()
 
@@ -110,7 +110,7 @@ def _only_dropped(folder: Path) -> Iterator[None]:
         raise SpecError(hidden(str(error), folder)) from None
 
 
-_WARM_UP = Simulate(
+_WARM_UP = SimulateRequest(
     flags=(("model", "llama-3.1-8b"), ("hardware", "h100-sxm-80gb")), overrides=("traffic.num_requests=8",)
 )
 
@@ -119,7 +119,7 @@ _WARM_UP = Simulate(
 class QueryState:
     """What there is of a request: its answer, or why there is none, or how far the work on it is."""
 
-    request: Request
+    request: CommandRequest
     shown: QueryResult | None = None
     refusal: str = ""
     job: BackgroundJob | None = None
@@ -150,14 +150,14 @@ class QueryService:
         self._known.forget_refusals()  # of requests that missed it
         return mark
 
-    def answer(self, request: Request) -> QueryState:
+    def answer(self, request: CommandRequest) -> QueryState:
         """The answer to a closed form, at once; called in a thread."""
         try:
             return QueryState(request, self._known.answer(request))
         except PerfmodelError as error:
             return QueryState(request, refusal=str(error))
 
-    def look(self, request: Request) -> QueryState:
+    def look(self, request: CommandRequest) -> QueryState:
         """What there is of a request, without any work on it."""
         try:
             shown = self._known.find(request)
@@ -171,7 +171,7 @@ class QueryService:
         """Ask again what was refused, as when a page is loaded again: there may be what was missing."""
         self._known.forget_refusals()
 
-    def begin(self, requests: Sequence[Request], lane: Lane, reader: str = "") -> list[BackgroundJob]:
+    def begin(self, requests: Sequence[CommandRequest], lane: Lane, reader: str = "") -> list[BackgroundJob]:
         """Let a worker answer what is not known of some requests. Raises SpecError where too many wait.
 
         reader: the part of a page that asks; what it asked before is stopped, unless somebody else waits for it
@@ -180,7 +180,7 @@ class QueryService:
             self._jobs.leave(reader, requests)
         return [self._jobs.begin(request, lane, reader) for request in requests if not self._is_settled(request)]
 
-    def join(self, requests: Sequence[Request], reader: str) -> None:
+    def join(self, requests: Sequence[CommandRequest], reader: str) -> None:
         """`reader` waits for what is under way of some requests, too, as a page does that was loaded again."""
         for request in requests if reader else ():
             job = self._jobs.last(request)
@@ -195,18 +195,18 @@ class QueryService:
         """A page closes; see `JobQueue.depart`."""
         self._jobs.depart(page)
 
-    def _is_settled(self, request: Request) -> bool:
+    def _is_settled(self, request: CommandRequest) -> bool:
         finding = self.look(request)
         return finding.shown is not None or bool(finding.refusal)
 
-    def stop(self, request: Request) -> None:
+    def stop(self, request: CommandRequest) -> None:
         """Stop the work on a request."""
         job = self._jobs.last(request)
         if job is not None and not job.is_over:
             self._jobs.stop(job)
 
 
-def _answer(folder: Path, request: Request, console: Console) -> QueryResult:
+def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryResult:
     """The answer, in this process; nothing in it tells where dropped files are."""
     placed = with_files(request, folder)
     try:

@@ -13,10 +13,10 @@ from functools import cache
 from math import floor, log10
 from typing import Any
 
-from perfmodel.commands.catalog import HardwareShow, Techniques
-from perfmodel.commands.request import LIMITS, Request, count
-from perfmodel.commands.runs import Explain, Memory, Simulate
-from perfmodel.commands.searches import Plan, WhatIf
+from perfmodel.commands.catalog import HardwareShowRequest, TechniquesRequest
+from perfmodel.commands.request import LIMITS, CommandRequest, count
+from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
+from perfmodel.commands.searches import PlanRequest, WhatIfRequest
 from perfmodel.errors import SpecError
 from perfmodel.files.units import parse_quantity
 from perfmodel.web.figures import value_at
@@ -41,13 +41,13 @@ class ViewPart:
     """
 
     name: str
-    ask: Callable[[PageState], Sequence[Request]]
+    ask: Callable[[PageState], Sequence[CommandRequest]]
     lane: Lane | None = None
     is_asked_for: bool = False
     button: str = "Start"
     help: str = ""
     shows_refusals: bool = False
-    later: Callable[[PageState], Sequence[Request]] | None = None
+    later: Callable[[PageState], Sequence[CommandRequest]] | None = None
     is_kept: bool = False
     drawn: tuple[str, ...] = ()
 
@@ -66,9 +66,9 @@ class View:
 _FIELD, _DURATION = "traffic.num_requests", "traffic.duration_s"
 
 
-def whole_run(state: PageState) -> Request:
+def whole_run(state: PageState) -> CommandRequest:
     """The deployment under its traffic, as `perfmodel simulate` runs it: one run, so every view has its figures."""
-    return request_of(Simulate, state)
+    return request_of(SimulateRequest, state)
 
 
 def fewer_requests(state: PageState, num_requests: int) -> tuple[str, ...]:
@@ -82,12 +82,12 @@ def is_preview(state: PageState) -> bool:
     return not (state.get(_FIELD) or state.get(_DURATION))
 
 
-def _glance(state: PageState) -> tuple[Request, ...]:
-    return (request_of(Memory, state), request_of(Explain, state))
+def _glance(state: PageState) -> tuple[CommandRequest, ...]:
+    return (request_of(MemoryRequest, state), request_of(ExplainRequest, state))
 
 
-def _device(state: PageState) -> tuple[Request, ...]:
-    return (HardwareShow(state.flags["hardware"]),) if "hardware" in state.flags else ()
+def _device(state: PageState) -> tuple[CommandRequest, ...]:
+    return (HardwareShowRequest(state.flags["hardware"]),) if "hardware" in state.flags else ()
 
 
 DEPLOYMENT = View(
@@ -102,7 +102,7 @@ MEMORY = View(
     "memory",
     "Memory",
     "Does it fit, and how many tokens can it keep?",
-    (ViewPart("plan", lambda state: (request_of(Memory, state),), is_kept=True),),
+    (ViewPart("plan", lambda state: (request_of(MemoryRequest, state),), is_kept=True),),
 )
 
 
@@ -125,20 +125,20 @@ def _is_count(text: str) -> bool:
         return False
 
 
-def _decode(state: PageState) -> tuple[Request, ...]:
-    return (request_of(Explain, state, **_sizes(batch=state.get("batch"), context=state.get("context"))),)
+def _decode(state: PageState) -> tuple[CommandRequest, ...]:
+    return (request_of(ExplainRequest, state, **_sizes(batch=state.get("batch"), context=state.get("context"))),)
 
 
-def _prefill(state: PageState) -> tuple[Request, ...]:
-    return (request_of(Explain, state, **_sizes(prefill=state.get("prefill", "2048"))),)
+def _prefill(state: PageState) -> tuple[CommandRequest, ...]:
+    return (request_of(ExplainRequest, state, **_sizes(prefill=state.get("prefill", "2048"))),)
 
 
-def _curve(state: PageState) -> tuple[Request, ...]:
+def _curve(state: PageState) -> tuple[CommandRequest, ...]:
     """How a step grows with the batch and with the context, from the values that are given, or the typical step."""
     batch, context = state.get("batch"), state.get("context")
     given = (f"step.batch={batch or 32}", f"step.context={context or 1024}") if batch or context else ()
     vary = ("step.batch=1..1024:11", "step.context=256..131072:10")
-    return (request_of(WhatIf, state, *given, vary=vary, metric=("step_ms",)),)
+    return (request_of(WhatIfRequest, state, *given, vary=vary, metric=("step_ms",)),)
 
 
 STEP = View(
@@ -175,28 +175,28 @@ def asked_rate(state: PageState) -> float | None:
     return rate if 0 < rate < 1e9 else None
 
 
-def largest_rate(state: PageState) -> Request:
+def largest_rate(state: PageState) -> CommandRequest:
     """The largest rate within the SLO, looked for far around; every view that shows it asks this."""
     rate = asked_rate(state)
     ends = f"{rate / _FAR_BELOW:.3g}..{rate * _FAR_ABOVE:.3g}" if rate else f"{1 / _FAR_BELOW:g}x..{_FAR_ABOVE}x"
     vary = f"{_RATE}={ends}:{_FAR_POINTS}"
-    return request_of(WhatIf, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=_LOADS[:2])
+    return request_of(WhatIfRequest, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=_LOADS[:2])
 
 
-def _rate_curve(state: PageState) -> tuple[Request, ...]:
+def _rate_curve(state: PageState) -> tuple[CommandRequest, ...]:
     vary, metrics = f"{_RATE}={_range(state)}:{_POINTS}", (*_LATENCIES, *_LOADS)
-    return (request_of(WhatIf, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=metrics),)
+    return (request_of(WhatIfRequest, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=metrics),)
 
 
 def _pause(state: PageState) -> tuple[str, ...]:
     return () if state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
 
 
-def _bands(state: PageState) -> tuple[Request, ...]:
+def _bands(state: PageState) -> tuple[CommandRequest, ...]:
     """The 80 % intervals at every second rate of the curve: each takes as long as some ten points."""
     fixed = _unrated(state).changed(dict.fromkeys((*LIMITS, _PAUSE)))
     vary, means = f"{_RATE}={_range(state)}:{_POINTS // 2 + 1}", _LATENCIES[::2]
-    return (request_of(WhatIf, fixed, *_short(state), vary=(vary,), metric=means, intervals=True),)
+    return (request_of(WhatIfRequest, fixed, *_short(state), vary=(vary,), metric=means, intervals=True),)
 
 
 def _unrated(state: PageState) -> PageState:
@@ -234,7 +234,7 @@ def _short(state: PageState) -> tuple[str, ...]:
     return fewer_requests(state, _QUICK)
 
 
-def _prompts(state: PageState) -> tuple[Request, ...]:
+def _prompts(state: PageState) -> tuple[CommandRequest, ...]:
     """Time to first token of an idle server by the length of the prompt."""
     idle = state.changed({"rate": None, _RATE: None, _COUNT: None, _DURATION: None})
     sets = (
@@ -246,7 +246,7 @@ def _prompts(state: PageState) -> tuple[Request, ...]:
         "traffic.input_tokens.max=32768",
     )
     vary = f"traffic.input_tokens.value={_LENGTHS}"
-    return (request_of(WhatIf, idle, *sets, vary=(vary,), metric=("mean_ttft_ms",)),)
+    return (request_of(WhatIfRequest, idle, *sets, vary=(vary,), metric=("mean_ttft_ms",)),)
 
 
 TRAFFIC = View(
@@ -287,21 +287,21 @@ ALTERNATIVES = (
 )
 
 
-def _tornado(state: PageState) -> tuple[Request, ...]:
+def _tornado(state: PageState) -> tuple[CommandRequest, ...]:
     """What it is, as every view has it; and what moves it, of short runs."""
     _check_metric(state)
-    moved = request_of(WhatIf, state, *fewer_requests(state, _FEW_REQUESTS), metric=WHATIF_METRICS)
+    moved = request_of(WhatIfRequest, state, *fewer_requests(state, _FEW_REQUESTS), metric=WHATIF_METRICS)
     return (whole_run(state), moved)
 
 
-def _against(state: PageState) -> tuple[Request, ...]:
+def _against(state: PageState) -> tuple[CommandRequest, ...]:
     against = state.get("against")
     if not against:
         return ()
     _check_metric(state)
     along = state.get("vary", ALONG[0][0])
     fewer = fewer_requests(state, _FEW_REQUESTS)
-    return (request_of(WhatIf, state, *fewer, vary=(along,), metric=WHATIF_METRICS, against=against),)
+    return (request_of(WhatIfRequest, state, *fewer, vary=(along,), metric=WHATIF_METRICS, against=against),)
 
 
 def _check_metric(state: PageState) -> None:
@@ -336,15 +336,15 @@ SERVICE_LEVELS: tuple[tuple[str, Mapping[str, str | None]], ...] = (
 )
 
 
-def _plan(state: PageState) -> tuple[Request, ...]:
+def _plan(state: PageState) -> tuple[CommandRequest, ...]:
     """One request. Devices are those that are ticked; without any the deployment's own."""
     devices = state.get("devices")
     planned = state.changed(dict.fromkeys(_CHOSEN))
     if not devices:
-        return (request_of(Plan, planned),)
+        return (request_of(PlanRequest, planned),)
     if state.get("scenario"):
-        return (request_of(Plan, planned, f"plan.space.hardware=[{devices}]"),)
-    return (request_of(Plan, planned.changed({"hardware": devices})),)
+        return (request_of(PlanRequest, planned, f"plan.space.hardware=[{devices}]"),)
+    return (request_of(PlanRequest, planned.changed({"hardware": devices})),)
 
 
 @cache
@@ -405,22 +405,22 @@ _SOME_LOADS = "traffic.arrivals.rate=0.5x,1x,2x"
 _METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "joules_per_output_token")
 
 
-def _gallery(state: PageState) -> tuple[Request, ...]:
-    return (Techniques(),)
+def _gallery(state: PageState) -> tuple[CommandRequest, ...]:
+    return (TechniquesRequest(),)
 
 
-def _gain(state: PageState) -> tuple[Request, ...]:
+def _gain(state: PageState) -> tuple[CommandRequest, ...]:
     """The deployment with the technique's switch against the same without it."""
     name = state.get("technique")
     if not name:
         return ()
     against, fewer = shlex.join(_switch(name)), fewer_requests(state, _FEW_REQUESTS)
-    return (request_of(WhatIf, state, *fewer, vary=(_SOME_LOADS,), metric=_METRICS, against=against),)
+    return (request_of(WhatIfRequest, state, *fewer, vary=(_SOME_LOADS,), metric=_METRICS, against=against),)
 
 
 def _switch(name: str) -> Sequence[str]:
     """The overrides that bring a technique. Raises SpecError for a name that is none, and one without a switch."""
-    for row in Techniques().answer().data:
+    for row in TechniquesRequest().answer().data:
         if row["technique"] == name and row["switch"]:
             return list(row["switch"])
         if row["technique"] == name:
@@ -489,17 +489,20 @@ def _is_shared(key: str) -> bool:
     return key in _SHARED or key.startswith(_OF_TRAFFIC)
 
 
-def _deployments(state: PageState) -> tuple[Request, ...]:
+def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
     """Memory of each, and one step that is the same for all."""
     batch, context = state.get("batch", _BATCH), state.get("context", _CONTEXT)
     return tuple(
         request
         for column in columns_of(state)
-        for request in (request_of(Memory, column), request_of(Explain, column, **_sizes(batch=batch, context=context)))
+        for request in (
+            request_of(MemoryRequest, column),
+            request_of(ExplainRequest, column, **_sizes(batch=batch, context=context)),
+        )
     )
 
 
-def _served(state: PageState) -> tuple[Request, ...]:
+def _served(state: PageState) -> tuple[CommandRequest, ...]:
     """What each does under the traffic as it is, and how much more that could be."""
     return tuple(request for column in columns_of(state) for request in (whole_run(column), largest_rate(column)))
 

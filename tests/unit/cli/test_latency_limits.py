@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from perfmodel import simulate
 from perfmodel.cli import app
-from perfmodel.commands.runs import Simulate
-from perfmodel.commands.searches import Plan, WhatIf
+from perfmodel.commands.runs import SimulateRequest
+from perfmodel.commands.searches import PlanRequest, WhatIfRequest
 
 FLAGS = ("--model", "tiny-llama", "--hardware", "h100", "--rate", "20")
 FEW = ("traffic.num_requests=150",)
@@ -27,7 +27,7 @@ def asked(**limits):
 @pytest.fixture(scope="module")
 def between():
     """A TTFT limit that the p90 of the requests meets and their p99 misses."""
-    requests = simulate(Simulate(**asked(), overrides=FEW).load()).requests
+    requests = simulate(SimulateRequest(**asked(), overrides=FEW).load()).requests
     p90, p99 = np.quantile(requests.ttft_s, (0.9, 0.99)) * 1e3
     assert p90 * 1.1 < p99
     return f"{np.sqrt(p90 * p99):.3f}ms"
@@ -48,14 +48,14 @@ def run():
 )
 def test_every_command_evaluates_and_names_the_same_statistic(between, tmp_path, flag, is_met, words):
     limit = asked(**{flag: between})
-    ran = Simulate(**limit, overrides=FEW).answer()
+    ran = SimulateRequest(**limit, overrides=FEW).answer()
     assert ran.data["slo"]["is_met"] == is_met
     assert ran.data["slo"]["wanted"].startswith(words.format("requests"))
     assert f"SLO {'met' if is_met else 'missed'}" in str(ran.make_brief())
-    planned = Plan(**limit, overrides=(*FEW, *SPACE), store=tmp_path / "points.sqlite", workers=1).answer()
+    planned = PlanRequest(**limit, overrides=(*FEW, *SPACE), store=tmp_path / "points.sqlite", workers=1).answer()
     assert (planned.result.winner is not None) == is_met
     assert words.format("them") in str(planned.make_brief())
-    varied = WhatIf(**limit, vary=VARY, metric=("slo_attainment",), overrides=FEW, workers=1).answer()
+    varied = WhatIfRequest(**limit, vary=VARY, metric=("slo_attainment",), overrides=FEW, workers=1).answer()
     assert (varied.data["load"]["within_slo"]["max_rate"] == 20) == is_met
     assert f"SLO: {words.format('requests')}" in str(varied.make_brief())
 
@@ -64,18 +64,18 @@ def test_every_command_evaluates_and_names_the_same_statistic(between, tmp_path,
 @pytest.mark.parametrize("factor", [0.8, 1.25])
 def test_limits_on_means_and_itl_are_evaluated(flag, metric, factor, tmp_path):
     """A limit below the value of a run is missed by run and plan, one above it is met by both."""
-    value = simulate(Simulate(**asked(), overrides=FEW).load()).summary[metric]
+    value = simulate(SimulateRequest(**asked(), overrides=FEW).load()).summary[metric]
     limit = asked(**{flag: f"{value * factor}ms"})
-    assert Simulate(**limit, overrides=FEW).answer().data["slo"]["is_met"] == (factor > 1)
-    planned = Plan(**limit, overrides=(*FEW, *SPACE), store=tmp_path / "points.sqlite", workers=1).answer()
+    assert SimulateRequest(**limit, overrides=FEW).answer().data["slo"]["is_met"] == (factor > 1)
+    planned = PlanRequest(**limit, overrides=(*FEW, *SPACE), store=tmp_path / "points.sqlite", workers=1).answer()
     assert (planned.result.winner is not None) == (factor > 1)
 
 
 def test_timed_out_requests_count_as_missed():
     """Half of the requests time out: the others meet the limit, and the run misses it."""
-    times = simulate(Simulate(**asked(), overrides=FEW).load()).requests.e2el_s
+    times = simulate(SimulateRequest(**asked(), overrides=FEW).load()).requests.e2el_s
     impatient = (*FEW, f"cluster.gateway.timeout_s={float(np.median(times))}")
-    ran = Simulate(**asked(ttft="10s"), overrides=impatient).answer().data
+    ran = SimulateRequest(**asked(ttft="10s"), overrides=impatient).answer().data
     assert 0.2 < ran["slo_attainment"] < 0.8
     assert not ran["slo"]["is_met"]
 
@@ -83,10 +83,10 @@ def test_timed_out_requests_count_as_missed():
 def test_the_wanted_attainment_applies_in_every_command(between):
     """`plan.attainment` is one number of the scenario, for all commands."""
     strict = (*FEW, "plan.attainment=0.99")
-    ran = Simulate(**asked(ttft=between), overrides=strict).answer()
+    ran = SimulateRequest(**asked(ttft=between), overrides=strict).answer()
     assert not ran.data["slo"]["is_met"]
     assert "99% wanted" in str(ran.make_brief())
-    varied = WhatIf(**asked(ttft=between), vary=VARY, metric=("slo_attainment",), overrides=strict, workers=1)
+    varied = WhatIfRequest(**asked(ttft=between), vary=VARY, metric=("slo_attainment",), overrides=strict, workers=1)
     kept = varied.answer().data["load"]
     assert kept["attainment"] == 0.99
     assert kept["within_slo"]["max_rate"] is None

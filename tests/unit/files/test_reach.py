@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from disk_record import recorded
 
-from perfmodel.commands.catalog import HardwareShow, ModelsShow, New
-from perfmodel.commands.runs import Compare, Memory
-from perfmodel.commands.searches import Plan, Study, WhatIf
+from perfmodel.commands.catalog import HardwareShowRequest, ModelsShowRequest, NewRequest
+from perfmodel.commands.runs import CompareRequest, MemoryRequest
+from perfmodel.commands.searches import PlanRequest, StudyRequest, WhatIfRequest
 from perfmodel.cost import plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.reach import may_touch, without_files
@@ -159,17 +159,17 @@ def test_answers_refuse_paths_as_names(hostile):
 
     on_h100 = (("hardware", "h100"),)
     requests = [
-        Memory(hostile),
-        *(Memory(flags=flags(**{name: hostile})) for name in ("model", "hardware")),
-        Plan(flags=flags(traffic=hostile, rate="1", ttft="1s")),
-        Plan(flags=flags(hardware=f"h100,{hostile}", rate="1", ttft="1s")),
-        WhatIf(flags=flags(), vary=(f"model=tiny-llama,{hostile}",), workers=1),
-        HardwareShow(hostile),
-        ModelsShow(hostile),
-        Compare(hostile, "llama-3.1-8b-a100"),
-        Study(hostile),
-        New(f"vllm serve '{hostile}'", flags=on_h100),
-        New(f"vllm serve m --config '{hostile}'", flags=on_h100),
+        MemoryRequest(hostile),
+        *(MemoryRequest(flags=flags(**{name: hostile})) for name in ("model", "hardware")),
+        PlanRequest(flags=flags(traffic=hostile, rate="1", ttft="1s")),
+        PlanRequest(flags=flags(hardware=f"h100,{hostile}", rate="1", ttft="1s")),
+        WhatIfRequest(flags=flags(), vary=(f"model=tiny-llama,{hostile}",), workers=1),
+        HardwareShowRequest(hostile),
+        ModelsShowRequest(hostile),
+        CompareRequest(hostile, "llama-3.1-8b-a100"),
+        StudyRequest(hostile),
+        NewRequest(f"vllm serve '{hostile}'", flags=on_h100),
+        NewRequest(f"vllm serve m --config '{hostile}'", flags=on_h100),
     ]
     for request in requests:
         with without_files(), recorded() as asked, pytest.raises(SpecError):
@@ -179,7 +179,7 @@ def test_answers_refuse_paths_as_names(hostile):
 
 def test_stdin_is_no_scenario_of_a_page():
     with without_files(), pytest.raises(SpecError, match="names a file"):
-        Memory("-").answer()
+        MemoryRequest("-").answer()
 
 
 def test_names_of_the_catalogue_are_as_before():
@@ -256,7 +256,7 @@ def test_the_hub_is_not_asked(monkeypatch, tmp_path):
 
     monkeypatch.setattr("socket.create_connection", refuse)
     with without_files(), pytest.raises(SpecError, match="nothing is fetched here"):
-        ModelsShow("somebody/unheard-of").answer()
+        ModelsShowRequest("somebody/unheard-of").answer()
 
 
 def test_the_cache_of_the_hub_is_read(monkeypatch, tmp_path):
@@ -267,6 +267,6 @@ def test_the_cache_of_the_hub_is_read(monkeypatch, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with without_files():
-        assert ModelsShow("somebody/small").answer().data["name"] == "somebody/small"
+        assert ModelsShowRequest("somebody/small").answer().data["name"] == "somebody/small"
         with pytest.raises(SpecError, match="names a file"):
-            ModelsShow(str(folder / "config.json")).answer()
+            ModelsShowRequest(str(folder / "config.json")).answer()

@@ -13,10 +13,10 @@ pytest.importorskip("jinja2", reason="the extra `web` is not installed")
 from typer.testing import CliRunner
 
 from perfmodel.cli import app as command_line
-from perfmodel.commands.catalog import Techniques
-from perfmodel.commands.request import Request
-from perfmodel.commands.runs import Memory
-from perfmodel.commands.searches import Plan
+from perfmodel.commands.catalog import TechniquesRequest
+from perfmodel.commands.request import CommandRequest
+from perfmodel.commands.runs import MemoryRequest
+from perfmodel.commands.searches import PlanRequest
 from perfmodel.specs.overrides import parse_override
 from perfmodel.web.app import build_app
 from perfmodel.web.pictures import against_lines, bounds_plot, devices_bars, front_plot, tornado
@@ -34,7 +34,7 @@ SHORT = (
     "traffic.output_tokens={distribution: fixed, value: 40}",
     "traffic.arrivals.rate=20",
 )
-PLANNED = Plan("llama-3.1-8b-a100", overrides=(*SHORT, SPACE))
+PLANNED = PlanRequest("llama-3.1-8b-a100", overrides=(*SHORT, SPACE))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_an_opened_row_is_the_deployment_that_was_planned(plan: QueryResult) -> 
         assert found.get("engine.tensor_parallel_size") == "1"
         assert found.get("cluster.replicas") == str(row["replicas"])
         assert found.get("devices") == state.get("devices")
-        memory = run_query(request_of(Memory, found)).data
+        memory = run_query(request_of(MemoryRequest, found)).data
         assert memory["hardware"] == row["choices"]["hardware"]
 
 
@@ -152,7 +152,7 @@ def test_lines_of_an_alternative_have_its_values_and_the_crossover() -> None:
 
 def test_each_switch_is_a_state_of_the_page_that_says_the_same() -> None:
     """`Use it`: what a page's state overrides is what the switch overrides."""
-    for row in Techniques().answer().data:
+    for row in TechniquesRequest().answer().data:
         fields = fields_of(row["switch"])
         state = read_state(PageState(tuple(fields.items())).query)
         assert dict(state.fields) == fields
@@ -221,7 +221,7 @@ def _view(name: str) -> Any:
 class _IdleDesk(QueryService):
     """A desk without workers, at which beginning anything is a failure."""
 
-    def begin(self, question: Request, lane: str) -> None:
+    def begin(self, question: CommandRequest, lane: str) -> None:
         pytest.fail(f"work began on {question.line}")
 
     def close_files(self) -> None:

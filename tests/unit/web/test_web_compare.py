@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.commands.runs import Memory, Simulate
+from perfmodel.commands.runs import MemoryRequest, SimulateRequest
 from perfmodel.web.compare import OF_DEPLOYMENTS, compared, headings
 from perfmodel.web.pages import Pages
 from perfmodel.web.pictures import column_bars, measured_dots
@@ -31,7 +31,7 @@ def pages():
 
 
 def finding_of(data, document=None, command="simulate"):
-    question = Memory() if command == "memory" else Simulate()
+    question = MemoryRequest() if command == "memory" else SimulateRequest()
     return QueryState(question, QueryResult(question, data, document or {"blocks": []}))
 
 
@@ -138,7 +138,7 @@ def test_differences_are_those_to_the_first_column():
 
 def test_bars_carry_their_intervals_and_units():
     data = {"mean_ttft_ms": 50.0, "interval": {"mean_ttft_ms": [40.0, 70.0]}}
-    refused = QueryState(Simulate(), refusal="does not fit")
+    refused = QueryState(SimulateRequest(), refusal="does not fit")
     picture = column_bars([finding_of(data), refused, finding_of({"mean_ttft_ms": 20.0})], "mean_ttft_ms")
     (bars,) = picture["data"]
     assert (bars["x"], bars["y"]) == ([50.0, 20.0], ["A", "C"])

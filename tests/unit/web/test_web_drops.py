@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.commands.runs import Memory
+from perfmodel.commands.runs import MemoryRequest
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file
 from perfmodel.web import results as drops_module
@@ -113,7 +113,7 @@ def test_old_files_go_by_number_and_by_bytes(drops, monkeypatch):
     drops.take("a.json", b" " * 999)
     assert len(kept(drops)) == 2
     with pytest.raises(SpecError, match="drop the file on the page again"):
-        with_files(Memory(flags=(("model", marks[1]),)), drops.folder)
+        with_files(MemoryRequest(flags=(("model", marks[1]),)), drops.folder)
 
 
 def test_marks_lead_nowhere_else(drops):
@@ -128,20 +128,20 @@ def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
     try:
         content = (CONFIG / "qwen3-config.json").read_bytes() if (CONFIG / "qwen3-config.json").exists() else _config()
         mark = desk.take("config.json", content)
-        question = request_of(Memory, read_state(f"model={mark}&hardware=h100"))
+        question = request_of(MemoryRequest, read_state(f"model={mark}&hardware=h100"))
         shown = desk.answer(question).shown
         assert shown is not None, desk.answer(question).refusal
         assert str(desk.drops.folder) not in str(shown)
         assert shown.request == question
         (file,) = kept(desk.drops)
         os.remove(file)
-        other = request_of(Memory, read_state(f"model={mark}&hardware=a100"))
+        other = request_of(MemoryRequest, read_state(f"model={mark}&hardware=a100"))
         assert "drop the file on the page again" in desk.answer(other).refusal
         file.write_bytes(content)
         desk.take("config.json", content)
         assert desk.answer(other).shown is not None
         broken = desk.take("config.json", b"{]")
-        refusal = desk.answer(request_of(Memory, read_state(f"model={broken}"))).refusal
+        refusal = desk.answer(request_of(MemoryRequest, read_state(f"model={broken}"))).refusal
         assert "config.json" in refusal
         assert str(desk.drops.folder) not in refusal
         assert broken[5:21] not in refusal

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from web_works import work
 
-from perfmodel.commands.runs import Simulate
+from perfmodel.commands.runs import SimulateRequest
 from perfmodel.errors import SpecError
 from perfmodel.web import jobs as jobs_module
 from perfmodel.web.jobs import JobQueue
@@ -21,7 +21,7 @@ from perfmodel.web.results import ResultCache
 
 
 def named(name):
-    return Simulate(name)
+    return SimulateRequest(name)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.commands.runs import Memory
+from perfmodel.commands.runs import MemoryRequest
 from perfmodel.errors import SpecError
 from perfmodel.web import results as known_module
 from perfmodel.web.results import QueryResult, ResultCache
@@ -32,7 +32,7 @@ class Counted:
 
 
 def named(name):
-    return Memory(name)
+    return MemoryRequest(name)
 
 
 def test_an_answer_is_worked_out_once_by_however_many_threads():

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.commands.runs import Simulate
+from perfmodel.commands.runs import SimulateRequest
 from perfmodel.errors import SpecError
 from perfmodel.web.service import read_line, serve_line
 from perfmodel.web.state import PageState, read_state, request_of
@@ -27,7 +27,7 @@ LINES = [
 
 
 def scenario_of(state):
-    question = request_of(Simulate, state)
+    question = request_of(SimulateRequest, state)
     return question.load()
 
 

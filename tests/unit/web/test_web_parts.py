@@ -8,8 +8,8 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from web_site import Page, say_nothing_of_here
 
-from perfmodel.commands.catalog import HardwareShow
-from perfmodel.commands.runs import Explain, Memory, Simulate
+from perfmodel.commands.catalog import HardwareShowRequest
+from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
 from perfmodel.errors import SpecError
 from perfmodel.web.state import read_state
 from perfmodel.web.views import VIEWS, find_part, find_view
@@ -91,7 +91,7 @@ def test_the_badge_of_a_card_states_the_errors(site):
     """They equal the output of the command shown below it."""
     from perfmodel.web.results import run_query
 
-    shown = run_query(Memory(flags=(("model", "llama-3.1-8b"), ("hardware", "h100"))))
+    shown = run_query(MemoryRequest(flags=(("model", "llama-3.1-8b"), ("hardware", "h100"))))
     badge = shown.data["trust"]["badge"]
     assert "rows like this: " in badge
     assert f">{badge}</span>" in site.get(f"/part/memory/plan?{MODEL}").body.decode()
@@ -111,10 +111,12 @@ def told(line):
 
     command, *words_ = line.split()
     if command == "hardware":
-        question = HardwareShow(words_[1])
+        question = HardwareShowRequest(words_[1])
     else:
         flags = tuple((words_[n][2:], words_[n + 1]) for n in range(0, len(words_), 2))
-        question = {"memory": Memory, "explain": Explain, "simulate": Simulate}[command](flags=flags)
+        question = {"memory": MemoryRequest, "explain": ExplainRequest, "simulate": SimulateRequest}[command](
+            flags=flags
+        )
     found = set()
     for block in run_query(question).blocks("table", "facts"):
         cells = [cell for row in block.get("rows", []) for cell in row]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from web_site import Page
 
 from perfmodel.cli import app
-from perfmodel.commands.runs import Memory, Simulate
+from perfmodel.commands.runs import MemoryRequest, SimulateRequest
 from perfmodel.web.figures import FORMS, figure, value_at
 from perfmodel.web.pages import Pages
 from perfmodel.web.service import QueryService
@@ -84,7 +84,7 @@ def states(pages):
     """Fifty that have an answer, and those among them that have none."""
     fit, others = [], []
     for state in drawn_states():
-        (others if pages[1].answer(request_of(Memory, state)).refusal else fit).append(state)
+        (others if pages[1].answer(request_of(MemoryRequest, state)).refusal else fit).append(state)
         if len(fit) == NUM_STATES:
             return fit, others
     raise AssertionError
@@ -149,7 +149,7 @@ def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
         for question in part.ask(state)
         if question.command == "simulate"
     }
-    assert run == request_of(Simulate, state)
+    assert run == request_of(SimulateRequest, state)
     whole, limits = answered(run.arguments), set()
     for view in VIEWS:
         for part in (part for part in view.parts if part.lane == "quick" and part.name != "prompts"):
@@ -174,7 +174,7 @@ def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
 def test_what_is_refused_is_refused_in_the_command_s_words(pages, states):
     assert states[1]
     for state in states[1][:5]:
-        question = request_of(Memory, state)
+        question = request_of(MemoryRequest, state)
         result = CliRunner().invoke(app, [*question.arguments, "--json"])
         assert result.exit_code == 2
         assert "".join(pages[1].answer(question).refusal.split()) in "".join(result.output.split())

@@ -10,7 +10,7 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from web_site import Page
 
-from perfmodel.commands.runs import Memory
+from perfmodel.commands.runs import MemoryRequest
 from perfmodel.report.numbers import MISSING
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
@@ -109,7 +109,7 @@ def test_the_bar_of_memory_adds_up_to_what_a_process_sees():
     from perfmodel.web.results import run_query
 
     for query in ("", "model=llama-3.1-70b&engine.tensor_parallel_size=4", "model=gpt-oss-20b&hardware=mi300x"):
-        data = run_query(request_of(Memory, read_state(query))).data
+        data = run_query(request_of(MemoryRequest, read_state(query))).data
         drawn = memory_bar(data)
         assert sum(bar["x"][0] for bar in drawn["data"]) * 1e9 == pytest.approx(data["visible_bytes"], rel=1e-6)
         assert all(bar["x"][0] > 0 for bar in drawn["data"])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.commands.runs import Explain, Memory, Simulate
-from perfmodel.commands.searches import Plan, WhatIf
+from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
+from perfmodel.commands.searches import PlanRequest, WhatIfRequest
 from perfmodel.errors import SpecError
 from perfmodel.web.state import FLAGS, MOST_DEPLOYMENTS, PageState, read_state, request_of
 
@@ -32,9 +32,11 @@ def test_an_address_says_the_state_that_it_was_made_of(state):
     assert read_state(read_state(state.query).query) == read_state(state.query)
 
 
-@given(STATES, st.sampled_from([Memory, Explain, Simulate, WhatIf, Plan]))
+@given(STATES, st.sampled_from([MemoryRequest, ExplainRequest, SimulateRequest, WhatIfRequest, PlanRequest]))
 def test_the_line_of_a_question_is_its_arguments(state, kind):
-    options = {"grid": True, "vary": ("a", "b")} if kind is WhatIf else {"batch": 8} if kind is Explain else {}
+    options = (
+        {"grid": True, "vary": ("a", "b")} if kind is WhatIfRequest else {"batch": 8} if kind is ExplainRequest else {}
+    )
     question = request_of(kind, state, "engine.block_size=16", **options)
     assert shlex.split(question.line) == ["perfmodel", *question.arguments]
     assert all(isinstance(word, str) and word for word in question.arguments)
@@ -103,10 +105,12 @@ def test_deployments_within_deployments_are_left_out_and_cannot_go_deep():
 
 
 def test_a_scenario_takes_flags_as_overrides():
-    question = request_of(Simulate, read_state("scenario=llama-3.1-8b-a100&rate=3&ttft=1s&engine.max_num_seqs=8"))
+    question = request_of(
+        SimulateRequest, read_state("scenario=llama-3.1-8b-a100&rate=3&ttft=1s&engine.max_num_seqs=8")
+    )
     assert question.arguments[:2] == ["simulate", "llama-3.1-8b-a100"]
     assert set(question.overrides) == {"traffic.arrivals.rate=3", "slo.ttft_ms=1s", "engine.max_num_seqs=8"}
 
 
 def test_a_value_that_reads_like_a_switch_stays_a_value():
-    assert request_of(Memory, read_state("model=yes")).arguments[:3] == ["memory", "--model", "yes"]
+    assert request_of(MemoryRequest, read_state("model=yes")).arguments[:3] == ["memory", "--model", "yes"]
