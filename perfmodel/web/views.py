@@ -491,7 +491,7 @@ def _is_shared(key: str) -> bool:
 
 def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
     """Memory of each, and one step that is the same for all."""
-    batch, context = state.get("batch", _BATCH), state.get("context", _CONTEXT)
+    step = _sizes(batch=state.get("batch", _BATCH), context=state.get("context", _CONTEXT))
     return tuple(
         request
         for column in columns_of(state)
