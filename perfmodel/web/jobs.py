@@ -8,7 +8,6 @@ open.
 """
 
 import asyncio
-import gc
 import logging
 import multiprocessing
 import time
@@ -21,8 +20,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from perfmodel.commands.request import CommandRequest, Console
+from perfmodel.cores import collect_rarely
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.planning.sweeps.workers import QUIET_GC
 from perfmodel.web.results import QueryResult, ResultCache
 
 Lane = Literal["quick", "long"]
@@ -271,7 +270,7 @@ def _serve(connection: Connection, work: Work) -> None:
     import signal
     import traceback
 
-    gc.set_threshold(*QUIET_GC)
+    collect_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server, which ends its workers
     while True:
         try:

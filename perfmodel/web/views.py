@@ -497,7 +497,7 @@ def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
         for column in columns_of(state)
         for request in (
             request_of(MemoryRequest, column),
-            request_of(ExplainRequest, column, **_sizes(batch=batch, context=context)),
+            request_of(ExplainRequest, column, **step),
         )
     )
 

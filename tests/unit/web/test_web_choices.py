@@ -76,7 +76,7 @@ def test_what_a_plan_chooses_is_no_part_of_its_question() -> None:
     opened_state = state.changed({"hardware": "mi300x", "engine.tensor_parallel_size": "2", "cluster.replicas": "3"})
     assert part.ask(opened_state) == part.ask(state)
     (question,) = part.ask(state)
-    assert question.option("hardware") == "h100-sxm-80gb,mi300x"
+    assert question.given["hardware"] == "h100-sxm-80gb,mi300x"
     assert "plan.max_gpus=8" in question.overrides
 
 
@@ -176,7 +176,7 @@ def test_a_gain_is_of_the_switch_and_nothing_without_a_technique() -> None:
     gain = next(part for part in _view("techniques").parts if part.name == "gain")
     assert gain.ask(read_state("model=llama-3.1-8b")) == ()
     (question,) = gain.ask(read_state("model=llama-3.1-8b&technique=FP8 KV"))
-    assert question.option("against") == "engine.kv_cache_dtype=fp8"
+    assert question.against == "engine.kv_cache_dtype=fp8"
 
 
 @pytest.mark.parametrize("name", ["serve.sh", "kubernetes.yaml", "report.html"])

@@ -74,10 +74,10 @@ def test_a_column_and_the_first_one_change_places_and_back():
 def test_each_column_is_asked_the_same_of():
     questions = SERVED.ask(state_of(OTHER))
     assert [question.command for question in questions] == ["simulate", "whatif"] * 2
-    assert [question.option("hardware") for question in questions[::2]] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+    assert [question.given["hardware"] for question in questions[::2]] == ["h100-sxm-80gb", "a100-sxm-80gb"]
     assert all("traffic.num_requests=100" in question.overrides for question in questions)
     steps = DEPLOYMENTS.ask(state_of(OTHER, batch="16"))[1::2]
-    assert {question.option("batch") for question in steps} == {"16"}
+    assert {question.batch for question in steps} == {16}
     assert "engine.max_num_seqs=64" in steps[1].overrides
 
 

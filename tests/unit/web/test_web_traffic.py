@@ -25,7 +25,7 @@ def asked(part, query):
 
 
 def varied(query):
-    return asked(CURVE, query).option("vary")
+    return asked(CURVE, query).vary[0]
 
 
 def whatif_data(limits=None, kept=None, knee=4.0, intervals=True):
@@ -50,8 +50,8 @@ def named(picture):
 def test_the_curve_asks_one_what_if_of_few_requests():
     question = asked(CURVE, "rate=8&ttft=500ms")
     assert question.command == "whatif"
-    assert question.option("ttft") == "500ms"
-    assert "mean_ttft_ms" in question.options("metric")
+    assert question.given["ttft"] == "500ms"
+    assert "mean_ttft_ms" in question.metric
     assert "traffic.num_requests=400" in question.overrides
 
 
@@ -81,7 +81,7 @@ def test_rates_are_read_as_the_command_reads_them():
     assert asked_rate(read_state("rate=300/min")) == pytest.approx(5)
     assert asked_rate(read_state("rate=nonsense")) is None
     assert asked_rate(read_state("")) is None
-    assert asked(CURVE, "rate=nonsense").option("rate") == "nonsense"  # for the command to refuse
+    assert asked(CURVE, "rate=nonsense").given["rate"] == "nonsense"  # for the command to refuse
 
 
 def test_what_the_address_says_of_requests_and_pauses_stays():
@@ -100,9 +100,9 @@ def test_scenarios_are_asked_with_their_rate_as_a_field():
 
 def test_prompts_come_alone_and_have_one_length():
     question = asked(PROMPTS, "rate=50&model=llama-3.1-8b")
-    assert question.option("rate") is None
+    assert "rate" not in question.given
     assert "traffic.input_tokens.distribution=fixed" in question.overrides
-    assert question.option("vary").startswith("traffic.input_tokens.value=")
+    assert question.vary[0].startswith("traffic.input_tokens.value=")
 
 
 @pytest.mark.parametrize("name", ["ttft", "tpot", "e2el"])
@@ -139,11 +139,11 @@ def test_bands_that_come_later_are_of_the_rates_that_they_are_known_at():
 def test_bands_are_asked_for_at_rates_of_the_curve_and_without_limits():
     state = read_state("rate=8&ttft=500ms&traffic.arrivals.think_time_s=5")
     (bands,), (curve,) = CURVE.later(state), CURVE.ask(state)
-    assert bands.option("intervals") is not None
-    assert curve.option("intervals") is None
-    assert bands.option("ttft") is None
-    assert bands.option("vary").split(":")[0] == curve.option("vary").split(":")[0]
-    assert set(bands.options("metric")) < set(curve.options("metric"))
+    assert bands.intervals
+    assert not curve.intervals
+    assert "ttft" not in bands.given
+    assert bands.vary[0].split(":")[0] == curve.vary[0].split(":")[0]
+    assert set(bands.metric) < set(curve.metric)
     assert CURVE.later(read_state("rate=8"))[0] == CURVE.later(read_state("rate=9&ttft=1s"))[0]
 
 
@@ -211,9 +211,9 @@ def test_with_the_bands_the_part_is_drawn_anew(site):
 
 def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
     picture = latency_curve(whatif_data({"ttft": 60.0}, {"max_rate": 5.0}), "ttft", now=3.0)
-    upright = {shape["x0"] for shape in picture["layout"]["shapes"] if shape.get("yref") == "paper"}
+    upright = {shape["x0"] for shape in picture["layout"]["shapes"] if shape.get("yref") == "y domain"}
     assert upright == {3.0, 4.0, 5.0}
-    across = [shape["y0"] for shape in picture["layout"]["shapes"] if shape.get("xref") == "paper"]
+    across = [shape["y0"] for shape in picture["layout"]["shapes"] if shape.get("xref") == "x domain"]
     assert across == [60.0]
     words = " ".join(note["text"] for note in picture["layout"]["annotations"])
     assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO limit"))
