@@ -120,7 +120,7 @@ class Pages:
         can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or any(each.shown for each in findings))
         if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
             later = self._later_findings(part, state)
-            template = f"views/{view.name}/{part.name}.html"
+            template = [f"views/{view.name}/{part.name}.html", "views/any.html"]
             drawn = self._draw(template, view, state, part=part, findings=findings, later=later)
             return _kept(part, requests, drawn) if part.is_kept else drawn
         refusal = next((finding.refusal for finding in findings if finding.refusal), "")
@@ -170,13 +170,18 @@ class Pages:
         return self._draw("refusal.html", sentence=without_marks(sentence), requests=requests)
 
     def _draw(
-        self, template: str, view: View | None = None, state: PageState | None = None, pause_ms: int = 0, **scene: Any
+        self,
+        template: str | list[str],
+        view: View | None = None,
+        state: PageState | None = None,
+        pause_ms: int = 0,
+        **scene: Any,
     ) -> Markup:
-        found = self._templates.get_template(template)
+        chosen = self._templates.get_or_select_template(template)
         if view is not None and state is not None:
             draw_part = partial(self.part, view, state=state, pause_ms=pause_ms)
             scene |= {"view": view, "state": state, "draw_part": draw_part, "pause_ms": pause_ms}
-        return Markup(found.render(**scene))  # templates escape
+        return Markup(chosen.render(**scene))  # templates escape
 
 
 def _kept(part: ViewPart, requests: Sequence[CommandRequest], drawn: Markup) -> Markup:

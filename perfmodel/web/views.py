@@ -26,7 +26,7 @@ from perfmodel.web.state import PageState, request_of
 
 @dataclass(frozen=True, slots=True)
 class ViewPart:
-    """A part of a view: `templates/views/<view>/<name>.html` shows its answers.
+    """A part of a view: `templates/views/<view>/<name>.html` shows its answers, or without it `views/any.html`.
 
     ask:     the state's requests, in the order of the template's `findings`
     lane:    who works on them; None: closed forms, answered with the page
