@@ -185,7 +185,6 @@ class BoundedProtocol(asyncio.Protocol):
         self._num_bytes = 0  # of headers that are not complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As of a protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._connections) >= self._bounds.max_connections:
@@ -212,11 +211,9 @@ class BoundedProtocol(asyncio.Protocol):
             self._refuse(431, self._bounds.too_large)
 
     def eof_received(self) -> None:
-        """As of a protocol."""
         self._inner.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As of a protocol."""
         self._stop_waiting()
         self._stop_watching()
         if self._inner.transport is not None:
@@ -228,7 +225,6 @@ class BoundedProtocol(asyncio.Protocol):
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """As of a protocol."""
         self._stop_watching()
         self._inner.resume_writing()
 

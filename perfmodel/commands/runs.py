@@ -222,7 +222,7 @@ def _run_answer(result: "RunResult") -> Answer:
         return run_view(result)
 
     def brief() -> "Document":
-        from perfmodel.report.views.brief import run_brief
+        from perfmodel.report.views.run import run_brief
 
         return run_brief(result)
 
@@ -393,7 +393,7 @@ class ExplainRequest(_StepRequest):
                 return _occupancy_answer(report, progress)
 
         def brief() -> "Document":
-            from perfmodel.report.views.brief import step_brief
+            from perfmodel.report.views.step import step_brief
 
             return step_brief(report)
 

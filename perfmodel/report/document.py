@@ -4,32 +4,6 @@ A view makes a document of a result and is pure; a renderer (`perfmodel.report.r
 HTML or JSON of a document. Blocks hold text and numbers as text; pictures are drawn when a renderer asks for them.
 """
 
-__all__ = [
-    "Block",
-    "Commands",
-    "Details",
-    "Document",
-    "Fact",
-    "Facts",
-    "Heading",
-    "Item",
-    "Line",
-    "Notes",
-    "Paragraph",
-    "Picture",
-    "Plot",
-    "Sentences",
-    "Span",
-    "Table",
-    "Tile",
-    "Tiles",
-    "Tone",
-    "document_json",
-    "pictures_of",
-    "plain",
-    "spans",
-]
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal

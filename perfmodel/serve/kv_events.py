@@ -7,8 +7,6 @@ was an array. Hashes are integers of 64 bits, as vLLM publishes them by default.
 ROUTER socket for all from a number on, and gets what is still in the buffer.
 """
 
-__all__ = ["KvEvents", "external_hash"]
-
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
@@ -88,7 +86,6 @@ class _Rank:
         self.spans = [(group.span, group.is_chunk) for group in groups] or [(None, False)]
 
     def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
-        """See `BlockListener`."""
         span, is_chunk = self.spans[group]
         tokens: list[int] = []
         for content in contents:
@@ -114,12 +111,10 @@ class _Rank:
         )
 
     def on_removed(self, content: Hashable, group: int) -> None:
-        """See `BlockListener`."""
         removed = self.kinds["BlockRemoved"]
         self.events.append(removed(block_hashes=[external_hash(content)], medium="GPU", group_idx=group))
 
     def on_cleared(self) -> None:
-        """See `BlockListener`."""
         self.events.append(self.kinds["AllBlocksCleared"]())
         self.flush()
 

@@ -171,13 +171,13 @@ class Pages:
 
     def _draw(
         self,
-        template: str | list[str],
+        template: str | Sequence[str],
         view: View | None = None,
         state: PageState | None = None,
         pause_ms: int = 0,
         **scene: Any,
     ) -> Markup:
-        chosen = self._templates.get_or_select_template(template)
+        chosen = self._templates.get_or_select_template([template] if isinstance(template, str) else [*template])
         if view is not None and state is not None:
             draw_part = partial(self.part, view, state=state, pause_ms=pause_ms)
             scene |= {"view": view, "state": state, "draw_part": draw_part, "pause_ms": pause_ms}

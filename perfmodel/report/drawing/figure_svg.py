@@ -4,8 +4,6 @@ Only what the figures of reports use is known: axes are linear, logarithmic or c
 `<title>` elements carry the hover text of `hovertemplate`.
 """
 
-__all__ = ["figure_svg", "hover_text"]
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

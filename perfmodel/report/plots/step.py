@@ -1,7 +1,5 @@
 """Figures of one step: its operators on the roofline, their times, and what lies in device memory."""
 
-__all__ = ["memory_figure", "operators_figure", "roofline_figure"]
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

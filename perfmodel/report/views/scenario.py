@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from perfmodel.cost.forms.clocks import tdp_w
-from perfmodel.report.document import Block, Details, Fact, Facts, Line, Paragraph, Span, Table, Tone
+from perfmodel.report.document import Block, Details, Fact, Facts, Line, Notes, Paragraph, Span, Table, Tone
 from perfmodel.report.numbers import format_si
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
@@ -225,3 +225,18 @@ def _range(low: float, high: float) -> str:
     if not high:
         return "-"
     return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+
+
+# ---------------------------------------------------------------- what answers in brief share
+
+_MOST_NOTES, _NOTE_WIDTH = 3, 190
+MORE = "Everything else: --details, --json"
+
+
+def few_notes(notes: Sequence[str]) -> Iterator[Block]:
+    """The first notes, long ones up to their first lines, and how many there are beside."""
+    shown = [note if len(note) <= _NOTE_WIDTH else f"{note[:_NOTE_WIDTH].rsplit(' ', 1)[0]} ..." for note in notes]
+    if len(notes) > _MOST_NOTES:
+        shown = [*shown[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more with --details."]
+    if shown:
+        yield Notes(shown)

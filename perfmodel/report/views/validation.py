@@ -24,7 +24,7 @@ from perfmodel.report.document import (
 )
 from perfmodel.report.drawing.charts import Series, ecdf_svg, scatter_svg
 from perfmodel.report.numbers import MISSING
-from perfmodel.report.views.brief import MORE, few_notes
+from perfmodel.report.views.scenario import MORE, few_notes
 from perfmodel.validate.plans import PlansReport
 from perfmodel.validate.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 

@@ -8,17 +8,6 @@ Rejected, as their time is not modelled or they cannot be answered: beam search,
 non-text contents.
 """
 
-__all__ = [
-    "BatchBody",
-    "CalledTool",
-    "ChatBody",
-    "CompletionBody",
-    "DetokenizeBody",
-    "GenerationBody",
-    "StreamOptions",
-    "TokenizeBody",
-]
-
 import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """`Generation`: the routes that answer with tokens."""
 
-__all__ = ["Call", "Generation", "Models"]
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -63,7 +63,6 @@ class MessagesBody(CountBody):
     metadata: dict[str, Any] | None = None
 
     def chat(self, **more: Any) -> ChatBody:
-        """As of a `CountBody`."""
         names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
         user = (self.metadata or {}).get("user_id")
         return super().chat(
@@ -102,7 +101,6 @@ class MessagesShape:
         self._call_id = f"toolu_{head.request_id}"
 
     def opening(self, index: int) -> bytes:
-        """As of a `StreamShape`."""
         usage = {"input_tokens": self._asked.order.num_prompt_tokens, "output_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         block = {"type": "text", "text": ""} if self._called is None else self._use({})
@@ -110,23 +108,19 @@ class MessagesShape:
         return start + _event("content_block_start", index=0, content_block=block)
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of a `StreamShape`."""
         return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of a `StreamShape`."""
         piece = self._answer.pieces[place]
         kind, name = ("text_delta", "text") if self._called is None else ("input_json_delta", "partial_json")
         return _event("content_block_delta", index=0, delta={"type": kind, name: piece})
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         end = _event("content_block_stop", index=0) + _event("message_delta", delta=delta, usage=_counts(usage))
         return end + _event("message_stop")
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         text = text_of(self._answer)
         block = {"type": "text", "text": text} if self._called is None else self._use(_parsed(text))
         value = {**self._head, "content": [block], "stop_reason": self._stop_reason, "usage": _counts(usage)}
@@ -298,7 +292,6 @@ class ResponsesShape:
         self.preamble = b"".join(self._event(kind, response=begun) for kind in kinds)
 
     def opening(self, index: int) -> bytes:
-        """As of a `StreamShape`."""
         added = self._event("response.output_item.added", item=self._item("in_progress"), output_index=0)
         if self._called is not None:
             return added
@@ -309,14 +302,12 @@ class ResponsesShape:
         return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of a `StreamShape`."""
         piece = self._answer.pieces[place]
         if self._called is not None:
             return self._of_item("response.function_call_arguments.delta", delta=piece)
         return self._of_item("response.output_text.delta", content_index=0, delta=piece, logprobs=[])
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         text = text_of(self._answer)
         if self._called is not None:
             events = self._of_item("response.function_call_arguments.done", arguments=text, name=self._called.name)
@@ -329,7 +320,6 @@ class ResponsesShape:
         return events + self._event("response.completed", response=self._ended(usage))
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         return compact(self._ended(usage))
 
     def _ended(self, usage: TokenCounts) -> dict[str, Any]:

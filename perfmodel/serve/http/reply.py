@@ -293,7 +293,6 @@ class _Choice:
         """As of a `Listener`."""
 
     def on_end(self, fate: Fate) -> None:
-        """As of a `Listener`."""
         self._is_over = True
         if self._number is not None:
             self._counts.choices.pop(self._number, None)
@@ -314,7 +313,6 @@ class _Streamed(_Choice):
         self._num_sent = 0
 
     def on_tokens(self, num_tokens: int) -> None:
-        """As of a `Listener`."""
         if self.reply.is_over:
             return
         first, last, frame = self._num_sent, self._last, self._frame

@@ -264,13 +264,11 @@ class ChatShape:
         return opening + self._chunk(index, {"content": None, "tool_calls": [call]}, None)
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of a `StreamShape`."""
         if self._body.num_logprobs is not None or self._body.return_token_ids:
             return None
         return _frame(self._chunk(index, self._delta(_MARK), None))
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of a `StreamShape`."""
         answer, is_last = self._asked[index].answer, place + 1 == len(self._asked[index].answer.pieces)
         counts, delta = None if usage is None else _in_chunk(usage), self._delta(answer.pieces[place])
         if not is_last or self._called is None:
@@ -298,11 +296,9 @@ class ChatShape:
         )
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         return self._stream.closing(_with_details(usage, has_created=True))
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         body, ids = self._body, self._asked[0].prompt_ids
         details: dict[str, Any] = _with_details(usage, has_created=True, multimodal_tokens=None)
         if isinstance(body, BatchBody):
@@ -388,14 +384,12 @@ class CompletionShape:
         return self._stream.chunk({**choice, "prompt_token_ids": ids, "token_ids": None})
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of a `StreamShape`."""
         if self._body.num_logprobs is not None or self._body.return_token_ids:
             return None
         choice = {"index": index, "text": _MARK, "logprobs": None, "finish_reason": None, "stop_reason": None}
         return _frame(self._stream.chunk({**choice, "prompt_token_ids": None, "token_ids": None}))
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of a `StreamShape`."""
         asked, body = self._asked[index], self._body
         answer, is_last = asked.answer, place + 1 == len(asked.answer.pieces)
         has_ids = body.return_token_ids
@@ -411,11 +405,9 @@ class CompletionShape:
         return self._stream.chunk(choice, None if usage is None else usage.as_json(), is_last)
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         return self._stream.closing(_with_details(usage, has_created=False))
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         details = _with_details(usage, has_created=False, created_cache_tokens=None, multimodal_tokens=None)
         value = {
             **self._head,
@@ -495,7 +487,6 @@ class ScoringShape:
         self._asked = asked
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of a `WholeShape`."""
         rows: list[dict[str, Any]] = []
         for index, asked in enumerate(self._asked):
             score = float(uniform_draws(int(asked.answer.ids[0]), index, 1)[0])

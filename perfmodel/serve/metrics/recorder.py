@@ -208,7 +208,6 @@ class Metrics:
     # ---------------------------------------------------------------- what the emulator says
 
     def on_arrived(self, request: Request) -> None:
-        """See `Observer`."""
         number = request.request_id
         server = self._emulator.server_of(number)
         engine = server.index if isinstance(server, EngineRank) else None
@@ -242,7 +241,6 @@ class Metrics:
         self._counts[engine.index].of["ttft"].add((came - known.arrival) / TICKS_PER_S)
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
-        """See `Observer`."""
         known = self._known.pop(request.request_id, None)
         if known is None:
             return
@@ -253,11 +251,9 @@ class Metrics:
         counts.add_finished(request, known.params)
 
     def on_lost(self, request: Request, fate: Fate) -> None:
-        """See `Observer`."""
         self._end_unanswered(request, "error")
 
     def on_aborted(self, request: Request) -> None:
-        """See `Observer`."""
         self._end_unanswered(request, "abort")
 
     def _end_unanswered(self, request: Request, reason: str) -> None:

@@ -10,8 +10,7 @@ from perfmodel.planning.sensitivity.ask import WhatIfResult
 from perfmodel.planning.sensitivity.whatif import Sensitivity, WhatIfAnswers
 from perfmodel.report.document import Block, Document, Line, Paragraph, Sentences, Span, Table
 from perfmodel.report.numbers import MISSING, format_metric
-from perfmodel.report.views.brief import MORE, few_notes
-from perfmodel.report.views.scenario import headline_with_slo, trust_line
+from perfmodel.report.views.scenario import MORE, few_notes, headline_with_slo, trust_line
 from perfmodel.report.views.whatif.sentences import path_label, whatif_sentences, x_label
 from perfmodel.report.views.whatif.view import has_own_table, values_tables, whatif_notes
 from perfmodel.trust import trust_of
