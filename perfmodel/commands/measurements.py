@@ -57,7 +57,7 @@ _READS: Mapping[str, frozenset[str]] = MappingProxyType(
                 *("--to", "--force"),
             }
         ),
-        "--on": frozenset({"[FILE...]", "--name", "--set", "--to", "--force"}),
+        "--on": frozenset({"[FILE...]", "--on", "--name", "--set", "--to", "--force"}),
     }
 )
 

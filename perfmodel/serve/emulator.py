@@ -80,12 +80,11 @@ class Listener(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Whoever counts what engines do."""
+class Observer:
+    """Whoever counts what engines do, of which each method that is not its own is no news to it."""
 
     def on_arrived(self, request: Request) -> None:
         """A client has sent `request`."""
-        ...
 
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
         """A step of `engine` has ended, which was to compute `plan`.
@@ -93,19 +92,15 @@ class Observer(Protocol):
         gaps: (ticks, how many times) between tokens of requests that sat out the steps between; those of the others are
               the step's own duration, `record.num_gaps` times
         """
-        ...
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         """An answer is complete; its times are those of its client, and may be a moment ahead."""
-        ...
 
     def on_lost(self, request: Request, fate: Fate) -> None:
         """The deployment has failed `request`, or its deadline is over."""
-        ...
 
     def on_aborted(self, request: Request) -> None:
         """The client of `request` has gone."""
-        ...
 
 
 class _Stream:

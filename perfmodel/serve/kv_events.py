@@ -19,7 +19,7 @@ import zmq
 
 from perfmodel.engine import GroupedKVBlocks, Request, StepPlan, StepRecord
 from perfmodel.errors import SpecError
-from perfmodel.serve.emulator import Emulator, Fate
+from perfmodel.serve.emulator import Emulator, Observer
 from perfmodel.sim.replica.replica import EngineRank, Replica
 
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -138,7 +138,7 @@ def _kind(span: int | None, is_chunk: bool) -> str:
     return "chunked_local_attention" if is_chunk else "sliding_window"
 
 
-class KvEvents:
+class KvEvents(Observer):
     """The publisher of all engines of `emulator`; an `Observer`. It speaks from `start` to `close`.
 
     endpoint:        of the first engine: bound where it names a wildcard, `ipc` or `inproc`, else connected to, as
@@ -262,15 +262,6 @@ class KvEvents:
         if tokens is not None:
             for number, block_hash in enumerate(request.block_hashes):
                 self.remember(block_hash, tokens[number * size : (number + 1) * size].tolist())
-
-    def on_finished(self, engine: EngineRank, request: Request) -> None:
-        """See `Observer`."""
-
-    def on_lost(self, request: Request, fate: Fate) -> None:
-        """See `Observer`."""
-
-    def on_aborted(self, request: Request) -> None:
-        """See `Observer`."""
 
 
 def _opened(kind: int, endpoint: str, binds: bool, hwm: int) -> "zmq.Socket[bytes]":

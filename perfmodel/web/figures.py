@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
+from perfmodel.commands.request import FLAG_FIELDS, SCENARIO_FLAGS
 from perfmodel.planning.metrics import metric_of
 from perfmodel.report.numbers import MISSING, format_metric, format_number, format_short, format_si, is_number
 from perfmodel.specs.engine.spec import EngineSpec
@@ -142,58 +143,46 @@ def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> 
 
 _POWERS = ("1", "2", "4", "8", "16", "32", "64")
 
+
+def _flag(key: str, label: str, kind: Kind, meaning: str, **more: Any) -> Field:
+    """A field that is a flag of the command line, too: names to choose from are those that a shell completes."""
+    names = SCENARIO_FLAGS[key].completes
+    return Field(key, label, kind, meaning, (names,) if names else (), **more)
+
+
+_MODEL = "A model of the catalog or a Hub id that it knows; or drop a config.json or a GGUF file on the page."
+_REPLICAS = Field(
+    *("cluster.replicas", "replicas", "number", "Copies of the deployment behind a router.", (), 1, 10_000, 1),
+    resolved="cluster.replicas",
+)
+_RATE = {"low": 0.1, "high": 200, "unit": "req/s", "resolved": FLAG_FIELDS["rate"]}
+_TTFT = "Time to first token that 90 % of requests are to keep within, as in 500ms or 1s."
 GROUPS: Sequence[FieldGroup] = (
     FieldGroup(
         "Deployment",
         (
-            Field(
-                *("model", "model", "names"),
-                "A model of the catalog or a Hub id that it knows; or drop a config.json or a GGUF file on the page.",
-                ("models",),
-            ),
-            Field("hardware", "hardware", "names", "The device, by its name or an alias.", ("hardware",)),
+            _flag("model", "model", "names", _MODEL),
+            _flag("hardware", "hardware", "names", "The device, by its name or an alias."),
             _engine("tensor_parallel_size", "choice", _POWERS),
-            Field(
-                *("cluster.replicas", "replicas", "number"),
-                "Copies of the deployment behind a router.",
-                low=1,
-                high=10_000,
-                step=1,
-                resolved="cluster.replicas",
-            ),
+            _REPLICAS,
         ),
     ),
     FieldGroup(
         "Traffic",
         (
-            Field(
-                "traffic",
-                "traffic",
-                "names",
-                "Arrivals, prompt and answer lengths, by name.",
-                ("traffic",),
+            _flag(
+                *("traffic", "traffic", "names", "Arrivals, prompt and answer lengths, by name."),
                 resolved="traffic.name",
             ),
-            Field(
-                *("rate", "request rate", "slider", "Requests that arrive in a second, on average."),
-                low=0.1,
-                high=200,
-                unit="req/s",
-                resolved="traffic.arrivals.rate",
-            ),
+            _flag("rate", "request rate", "slider", "Requests that arrive in a second, on average.", **_RATE),
         ),
     ),
     FieldGroup(
         "Service level",
         (
-            Field(
-                "ttft",
-                "TTFT limit",
-                "text",
-                "Time to first token that 90 % of requests are to keep within, as in 500ms or 1s.",
-            ),
-            Field("tpot", "TPOT limit", "text", "Time per output token after the first, kept likewise, as in 40ms."),
-            Field("e2e", "E2E limit", "text", "Time until the last token, kept likewise, as in 20s."),
+            _flag("ttft", "TTFT limit", "text", _TTFT),
+            _flag("tpot", "TPOT limit", "text", "Time per output token after the first, kept likewise, as in 40ms."),
+            _flag("e2e", "E2E limit", "text", "Time until the last token, kept likewise, as in 20s."),
         ),
     ),
     FieldGroup(
@@ -215,10 +204,7 @@ GROUPS: Sequence[FieldGroup] = (
             _engine("async_scheduling", "switch"),
             _engine("enforce_eager", "switch"),
             Field(
-                *("price.usd_per_gpu_hour", "price", "number", "What a device costs in an hour."),
-                low=0,
-                high=1000,
-                step=0.01,
+                *("price.usd_per_gpu_hour", "price", "number", "What a device costs in an hour.", (), 0, 1000, 0.01),
                 unit="USD/h",
             ),
         ),

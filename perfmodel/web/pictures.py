@@ -3,6 +3,7 @@ the page's."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
+from types import SimpleNamespace
 from typing import Any
 
 from perfmodel.planning.metrics import Metric, metric_of, study_metric
@@ -11,7 +12,6 @@ from perfmodel.report.drawing.figures import (
     BOUND_COLOURS,
     GREEN,
     GREY,
-    INK,
     METRIC_COLOURS,
     ORANGE,
     PINK,
@@ -30,6 +30,7 @@ from perfmodel.report.drawing.figures import (
     translucent,
     upright,
 )
+from perfmodel.report.plots.step import memory_figure
 from perfmodel.report.views.whatif.sentences import path_label
 from perfmodel.web.service import QueryState
 
@@ -227,9 +228,6 @@ def _turn(each: Mapping[str, Any]) -> list[Trace]:
     return [{"type": "rect", **span, **look}, upright(each["at"], SKY, width=1.5, dash="dash")]
 
 
-_LABELLED = 0.06  # share of the bar below which a part has no name in it; hovering names all
-_FREE = "rgba(128,128,128,0.18)"
-_LABELS = {"minsize": 10, "mode": "hide"}  # none is set smaller
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _RATE = "requests/s"
 _FULL_LABELS = 3  # decades of an axis up to which 1, 2 and 5 of each are written
@@ -242,31 +240,8 @@ _COLUMN = 46  # of height for a column
 
 
 def memory_bar(data: Any) -> Figure:
-    """One device's memory as a bar: what the engine takes of what a process sees.
-
-    data: what `perfmodel memory --json` prints
-    """
-    parts = [
-        ("weights", data["weight_bytes"], BLUE),
-        ("activations", data["activation_bytes"], GREEN),
-        ("CUDA graphs", data["graph_bytes"], SKY),
-        ("reserve", data["reserve_bytes"] + data["rotary_table_bytes"], GREY),
-        ("recurrent states", data["state_bytes"], SKY),
-        ("KV blocks", data["kv_bytes"], ORANGE),
-    ]
-    visible = data["visible_bytes"]
-    parts.append(("not used", max(visible - sum(size for _, size, _ in parts), 0), _FREE))
-    inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    traces = []
-    for name, size, colour in parts:
-        if size > 0:
-            label = f"{name}<br>{size / 1e9:.1f} GB" if size > _LABELLED * visible else ""
-            ink = {"textfont": {"color": INK}} if colour == _FREE else {}
-            hover = f"{name}: %{{x:.2f}} GB<extra></extra>"
-            traces.append(bars([size / 1e9], [""], colour, hover, name=name, text=[label], **inside, **ink))
-    x = axis(f"GB of the {visible / 1e9:.1f} that a process sees", range=[0, visible / 1e9])
-    look = {"barmode": "stack", "bargap": 0.1, "uniformtext": _LABELS, "legend": {"traceorder": "normal"}}
-    return figure(traces, 170, x, {"visible": False}, **look)
+    """One device's memory as a bar. data: what `perfmodel memory --json` prints"""
+    return memory_figure(SimpleNamespace(**data))
 
 
 def step_curve(data: Any, path: str) -> Figure:

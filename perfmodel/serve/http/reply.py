@@ -7,16 +7,16 @@ to a task, and what comes meanwhile waits behind it.
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping
 from json.encoder import encode_basestring_ascii
 from math import ceil
 from typing import Any, cast
 
 from starlette.types import Message, Send
 
-from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
-from perfmodel.serve.emulator import Emulator, Fate
+from perfmodel.serve.emulator import Emulator, Fate, Observer
 from perfmodel.serve.http.reading import HttpError, error_body
 from perfmodel.serve.http.shapes import AskedAnswer, StreamShape, TokenCounts, WholeShape
 from perfmodel.serve.settings import InjectedFaults
@@ -135,29 +135,17 @@ def _over_rate(wait_s: float) -> HttpError:
     return HttpError(429, "more requests than the gateway's rate_limit; try again", "RateLimitError", headers=after)
 
 
-class CachedCounts:
+class CachedCounts(Observer):
     """Prompt tokens that prefix caches had, of the answers that are waited for here."""
 
     def __init__(self) -> None:
         self.choices: dict[int, _Choice] = {}
-
-    def on_arrived(self, request: Request) -> None:
-        """Nothing is known yet."""
-
-    def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
-        """Nothing: counts are of whole answers. See `Observer`: engine, record, plan, gaps."""
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         """Note what was cached of `request`."""
         choice = self.choices.get(request.request_id)
         if choice is not None:
             choice.num_cached_tokens = request.num_cached_tokens
-
-    def on_lost(self, request: Request, fate: Fate) -> None:
-        """It has no answer."""
-
-    def on_aborted(self, request: Request) -> None:
-        """Nobody asks."""
 
 
 class HttpReply:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
@@ -314,12 +314,27 @@ class EngineView(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A counter or a gauge: `name`, what it is, its value for an engine. Counters' names lack their `_total`."""
+    """A counter or a gauge: `name`, what it is, its value for an engine. Counters' names lack their `_total`.
+
+    label: by whose values it is split; then `read` gives a value for each of them
+    """
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
     name: str
     text: str
-    read: Callable[[EngineView], float]
+    read: Callable[[EngineView], Any]
+    label: str = ""
+
+    def family(self, labelled: "Sequence[tuple[LabelSet, EngineView]]") -> Metric:
+        """The metric of these engines."""
+        if not self.label:
+            return family(self.kind, self.name, self.text, [(labels, self.read(view)) for labels, view in labelled])
+        samples = [
+            (labels.plus(self.label, name), number)
+            for labels, view in labelled
+            for name, number in self.read(view).items()
+        ]
+        return family(self.kind, self.name, self.text, samples)
 
 
 class SizeRow(NamedTuple):

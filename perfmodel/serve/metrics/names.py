@@ -93,6 +93,48 @@ _DRAFT_ROWS = (
         "Drafted tokens that were right.",
         lambda v: v.counts.num_accepted_tokens,
     ),
+    Row(
+        _COUNTER,
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens that were right, by their position.",
+        lambda v: _accepted_by_position(v),
+        "position",
+    ),
+)
+_REASONS = ("stop", "length", "abort", "error", "repetition")
+_SPLIT_ROWS = (
+    Row(
+        _GAUGE,
+        "vllm:num_requests_waiting_by_reason",
+        "Requests that wait: for capacity (slots, token budget, KV blocks), or deferred (never).",
+        lambda v: {"capacity": v.num_waiting, "deferred": 0},
+        "reason",
+    ),
+    Row(
+        _COUNTER,
+        "vllm:prompt_tokens_by_source",
+        "Prompt tokens by where their KV is from.",
+        lambda v: {
+            "local_compute": v.counts.prompt_tokens - v.counts.num_cached - v.counts.num_transferred,
+            "local_cache_hit": v.counts.num_cached,
+            "external_kv_transfer": v.counts.num_transferred,
+        },
+        "source",
+    ),
+    Row(
+        _GAUGE,
+        "vllm:engine_sleep_state",
+        "Whether the engine is awake; it never sleeps.",
+        lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+        "sleep_state",
+    ),
+    Row(
+        _COUNTER,
+        "vllm:request_success",
+        "Requests by what ended them.",
+        lambda v: {reason: v.counts.ended[reason] for reason in _REASONS},
+        "finished_reason",
+    ),
 )
 _LEGACY_ROWS = (
     Row(_GAUGE, "vllm:num_requests_swapped", "Requests whose KV was swapped out; never any.", lambda _: 0),
@@ -134,7 +176,6 @@ _SIZES = (
 _LEGACY_SIZES = (SizeRow("vllm:time_per_output_token_seconds", "Between tokens" + _SECONDS, "itl", _PER_TOKEN),)
 
 _REQUEST_TYPES = ("chat_completions", "responses", "other")
-_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 class VllmNames:
@@ -169,18 +210,8 @@ class VllmNames:
     def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
         """As of `Naming`."""
         labelled = [(self._labels(view), view) for view in views]
-        rows = [*self._rows]
-        has_drafts = [view.engine.loop.scheduler.config.speculation is not None for view in views]
-        if any(has_drafts):
-            rows += _DRAFT_ROWS
-        for row in rows:
-            yield family(row.kind, row.name, row.text, [(labels, row.read(view)) for labels, view in labelled])
-        if any(has_drafts):
-            yield _accepted_by_position(labelled)
-        yield _by_reason(labelled)
-        yield _by_source(labelled)
-        yield _sleep_state(labelled)
-        yield _ended(labelled)
+        for row in (*self._rows, *(_DRAFT_ROWS if _has_drafts(views) else ()), *_SPLIT_ROWS):
+            yield row.family(labelled)
         yield self._tool_calls()
         yield _cache_config(labelled)
         if self._loras:
@@ -220,56 +251,14 @@ def _tier_usage(view: EngineView) -> float:
     return 0.0 if host is None or not host.capacity else host.num_used / host.capacity
 
 
-def _accepted_by_position(labelled: _Labelled) -> Metric:
-    samples = []
-    for labels, view in labelled:
-        speculation = view.engine.loop.scheduler.config.speculation
-        for position in range(0 if speculation is None else speculation.depth):
-            number = sum(times for right, times in view.counts.accepted.items() if right > position)
-            samples.append((labels.plus("position", str(position)), number))
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-    return family(_COUNTER, name, "Drafted tokens that were right, by their position.", samples)
+def _accepted_by_position(view: EngineView) -> dict[str, int]:
+    speculation, accepted = view.engine.loop.scheduler.config.speculation, view.counts.accepted
+    depth = 0 if speculation is None else speculation.depth
+    return {str(at): sum(times for right, times in accepted.items() if right > at) for at in range(depth)}
 
 
-def _by_reason(labelled: _Labelled) -> Metric:
-    samples = [
-        (labels.plus("reason", reason), view.num_waiting if reason == "capacity" else 0)
-        for labels, view in labelled
-        for reason in ("capacity", "deferred")
-    ]
-    text = "Requests that wait: for capacity (slots, token budget, KV blocks), or deferred (never)."
-    return family(_GAUGE, "vllm:num_requests_waiting_by_reason", text, samples)
-
-
-def _by_source(labelled: _Labelled) -> Metric:
-    samples = []
-    for labels, view in labelled:
-        counts = view.counts
-        by_source = {
-            "local_compute": counts.prompt_tokens - counts.num_cached - counts.num_transferred,
-            "local_cache_hit": counts.num_cached,
-            "external_kv_transfer": counts.num_transferred,
-        }
-        samples += [(labels.plus("source", source), number) for source, number in by_source.items()]
-    return family(_COUNTER, "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV is from.", samples)
-
-
-def _sleep_state(labelled: _Labelled) -> Metric:
-    samples = [
-        (labels.plus("sleep_state", state), state == "awake")
-        for labels, _ in labelled
-        for state in ("awake", "weights_offloaded", "discard_all")
-    ]
-    return family(_GAUGE, "vllm:engine_sleep_state", "Whether the engine is awake; it never sleeps.", samples)
-
-
-def _ended(labelled: _Labelled) -> Metric:
-    samples = [
-        (labels.plus("finished_reason", reason), view.counts.ended[reason])
-        for labels, view in labelled
-        for reason in _REASONS
-    ]
-    return family(_COUNTER, "vllm:request_success", "Requests by what ended them.", samples)
+def _has_drafts(views: Sequence[EngineView]) -> bool:
+    return any(view.engine.loop.scheduler.config.speculation is not None for view in views)
 
 
 def _cache_config(labelled: _Labelled) -> Metric:
@@ -398,11 +387,8 @@ class SglangNames:
     def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
         """As of `Naming`."""
         labelled = [(self._labels(view, len(views) > 1), view) for view in views]
-        rows = [*_SGLANG_ROWS]
-        if any(view.engine.loop.scheduler.config.speculation is not None for view in views):
-            rows += _SGLANG_DRAFT_ROWS
-        for row in rows:
-            yield family(row.kind, row.name, row.text, [(labels, row.read(view)) for labels, view in labelled])
+        for row in (*_SGLANG_ROWS, *(_SGLANG_DRAFT_ROWS if _has_drafts(views) else ())):
+            yield row.family(labelled)
         for size in _SCHEDULER_SIZES:
             samples = [(labels, view.counts.of[size.key]) for labels, view in labelled]
             yield histogram_family(size.name, size.text, samples)

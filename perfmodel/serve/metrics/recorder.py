@@ -14,7 +14,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from prometheus_client.core import CounterMetricFamily, Metric, Sample, SummaryMetricFamily
 
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
-from perfmodel.serve.emulator import Emulator, Fate, RequestParams
+from perfmodel.serve.emulator import Emulator, Fate, Observer, RequestParams
 from perfmodel.serve.metrics.counts import (
     EngineCounts,
     EngineView,
@@ -121,7 +121,7 @@ class MetricsPage:
         return page_text(self.collect(), openmetrics)
 
 
-class Metrics:
+class Metrics(Observer):
     """What a server of `emulator` publishes at /metrics; an `Observer`, which it enters itself.
 
     model_name: as served
