@@ -127,9 +127,7 @@ class CalibrateRequest(CommandRequest):
         metavar="NAME",
     )
     scenario: str | None = flag(
-        "--scenario",
-        "With --name: the deployment that was measured; the traffic is the files'.",
-        metavar="SCENARIO",
+        "--scenario", "With --name: the deployment that was measured; the traffic is the files'.", metavar="SCENARIO"
     )
     hardware: str | None = flag("--hardware", "With --name, in place of a scenario: the device.", metavar="DEVICE")
     overrides: tuple[str, ...] = flag("--set", _OVERRIDES_HELP, (), "KEY=VALUE")

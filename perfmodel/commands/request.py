@@ -156,7 +156,7 @@ class CommandRequest:
     @classmethod
     def flags_of(cls) -> dict[str, Flag]:
         """Field -> its flag, in the order of the fields."""
-        return {each.name: each.metadata["flag"] for each in dataclasses.fields(cls) if "flag" in each.metadata}
+        return {field.name: field.metadata["flag"] for field in dataclasses.fields(cls) if "flag" in field.metadata}
 
     @property
     def arguments(self) -> list[str]:
@@ -170,8 +170,8 @@ class CommandRequest:
         words += [(1, word) for name, value in self.scenario_words() for word in (f"--{name}", value)]
         for name, form in flags.items():
             value = getattr(self, name)
-            for each in value if isinstance(value, tuple) else (value,):
-                words += [(places[name], word) for word in _words(form, each)] if form.is_in_line else []
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [(places[name], word) for word in _words(form, one)] if form.is_in_line else []
         return [word for _, word in sorted(words, key=lambda pair: pair[0])]
 
     def scenario_words(self) -> Sequence[tuple[str, str]]:
@@ -296,10 +296,7 @@ class ScenarioRequest(FlagsRequest):
         "scenarios",
     )
     overrides: tuple[str, ...] = flag(
-        "--set",
-        "Override one field, for example engine.max_num_seqs=64. May be given several times.",
-        (),
-        "KEY=VALUE",
+        "--set", "Override one field, for example engine.max_num_seqs=64. May be given several times.", (), "KEY=VALUE"
     )
 
     def load(self, seed: int | None = None) -> "Scenario":

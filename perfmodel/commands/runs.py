@@ -445,10 +445,7 @@ class RooflineRequest(_StepRequest):
     """
 
     command = "roofline"
-    examples = (
-        "roofline llama-3.1-8b-a100 --batch 64 --out out/",
-        "roofline --model qwen3-30b-a3b --hardware h100",
-    )
+    examples = ("roofline llama-3.1-8b-a100 --batch 64 --out out/", "roofline --model qwen3-30b-a3b --hardware h100")
 
     out: Path = flag(
         *("--out", "An .html file, or a folder to put roofline-SCENARIO.html in.", Path("out"), "PATH"),

@@ -229,12 +229,7 @@ def _request_events(requests: RequestColumns) -> Iterator[Event]:
         yield _named(_REQUESTS_PID, f"request {tid} ({prompt:,} in, {output:,} out)", tid)
         moments = [
             _microseconds(column[row])
-            for column in (
-                requests.arrival_s,
-                requests.first_scheduled_s,
-                requests.first_token_s,
-                requests.finished_s,
-            )
+            for column in (requests.arrival_s, requests.first_scheduled_s, requests.first_token_s, requests.finished_s)
         ]
         args = {
             "replica": int(requests.replica[row]),

@@ -495,10 +495,7 @@ def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
     return tuple(
         request
         for column in columns_of(state)
-        for request in (
-            request_of(MemoryRequest, column),
-            request_of(ExplainRequest, column, **step),
-        )
+        for request in (request_of(MemoryRequest, column), request_of(ExplainRequest, column, **step))
     )
 
 
@@ -518,11 +515,7 @@ COMPARE = View(
 )
 
 
-VIEWS: tuple[View, ...] = (
-    *(DEPLOYMENT, MEMORY, STEP),
-    *(TRAFFIC, COMPARE),
-    *(WHATIF, PLAN, TECHNIQUES),
-)
+VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE), *(WHATIF, PLAN, TECHNIQUES))
 
 
 def find_view(name: str) -> View | None:

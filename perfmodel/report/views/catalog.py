@@ -25,10 +25,7 @@ _USUAL_TOKENS = 2048  # context per sequence where none is given
 
 
 def memory_view(
-    plan: MemoryPlan,
-    notes: Sequence[str] = (),
-    types: Sequence[TypeFit] = (),
-    trust: Trust | None = None,
+    plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[TypeFit] = (), trust: Trust | None = None
 ) -> Document:
     """Weights, activations, states and KV blocks of one device; the largest batch and context.
 

@@ -273,11 +273,7 @@ PATHS = (
 
 
 def routes(
-    emulator: Emulator,
-    settings: ServerSettings,
-    vocabulary: Vocabulary,
-    metrics: Rendered | None,
-    replica: int | None,
+    emulator: Emulator, settings: ServerSettings, vocabulary: Vocabulary, metrics: Rendered | None, replica: int | None
 ) -> list[Route]:
     """Every route of the server, in the order of `PATHS`.
 

@@ -197,12 +197,7 @@ class Generation:
         return prompt[max(len(prompt) - most, 0) :]
 
     async def _answer(
-        self,
-        body: GenerationBody,
-        prompts: list[TokenIds],
-        model: str,
-        shape_of: Callable[..., WholeShape],
-        call: Call,
+        self, body: GenerationBody, prompts: list[TokenIds], model: str, shape_of: Callable[..., WholeShape], call: Call
     ) -> None:
         """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
         self._check_number(len(prompts) * body.n)

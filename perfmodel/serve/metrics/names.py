@@ -305,10 +305,7 @@ _SGLANG_ROWS = (
     ),
     Row(_GAUGE, "sglang:token_usage", "KV cache in use; 1 is all of it.", lambda v: v.kv_usage),
     Row(
-        _GAUGE,
-        "sglang:max_total_num_tokens",
-        "Tokens that the KV cache holds.",
-        lambda v: v.num_blocks * v.block_size,
+        _GAUGE, "sglang:max_total_num_tokens", "Tokens that the KV cache holds.", lambda v: v.num_blocks * v.block_size
     ),
     Row(
         _GAUGE,
