@@ -348,13 +348,6 @@ class ValidateRequest(FlagsRequest):
     seed: int | None = flag("--seed", _SEED_HELP)
     report: Path | None = flag("--report", "Write FILE.md with pictures, or FILE.html.", metavar="FILE")
 
-    @property
-    def arguments(self) -> list[str]:
-        """As of a request; once is how often it is executed anyway."""
-        words = super().arguments
-        at = words.index("--repeat")
-        return words if self.repeat != 1 else words[:at] + words[at + 2 :]
-
     def answer(self, console: Console = QUIET) -> Answer:
         self._refuse_misplaced()
         if self.kind is Kind.plans:

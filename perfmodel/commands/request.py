@@ -160,18 +160,19 @@ class CommandRequest:
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `perfmodel` on the command line: arguments, flags, and what `--set` says at the end.
+        """What follows `perfmodel` on the command line: arguments, flags that are not at their defaults, and what
+        `--set` says at the end.
 
         Of an argument elsewhere the last two parts are shown, of a file to be written there its name.
         """
-        flags = self.flags_of()
-        places = {name: 0 if flags[name].is_argument else _AT_END.get(name, 2) for name in flags}
         words = [(-1, word) for word in self.command.split()]
         words += [(1, word) for name, value in self.scenario_words() for word in (f"--{name}", value)]
-        for name, form in flags.items():
-            value = getattr(self, name)
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [(places[name], word) for word in _words(form, one)] if form.is_in_line else []
+        for field in dataclasses.fields(self):
+            value, form = getattr(self, field.name), field.metadata.get("flag")
+            if form is not None and form.is_in_line and value != field.default:
+                place = 0 if form.is_argument else _AT_END.get(field.name, 2)
+                for one in value if isinstance(value, tuple) else (value,):
+                    words += [(place, word) for word in _words(form, one)]
         return [word for _, word in sorted(words, key=lambda pair: pair[0])]
 
     def scenario_words(self) -> Sequence[tuple[str, str]]:
