@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from disk_record import recorded
 
-from perfmodel.commands.catalog import HardwareShowRequest, ModelsShowRequest, NewRequest
+from perfmodel.commands.catalog import HardwareShowRequest, ModelsShowRequest, answer_line
 from perfmodel.commands.runs import CompareRequest, MemoryRequest
 from perfmodel.commands.searches import PlanRequest, StudyRequest, WhatIfRequest
 from perfmodel.cost import plan_memory
@@ -157,7 +157,9 @@ def test_answers_refuse_paths_as_names(hostile):
     def flags(**more):
         return tuple((given | more).items())
 
-    on_h100 = (("hardware", "h100"),)
+    def line(text):
+        return lambda: answer_line(text, "line", Path(), {"hardware": "h100"})
+
     requests = [
         MemoryRequest(hostile),
         *(MemoryRequest(flags=flags(**{name: hostile})) for name in ("model", "hardware")),
@@ -168,12 +170,11 @@ def test_answers_refuse_paths_as_names(hostile):
         ModelsShowRequest(hostile),
         CompareRequest(hostile, "llama-3.1-8b-a100"),
         StudyRequest(hostile),
-        NewRequest(f"vllm serve '{hostile}'", flags=on_h100),
-        NewRequest(f"vllm serve m --config '{hostile}'", flags=on_h100),
     ]
-    for request in requests:
+    lines = [line(f"vllm serve '{hostile}'"), line(f"vllm serve m --config '{hostile}'")]
+    for ask in (*(request.answer for request in requests), *lines):
         with without_files(), recorded() as asked, pytest.raises(SpecError):
-            request.answer()
+            ask()
         assert not [each for each in asked if marker in each]
 
 
