@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.commands.request import MEMORY_FLAGS, PARALLELISM, QUIET, CommandRequest, Console, ScenarioRequest, flag
+from perfmodel.commands.request import (
+    MEMORY_FLAGS,
+    PARALLELISM,
+    QUIET,
+    SEED_HELP,
+    CommandRequest,
+    Console,
+    ScenarioRequest,
+    flag,
+)
 from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -63,7 +72,7 @@ class ServeRequest(ScenarioRequest):
     cold_start: bool = flag("--cold-start", "Answer 503 for as long as weights would load.", False)
     fail: str | None = flag("--fail", "Faults to inject: rate=0.01,kinds=429+500+broken.", metavar="FAULTS")
     drain: float = flag("--drain", "Seconds for answers under way at the end.", 30, "S", shows_default=True)
-    seed: int | None = flag("--seed", "Override the scenario's seed.")
+    seed: int | None = flag("--seed", SEED_HELP)
 
     def answer(self, console: Console = QUIET) -> None:
         """Serve until interrupted."""

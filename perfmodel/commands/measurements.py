@@ -11,7 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from perfmodel.commands.request import (
+    OVERRIDES_HELP,
     QUIET,
+    REPORT_HELP,
+    SCENARIO_HELP,
+    SEED_HELP,
     Answer,
     CommandRequest,
     Console,
@@ -30,9 +34,6 @@ if TYPE_CHECKING:
     from perfmodel.specs.scenario import Scenario
     from perfmodel.validate.report import ValidationReport
     from perfmodel.validate.techniques.compare import Journal
-
-_OVERRIDES_HELP = "Override one field, for example engine.max_num_seqs=64. May be given several times."
-_SEED_HELP = "Override the scenario's seed."
 
 
 # ---------------------------------------------------------------- calibrate
@@ -130,7 +131,7 @@ class CalibrateRequest(CommandRequest):
         "--scenario", "With --name: the deployment that was measured; the traffic is the files'.", metavar="SCENARIO"
     )
     hardware: str | None = flag("--hardware", "With --name, in place of a scenario: the device.", metavar="DEVICE")
-    overrides: tuple[str, ...] = flag("--set", _OVERRIDES_HELP, (), "KEY=VALUE")
+    overrides: tuple[str, ...] = flag("--set", OVERRIDES_HELP, (), "KEY=VALUE")
     folder: Path | None = flag("--to", "With --name: folder to write to; ./calibrations unless given.", metavar="DIR")
     force: bool = flag("--force", "With --from or --on: write over a calibration that is there.", False)
     out: Path | None = flag("--out", "File to write the calibration to.", metavar="PATH")
@@ -338,15 +339,15 @@ class ValidateRequest(FlagsRequest):
         "scenario, with a run of it (the --out of `execute`).",
         metavar="FOLDER",
     )
-    overrides: tuple[str, ...] = flag("--set", _OVERRIDES_HELP, (), "KEY=VALUE")
+    overrides: tuple[str, ...] = flag("--set", OVERRIDES_HELP, (), "KEY=VALUE")
     speed: float | None = flag(
         "--speed",
         "With `bench`: the --speed of the emulator that was measured; times and rates are those of its clock.",
         metavar="S",
     )
     repeat: int = flag("--repeat", "Execute this many times.", 1, low=1, shows_default=True)
-    seed: int | None = flag("--seed", _SEED_HELP)
-    report: Path | None = flag("--report", "Write FILE.md with pictures, or FILE.html.", metavar="FILE")
+    seed: int | None = flag("--seed", SEED_HELP)
+    report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
 
     def answer(self, console: Console = QUIET) -> Answer:
         self._refuse_misplaced()
@@ -496,9 +497,7 @@ class QualityRequest(ScenarioRequest):
     examples = ("quality tiny-llama-cpu --set model=model.gguf --against engine.quantization=fp8",)
     scenario_flags = ()
 
-    scenario: str = argument(
-        "SCENARIO", "A scenario's name, a path to a scenario file, or - for stdin.", completes="scenarios"
-    )
+    scenario: str = argument("SCENARIO", SCENARIO_HELP, completes="scenarios")
     against: tuple[str, ...] = flag(
         "--against",
         "Also measure with this field overridden, and say how many greedy answers agree. Several times: all.",
@@ -524,7 +523,7 @@ class QualityRequest(ScenarioRequest):
     )
     blocks: bool = flag("--blocks", "With --sensitivity: attention and feed-forward apart.", False)
     out: Path | None = flag("--out", "With --bits: file for the proposed scenario fields (YAML).", metavar="PATH")
-    seed: int | None = flag("--seed", _SEED_HELP)
+    seed: int | None = flag("--seed", SEED_HELP)
 
     def answer(self, console: Console = QUIET) -> Answer:
         source = self.source()

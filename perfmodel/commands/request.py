@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from perfmodel.report.document import Document
     from perfmodel.specs.scenario import Scenario
 
+# Of flags that several commands have.
+OVERRIDES_HELP = "Override one field, for example engine.max_num_seqs=64. May be given several times."
+REPORT_HELP = "Write FILE.md with pictures, or FILE.html."
+SCENARIO_HELP = "A scenario's name, a path to a scenario file, or - for stdin."
+SEED_HELP = "Override the scenario's seed."
 Progress = Callable[[int, int | None], None]  # called with (done, of how many)
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a stage's name -> what shows how far it is
 
@@ -296,9 +301,7 @@ class ScenarioRequest(FlagsRequest):
         None,
         "scenarios",
     )
-    overrides: tuple[str, ...] = flag(
-        "--set", "Override one field, for example engine.max_num_seqs=64. May be given several times.", (), "KEY=VALUE"
-    )
+    overrides: tuple[str, ...] = flag("--set", OVERRIDES_HELP, (), "KEY=VALUE")
 
     def load(self, seed: int | None = None) -> "Scenario":
         """The scenario, with `--set` and `--seed` applied. Raises SpecError as `source` and `load_scenario` do."""

@@ -12,6 +12,8 @@ from perfmodel.commands.request import (
     PARALLELISM,
     QUIET,
     RUN_FLAGS,
+    SCENARIO_HELP,
+    SEED_HELP,
     SHORT_FORMS,
     STEP_FLAGS,
     STEP_FORMS,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 _MAX_BYTES_READ = 100_000_000  # of a steps.csv: about a million records
 _LOOK_S, _LONG_S, _SHORT_S = 5.0, 300.0, 60.0  # after which a run is judged; what is long; what a shorter one takes
 _OTHER_FORMATS = (".csv", ".htm", ".jpeg", ".jpg", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
-_SEED_HELP = "Override the scenario's seed."
 _OUT_HELP = "Write records, report.html and timeline.json to this folder."
 
 
@@ -132,7 +133,7 @@ class SimulateRequest(ScenarioRequest):
     short_forms = tuple(SHORT_FORMS)
 
     out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
-    seed: int | None = flag("--seed", _SEED_HELP)
+    seed: int | None = flag("--seed", SEED_HELP)
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the RunResult."""
@@ -164,11 +165,9 @@ class ExecuteRequest(ScenarioRequest):
     scenario_flags = ()
     short_forms = tuple(SHORT_FORMS)
 
-    scenario: str = argument(
-        "SCENARIO", "A scenario's name, a path to a scenario file, or - for stdin.", completes="scenarios"
-    )
+    scenario: str = argument("SCENARIO", SCENARIO_HELP, completes="scenarios")
     out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
-    seed: int | None = flag("--seed", _SEED_HELP)
+    seed: int | None = flag("--seed", SEED_HELP)
     kernels: str | None = flag(
         "--kernels", "torch or triton; by default triton on a GPU, torch on a CPU.", None, "NAME"
     )
@@ -374,7 +373,7 @@ class ExplainRequest(_StepRequest):
     occupancy: bool = flag(
         "--occupancy", "Compile the executor's kernels for this GPU; show what they take of it.", False
     )
-    seed: int | None = flag("--seed", _SEED_HELP)
+    seed: int | None = flag("--seed", SEED_HELP)
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the StepReport, of a whole run the RunResult."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from perfmodel.commands.request import (
     MAX_KINDS,
+    OVERRIDES_HELP,
     QUIET,
+    REPORT_HELP,
     SHORT_FORMS,
     Answer,
     CommandRequest,
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from perfmodel.planning.studies.study import Answers, StudyPart, StudyPoints
 
 _ENGINE_HELP = "Where points are worked on: local, ray, ray:HOST:PORT or ray://HOST:PORT (extra ray)."
-_REPORT_HELP = "Write FILE.md with pictures, or FILE.html."
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class WhatIfRequest(ScenarioRequest):
     intervals: bool = flag(
         "--intervals", "Also the 80 % intervals of means; each point is simulated several times.", False
     )
-    report: Path | None = flag("--report", _REPORT_HELP, metavar="FILE")
+    report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
     engine: str = flag("--engine", _ENGINE_HELP, "local", "ENGINE", shows_default=True, is_in_line=False)
     workers: int | None = None
 
@@ -101,7 +102,7 @@ class PlanRequest(ScenarioRequest):
     is_long = True
     short_forms = tuple(SHORT_FORMS)
 
-    report: Path | None = flag("--report", _REPORT_HELP, metavar="FILE")
+    report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
     export: Path | None = flag(
         *("--export", "Write the choice: serve.sh (vLLM), a scenario, Kubernetes objects.", None, "DIR"),
         is_in_line=False,
@@ -198,14 +199,11 @@ class StudyRequest(CommandRequest):
     name: str = argument("STUDY", "A study's name, or a path to a study file.", completes="studies")
     execute: bool = flag("--execute", "Also run the study's executed part on this machine.", False)
     quick: bool = flag("--quick", "A few values of each axis and fewer requests.", False)
-    overrides: tuple[str, ...] = flag(
-        *("--set", "Override one field, for example engine.max_num_seqs=64. May be given several times.", ()),
-        metavar="KEY=VALUE",
-    )
+    overrides: tuple[str, ...] = flag(*("--set", OVERRIDES_HELP, ()), metavar="KEY=VALUE")
     quality_model: str | None = flag(
         *("--quality", "First measure the study's perplexities anew.", None, "MODEL.gguf"), is_in_line=False
     )
-    report: Path | None = flag("--report", _REPORT_HELP, metavar="FILE")
+    report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
     engine: str = flag("--engine", _ENGINE_HELP, "local", "ENGINE", shows_default=True, is_in_line=False)
     workers: int | None = None
 
