@@ -114,9 +114,9 @@ def told(line):
         question = HardwareShowRequest(words_[1])
     else:
         flags = tuple((words_[n][2:], words_[n + 1]) for n in range(0, len(words_), 2))
-        question = {"memory": MemoryRequest, "explain": ExplainRequest, "simulate": SimulateRequest}[command](
-            flags=flags
-        )
+        sizes = {name: int(value) for name, value in flags if name in ("batch", "context", "prefill")}
+        kinds = {"memory": MemoryRequest, "explain": ExplainRequest, "simulate": SimulateRequest}
+        question = kinds[command](flags=tuple(pair for pair in flags if pair[0] not in sizes), **sizes)
     found = set()
     for block in run_query(question).blocks("table", "facts"):
         cells = [cell for row in block.get("rows", []) for cell in row]
