@@ -1,7 +1,8 @@
 """`Document`: what an answer says, in blocks, whatever it will be shown on.
 
-A view makes a document of a result and is pure; a renderer (`perfmodel.report.render`) makes terminal output, Markdown,
-HTML or JSON of a document. Blocks hold text and numbers as text; pictures are drawn when a renderer asks for them.
+A view makes a document of a result and is pure; a renderer (`perfmodel.report.terminal`, `pages`) makes terminal
+output, Markdown, HTML or JSON of a document. Blocks hold text and numbers as text; pictures are drawn when a renderer
+asks for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
