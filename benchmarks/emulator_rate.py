@@ -21,9 +21,9 @@ import numpy as np
 
 from perfmodel.listening import Listening
 from perfmodel.serve import Emulator
+from perfmodel.serve.emulator_server import warm_up
 from perfmodel.serve.http import build_app, serve
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.warm_up import warm_up
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.specs import load_scenario
 

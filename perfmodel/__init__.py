@@ -59,7 +59,7 @@ register_block("published", f"{_PUBLISHED}:Published", f"{_PUBLISHED}:complete")
 register_block("technique", "perfmodel.evidence.executed.technique:Technique")
 
 # Results print themselves as the commands show them; what makes their text is loaded on the first print.
-printable.print_with(lambda: import_module("perfmodel.report.printed"))
+printable.print_with(lambda: import_module("perfmodel.report.terminal"))
 
 # Name -> module, and the name there where it is another.
 _HOMES = {

@@ -1,7 +1,5 @@
 """Results as text, as JSON and as columns: they print themselves by what is set from above, which knows tables."""
 
-__all__ = ["Printable", "Printer", "columns_of", "print_with", "to_jsonable"]
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol

@@ -173,8 +173,7 @@ _SCHEMAS = st.sampled_from([
 @cache
 def _names() -> tuple[str, ...]:
     """All fields of the server's OpenAPI schema, and two others."""
-    from perfmodel.serve.http.openapi import document
-    from perfmodel.serve.http.routes import PATHS
+    from perfmodel.serve.http.app import PATHS, document
 
     described = document(PATHS)["components"]["schemas"].values()
     return tuple(sorted({name for schema in described for name in schema["properties"]} | {"logit_bias", ""}))
@@ -182,7 +181,7 @@ def _names() -> tuple[str, ...]:
 
 @cache
 def _emulator_paths() -> tuple[str, ...]:
-    from perfmodel.serve.http.routes import PATHS
+    from perfmodel.serve.http.app import PATHS
 
     return tuple(sorted(row.path for row in PATHS))
 

@@ -60,9 +60,9 @@ def _wrong(response: Response, folders: tuple[str, ...] = ()) -> str:
 def _site() -> Any:
     from web_site import Site
 
-    from perfmodel.web.desk import Desk
+    from perfmodel.web.service import QueryService
 
-    class InlineDesk(Desk):
+    class InlineService(QueryService):
         """Runs the work of a worker here."""
 
         def begin(self, questions: Any, lane: str, reader: str = "") -> list[Any]:
@@ -70,7 +70,7 @@ def _site() -> Any:
                 self.answer(question)
             return []
 
-    return Site(InlineDesk())
+    return Site(InlineService())
 
 
 async def _inline(function: Callable[..., Any], *args: Any) -> Any:

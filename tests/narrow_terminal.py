@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from perfmodel.report.document import Block, Commands, Document, Facts, Table, plain
-from perfmodel.report.render.terminal import show_document
+from perfmodel.report.terminal import show_document
 
 
 def faults_on(document: Document, width: int) -> set[str]:

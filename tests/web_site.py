@@ -8,7 +8,7 @@ from pathlib import Path
 from asgi_client import Client
 
 from perfmodel.web.app import build_app
-from perfmodel.web.desk import Desk
+from perfmodel.web.service import QueryService
 
 HOST = ("host", "127.0.0.1:8080")
 HERE = (str(Path(__file__).parents[1]), str(Path.home()), "/tmp/perfmodel", "Traceback", 'File "')
@@ -18,7 +18,7 @@ class Site:
     """Answers requests; nobody works in the background unless `desk` was started."""
 
     def __init__(self, desk=None):
-        self.desk = desk or Desk()
+        self.desk = desk or QueryService()
         self.app = build_app("127.0.0.1", self.desk)
         self._token = None
 

@@ -27,7 +27,7 @@ from environments import NEWEST, python_of
 from slot_workloads import SLOT_FEATURES, draw_slot_case
 
 from perfmodel.evidence.kinds.plans import validate_plans
-from perfmodel.report.printed import as_text
+from perfmodel.report.terminal import as_text
 from workloads import FEATURES, draw_case
 
 _HERE = Path(__file__).parent

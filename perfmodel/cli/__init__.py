@@ -1,36 +1,73 @@
-"""The command line: one file per command, and what the commands share.
+"""The command line: flags, exit codes, stdout and stderr. A command is a request (`perfmodel.commands`); its flags are
+its fields, and its answer is printed.
 
-    completion.py the names that a shell completes
-    examples.py   what anyone would type, for the end of each --help
-    options.py    the flags that several commands have
+    servers.py    the requests of `serve` and `web`, which are above the commands
     terminal.py   consoles, the one JSON document, progress, errors as one line
-    runs.py       what `simulate` and `execute` do with a result: tables, JSON, files
 
-A command's file is loaded when its name is given, and imports what it needs when it runs: `perfmodel --help` loads
+A command's module is loaded when its name is given, and imports what it needs when it runs: `perfmodel --help` loads
 nothing but typer and rich.
 """
 
 __all__ = ["app", "main"]
 
 import atexit
+import dataclasses
 import gc
+import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from perfmodel.cli.examples import epilog_of
-from perfmodel.cli.terminal import close_stdout, guarded, open_closed_streams, replace_unprintable, say_refused
-
-# In the order of `--help`. The function or app of each is in the module of its name.
-_NAMES = (
-    *("simulate", "execute", "explain", "roofline", "memory", "calibrate", "validate", "techniques", "quality"),
-    *("study", "whatif", "plan", "compare", "serve", "web", "new", "schema", "scenarios", "hardware", "models"),
+from perfmodel.cli.terminal import (
+    close_stdout,
+    guarded,
+    open_closed_streams,
+    print_answer,
+    progress_bar,
+    progress_lines,
+    replace_unprintable,
+    say,
+    say_refused,
 )
+
+if TYPE_CHECKING:
+    from perfmodel.commands.request import CommandRequest, Flag
+
+# In the order of `--help`: each command's request. A group has several, whose names begin with its own.
+_RUNS, _SEARCHES = "perfmodel.commands.runs", "perfmodel.commands.searches"
+_CATALOG, _MEASUREMENTS = "perfmodel.commands.catalog", "perfmodel.commands.measurements"
+COMMANDS: dict[str, str | dict[str, str]] = {
+    "simulate": f"{_RUNS}:SimulateRequest",
+    "execute": f"{_RUNS}:ExecuteRequest",
+    "explain": f"{_RUNS}:ExplainRequest",
+    "roofline": f"{_RUNS}:RooflineRequest",
+    "memory": f"{_RUNS}:MemoryRequest",
+    "calibrate": f"{_MEASUREMENTS}:CalibrateRequest",
+    "validate": f"{_MEASUREMENTS}:ValidateRequest",
+    "techniques": f"{_CATALOG}:TechniquesRequest",
+    "quality": f"{_MEASUREMENTS}:QualityRequest",
+    "study": f"{_SEARCHES}:StudyRequest",
+    "whatif": f"{_SEARCHES}:WhatIfRequest",
+    "plan": f"{_SEARCHES}:PlanRequest",
+    "compare": f"{_RUNS}:CompareRequest",
+    "serve": "perfmodel.cli.servers:ServeRequest",
+    "web": "perfmodel.cli.servers:WebRequest",
+    "new": f"{_CATALOG}:NewRequest",
+    "schema": f"{_CATALOG}:SchemaRequest",
+    "scenarios": {name: f"{_CATALOG}:Scenarios{name.title()}Request" for name in ("list", "show", "new")},
+    "hardware": {name: f"{_CATALOG}:Hardware{name.title()}Request" for name in ("list", "show", "new", "detect")},
+    "models": {name: f"{_CATALOG}:Models{name.title()}Request" for name in ("list", "show")},
+}
+_GROUPS = {
+    "scenarios": "List the scenarios and traffic that come along, show one, or make one.",
+    "hardware": "List the known devices, or show one.",
+    "models": "List the known models, or show one.",
+}
 
 
 class _Commands(Mapping[str, Any]):
@@ -40,26 +77,25 @@ class _Commands(Mapping[str, Any]):
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in _NAMES:
-            raise KeyError(name)
+        place = COMMANDS[name]
         if name not in self._loaded:
-            found = getattr(import_module(f"perfmodel.cli.{name}"), name)
             alone = typer.Typer(rich_markup_mode="markdown")
-            if isinstance(found, typer.Typer):
-                alone.add_typer(found, name=name)
+            if isinstance(place, str):
+                _add(alone, place)
+                self._loaded[name] = next(iter(typer.main.get_group(alone).commands.values()))
             else:
-                alone.command()(guarded(found))
-            command = self._loaded[name] = typer.main.get_group(alone).commands[name]
-            command.epilog = epilog_of(name)
-            for sub, each in getattr(command, "commands", {}).items():
-                each.epilog = epilog_of(f"{name} {sub}")
+                group = typer.Typer(help=_GROUPS[name], no_args_is_help=name != "scenarios")
+                for sub in place.values():
+                    _add(group, sub)
+                alone.add_typer(group, name=name)
+                self._loaded[name] = typer.main.get_group(alone).commands[name]
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_NAMES)
+        return iter(COMMANDS)
 
     def __len__(self) -> int:
-        return len(_NAMES)
+        return len(COMMANDS)
 
 
 class _Group(TyperGroup):
@@ -87,6 +123,140 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
 
         typer.echo(f"perfmodel {__version__}")
         raise typer.Exit
+
+
+# ---------------------------------------------------------------- from a request to a command
+
+
+def _add(group: typer.Typer, place: str) -> None:
+    module, name = place.split(":")
+    kind: type[CommandRequest] = getattr(import_module(module), name)
+    lines = "\n\n".join(["Examples:", *(f"- `perfmodel {line}`" for line in kind.examples)])
+    group.command(kind.command.rpartition(" ")[2], epilog=lines)(guarded(_command_of(kind)))
+
+
+def _command_of(kind: "type[CommandRequest]") -> Callable[..., None]:
+    """A function for typer, whose parameters are the fields of a request, with what only the command line asks."""
+    parameters = dict(_parameters(kind))
+
+    def run(**given: Any) -> None:
+        as_json, has_details = given.pop("as_json", False), given.pop("has_details", True)
+        _run(_request_of(kind, given), as_json, has_details)
+
+    run.__doc__ = kind.__doc__
+    run.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = [
+        inspect.Parameter(name, either, default=default, annotation=annotation)
+        for name, (annotation, default) in parameters.items()
+    ]
+    signature.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # what typer reads
+    return run
+
+
+def _parameters(kind: "type[CommandRequest]") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """(name, (annotation, default)) of each parameter of a command."""
+    from perfmodel.commands.request import SCENARIO_FLAGS, SHORT_FORMS, Flag
+
+    hints, flags = get_type_hints(kind), kind.flags_of()
+    for field in dataclasses.fields(kind):
+        if field.name in flags:
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            yield field.name, _parameter(flags[field.name], hints[field.name], default)
+    if kind.has_json:
+        help_text = "Print one JSON document on stdout and nothing else."
+        yield "as_json", _parameter(Flag("--json", help_text), bool, False)
+    if kind.has_details:
+        yield "has_details", _parameter(Flag("--details", "All sentences, tables and notes."), bool, False)
+    for name in getattr(kind, "short_forms", ()):
+        yield name, _parameter(SHORT_FORMS[name].flag, SHORT_FORMS[name].kind | None, None)
+    for name in getattr(kind, "scenario_flags", ()):
+        yield name.replace("-", "_"), _parameter(SCENARIO_FLAGS[name], str | None, None)
+
+
+def _parameter(form: "Flag", hint: Any, default: Any) -> tuple[Any, Any]:
+    """A parameter's annotation and default. hint: the type of the field"""
+    if get_origin(hint) is tuple:
+        hint, default = list[get_args(hint)[0]] | None, default or None  # type: ignore[misc]
+    more: dict[str, Any] = {"help": form.help, "metavar": form.metavar, "show_default": form.shows_default}
+    more |= {"hidden": form.is_hidden, "rich_help_panel": form.panel, "min": form.low, "max": form.high}
+    if form.completes:
+        more["autocompletion"] = _completion(form.completes)
+    if form.is_count:
+        more["parser"] = _count
+    if form.is_argument:
+        return Annotated[hint, typer.Argument(**more)], default
+    names = f"{form.name}/--no-{form.name.removeprefix('--')}" if hint is bool and default is True else form.name
+    return Annotated[hint, typer.Option(names, **more)], default
+
+
+def _count(text: str) -> int:
+    """The number of `64`, `8k` or `8K`. Raises BadParameter for what is none."""
+    from perfmodel.commands.request import count
+
+    try:
+        return count(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _completion(kind: str) -> Callable[[str], list[str]]:
+    """Names that a shell completes: of the files that are there, none of which is parsed."""
+
+    def complete(incomplete: str) -> list[str]:
+        others, comma, last = incomplete.rpartition(",") if kind == "hardware" else ("", "", incomplete)
+        if kind == "hardware":
+            from perfmodel.files.device_tables import device_names
+
+            names = list(device_names())
+        else:
+            from perfmodel.files.catalog import list_names
+
+            names = list_names(kind)  # type: ignore[arg-type]  # one of its kinds
+        return [f"{others}{comma}{name}" for name in names if name.startswith(last)]
+
+    return complete
+
+
+def _request_of(kind: "type[CommandRequest]", given: dict[str, Any]) -> "CommandRequest":
+    """The request that parsed parameters make; short forms become overrides."""
+    from perfmodel.commands.request import short_overrides
+
+    scenario_flags = getattr(kind, "scenario_flags", ())
+    flags = [(name, given.pop(name.replace("-", "_"))) for name in scenario_flags]
+    short = {name: given.pop(name) for name in getattr(kind, "short_forms", ())}
+    values = {name: _field_value(kind, name, value) for name, value in given.items()}
+    if scenario_flags:
+        values["flags"] = tuple((name, value) for name, value in flags if value is not None)
+    if short := {name: value for name, value in short.items() if value is not None}:
+        hardware = dict(flags).get("hardware") or "" if scenario_flags else None
+        values["overrides"] = short_overrides(short, values["overrides"], hardware, kind.command == "plan")
+    return kind(**values)
+
+
+def _field_value(kind: "type[CommandRequest]", name: str, value: Any) -> Any:
+    """What typer gives for several values is a list, or nothing."""
+    return tuple(value or ()) if isinstance(getattr(kind, name, None), tuple) else value
+
+
+def _run(request: "CommandRequest", as_json: bool, has_details: bool) -> None:
+    from perfmodel.commands.request import Console
+
+    report_file = getattr(request, "report", None) if "report" in request.flags_of() else None
+    if report_file is not None:
+        from perfmodel.report.pages import check_report_file
+
+        check_report_file(report_file)
+    watch = progress_lines if request.is_long and not sys.stderr.isatty() else progress_bar
+    answer = request.answer(Console(watch, say))
+    if answer is None:
+        return
+    print_answer(answer, as_json or (not request.has_json and not answer.text), report_file, has_details)
+    if answer.after is not None:
+        answer.after()
+    if answer.exit_status:
+        raise typer.Exit(answer.exit_status)
 
 
 def main() -> None:

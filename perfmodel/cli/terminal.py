@@ -1,26 +1,5 @@
 """What every command shares at its edge: consoles, the one JSON document, progress, errors as one line."""
 
-__all__ = [
-    "EXIT_BAD_INPUT",
-    "EXIT_CLOSED_PIPE",
-    "EXIT_INTERRUPTED",
-    "EXIT_NO_ANSWER",
-    "close_stdout",
-    "give",
-    "guarded",
-    "open_closed_streams",
-    "print_json",
-    "progress_bar",
-    "progress_line",
-    "progress_lines",
-    "replace_unprintable",
-    "say",
-    "say_refused",
-    "show",
-    "show_text",
-    "word_when_long",
-]
-
 import functools
 import io
 import json
@@ -38,7 +17,7 @@ import typer
 from perfmodel.errors import PerfmodelError
 
 if TYPE_CHECKING:
-    from perfmodel.answers.answer import Answer
+    from perfmodel.commands.request import Answer
     from perfmodel.report.document import Document
 
 P = ParamSpec("P")
@@ -47,8 +26,6 @@ Progress = Callable[[int, int | None], None]
 
 EXIT_BAD_INPUT = 2
 _BRIEF_WIDTH, _PIPED_WIDTH = 100, 140  # of a pipe: of answers in brief, and of all others
-_LOOK_S, _LONG_S, _SHORT_S = 5.0, 300.0, 60.0  # after which a run is judged; what is long; what a shorter one takes
-EXIT_NO_ANSWER = 1  # all was well read, and nothing serves what was asked for
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 1  # as the libraries for terminals leave it: `perfmodel ... | head -1`
 
@@ -73,8 +50,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except MemoryError:
             say("error: there is not enough memory for this; ask for fewer requests, replicas or values.")
             raise typer.Exit(EXIT_BAD_INPUT) from None
-        except KeyboardInterrupt:
-            say("interrupted.")
+        except KeyboardInterrupt as error:
+            say(f"interrupted: {error}." if str(error) else "interrupted.")
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
     return run
@@ -120,7 +97,7 @@ def show(document: "Document", piped_width: int = _PIPED_WIDTH) -> None:
     """Print a document on stdout. piped_width: the most columns of its tables where no terminal says how many"""
     from rich.console import Console
 
-    from perfmodel.report.render.terminal import show_document
+    from perfmodel.report.terminal import show_document
 
     is_terminal = sys.stdout.isatty()
     show_document(document, Console(width=None if is_terminal else piped_width, soft_wrap=not is_terminal))
@@ -137,20 +114,25 @@ def show_text(text: str, width: int | None = None) -> None:
         print(line if width is None or len(line) <= width else textwrap.fill(line, width))
 
 
-def give(answer: "Answer", as_json: bool, report_file: Path | None = None, has_details: bool = True) -> None:
-    """Give an answer: as files where a report was asked for, then as JSON or on the terminal, there in brief unless it
+def print_answer(answer: "Answer", as_json: bool, report_file: Path | None = None, has_details: bool = True) -> None:
+    """Print an answer: as files where a report was asked for, then as JSON or on the terminal, there in brief unless it
     `has_details`."""
     if report_file is not None:
-        from perfmodel.report.written import write_report
+        from perfmodel.report.pages import write_report
 
         for written in write_report(answer.document, answer.data, report_file):
             say(f"Written to {written}")
     if as_json:
         print_json(answer.data)
-    elif has_details or answer.make_brief is None:
-        show(answer.document)
-    else:
+        return
+    if answer.text:
+        show_text(answer.text) if answer.is_prose else sys.stdout.write(answer.text)
+    elif answer.make_brief is not None and not has_details:
         show(answer.make_brief(), _BRIEF_WIDTH)
+    elif answer.make_document is not None:
+        show(answer.document)
+    for line in answer.closing:
+        print(line)
 
 
 def print_json(document: Any) -> None:
@@ -158,31 +140,6 @@ def print_json(document: Any) -> None:
     from perfmodel.printable import to_jsonable
 
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def word_when_long(progress: Progress | None, clock: Callable[[], float] = time.monotonic) -> Progress:
-    """`progress`, with one line on stderr about a run that will take more than five minutes, and a shorter one.
-
-    clock: seconds, from anywhere
-    """
-    begun, is_said = clock(), False
-
-    def report(done: int, total: int | None) -> None:
-        nonlocal is_said
-        if progress is not None:
-            progress(done, total)
-        passed = clock() - begun
-        if is_said or not done or total is None or passed < _LOOK_S:
-            return
-        is_said, whole = True, passed * total / done
-        if whole > _LONG_S:
-            shown = f"{whole / 3600:,.1f} hours" if whole >= 3600 else f"{whole / 60:,.0f} minutes"
-            say(
-                f"{done:,} of {total:,} requests in {passed:.0f} s: about {shown} in all. Fewer show the same: "
-                f"--set traffic.num_requests={max(int(done / passed * _SHORT_S), 1)} takes a minute. Ctrl-C ends it."
-            )
-
-    return report
 
 
 def progress_line(what: str, done: int, total: int | None, passed_s: float) -> str:

@@ -1,34 +1,9 @@
 """`Document`: what an answer says, in blocks, whatever it will be shown on.
 
-A view makes a document of a result and is pure; a renderer (`perfmodel.report.render`) makes terminal output, Markdown,
-HTML or JSON of a document. Blocks hold text and numbers as text; pictures are drawn when a renderer asks for them.
+A view makes a document of a result and is pure; a renderer (`perfmodel.report.terminal`, `pages`) makes terminal
+output, Markdown, HTML or JSON of a document. Blocks hold text and numbers as text; pictures are drawn when a renderer
+asks for them.
 """
-
-__all__ = [
-    "Block",
-    "Commands",
-    "Details",
-    "Document",
-    "Fact",
-    "Facts",
-    "Heading",
-    "Item",
-    "Line",
-    "Notes",
-    "Paragraph",
-    "Picture",
-    "Plot",
-    "Sentences",
-    "Span",
-    "Table",
-    "Tile",
-    "Tiles",
-    "Tone",
-    "document_json",
-    "pictures_of",
-    "plain",
-    "spans",
-]
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass

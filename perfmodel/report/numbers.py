@@ -1,18 +1,5 @@
 """Numbers as text: fixed digits, SI prefixes, three significant digits, factors, durations; a dash for no value."""
 
-__all__ = [
-    "MISSING",
-    "format_duration",
-    "format_factor",
-    "format_in",
-    "format_metric",
-    "format_number",
-    "format_optional",
-    "format_short",
-    "format_si",
-    "is_number",
-]
-
 import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard

@@ -1,14 +1,15 @@
-"""A run as files: its records, read back, and a timeline to open in ui.perfetto.dev or chrome://tracing.
+"""A run as files: the folder that they are in, its records, read back, and a timeline for ui.perfetto.dev.
 
 Records are requests.csv and steps.csv as a run streams them, one line each, named as the columns are. Floats are
 written with `repr`, so reading gives back the same bits. A run that was cut short leaves whole lines and perhaps a last
 broken one, which is passed over.
 
+In a folder without an earlier run the new one's records can be read while it goes. Otherwise they come to be in
+`unfinished` below it, and move up together at the end; no other file is touched.
+
 A timeline has one process per replica with its steps and counters, one process with a track per request. Times in
 microseconds since the start of the run. Format: the Trace Event Format's `traceEvents` (phases X, C and M).
 """
-
-__all__ = ["MAX_REQUESTS", "MAX_STEPS", "read_requests", "read_steps", "timeline_json", "write_timeline"]
 
 import json
 from collections.abc import Iterator
@@ -18,10 +19,88 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.errors import WorkloadError
-from perfmodel.report.plots.series import replicas_of
+from perfmodel.errors import SpecError, WorkloadError
+from perfmodel.files.reach import read_json
+from perfmodel.report.plots.run import replicas_of
+from perfmodel.sim.records.collector import REQUEST_COLUMNS, STEP_COLUMNS
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
+
+RUN_FILES = (
+    "requests.csv",
+    "steps.csv",
+    "chunks.csv",
+    "acceptance.json",
+    "result.json",
+    "report.html",
+    "timeline.json",
+)
+_HEADERS = {"requests.csv": REQUEST_COLUMNS, "steps.csv": STEP_COLUMNS}
+
+
+class RunFolder:
+    """path: where the files end up; work: where they are written. Made at once.
+
+    Raises SpecError where it cannot be made or written, or has a file of such a name that no run has written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = self.work = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any((path / name).exists() for name in RUN_FILES):
+                _refuse_files_of_others(path)
+                self.work = path / "unfinished"
+                self.work.mkdir(exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"--out {path}: {error.strerror or error}; give a folder that can be written.") from None
+
+    def finish(self) -> None:
+        """Put the new files in the place of the old ones."""
+        if self.work == self.path:
+            return
+        for name in RUN_FILES:
+            if (self.work / name).exists():
+                (self.work / name).replace(self.path / name)
+            else:
+                (self.path / name).unlink(missing_ok=True)
+        self.work.rmdir()
+
+    def give_up(self) -> None:
+        """Leave an earlier run as it was."""
+        if self.work == self.path:
+            return
+        for name in RUN_FILES:
+            (self.work / name).unlink(missing_ok=True)
+        self.work.rmdir()
+
+
+def _refuse_files_of_others(folder: Path) -> None:
+    if _has_provenance(folder / "result.json"):
+        return
+    for name in RUN_FILES:
+        file = folder / name
+        if file.exists() and not (name in _HEADERS and _begins_with(file, _HEADERS[name])):
+            raise SpecError(
+                f"--out {folder}: found {name}, which no run of perfmodel has written, and would replace it; give "
+                f"another folder."
+            )
+
+
+def _has_provenance(file: Path) -> bool:
+    try:
+        found = read_json(file)
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and isinstance(found.get("provenance"), dict)
+
+
+def _begins_with(file: Path, columns: tuple[str, ...]) -> bool:
+    """Whether a file of records has these columns first, or, of a run that was cut short, nothing yet."""
+    wanted = ",".join(columns).encode()
+    with file.open("rb") as records:
+        return records.read(len(wanted)) in (wanted, b"")
+
 
 MAX_STEPS = 20_000  # step records drawn, in order of start; each also makes two counter events
 MAX_REQUESTS = 200  # requests drawn, in order of arrival
@@ -150,12 +229,7 @@ def _request_events(requests: RequestColumns) -> Iterator[Event]:
         yield _named(_REQUESTS_PID, f"request {tid} ({prompt:,} in, {output:,} out)", tid)
         moments = [
             _microseconds(column[row])
-            for column in (
-                requests.arrival_s,
-                requests.first_scheduled_s,
-                requests.first_token_s,
-                requests.finished_s,
-            )
+            for column in (requests.arrival_s, requests.first_scheduled_s, requests.first_token_s, requests.finished_s)
         ]
         args = {
             "replica": int(requests.replica[row]),

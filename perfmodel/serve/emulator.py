@@ -4,19 +4,19 @@ It is a driver as `perfmodel.sim.driver` is one, over the same cluster of the sa
 outside, that equal steps are taken one by one, and that each token is told of when its client would have it.
 """
 
-__all__ = ["Emulator", "Fate", "Listener", "Observer", "Order", "ReplicaDownError"]
-
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.serve.context import beyond_context
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
-from perfmodel.serve.request_params import RequestParams
+from perfmodel.serve.settings import beyond_context
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, PacedEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
@@ -24,6 +24,24 @@ from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.specs.cluster import AutoscalingSpec
 from perfmodel.specs.scenario import Scenario
+
+
+class RequestParams(NamedTuple):
+    """What a client has asked for, beside counts of tokens.
+
+    finish_reason: "stop" where the text ends there, "length" where its limit of tokens does
+    max_tokens:    what the client allows; None: as many as it gets
+    n:             answers that it asked for; None for all but one of these
+    adapter:       name of the LoRA adapter
+    token_ids:     of the prompt and then of the answer
+    """
+
+    finish_reason: str = "length"
+    max_tokens: int | None = None
+    n: int | None = 1
+    adapter: str | None = None
+    token_ids: NDArray[np.int64] | None = None
+
 
 Fate = Literal["finished", "failed", "rate_limited", "timed_out"]
 
@@ -62,12 +80,11 @@ class Listener(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Whoever counts what engines do."""
+class Observer:
+    """Whoever counts what engines do, of which each method that is not its own is no news to it."""
 
     def on_arrived(self, request: Request) -> None:
         """A client has sent `request`."""
-        ...
 
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
         """A step of `engine` has ended, which was to compute `plan`.
@@ -75,19 +92,15 @@ class Observer(Protocol):
         gaps: (ticks, how many times) between tokens of requests that sat out the steps between; those of the others are
               the step's own duration, `record.num_gaps` times
         """
-        ...
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         """An answer is complete; its times are those of its client, and may be a moment ahead."""
-        ...
 
     def on_lost(self, request: Request, fate: Fate) -> None:
         """The deployment has failed `request`, or its deadline is over."""
-        ...
 
     def on_aborted(self, request: Request) -> None:
         """The client of `request` has gone."""
-        ...
 
 
 class _Stream:

@@ -1,24 +1,46 @@
 """`EmulatorServer`: a scenario as a server that real clients reach: its emulator, what it tells beside, its ports."""
 
-__all__ = ["EmulatorServer", "Ended", "Telemetry"]
-
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from perfmodel.errors import MissingExtraError, SpecError
+from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.listening import Listening
 from perfmodel.serve.emulator import Emulator
 from perfmodel.serve.http import build_app, serve
 from perfmodel.serve.metrics import Metrics
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.warm_up import warm_up
+from perfmodel.sim import simulate
 from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
 
 if TYPE_CHECKING:
     from perfmodel.serve.kv_events import KvEvents
+
+_NUM_REQUESTS = 24
+_NUM_TOKENS = 24
+_LONGEST_PROMPT = 1024
+
+
+def warm_up(scenario: Scenario) -> None:
+    """Price the steps of a little traffic: the tables of step costs, which all engines of a process share, begin to
+    fill, and what they import is there. Then the garbage collector need not look at any of it again."""
+    longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
+    traffic = Traffic(
+        arrivals=Arrivals(process="constant", rate=20.0),
+        num_requests=_NUM_REQUESTS,
+        input_tokens=Lengths(distribution="uniform", low=1, high=max(min(_LONGEST_PROMPT, longest // 2), 1)),
+        output_tokens=Lengths(distribution="fixed", value=_NUM_TOKENS),
+    )
+    with suppress(PerfmodelError):  # what is wrong with the scenario is said to those who send it something
+        simulate(scenario.model_copy(update={"traffic": traffic}), keep_steps=False, can_leap=False)
+    gc.collect()
+    gc.freeze()
+
 
 MetricNames = Literal["vllm", "sglang"]
 _log = logging.getLogger("perfmodel.serve")

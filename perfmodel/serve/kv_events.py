@@ -7,8 +7,6 @@ was an array. Hashes are integers of 64 bits, as vLLM publishes them by default.
 ROUTER socket for all from a number on, and gets what is still in the buffer.
 """
 
-__all__ = ["KvEvents", "external_hash"]
-
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
@@ -21,7 +19,7 @@ import zmq
 
 from perfmodel.engine import GroupedKVBlocks, Request, StepPlan, StepRecord
 from perfmodel.errors import SpecError
-from perfmodel.serve.emulator import Emulator, Fate
+from perfmodel.serve.emulator import Emulator, Observer
 from perfmodel.sim.replica.replica import EngineRank, Replica
 
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -88,7 +86,6 @@ class _Rank:
         self.spans = [(group.span, group.is_chunk) for group in groups] or [(None, False)]
 
     def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
-        """See `BlockListener`."""
         span, is_chunk = self.spans[group]
         tokens: list[int] = []
         for content in contents:
@@ -114,12 +111,10 @@ class _Rank:
         )
 
     def on_removed(self, content: Hashable, group: int) -> None:
-        """See `BlockListener`."""
         removed = self.kinds["BlockRemoved"]
         self.events.append(removed(block_hashes=[external_hash(content)], medium="GPU", group_idx=group))
 
     def on_cleared(self) -> None:
-        """See `BlockListener`."""
         self.events.append(self.kinds["AllBlocksCleared"]())
         self.flush()
 
@@ -143,7 +138,7 @@ def _kind(span: int | None, is_chunk: bool) -> str:
     return "chunked_local_attention" if is_chunk else "sliding_window"
 
 
-class KvEvents:
+class KvEvents(Observer):
     """The publisher of all engines of `emulator`; an `Observer`. It speaks from `start` to `close`.
 
     endpoint:        of the first engine: bound where it names a wildcard, `ipc` or `inproc`, else connected to, as
@@ -267,15 +262,6 @@ class KvEvents:
         if tokens is not None:
             for number, block_hash in enumerate(request.block_hashes):
                 self.remember(block_hash, tokens[number * size : (number + 1) * size].tolist())
-
-    def on_finished(self, engine: EngineRank, request: Request) -> None:
-        """See `Observer`."""
-
-    def on_lost(self, request: Request, fate: Fate) -> None:
-        """See `Observer`."""
-
-    def on_aborted(self, request: Request) -> None:
-        """See `Observer`."""
 
 
 def _opened(kind: int, endpoint: str, binds: bool, hwm: int) -> "zmq.Socket[bytes]":

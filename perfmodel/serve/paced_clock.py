@@ -8,8 +8,6 @@ Timers of event loops go off late by up to a millisecond. The clock sees by how 
 earlier, and sleeps for what is left where one went off early.
 """
 
-__all__ = ["ClockStoppedError", "PacedClock"]
-
 import asyncio
 import time
 from collections.abc import Callable

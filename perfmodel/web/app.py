@@ -1,12 +1,18 @@
-"""`build_app`: the page's server as an ASGI application."""
+"""`build_app`: the page's server as an ASGI application; `serve_page`: on a port of this machine, until ctrl-C.
 
-__all__ = ["build_app"]
+Only pages of this server may ask: the Host header is checked, against pages elsewhere that reach this machine under a
+name of their own (DNS rebinding); a token, against pages elsewhere that send forms here; headers keep the page from
+loading, or being framed by, anything else.
+"""
 
 import asyncio
 import gzip
 import hashlib
+import hmac
 import json
 import logging
+import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -22,15 +28,54 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from perfmodel.errors import PerfmodelError
-from perfmodel.web.desk import Desk
-from perfmodel.web.drops import MOST_BYTES, field_of, without_marks
-from perfmodel.web.guard import HEADERS, PageGuard
-from perfmodel.web.lines import read_line, serve_line
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.listening import Bounds, HostCheck, Listening, is_loopback, serve_apps
 from perfmodel.web.pages import Pages
-from perfmodel.web.questions import Shown
+from perfmodel.web.results import MOST_BYTES, QueryResult, field_of, without_marks
+from perfmodel.web.service import QueryService, read_line, serve_line
 from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views import View, ViewPart, find_part, find_view
+
+TOKEN_HEADER = "x-perfmodel-token"
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),  # inline styles: plotly and progress bars set some
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+_HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+
+
+class PageGuard:
+    """token: what a page of this server sends with all that changes state"""
+
+    def __init__(self, host: str) -> None:
+        self._hosts = HostCheck(host)
+        self.token = secrets.token_urlsafe(24)
+
+    def refusal(self, request: Request) -> tuple[int, str] | None:
+        """Status and sentence for a request that is not to be answered; else None."""
+        host = ", ".join(request.headers.getlist("host"))
+        refusal = self._hosts.refusal(host)
+        if refusal is not None or not _HOST.fullmatch(host):
+            return 400, f"the request is for {host[:80]!r}; open the page by the address that perfmodel web says."
+        if request.method in ("GET", "HEAD"):
+            return None
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"{request.url.scheme}://{host}":
+            return 403, "the request came from another page; only this server's own may ask."
+        if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self.token.encode()):
+            return 403, "the page is of a server that has ended; load it again."
+        return None
+
 
 _log = logging.getLogger("perfmodel.web")
 _PATIENCE_S = 1.5  # with a worker, before the page is asked to wait
@@ -43,13 +88,13 @@ _STATIC = (
 )
 
 
-def build_app(host: str, desk: Desk) -> Starlette:
+def build_app(host: str, desk: QueryService) -> Starlette:
     """The application, to be served on `host`; `desk` answers, and has been started."""
     return _Site(PageGuard(host), desk).app
 
 
 class _Site:
-    def __init__(self, guard: PageGuard, desk: Desk) -> None:
+    def __init__(self, guard: PageGuard, desk: QueryService) -> None:
         self._guard, self._desk = guard, desk
         self._pages = Pages(desk, guard.token)
         routes = [
@@ -166,8 +211,8 @@ class _Site:
 
     async def _stop(self, request: Request) -> Response:
         view, part, state = _part_of(request)
-        for question in (*part.ask(state), *(part.later(state) if part.later else ())):
-            self._desk.stop(question)
+        for request_ in (*part.ask(state), *(part.later(state) if part.later else ())):
+            self._desk.stop(request_)
         return await self._drawn(view, part, state)
 
     async def _drawn(self, view: View, part: ViewPart, state: PageState) -> Response:
@@ -176,7 +221,7 @@ class _Site:
     async def _data(self, request: Request) -> Response:
         """The JSON of a part's answers, as their commands print it."""
         view, part, state = _part_of(request)
-        found = [self._desk.look(question).shown for question in part.ask(state)]
+        found = [self._desk.look(request_).shown for request_ in part.ask(state)]
         shown = [each for each in found if each is not None]
         if not shown:
             return JSONResponse({"error": "nothing is known of it yet; open the page first."}, 404)
@@ -189,7 +234,7 @@ class _Site:
         """A file that a part's answers can be taken along as; nothing is worked out for it."""
         _, part, state = _part_of(request)
         name = request.path_params["name"]
-        found = [self._desk.look(question).shown for question in part.ask(state)]
+        found = [self._desk.look(request_).shown for request_ in part.ask(state)]
         texts = [each.files[name] for each in found if each is not None and name in each.files]
         if not texts:
             return self._sentence(
@@ -254,8 +299,8 @@ def _reader_of(request: Request, view: View, part: ViewPart, suffix: str = "") -
     return f"{page}/{view.name}/{part.name}{suffix}" if page else ""
 
 
-def _with_command(shown: Shown) -> dict[str, Any]:
-    said = {"command": without_marks(shown.question.line)}
+def _with_command(shown: QueryResult) -> dict[str, Any]:
+    said = {"command": without_marks(shown.request.line)}
     return said | (dict(shown.data) if isinstance(shown.data, Mapping) else {"answer": shown.data})
 
 
@@ -297,3 +342,38 @@ def _plotly() -> tuple[bytes, str]:
 
 def _tag(content: bytes) -> str:
     return f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+
+
+_DRAIN_S = 1.0  # a page asks again
+_BOUNDS = Bounds(max_connections=256)
+
+
+def serve_page(host: str, port: int, on_ready: Callable[[str], None]) -> None:
+    """Serve until interrupted.
+
+    port:     0: one that is free
+    on_ready: called with the page's address when it can be opened
+
+    Raises SpecError where the port cannot be had, and for a host that other machines reach: who opens the page may
+    start work and read what was dropped.
+    """
+    if not is_loopback(host):
+        raise SpecError(f"--host: found {host!r}, allowed this machine's own, as 127.0.0.1, ::1 or localhost.")
+    asyncio.run(_serve(host, port, on_ready))
+
+
+async def _serve(host: str, port: int, on_ready: Callable[[str], None]) -> None:
+    name = f"[{host}]" if ":" in host else host
+    desk = QueryService()
+    try:
+        await desk.start()
+        app = build_app(host, desk)
+        await serve_apps(
+            [Listening(app, port)],
+            host,
+            _BOUNDS,
+            _DRAIN_S,
+            on_ready=lambda ports: on_ready(f"http://{name}:{ports[0]}"),
+        )
+    finally:
+        await desk.close()

@@ -1,13 +1,11 @@
-"""`JobQueue`: questions that take longer than a page should wait, in worker processes: progress, stop, only so many.
+"""`JobQueue`: requests that take longer than a page should wait, in worker processes: progress, stop, only so many.
 
-A worker is a process of this program that waits for questions, so it keeps what it knows of steps between them. It is
+A worker is a process of this program that waits for requests, so it keeps what it knows of steps between them. It is
 stopped where it reports progress; one that does not within a few seconds is ended and another started.
 
-A page that begins work sends requests while it is open, and one when it closes. Work stops when none of
-its pages is open.
+A page that begins work sends requests while it is open, and one when it closes. Work stops when none of its pages is
+open.
 """
-
-__all__ = ["BackgroundJob", "JobQueue", "Lane", "Work"]
 
 import asyncio
 import logging
@@ -21,13 +19,13 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from perfmodel.commands.request import CommandRequest, Console
 from perfmodel.cores import collect_rarely
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.web.known import Known
-from perfmodel.web.questions import Progress, Question, Shown
+from perfmodel.web.results import QueryResult, ResultCache
 
 Lane = Literal["quick", "long"]
-Work = Callable[[Question, Progress], Shown]
+Work = Callable[[CommandRequest, Console], QueryResult]
 _LANES: tuple[Lane, ...] = ("quick", "long")
 _TELL_S = 0.1  # between two words on progress
 _PATIENCE_S = 3.0  # with a worker that was asked to stop
@@ -46,14 +44,14 @@ class _StoppedError(Exception):
 
 @dataclass(eq=False)
 class BackgroundJob:
-    """One question under way.
+    """One request under way.
 
     state:   waiting, running, done, stopped, refused (`said` has the sentence), failed
     readers: parts of pages that wait for it, as `page/view/part`, if they name themselves
     """
 
     number: int
-    question: Question
+    request: CommandRequest
     lane: Lane
     state: str = "waiting"
     what: str = ""
@@ -77,13 +75,13 @@ class BackgroundJob:
 
 
 class JobQueue:
-    """Works on questions in the background, those of each lane one after another; what comes of them is kept in
+    """Works on requests in the background, those of each lane one after another; what comes of them is kept in
     `known`.
 
-    work: of a question with a progress, what the answer is; a function that can be pickled
+    work: of a request with a progress, what the answer is; a function that can be pickled
     """
 
-    def __init__(self, known: Known, work: Work) -> None:
+    def __init__(self, known: ResultCache, work: Work) -> None:
         self._known, self._work_out = known, work
         self._numbers = count(1)
         self._jobs: OrderedDict[int, BackgroundJob] = OrderedDict()
@@ -108,21 +106,21 @@ class JobQueue:
         for worker in self._workers.values():
             worker.end()
 
-    def last(self, question: Question) -> BackgroundJob | None:
-        """What was done last about a question, if it was of late."""
+    def last(self, request: CommandRequest) -> BackgroundJob | None:
+        """What was done last about a request, if it was of late."""
         latest_first = reversed(self._jobs.values())
-        return next((job for job in latest_first if job.question == question and not job.is_left), None)
+        return next((job for job in latest_first if job.request == request and not job.is_left), None)
 
-    def begin(self, question: Question, lane: Lane, reader: str = "") -> BackgroundJob:
-        """The job of a question: the one that is under way, or a new one. Raises SpecError where too many wait.
+    def begin(self, request: CommandRequest, lane: Lane, reader: str = "") -> BackgroundJob:
+        """The job of a request: the one that is under way, or a new one. Raises SpecError where too many wait.
 
         reader: that waits for it, as of a `BackgroundJob`; "": nobody is named
         """
-        job = self.last(question)
+        job = self.last(request)
         if job is None or job.is_over or job.is_stopping:
             if sum(other.state == "waiting" and other.lane == lane for other in self._jobs.values()) >= _MOST_WAITING:
-                raise SpecError(f"{_MOST_WAITING} questions wait already; stop some, or wait for them.")
-            job = BackgroundJob(next(self._numbers), question, lane)
+                raise SpecError(f"{_MOST_WAITING} requests wait already; stop some, or wait for them.")
+            job = BackgroundJob(next(self._numbers), request, lane)
             self._jobs[job.number] = job
             self._forget()
             self._queues[lane].put_nowait(job)
@@ -143,11 +141,11 @@ class JobQueue:
         """A page closes, or is loaded again."""
         self._open_until[page] = time.monotonic() + _GRACE_S
 
-    def leave(self, reader: str, questions: Collection[Question]) -> None:
-        """`reader` asks these questions now, and waits for no others: what nobody else waits for is stopped, as when a
+    def leave(self, reader: str, requests: Collection[CommandRequest]) -> None:
+        """`reader` asks these requests now, and waits for no others: what nobody else waits for is stopped, as when a
         slider has moved on."""
         for job in list(self._jobs.values()):
-            if job.question not in questions:
+            if job.request not in requests:
                 self._take_out(job, {reader} & job.readers)
 
     def _take_out(self, job: BackgroundJob, readers: set[str]) -> None:
@@ -188,7 +186,7 @@ class JobQueue:
             try:
                 await self._work(lane, job)
             except Exception:
-                _log.exception("a question could not be answered: a bug of perfmodel")
+                _log.exception("a request could not be answered: a bug of perfmodel")
                 job.end("failed", "it could not be answered: a bug, which the log describes.")
             finally:
                 if not job.is_over:
@@ -199,7 +197,7 @@ class JobQueue:
         if not worker.is_alive:
             worker = self._workers[lane] = _Worker(self._work_out)
         job.state = "running"
-        worker.send(job.question)
+        worker.send(job.request)
         give_up_at = None
         while not job.is_over:
             content = await asyncio.to_thread(worker.receive, 0.05)
@@ -220,22 +218,22 @@ class JobQueue:
             case "progress":
                 job.what, job.done, job.total = content
             case "done":
-                self._known.keep(job.question, content)
+                self._known.keep(job.request, content)
                 job.end("done")
             case "refused":
-                self._known.keep(job.question, content)
+                self._known.keep(job.request, content)
                 job.end("refused", str(content))
             case "stopped":
                 job.end("stopped")
             case "short":
                 job.end("failed", str(content))
             case _:
-                _log.error("a question could not be answered: a bug of perfmodel\n%s", content)
+                _log.error("a request could not be answered: a bug of perfmodel\n%s", content)
                 job.end("failed", "it could not be answered: a bug, which the log describes.")
 
 
 class _Worker:
-    """A process that answers questions, one at a time."""
+    """A process that answers requests, one at a time."""
 
     def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context("spawn")
@@ -248,9 +246,9 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
-    def send(self, question: Question | None) -> None:
+    def send(self, request: CommandRequest | None) -> None:
         with suppress(OSError):
-            self._ours.send(question)
+            self._ours.send(request)
 
     def receive(self, timeout_s: float) -> tuple[str, Any] | None:
         """What the worker says next; None where it says nothing in time, or is gone."""
@@ -268,7 +266,7 @@ class _Worker:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """A worker's life: questions come, words on progress and answers go; None asks to stop."""
+    """A worker's life: requests come, words on progress and answers go; None asks to stop."""
     import signal
     import traceback
 
@@ -276,13 +274,13 @@ def _serve(connection: Connection, work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server, which ends its workers
     while True:
         try:
-            question = connection.recv()
+            request = connection.recv()
         except (EOFError, OSError):
             return
-        if question is None:
-            continue  # of a question that ended meanwhile
+        if request is None:
+            continue  # of a request that ended meanwhile
         try:
-            connection.send(("done", work(question, lambda what: _progress(connection, what))))
+            connection.send(("done", work(request, Console(lambda what: _progress(connection, what)))))
         except _StoppedError:
             connection.send(("stopped", None))
         except PerfmodelError as error:

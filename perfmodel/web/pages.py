@@ -1,7 +1,5 @@
 """Pages and parts of pages: an address as HTML. Knows no HTTP but addresses."""
 
-__all__ = ["Pages"]
-
 import json
 import re
 import zlib
@@ -12,31 +10,43 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from perfmodel.commands.request import CommandRequest
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.planning.metrics import study_metric
+from perfmodel.planning.spec import PlanSpec
 from perfmodel.version import __version__
-from perfmodel.web.desk import Desk, Finding
-from perfmodel.web.drops import without_marks
-from perfmodel.web.fields import GROUPS, choices_of, default_of
-from perfmodel.web.figures import figure
-from perfmodel.web.lines import resolved_fields
-from perfmodel.web.pictures.runs import (
-    column_bars,
-    goodput_curve,
-    latency_curve,
-    measured_dots,
-    memory_bar,
-    prompt_curve,
-    step_curve,
-)
-from perfmodel.web.questions import Question
+from perfmodel.web import pictures
+from perfmodel.web.compare import OF_DEPLOYMENTS, OF_TRAFFIC, compared, headings
+from perfmodel.web.figures import GROUPS, choices_of, default_of, figure
+from perfmodel.web.results import without_marks
+from perfmodel.web.service import QueryService, QueryState, resolved_fields
 from perfmodel.web.state import PageState
-from perfmodel.web.views import VIEWS, View, ViewPart
-from perfmodel.web.views.choices import CHOICES, FILTERS
-from perfmodel.web.views.columns import OF_DEPLOYMENTS, OF_TRAFFIC, compared, headings
-from perfmodel.web.views.compare import columns_of, deployment_of, main_of
-from perfmodel.web.views.traffic import asked_rate
+from perfmodel.web.views import (
+    ALONG,
+    ALTERNATIVES,
+    SERVICE_LEVELS,
+    VIEWS,
+    WHATIF_METRICS,
+    View,
+    ViewPart,
+    asked_rate,
+    columns_of,
+    deployment_of,
+    fields_of,
+    is_preview,
+    main_of,
+    opened,
+    priced_devices,
+)
 
 _PAUSE_MS = 150  # without another move, until a hand rests
+_FUNCTIONS = (
+    *(asked_rate, choices_of, columns_of, compared, default_of, deployment_of, fields_of, figure, headings),
+    *(is_preview, main_of, opened, priced_devices),
+    *(pictures.against_lines, pictures.bounds_plot, pictures.column_bars, pictures.devices_bars, pictures.front_plot),
+    *(pictures.goodput_curve, pictures.latency_curve, pictures.measured_dots, pictures.memory_bar),
+    *(pictures.prompt_curve, pictures.step_curve, pictures.tornado),
+)
 
 
 class Pages:
@@ -45,7 +55,7 @@ class Pages:
     token: that the page sends with what changes state
     """
 
-    def __init__(self, desk: Desk, token: str) -> None:
+    def __init__(self, desk: QueryService, token: str) -> None:
         self._desk, self._token = desk, token
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("perfmodel.web"),
@@ -55,30 +65,20 @@ class Pages:
             undefined=jinja2.StrictUndefined,
         )
         self._templates.globals |= {
-            "asked_rate": asked_rate,
-            "choices_of": choices_of,
-            "column_bars": column_bars,
-            "columns_of": columns_of,
-            "compared": compared,
-            "default_of": default_of,
-            "deployment_of": deployment_of,
-            "figure": figure,
-            "goodput_curve": goodput_curve,
+            "alternatives": ALTERNATIVES,
+            "along": ALONG,
             "groups": GROUPS,
-            "headings": headings,
-            "latency_curve": latency_curve,
-            "main_of": main_of,
-            "measured_dots": measured_dots,
-            "memory_bar": memory_bar,
+            "metric_of": study_metric,
             "of_deployments": OF_DEPLOYMENTS,
             "of_traffic": OF_TRAFFIC,
             "others_of": _others,
-            "prompt_curve": prompt_curve,
+            "plan_defaults": PlanSpec(),
             "resolved_fields": _resolved_fields,
-            "step_curve": step_curve,
+            "service_levels": SERVICE_LEVELS,
             "version": __version__,
             "views": VIEWS,
-            **CHOICES,
+            "whatif_metrics": WHATIF_METRICS,
+            **{function.__name__: function for function in _FUNCTIONS},
         }
         self._templates.filters |= {
             "code": _code,
@@ -86,7 +86,8 @@ class Pages:
             "json": _json,
             "plotted": _plotted,
             "unmarked": without_marks,
-            **FILTERS,
+            "cleared": dict.fromkeys,
+            "used_in": _used_in,
         }
 
     def whole(self, view: View, state: PageState) -> str:
@@ -111,29 +112,29 @@ class Pages:
         pause_ms:   before the page asks for what is not begun
         """
         try:
-            questions = part.ask(state)
+            requests = part.ask(state)
         except PerfmodelError as error:
             return self._refused(str(error), [])
-        findings = [self._finding(part, question) for question in questions]
+        findings = [self._finding(part, request) for request in requests]
         settled = [finding for finding in findings if finding.shown or finding.refusal]
         can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or any(each.shown for each in findings))
         if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
             later = self._later_findings(part, state)
-            template = f"views/{view.name}/{part.name}.html"
+            template = [f"views/{view.name}/{part.name}.html", "views/any.html"]
             drawn = self._draw(template, view, state, part=part, findings=findings, later=later)
-            return _kept(part, questions, drawn) if part.is_kept else drawn
+            return _kept(part, requests, drawn) if part.is_kept else drawn
         refusal = next((finding.refusal for finding in findings if finding.refusal), "")
         if refusal and not part.shows_refusals:
-            return self._refused(refusal, questions)
+            return self._refused(refusal, requests)
         jobs = [finding.job for finding in findings if finding.job is not None]
         return self._draw("waiting.html", view, state, part=part, jobs=jobs, pause_ms=pause_ms)
 
     def rest(self, view: View, part: ViewPart, state: PageState) -> Markup:
-        """All that a part's answer says; a part that can show it asks one question.
+        """All that a part's answer says; a part that can show it asks one request.
 
         Raises SpecError where it is not known any more.
         """
-        findings = [self._finding(part, question) for question in part.ask(state)]
+        findings = [self._finding(part, request) for request in part.ask(state)]
         shown = findings[0].shown if findings else None
         if shown is None:
             refusal = findings[0].refusal if findings else ""
@@ -147,15 +148,15 @@ class Pages:
             return None
         return self._draw("later.html", view, state, part=part, later=later)
 
-    def _later_findings(self, part: ViewPart, state: PageState) -> list[Finding]:
-        return [] if part.later is None else [self._desk.look(question) for question in part.later(state)]
+    def _later_findings(self, part: ViewPart, state: PageState) -> list[QueryState]:
+        return [] if part.later is None else [self._desk.look(request) for request in part.later(state)]
 
     def refused(self, sentence: str) -> str:
         """A page for an address that says nothing that can be shown."""
         return self._draw("refused.html", sentence=sentence)
 
-    def _finding(self, part: ViewPart, question: Question) -> Finding:
-        return self._desk.answer(question) if part.lane is None else self._desk.look(question)
+    def _finding(self, part: ViewPart, request: CommandRequest) -> QueryState:
+        return self._desk.answer(request) if part.lane is None else self._desk.look(request)
 
     def _resolved(self, state: PageState) -> Any:
         """All fields of the scenario: which defaults count, also where the model does not fit. None for one that cannot
@@ -165,22 +166,27 @@ class Pages:
         except PerfmodelError:
             return None
 
-    def _refused(self, sentence: str, questions: Sequence[Question]) -> Markup:
-        return self._draw("refusal.html", sentence=without_marks(sentence), questions=questions)
+    def _refused(self, sentence: str, requests: Sequence[CommandRequest]) -> Markup:
+        return self._draw("refusal.html", sentence=without_marks(sentence), requests=requests)
 
     def _draw(
-        self, template: str, view: View | None = None, state: PageState | None = None, pause_ms: int = 0, **scene: Any
+        self,
+        template: str | Sequence[str],
+        view: View | None = None,
+        state: PageState | None = None,
+        pause_ms: int = 0,
+        **scene: Any,
     ) -> Markup:
-        found = self._templates.get_template(template)
+        chosen = self._templates.get_or_select_template([template] if isinstance(template, str) else [*template])
         if view is not None and state is not None:
             draw_part = partial(self.part, view, state=state, pause_ms=pause_ms)
             scene |= {"view": view, "state": state, "draw_part": draw_part, "pause_ms": pause_ms}
-        return Markup(found.render(**scene))  # templates escape
+        return Markup(chosen.render(**scene))  # templates escape
 
 
-def _kept(part: ViewPart, questions: Sequence[Question], drawn: Markup) -> Markup:
+def _kept(part: ViewPart, requests: Sequence[CommandRequest], drawn: Markup) -> Markup:
     """What htmx leaves in its place where what comes has the same id."""
-    asked = zlib.crc32(repr(questions).encode())
+    asked = zlib.crc32(repr(requests).encode())
     return Markup('<div id="{}-{:08x}" hx-preserve="true">{}</div>').format(part.name, asked, drawn)
 
 
@@ -210,3 +216,7 @@ def _resolved_fields(scenario: Any) -> dict[str, str]:
     """What counts in each field that is left empty."""
     fields = (field for group in GROUPS for field in group.fields if field.resolved)
     return {field.key: default_of(field, scenario) for field in fields}
+
+
+def _used_in(fields: Mapping[str, str], state: PageState) -> bool:
+    return bool(fields) and all(state.get(key) == value for key, value in fields.items())

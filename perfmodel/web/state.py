@@ -1,18 +1,19 @@
-"""`PageState`: all that a page shows, as its address says it. Knows no view, no command and no file.
+"""`PageState`: all that a page shows, as its address says it; `request_of`: a command's request of a state. Knows no
+view and no file.
 
 Keys are those of the command line: flags by their names (`model`, `hardware`, `rate` ...), fields of the scenario by
 their paths (`engine.tensor_parallel_size`), which become `--set`, and what single views ask (`batch`, `context`). Other
 deployments to compare with are states of their own, in the values of `with`.
 """
 
-__all__ = ["FLAGS", "MOST_DEPLOYMENTS", "PageState", "read_state"]
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from perfmodel.answers.asked import RUN_FLAGS as FLAGS
+from perfmodel.commands.request import FLAG_FIELDS, ScenarioRequest
+from perfmodel.commands.request import RUN_FLAGS as FLAGS
 from perfmodel.errors import SpecError, did_you_mean
 
 _OF_SCENARIOS = (
@@ -81,6 +82,25 @@ class PageState:
         """The deployment without those that it is compared with and without what views ask."""
         kept = tuple((key, value) for key, value in self.fields if key not in _OF_VIEWS)
         return PageState(kept, left_out=self.left_out)
+
+
+Kind = TypeVar("Kind", bound=ScenarioRequest)
+
+
+def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: Any) -> Kind:
+    """What a command is asked about a state.
+
+    overrides: further ones
+    options:   further fields of the request
+    """
+    scenario, named = state.get("scenario") or None, tuple[str, ...]()
+    given = {key: value for key, value in state.flags.items() if key in kind.scenario_flags}
+    if scenario is not None:
+        named, given = tuple(f"{FLAG_FIELDS[key]}={value}" for key, value in given.items()), {}
+    if hasattr(kind, "workers"):
+        options["workers"] = 1  # others work for other pages
+    all_overrides = (*named, *state.overrides, *overrides)
+    return kind(scenario, flags=tuple(given.items()), overrides=all_overrides, **options)
 
 
 def read_state(query: str) -> PageState:

@@ -16,9 +16,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from perfmodel.cli import app
-from perfmodel.listening.server import serve_apps
+from perfmodel.listening import serve_apps
 from perfmodel.serve import Emulator
-from perfmodel.serve.http.routes import routes
+from perfmodel.serve.http.app import routes
 from perfmodel.serve.metrics import Metrics
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import ByteTokens

@@ -1,4 +1,4 @@
-"""Imports point one way: files, models, specs, ops, cost; engine alone; sim ... report, answers, serve; then cli."""
+"""Imports point one way: files, models, specs, ops, cost; engine alone; sim ... report, commands, serve; then cli."""
 
 import ast
 import sys
@@ -22,7 +22,7 @@ ORDER = (
         "cost",
         "trust",
     ),
-    *("engine", "sim", "planning", "evidence", "report", "answers", "serve", "web"),
+    *("engine", "sim", "planning", "evidence", "report", "commands", "serve", "web"),
 )
 NOT_FOR = {
     "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
@@ -38,13 +38,11 @@ WITHIN = {
         "document",
         "numbers",
         "drawing",
-        "render",
-        "written",
+        "pages",
         "plots",
-        "run_folder",
         "runs",
         "views",
-        "printed",
+        "terminal",
     ),
     "planning": (
         *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes", "load"),

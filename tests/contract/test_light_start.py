@@ -51,8 +51,8 @@ def test_help_loads_nothing_heavy(loaded):
 NOT_FOR_A_PLAIN_SIMULATION = (
     "numpy.ma",
     "perfmodel.api",
-    "perfmodel.cli.plan",
     "perfmodel.evidence",
+    "perfmodel.commands.searches",
     "perfmodel.models.changes",
     "perfmodel.models.weights.headers",
     "perfmodel.planning",

@@ -8,7 +8,7 @@ from narrow_terminal import faults_on
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.report.render import terminal
+from perfmodel.report import terminal
 
 FEW = ("--set", "traffic.num_requests=4")
 

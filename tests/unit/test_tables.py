@@ -12,7 +12,7 @@ import perfmodel as pm
 from perfmodel.evidence.report import ErrorStats, ValidationReport
 from perfmodel.planning.typical_step import estimate_mean_step
 from perfmodel.printable import Printable, columns_of
-from perfmodel.report import printed
+from perfmodel.report import terminal as printed
 
 FEW = {"traffic.num_requests": 20}
 

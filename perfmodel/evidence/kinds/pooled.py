@@ -49,9 +49,9 @@ _KINDS = {
         "elsewhere",
         _CONTRADICT,
         "Results of MLPerf Inference's closed division. Offline: tokens per second of a saturated engine. Server and "
-        "Interactive: TTFT and TPOT at the rate that was submitted. Lengths are the data sets'; over how many devices "
-        "an instance is spread, and how many samples run together, results do not say: the layout that serves most "
-        "within the limits is taken." + _POOLED,
+        "Interactive: TTFT and TPOT at the rate at which the submission just keeps its limits, which is taken to be "
+        "near its own capacity. Lengths are the data sets'; over how many devices an instance is spread, and how many "
+        "samples run together, results do not say: the layout that serves most within the limits is taken." + _POOLED,
     ),
     "served": _Kind(
         "elsewhere",

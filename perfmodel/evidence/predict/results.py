@@ -85,6 +85,7 @@ def _usual_speedup() -> float:
 
 
 _STATES = 40  # sizes of batches that are looked at
+_CAPACITY_DOUBT = 1.15  # of what is predicted to be the highest rate
 _MOST_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limits
 
 
@@ -240,8 +241,9 @@ class MeanSteps:
         busy = min(rate * own * parts, _MOST_BUSY)
         return begin + own * parts * (1 + busy * (1 + spread**2) / (2 * (1 - busy)))
 
-    def at(self, rate: float) -> dict[str, float]:
-        """Latencies, ms, at so many requests per second, with the tails that submissions to a benchmark have."""
+    def at_limits(self, rate: float) -> dict[str, float]:
+        """Latencies, ms, of a submission that is served at so many requests per second."""
+        rate = self.offered(rate)
         step_s = self.open(rate)
         ttft, (tpot_tail, ttft_tail) = self.ttft(rate, step_s), self._tails
         result = {"tpot_mean": step_s, "tpot_p99": step_s * tpot_tail, "ttft_mean": ttft, "ttft_p99": ttft * ttft_tail}

@@ -5,21 +5,6 @@ what each rung of a ladder gains. `pareto_svg`: one metric over another, with th
 measured. `ecdf_svg`: which share of the rows lies within which error. Panels stand side by side.
 """
 
-__all__ = [
-    "Bar",
-    "Dot",
-    "Ladder",
-    "Line",
-    "Panel",
-    "Series",
-    "bars_svg",
-    "ecdf_svg",
-    "lines_svg",
-    "pareto_svg",
-    "scatter_svg",
-    "waterfall_svg",
-]
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, isfinite, log10
@@ -28,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.report.drawing.svg import (
+from perfmodel.report.drawing.figures import (
     BLUE,
     COLOURS,
     GREY,

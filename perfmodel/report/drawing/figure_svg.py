@@ -4,8 +4,6 @@ Only what the figures of reports use is known: axes are linear, logarithmic or c
 `<title>` elements carry the hover text of `hovertemplate`.
 """
 
-__all__ = ["figure_svg", "hover_text"]
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 from typing import Any
 
-from perfmodel.report.drawing.svg import COLOURS, GREY, GRID, INK, Scale, element, points_of, text, text_width
+from perfmodel.report.drawing.figures import COLOURS, GREY, GRID, INK, Scale, element, points_of, text, text_width
 from perfmodel.report.numbers import format_short, format_si
 
 _WIDTH, _HEIGHT = 1000, 320  # the layout may set another height

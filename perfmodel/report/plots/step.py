@@ -1,23 +1,38 @@
 """Figures of one step: its operators on the roofline, their times, and what lies in device memory."""
 
-__all__ = ["memory_figure", "operators_figure", "roofline_figure"]
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from perfmodel.cost import MemoryPlan
 from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.steps.explain import OperatorEstimate
-from perfmodel.report.drawing.figures import Figure, Trace, axis, bars, dots, figure, line, note, upright
-from perfmodel.report.drawing.svg import BLUE, BOUND_COLOURS, GREEN, GREY, INK, ORANGE, PINK
+from perfmodel.report.drawing.figures import (
+    BLUE,
+    BOUND_COLOURS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    SKY,
+    Figure,
+    Trace,
+    axis,
+    bars,
+    dots,
+    figure,
+    line,
+    note,
+)
 from perfmodel.report.numbers import format_si
 from perfmodel.specs.hardware import HardwareSpec
 
 _MAX_OPERATORS = 14
 _PLACES = ("bottom center", "top center", "middle right", "middle left")
 _PLOT_PIXELS, _DECADE_PIXELS, _LETTER_PIXELS = 800, 55, 6  # about: the axes' width, a decade's height, a letter's width
+_LEAST_NAMED = 0.06  # share of a bar below which a part has no name in it; hovering names all
+_FREE = "rgba(128,128,128,0.18)"
 _LEAST_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
 
 
@@ -176,28 +191,30 @@ def operators_figure(rows: Sequence[OperatorEstimate]) -> Figure:
     return figure(traces, 130 + 26 * len(spans), x, y, barmode="stack", margin={"r": 64})
 
 
-def memory_figure(plan: MemoryPlan) -> Figure:
-    """What lies in one device's memory, one bar, beside what a process sees of it; what is left is not used."""
-    parts = (
+def memory_figure(plan: Any) -> Figure:
+    """One device's memory as a bar: what the engine takes of what a process sees.
+
+    plan: a MemoryPlan, or what has its sizes as attributes
+    """
+    parts = [
         ("weights", plan.weight_bytes, BLUE),
-        ("activations and reserve", plan.beside_bytes, GREEN),
-        ("recurrent states", plan.state_bytes, ORANGE),
-        ("KV blocks", plan.kv_bytes, PINK),
-    )
-    visible = plan.visible_bytes
-    unused = ("not used", visible - sum(size for _, size, _ in parts), "#E6E9ED")
-    traces = [
-        bars([size / 1e9], [""], colour, f"{name}: %{{x:.2f}} GB<extra></extra>", name=name)
-        | {
-            "text": [f"{name}<br>{size / 1e9:.1f} GB"] if size > 0.07 * visible else None,
-            "textposition": "inside",
-            "insidetextanchor": "middle",
-            "textangle": 0,
-            "textfont": {"color": INK if name == "not used" else "white"},
-            "marker": {"color": colour, "line": {"color": "white", "width": 1}},
-        }
-        for name, size, colour in (*parts, unused)
-        if size > 0
+        ("activations", plan.activation_bytes, GREEN),
+        ("CUDA graphs", plan.graph_bytes, SKY),
+        ("reserve", plan.reserve_bytes + plan.rotary_table_bytes, GREY),
+        ("recurrent states", plan.state_bytes, SKY),
+        ("KV blocks", plan.kv_bytes, ORANGE),
     ]
-    end = upright(visible / 1e9, INK, width=1.5)
-    return figure(traces, 194, axis("GB on one device"), {}, shapes=[end], barmode="stack", margin={"t": 40, "b": 44})
+    visible = plan.visible_bytes
+    parts.append(("not used", max(visible - sum(size for _, size, _ in parts), 0), _FREE))
+    inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    traces = []
+    for name, size, colour in parts:
+        if size > 0:
+            label = f"{name}<br>{size / 1e9:.1f} GB" if size > _LEAST_NAMED * visible else ""
+            ink = {"textfont": {"color": INK}} if colour == _FREE else {}
+            hover = f"{name}: %{{x:.2f}} GB<extra></extra>"
+            traces.append(bars([size / 1e9], [""], colour, hover, name=name, text=[label], **inside, **ink))
+    x = axis(f"GB of the {visible / 1e9:.1f} that a process sees", range=[0, visible / 1e9])
+    labels = {"minsize": 10, "mode": "hide"}  # none is set smaller
+    look = {"barmode": "stack", "bargap": 0.1, "uniformtext": labels, "legend": {"traceorder": "normal"}}
+    return figure(traces, 170, x, {"visible": False}, **look)

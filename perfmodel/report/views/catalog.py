@@ -1,34 +1,175 @@
-"""Listed and one by one: devices, networks, scenarios, models; techniques and what was shown of each."""
-
-__all__ = [
-    "device_facts",
-    "device_view",
-    "devices_view",
-    "model_facts",
-    "model_view",
-    "models_view",
-    "network_view",
-    "scenarios_view",
-    "siblings_view",
-    "techniques_view",
-]
+"""What a device, a model or a scenario is, listed and one by one; memory plans; two results compared; techniques."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perfmodel.cost import peak_flops_per_s, ridge_point
+from perfmodel.cost import MemoryPlan, peak_flops_per_s, ridge_point
+from perfmodel.cost.memory.file_types import AskedSlots, TypeFit
 from perfmodel.evidence.executed.technique import TechniqueStatus
 from perfmodel.models.executed import why_not_executed
 from perfmodel.models.params import count_parameters, weight_bytes
 from perfmodel.models.spec import ModelSpec
-from perfmodel.report.document import Block, Document, Heading, Paragraph, Span, Table
-from perfmodel.report.numbers import format_number, format_si
+from perfmodel.planning.comparison import Change, MetricChange, ResultComparison
+from perfmodel.report.document import Block, Document, Heading, Line, Notes, Paragraph, Span, Table, Tone
+from perfmodel.report.numbers import MISSING, format_metric, format_number, format_short, format_si
+from perfmodel.report.views.scenario import trust_line
 from perfmodel.report.views.step import ridge_points
 from perfmodel.specs.devices import DeviceFamily
 from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
 from perfmodel.specs.networks import NetworkFile
+from perfmodel.trust import Trust
+
+_USUAL_TOKENS = 2048  # context per sequence where none is given
+
+
+def memory_view(
+    plan: MemoryPlan, notes: Sequence[str] = (), types: Sequence[TypeFit] = (), trust: Trust | None = None
+) -> Document:
+    """Weights, activations, states and KV blocks of one device; the largest batch and context.
+
+    plan:  of one device
+    notes: sentences at the end
+    types: how the model fits in each file type, for engines that can keep layers on the CPU
+    trust: in the step times
+    """
+    blocks: list[Block] = [
+        Paragraph(Span(_slots(plan, types[0].asked) if types else _served(plan), "strong")),
+        _memory_parts(plan),
+        Paragraph(
+            f"KV cache: {plan.max_tokens:,} tokens in {plan.num_kv_blocks:,} blocks of {plan.block_size}, "
+            f"{plan.kv_bytes_per_token:,.0f} B a token.{_groups(plan)}"
+        ),
+        *([_types(types)] if types else []),
+        *trust_line(trust, " of step times"),
+        *([Notes(notes)] if notes else []),
+        Paragraph("Next: `explain` says what a step takes, `simulate` what is served. Everything else: --json."),
+    ]
+    return Document(f"{plan.model} on {plan.num_devices} x {plan.hardware}", blocks, "Per device")
+
+
+def _served(plan: MemoryPlan) -> str:
+    longest, usual = _longest(plan), min(_USUAL_TOKENS, plan.longest or _USUAL_TOKENS)
+    return f"It fits: one sequence of up to {longest:,} tokens, or {plan.max_batch(usual):,} of {usual:,} tokens each."
+
+
+def _slots(plan: MemoryPlan, asked: AskedSlots) -> str:
+    """Whether the requested slots fit; if not, the most slots of that context and the longest context of that many."""
+    fitting, longest = plan.max_batch(asked.context), _longest(plan, asked.slots)
+    if fitting >= asked.slots:
+        return f"It fits: {_counted(asked.slots, longest)}."
+    sizes = ((fitting, asked.context), (asked.slots, longest))
+    fitting_sizes = [_counted(slots, tokens) for slots, tokens in sizes if slots and tokens]
+    verdict = f"{_counted(asked.slots, asked.context)} {'does' if asked.slots == 1 else 'do'} not fit."
+    return f"{verdict} Largest that fits: {', or '.join(fitting_sizes) or 'none'}."
+
+
+def _counted(slots: int, tokens: int) -> str:
+    return f"{slots} slot of {tokens:,} tokens" if slots == 1 else f"{slots} slots of {tokens:,} tokens each"
+
+
+def _longest(plan: MemoryPlan, batch: int = 1) -> int:
+    """The longest context of `batch` sequences, capped by the model's positions."""
+    return min(plan.max_context(batch), plan.longest or plan.max_context(batch))
+
+
+def _memory_parts(plan: MemoryPlan) -> Table:
+    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in plan.parts]
+    usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
+    return Table(("memory", "GB", f"of {plan.visible_bytes / 1e9:.2f} GB visible"), rows, total=usable)
+
+
+def _groups(plan: MemoryPlan) -> str:
+    """Which tokens each group of layers keeps, where groups have their own blocks."""
+    kinds = Counter((group.span, group.is_chunk) for group in plan.kv_groups)
+    groups = []
+    for (span, is_chunk), count in kinds.items():
+        kept = "all tokens" if span is None else f"{'chunks' if is_chunk else 'a window'} of {span:,}"
+        groups.append(f"{count} keep{'s' if count == 1 else ''} {kept}")
+    return f" A block is of one group of layers: {', '.join(groups)}." if groups else ""
+
+
+def _types(types: Sequence[TypeFit]) -> Table:
+    """Which file types fit, with how many layers and how long a context."""
+    rows = [
+        (
+            fit.file_type.upper(),
+            f"{fit.weight_bytes / 1e9:.1f}",
+            "yes" if fit.fits else "no",
+            f"{fit.layers} of {fit.num_layers}",
+            f"{fit.max_context:,}" if fit.max_context else "none",
+        )
+        for fit in types
+    ]
+    asked = types[0].asked
+    note = (
+        "Layers: the largest `n_gpu_layers`; the CPU computes the rest. Longest context: tokens of "
+        f"{'the slot' if asked.slots == 1 else 'each slot'} with all layers on the device."
+    )
+    title = f"Types that fit with {_counted(asked.slots, asked.context)}"
+    return Table(("GGUF type", "GB", "fits", "layers", "longest context"), rows, title, note=note)
+
+
+_NAMED = (".hardware.name", ".model.name")  # whose other facts are in a file
+_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "": ""}
+
+
+def comparison_view(result: ResultComparison) -> Document:
+    """Inputs, versions, answers; or that nothing differs."""
+    blocks: list[Block] = [
+        _changes("Inputs", list(_folded(result.inputs)), result),
+        _changes("Versions", result.versions, result),
+        _answers(result),
+        _changes("Other answers", result.texts, result),
+    ]
+    if result.is_same:
+        blocks = [Paragraph("Nothing differs.")]
+    return Document(f"{result.one} and {result.other}", blocks, f"Two results of kind {result.kind}")
+
+
+def _folded(changes: Sequence[Change]) -> Iterator[Change]:
+    """Without the facts of a device or a model that is another: its name says it."""
+    others = {each.field.removesuffix(".name"): 0 for each in changes if each.field.endswith(_NAMED)}
+    for each in changes:
+        owner = next((name for name in others if each.field.startswith(f"{name}.")), "")
+        if not owner or each.field == f"{owner}.name":
+            yield each
+        else:
+            others[owner] += 1
+    for owner, count in others.items():
+        if count:
+            yield Change(f"{owner}: {count} facts", "as in its file", "as in its file")
+
+
+def _changes(title: str, changes: Sequence[Change], result: ResultComparison) -> Table:
+    rows = [(each.field, _text(each.one), _text(each.other)) for each in changes]
+    return Table(("field", result.one, result.other), rows, title, left=3)
+
+
+def _answers(result: ResultComparison) -> Table:
+    has_places = any(each.place for each in result.answers)
+    head = (*(["of"] * has_places), "metric", result.one, result.other, "difference", "relative", "")
+    rows = [(*([each.place] * has_places), *_cells(each)) for each in result.answers]
+    return Table(head, rows, "Answers, best first", left=1 + has_places, texts=(len(head) - 1,))
+
+
+def _cells(change: MetricChange) -> tuple[Line, ...]:
+    metric = change.metric
+    difference = format_short(change.difference * metric.scale)
+    return (
+        metric.title,
+        format_metric(metric, change.one),
+        format_metric(metric, change.other),
+        difference if difference.startswith("-") else f"+{difference}",
+        MISSING if change.relative is None else f"{change.relative:+.1%}",
+        Span(change.verdict, _TONES[change.verdict]),
+    )
+
+
+def _text(value: Any) -> str:
+    return MISSING if value is None else str(value)
+
 
 _DEVICES = ("memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
 _KINDS = {"gpu": "GPUs", "cpu": "CPUs", "tpu": "TPUs", "npu": "other accelerators", "fpga": "FPGAs"}
@@ -159,7 +300,7 @@ def _validated(row: TechniqueStatus) -> str:
 
 def devices_view(devices: Sequence[HardwareSpec]) -> Document:
     """A row for each device, by kind, and how many there are."""
-    return Document("", [*_by_kind(devices), Paragraph(_counted(Counter(str(each.kind) for each in devices)))])
+    return Document("", [*_by_kind(devices), Paragraph(_num_by_kind(Counter(str(each.kind) for each in devices)))])
 
 
 def siblings_view(
@@ -183,7 +324,7 @@ def siblings_view(
             *_by_kind(devices),
             Table(("table of siblings", "kind", "maker", "devices", "the first"), families, left=3, texts=(4,)),
             Table(("network", "a card, one way", "µs a hop"), links),
-            Paragraph(f"{_counted(kinds)}. List each by --kind cpu, --maker amd or --name rtx-40."),
+            Paragraph(f"{_num_by_kind(kinds)}. List each by --kind cpu, --maker amd or --name rtx-40."),
         ],
     )
 
@@ -211,7 +352,7 @@ def _device_rows(devices: Iterable[HardwareSpec]) -> list[tuple[str, ...]]:
     ]
 
 
-def _counted(kinds: Mapping[str, int]) -> str:
+def _num_by_kind(kinds: Mapping[str, int]) -> str:
     each = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in _KINDS.items() if kinds.get(kind))
     return f"{sum(kinds.values()):,} devices: {each}"
 

@@ -28,9 +28,9 @@ from perfmodel.report.document import (
     Table,
 )
 from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
-from perfmodel.report.drawing.svg import COLOURS
+from perfmodel.report.drawing.figures import COLOURS
 from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
-from perfmodel.report.views.trust import trust_blocks, trust_line
+from perfmodel.report.views.scenario import trust_blocks, trust_line
 
 Row = TypeVar("Row")
 Columns = Sequence[tuple[str, Callable[[Row], Line]]]  # (title, the cell of a row)

@@ -1,7 +1,5 @@
 """A run as a document: latencies, throughput, efficiency, cost, what bounded its time, where its numbers come from."""
 
-__all__ = ["conversation_tables", "latency_table", "overload", "run_view", "shares", "slo_verdict"]
-
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,10 +23,18 @@ from perfmodel.report.document import (
     Tiles,
 )
 from perfmodel.report.numbers import MISSING, format_in, format_number, format_optional, is_number
-from perfmodel.report.plots.series import pool_names
-from perfmodel.report.views.scenario import describe_traffic, hardware_source, headline, scenario_facts
+from perfmodel.report.plots.run import pool_names
+from perfmodel.report.views.scenario import (
+    MORE,
+    describe_traffic,
+    few_notes,
+    hardware_source,
+    headline,
+    scenario_facts,
+    trust_blocks,
+    trust_line,
+)
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
-from perfmodel.report.views.trust import trust_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.scenario import price_lines
@@ -248,7 +254,7 @@ def shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
 
 
 def _plots(result: RunResult) -> Iterator[Plot]:
-    from perfmodel.report.plots.series import MAX_BINS, MAX_POINTS
+    from perfmodel.report.plots.run import MAX_BINS, MAX_POINTS
 
     requests, steps = result.requests, result.steps
     if requests is not None and len(requests):
@@ -306,3 +312,69 @@ def _origin(result: RunResult) -> str:
         profile = result.scenario.engine.profile if own is None else pathlib.Path(own).stem.partition("@")[2]
         return f"Step times: predicted by a calibration fitted to measurements (profile {profile!r})."
     return "Step times: predicted from the datasheet alone; no measurement of this device was used."
+
+
+_BRIEF_STATISTICS = ("mean", "median", "p90", "p99")
+_LINES = {  # of a run: what stands on one line -> metrics and what they read as
+    "Throughput": {
+        "output_throughput": "{} output tok/s",
+        "output_throughput_per_gpu": "{} a device",
+        "request_throughput": "{} req/s",
+        "request_goodput": "{} within the SLO",
+    },
+    "Efficiency": {
+        "mean_batch": "mean batch {}",
+        "mfu": "MFU {} %",
+        "mbu": "MBU {} %",
+        "kv_cache_usage_peak": "KV cache at most {} % full",
+        "prefix_cache_hit_rate": "prefix cache hits {} %",
+        "preemptions": "{} preemptions",
+    },
+    "Speculation": {"acceptance_rate": "{} % of drafts accepted", "mean_acceptance_length": "{} tokens a step"},
+    "Offline job": {"tail_s": "tail of {} s", "tail_share": "{} % of the run"},
+    "Cost": {
+        "usd_per_million_output_tokens": "{} USD per million output tokens",
+        "usd_per_million_tokens": "{} per million of all",
+        "usd_total": "{} in all",
+    },
+    "Energy": {"mean_power_w": "{} W a device", "joules_per_output_token": "{} J per output token"},
+}
+
+
+def run_brief(result: RunResult) -> Document:
+    """A run in some thirty lines; `run_view` has all of it."""
+    scenario, summary = result.scenario, result.summary
+    blocks: list[Block] = [
+        *overload(summary),
+        Paragraph(Span(_served(result), "strong")),
+        *slo_verdict(result),
+        latency_table(result, _BRIEF_STATISTICS),
+        Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
+        *shares(summary),
+        *trust_line(result.trust),
+        *few_notes(result.notes),
+        Paragraph(
+            f"Next: `perfmodel explain` says what a step takes, `plan` how many GPUs serve it. {MORE}, --out DIR."
+        ),
+    ]
+    title = f"{scenario.name}: {headline(scenario)}, {result.clock}"
+    return Document(title, blocks, f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", result.clock)
+
+
+def _served(result: RunResult) -> str:
+    """`1,000 requests answered in 248 s, 2 failed`; where classes alone have limits, the share within them, too."""
+    summary = result.summary
+    text = f"{summary.get('completed', 0):,} requests answered in {format_number(summary.get('duration'))} s"
+    if result.slo is None and (attained := summary.get("slo_attainment")) is not None:
+        text += f", {attained:.1%} of all within the SLO"
+    lost = [
+        f"{summary[key]:,} {key.replace('_', ' ')}" for key in ("failed", "timed_out", "rejected") if summary.get(key)
+    ]
+    return ", ".join([text, *lost]) + "."
+
+
+def _figures(name: str, texts: Mapping[str, str], summary: Mapping[str, Any]) -> str:
+    """The figures of a line; nothing without any."""
+    shown = {key: text for key, text in texts.items() if summary.get(key) is not None}
+    parts = [text.format(format_in(summary, metric_of(key))) for key, text in shown.items()]
+    return f"{name}: {', '.join(parts)}." if parts else ""

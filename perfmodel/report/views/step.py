@@ -1,19 +1,5 @@
 """One step as a document: the table of its operators, its roofline; what lies in device memory; the steps of a run."""
 
-__all__ = [
-    "StepKind",
-    "bound_shares",
-    "estimate_blocks",
-    "estimate_view",
-    "kinds_of_steps",
-    "kinds_view",
-    "named_plot",
-    "occupancy_view",
-    "ridge_points",
-    "step_blocks",
-    "step_view",
-]
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -38,8 +24,15 @@ from perfmodel.report.document import (
     Tone,
 )
 from perfmodel.report.numbers import format_number, format_si
-from perfmodel.report.views.scenario import hardware_source, headline, scenario_facts
-from perfmodel.report.views.trust import trust_blocks
+from perfmodel.report.views.scenario import (
+    MORE,
+    few_notes,
+    hardware_source,
+    headline,
+    scenario_facts,
+    trust_blocks,
+    trust_line,
+)
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
@@ -272,3 +265,18 @@ def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['blocks_per_unit']} ({row['occupancy']:.0%})",
         str(row["limited_by"]),
     )
+
+
+_MOST_OPERATORS = 20
+
+
+def step_brief(report: StepReport) -> Document:
+    """A step whose shortest operators are one row together."""
+    estimate = report.estimate
+    blocks: list[Block] = [
+        *estimate_blocks(estimate, _MOST_OPERATORS),
+        *trust_line(trust_of(report.scenario)),
+        *few_notes(report.notes),
+        Paragraph(f"Next: `whatif` says what would make it faster. {MORE}."),
+    ]
+    return Document(headline(report.scenario), blocks, f"{report.label}, per device", f"{estimate.origin} times")

@@ -32,7 +32,7 @@ from perfmodel.report.drawing.charts import (
     pareto_svg,
     waterfall_svg,
 )
-from perfmodel.report.drawing.svg import BLUE, COLOURS, ORANGE, SKY
+from perfmodel.report.drawing.figures import BLUE, COLOURS, ORANGE, SKY
 from perfmodel.report.numbers import MISSING, format_factor, format_metric, format_short
 from perfmodel.report.views.scenario import headline
 from perfmodel.specs.overrides import as_overrides

@@ -12,7 +12,7 @@ from perfmodel.planning.sweep import SweepResult
 from perfmodel.planning.whatif import NEAR, Payoff, Sensitivity, WhatIfAnswers, WhatIfResult
 from perfmodel.report.document import Block, Document, Line, Notes, Paragraph, Picture, Sentences, Span, Table
 from perfmodel.report.drawing import charts
-from perfmodel.report.drawing.svg import (
+from perfmodel.report.drawing.figures import (
     BLUE,
     GREY,
     GRID,
@@ -26,9 +26,7 @@ from perfmodel.report.drawing.svg import (
     text_width,
 )
 from perfmodel.report.numbers import MISSING, format_metric, format_short
-from perfmodel.report.views.brief import MORE, few_notes
-from perfmodel.report.views.scenario import headline_with_slo
-from perfmodel.report.views.trust import trust_blocks, trust_line
+from perfmodel.report.views.scenario import MORE, few_notes, headline_with_slo, trust_blocks, trust_line
 from perfmodel.trust import trust_of
 
 _LABELS = {

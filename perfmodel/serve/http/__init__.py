@@ -2,5 +2,4 @@
 
 __all__ = ["build_app", "serve"]
 
-from perfmodel.serve.http.app import build_app
-from perfmodel.serve.http.server import serve
+from perfmodel.serve.http.app import build_app, serve

@@ -8,25 +8,15 @@ Rejected, as their time is not modelled or they cannot be answered: beam search,
 non-text contents.
 """
 
-__all__ = [
-    "BatchBody",
-    "CalledTool",
-    "ChatBody",
-    "CompletionBody",
-    "DetokenizeBody",
-    "GenerationBody",
-    "StreamOptions",
-    "TokenizeBody",
-]
-
 import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from perfmodel.serve.http.errors import FieldError
-from perfmodel.serve.tokens import ChatMessage, Guide, Wanted
+from perfmodel.serve.guided import Guide
+from perfmodel.serve.http.reading import FieldError
+from perfmodel.serve.tokens import ChatMessage, Wanted
 
 _HIGHEST_ID = 2**63 - 1
 _HIGHEST_SEED = 2**63 - 1

@@ -1,7 +1,5 @@
 """`Generation`: the routes that answer with tokens."""
 
-__all__ = ["Call", "Generation", "Models"]
-
 import asyncio
 import time
 from collections.abc import Callable
@@ -15,29 +13,31 @@ from starlette.types import Receive, Scope, Send
 
 from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
-from perfmodel.serve.context import beyond_context
-from perfmodel.serve.emulator import Emulator, Order
+from perfmodel.serve.emulator import Emulator, Order, RequestParams
 from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
-from perfmodel.serve.http.errors import HttpError, in_style, not_a_model
-from perfmodel.serve.http.faults import BreakingOutlet, FaultDraws
-from perfmodel.serve.http.messages import CountBody, MessagesBody, MessagesShape
-from perfmodel.serve.http.outlet import Outlet
-from perfmodel.serve.http.reading import checked, read_any, read_json
-from perfmodel.serve.http.reply import CachedCounts, HttpReply
-from perfmodel.serve.http.responses import ResponsesBody, ResponsesShape
-from perfmodel.serve.http.scoring import ScoringBody, ScoringShape
+from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
+from perfmodel.serve.http.reading import HttpError, checked, in_style, not_a_model, read_any, read_json
+from perfmodel.serve.http.reply import BreakingOutlet, CachedCounts, FaultDraws, HttpReply, Outlet
 from perfmodel.serve.http.shapes import (
     AnswerHead,
     AskedAnswer,
     ChatShape,
     CompletionShape,
+    ScoringBody,
+    ScoringShape,
     StreamShape,
     WholeShape,
 )
-from perfmodel.serve.request_params import RequestParams
-from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.tokens import AnswerWriter, ChatMessage, LimitError, Vocabulary, block_hashes, chat_prompt
-from perfmodel.serve.tokens.vocabulary import TokenIds
+from perfmodel.serve.settings import ServerSettings, beyond_context
+from perfmodel.serve.tokens import (
+    AnswerWriter,
+    ChatMessage,
+    LimitError,
+    TokenIds,
+    Vocabulary,
+    block_hashes,
+    chat_prompt,
+)
 from perfmodel.sim.traffic.distributions import hashed
 
 _LONGEST_ID = 128
@@ -197,12 +197,7 @@ class Generation:
         return prompt[max(len(prompt) - most, 0) :]
 
     async def _answer(
-        self,
-        body: GenerationBody,
-        prompts: list[TokenIds],
-        model: str,
-        shape_of: Callable[..., WholeShape],
-        call: Call,
+        self, body: GenerationBody, prompts: list[TokenIds], model: str, shape_of: Callable[..., WholeShape], call: Call
     ) -> None:
         """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
         self._check_number(len(prompts) * body.n)

@@ -1,18 +1,124 @@
-"""`HttpReply`: one request for answers, from its submission to its last byte; `CachedCounts`: what caches had of it."""
+"""`HttpReply`: one request for answers, from its submission to its last byte; faults that are injected into it.
 
-__all__ = ["CachedCounts", "HttpReply"]
+A task that is woken for each token costs as much as the token. So what `send` returns is turned by an `Outlet` until it
+is done, which it is without waiting while the client reads as fast as tokens come. Where it does not, the rest is left
+to a task, and what comes meanwhile waits behind it.
+"""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Generator, Mapping
 from json.encoder import encode_basestring_ascii
 from math import ceil
+from typing import Any, cast
 
-from perfmodel.engine import Request, StepPlan, StepRecord
+from starlette.types import Message, Send
+
+from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
-from perfmodel.serve.emulator import Emulator, Fate
-from perfmodel.serve.http.errors import HttpError, error_body
-from perfmodel.serve.http.outlet import Outlet
+from perfmodel.serve.emulator import Emulator, Fate, Observer
+from perfmodel.serve.http.reading import HttpError, error_body
 from perfmodel.serve.http.shapes import AskedAnswer, StreamShape, TokenCounts, WholeShape
+from perfmodel.serve.settings import InjectedFaults
 from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.traffic.distributions import Shares, uniform_draws
+
+
+class Outlet:
+    """Sends over `send`, in order."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: deque[Message] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Begin an answer."""
+        self._put({"type": "http.response.start", "status": status, "headers": headers})
+        self._send = getattr(self._send, "after_start", self._send)  # who notes beginnings need not see each token
+
+    def body(self, data: bytes, is_last: bool = False) -> None:
+        """Go on with it."""
+        self._put({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def drained(self) -> None:
+        """Wait until all is sent."""
+        if self._task is not None:
+            await self._task
+
+    def _put(self, message: Message) -> None:
+        if self._task is not None:
+            self._waiting.append(message)
+            return
+        sending = cast(Coroutine[Any, Any, None], self._send(message))  # to look would cost more than to call
+        try:
+            awaited = sending.send(None)
+        except StopIteration:
+            return
+        self._task = asyncio.get_running_loop().create_task(self._catch_up(_Suspended(sending, awaited)))
+
+    async def _catch_up(self, suspended: "_Suspended") -> None:
+        await suspended
+        while self._waiting:
+            await self._send(self._waiting.popleft())
+        self._task = None
+
+
+class _Suspended:
+    """A coroutine that waits for `awaited`, to be awaited from there on."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine, self._awaited = coroutine, awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self._awaited
+        yield from self._coroutine.__await__()
+
+
+class FaultDraws:
+    """Draws with `seed` which requests fail, and how: each by its number."""
+
+    def __init__(self, faults: InjectedFaults, seed: int) -> None:
+        self._kinds, self._seed = faults.kinds, seed
+        self._shares = Shares([faults.rate / len(faults.kinds)] * len(faults.kinds), seed, "faults")
+        self._is_on = faults.rate > 0
+
+    def check(self, number: int) -> float | None:
+        """Where the answer to request `number` breaks, as a share of it; None: it does not.
+
+        Raises HttpError for one that is to fail at once.
+        """
+        kind = self._shares.of(number) if self._is_on else len(self._kinds)
+        if kind == len(self._kinds):
+            return None
+        name = self._kinds[kind]
+        if name == "429":
+            again = {"retry-after": "1"}
+            raise HttpError(429, "too many requests, says --fail; try again", "RateLimitError", headers=again)
+        if name == "500":
+            raise HttpError(500, "the engine has failed, says --fail", "InternalServerError")
+        return float(uniform_draws(self._seed, number, 1)[0])
+
+
+class BreakingOutlet(Outlet):
+    """Sends `num_parts` parts of an answer over `send`, but of a whole one only half; `broken` is set then."""
+
+    def __init__(self, send: Send, num_parts: int) -> None:
+        super().__init__(send)
+        self.broken = asyncio.Event()
+        self._left = num_parts
+
+    def body(self, data: bytes, is_last: bool = False) -> None:
+        """Go on with the answer, if it is not broken."""
+        if self.broken.is_set():
+            return
+        self._left -= 1
+        if is_last:
+            data, self._left = data[: len(data) // 2], 0
+        super().body(data)
+        if self._left <= 0:
+            self.broken.set()
+
 
 _DONE = b"data: [DONE]\n\n"
 _JSON = [(b"content-type", b"application/json")]
@@ -29,29 +135,17 @@ def _over_rate(wait_s: float) -> HttpError:
     return HttpError(429, "more requests than the gateway's rate_limit; try again", "RateLimitError", headers=after)
 
 
-class CachedCounts:
+class CachedCounts(Observer):
     """Prompt tokens that prefix caches had, of the answers that are waited for here."""
 
     def __init__(self) -> None:
         self.choices: dict[int, _Choice] = {}
-
-    def on_arrived(self, request: Request) -> None:
-        """Nothing is known yet."""
-
-    def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
-        """Nothing: counts are of whole answers. See `Observer`: engine, record, plan, gaps."""
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         """Note what was cached of `request`."""
         choice = self.choices.get(request.request_id)
         if choice is not None:
             choice.num_cached_tokens = request.num_cached_tokens
-
-    def on_lost(self, request: Request, fate: Fate) -> None:
-        """It has no answer."""
-
-    def on_aborted(self, request: Request) -> None:
-        """Nobody asks."""
 
 
 class HttpReply:
@@ -187,7 +281,6 @@ class _Choice:
         """As of a `Listener`."""
 
     def on_end(self, fate: Fate) -> None:
-        """As of a `Listener`."""
         self._is_over = True
         if self._number is not None:
             self._counts.choices.pop(self._number, None)
@@ -208,7 +301,6 @@ class _Streamed(_Choice):
         self._num_sent = 0
 
     def on_tokens(self, num_tokens: int) -> None:
-        """As of a `Listener`."""
         if self.reply.is_over:
             return
         first, last, frame = self._num_sent, self._last, self._frame

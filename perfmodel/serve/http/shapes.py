@@ -1,26 +1,94 @@
-"""Answers as JSON: how OpenAI's two kinds of generation are written, whole and in chunks, by vLLM's server."""
+"""Answers as JSON: how OpenAI's two kinds of generation, and scores, are written by vLLM's server, whole and in chunks.
 
-__all__ = [
-    "AnswerHead",
-    "AskedAnswer",
-    "ChatShape",
-    "CompletionShape",
-    "StreamShape",
-    "TokenCounts",
-    "WholeShape",
-    "compact",
-    "text_of",
-]
+Logprobs of made-up answers are of the right shape, fall with the rank, and are the same for the same token and place.
+"""
 
 import json
+from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from pydantic import model_validator
+
 from perfmodel.serve.emulator import Order
-from perfmodel.serve.http.bodies import BatchBody, CalledTool, ChatBody, CompletionBody, GenerationBody
-from perfmodel.serve.http.errors import ErrorStyle
-from perfmodel.serve.http.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from perfmodel.serve.tokens import Vocabulary, WrittenAnswer
+from perfmodel.serve.http.bodies import BatchBody, CalledTool, ChatBody, CompletionBody, GenerationBody, TokenIdList
+from perfmodel.serve.http.reading import ErrorStyle, FieldError
+from perfmodel.serve.tokens import TokenIds, Vocabulary, Wanted, WrittenAnswer
+from perfmodel.sim.traffic.distributions import hashed, uniform_draws
+
+_BEST, _STEP = -0.1, -0.5  # of the first rank, and between ranks
+
+
+class _Alternative(NamedTuple):
+    """A token that could have been, and how likely it was."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+def _alternatives(vocabulary: Vocabulary, token_id: int, text: str, count: int) -> list[_Alternative]:
+    """The token itself, and `count` - 1 others that are less likely."""
+    words, ranked = vocabulary.words, [_Alternative(token_id, text, _BEST)]
+    start = hashed(token_id, count)
+    for place in range(len(words.texts)):
+        if len(ranked) >= count:
+            break
+        other = (start + place) % len(words.texts)
+        if int(words.ids[other]) != token_id:
+            ranked.append(_Alternative(int(words.ids[other]), words.texts[other], _BEST + _STEP * len(ranked)))
+    return ranked
+
+
+def _token(one: _Alternative) -> dict[str, Any]:
+    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode())}
+
+
+def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], texts: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """As chats and responses have them: of the tokens `ids`, which add `texts`, and of the `count` best alternatives of
+    each, from `vocabulary`."""
+    rows = []
+    for token_id, text in zip(ids, texts, strict=True):
+        ranked = _alternatives(vocabulary, token_id, text, max(count, 1))
+        rows.append({**_token(ranked[0]), "top_logprobs": [_token(one) for one in ranked[:count]]})
+    return rows
+
+
+def completion_logprobs(
+    vocabulary: Vocabulary, ids: Sequence[int], texts: Sequence[str], count: int, as_ids: bool, start: int = 0
+) -> dict[str, Any]:
+    """As completions have them.
+
+    vocabulary, ids, texts, count: as of `chat_logprobs`
+    as_ids: tokens are written as `token_id:5`; start: characters of text before them
+    """
+    rows = [_alternatives(vocabulary, *pair, max(count, 1)) for pair in zip(ids, texts, strict=True)]
+    named = [[f"token_id:{one.token_id}" if as_ids else one.text for one in ranked] for ranked in rows]
+    return {
+        "text_offset": [start + sum(map(len, texts[:place])) for place in range(len(texts))],
+        "token_logprobs": [ranked[0].logprob for ranked in rows],
+        "tokens": [names[0] for names in named],
+        "top_logprobs": [
+            {name: one.logprob for name, one in zip(names, ranked, strict=True)}
+            for names, ranked in zip(named, rows, strict=True)
+        ],
+    }
+
+
+def prompt_logprobs(vocabulary: Vocabulary, ids: TokenIds, count: int) -> list[dict[str, Any] | None]:
+    """As vLLM has them: of each token of a prompt but the first, whose is null."""
+    rows: list[dict[str, Any] | None] = [None]
+    for token_id in ids[1:].tolist():
+        ranked = _alternatives(vocabulary, token_id, vocabulary.decode(np.array([token_id])), max(count, 1))
+        rows.append(
+            {
+                str(one.token_id): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text}
+                for rank, one in enumerate(ranked, 1)
+            }
+        )
+    return rows
+
 
 _COMPACT = (",", ":")
 _MARK = "\0"
@@ -196,13 +264,11 @@ class ChatShape:
         return opening + self._chunk(index, {"content": None, "tool_calls": [call]}, None)
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of a `StreamShape`."""
         if self._body.num_logprobs is not None or self._body.return_token_ids:
             return None
         return _frame(self._chunk(index, self._delta(_MARK), None))
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of a `StreamShape`."""
         answer, is_last = self._asked[index].answer, place + 1 == len(self._asked[index].answer.pieces)
         counts, delta = None if usage is None else _in_chunk(usage), self._delta(answer.pieces[place])
         if not is_last or self._called is None:
@@ -230,11 +296,9 @@ class ChatShape:
         )
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         return self._stream.closing(_with_details(usage, has_created=True))
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         body, ids = self._body, self._asked[0].prompt_ids
         details: dict[str, Any] = _with_details(usage, has_created=True, multimodal_tokens=None)
         if isinstance(body, BatchBody):
@@ -320,14 +384,12 @@ class CompletionShape:
         return self._stream.chunk({**choice, "prompt_token_ids": ids, "token_ids": None})
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of a `StreamShape`."""
         if self._body.num_logprobs is not None or self._body.return_token_ids:
             return None
         choice = {"index": index, "text": _MARK, "logprobs": None, "finish_reason": None, "stop_reason": None}
         return _frame(self._stream.chunk({**choice, "prompt_token_ids": None, "token_ids": None}))
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        """As of a `StreamShape`."""
         asked, body = self._asked[index], self._body
         answer, is_last = asked.answer, place + 1 == len(asked.answer.pieces)
         has_ids = body.return_token_ids
@@ -343,11 +405,9 @@ class CompletionShape:
         return self._stream.chunk(choice, None if usage is None else usage.as_json(), is_last)
 
     def closing(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         return self._stream.closing(_with_details(usage, has_created=False))
 
     def whole(self, usage: TokenCounts) -> bytes:
-        """As of a `StreamShape`."""
         details = _with_details(usage, has_created=False, created_cache_tokens=None, multimodal_tokens=None)
         value = {
             **self._head,
@@ -389,3 +449,47 @@ class CompletionShape:
         ids, pieces = [int(one) for one in answer.ids[start:end]], answer.pieces[start:end]
         as_ids, offset = self._body.return_tokens_as_token_ids, offset + sum(map(len, answer.pieces[:start]))
         return completion_logprobs(self._vocabulary, ids, pieces, self._body.num_logprobs or 0, as_ids, offset)
+
+
+class ScoringBody(GenerationBody):
+    """A query, and the items that it is put together with, as texts or as token ids."""
+
+    query: str | TokenIdList | None = None
+    items: list[str] | list[TokenIdList] | None = None
+    label_token_ids: TokenIdList | None = None
+    item_first: bool = False
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "ScoringBody":
+        for name in ("query", "items", "label_token_ids"):
+            if not getattr(self, name):
+                raise FieldError(f"{name}: got none; give at least one")
+        return self
+
+    @property
+    def parts(self) -> list[list[str | list[int]]]:
+        """The texts or token ids of each prompt, one behind the other."""
+        query = self.query or ""
+        return [[item, query] if self.item_first else [query, item] for item in self.items or ()]
+
+    def wanted(self) -> Wanted:
+        """As of a `GenerationBody`: one token of each."""
+        return Wanted(max_tokens=1, ignore_eos=True)
+
+
+class ScoringShape:
+    """The scores, of which there is no stream."""
+
+    error_style: ErrorStyle = "openai"
+
+    def __init__(self, head: AnswerHead, asked: list[AskedAnswer]) -> None:
+        self._head = {"id": f"generative-scoring-{head.request_id}", "created": head.created, "model": head.model}
+        self._asked = asked
+
+    def whole(self, usage: TokenCounts) -> bytes:
+        rows: list[dict[str, Any]] = []
+        for index, asked in enumerate(self._asked):
+            score = float(uniform_draws(int(asked.answer.ids[0]), index, 1)[0])
+            rows.append({"index": index, "object": "score", "score": score})
+        counts = {**usage.as_json(), "prompt_tokens_details": None, "completion_tokens_details": None}
+        return compact({**self._head, "object": "list", "data": rows, "usage": counts})

@@ -2,6 +2,5 @@
 
 __all__ = ["HttpCounts", "Metrics", "MetricsPage", "content_type", "wants_openmetrics"]
 
-from perfmodel.serve.metrics.formats import content_type, wants_openmetrics
-from perfmodel.serve.metrics.http_counts import HttpCounts
-from perfmodel.serve.metrics.recorder import Metrics, MetricsPage
+from perfmodel.serve.metrics.counts import content_type, wants_openmetrics
+from perfmodel.serve.metrics.recorder import HttpCounts, Metrics, MetricsPage

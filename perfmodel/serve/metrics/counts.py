@@ -1,22 +1,141 @@
-"""`EngineCounts`: what the steps of one engine and the requests that ended there add up to.
+"""What the steps of one engine and the requests that ended there add up to, and how that becomes a page of metrics.
 
 A step costs what its batch changes, not what its batch holds: gaps between tokens come from the step's record, as many
 as it says, and only requests that begin, end or compute a prompt are looked at one by one. With drafts, tokens differ
 from request to request; the engine has gone through all of them then, and so does this.
+
+A page is what prometheus_client writes, byte for byte, in a fraction of the time: a page of many engines is thousands
+of lines, and nothing else happens in the event loop while it is written. A line but for its number is the same each
+time, so sets of labels are made once and remember how they are written.
 """
 
-__all__ = ["HISTOGRAMS", "EngineCounts", "EngineView"]
-
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
+from prometheus_client.utils import floatToGoString
 
 from perfmodel.engine import Request, StepPlan, StepRecord
-from perfmodel.serve.metrics.histogram import Histogram
-from perfmodel.serve.request_params import RequestParams
+from perfmodel.serve.emulator import RequestParams
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.replica.replica import EngineRank
+
+
+class Histogram:
+    """Counts of values by `bounds`, ascending: each bucket has the values up to its bound, the last has the rest.
+
+    counts: of each bucket alone; total: the sum of all values
+    """
+
+    __slots__ = ("_names", "bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._names = (*(str(float(bound)) for bound in self.bounds), "+Inf")
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """`value` has occurred so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def num_values(self) -> int:
+        return sum(self.counts)
+
+    def plus(self, other: "Histogram") -> "Histogram":
+        """The values of both, whose bounds are the same."""
+        both = Histogram(self.bounds)
+        both.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        both.total = self.total + other.total
+        return both
+
+    @property
+    def buckets(self) -> Iterator[tuple[str, float]]:
+        """(bound, values up to it), the last for all values: as Prometheus has them."""
+        return zip(self._names, accumulate(self.counts), strict=True)
+
+
+def one_two_five(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to `most`: the buckets of vLLM's counts of tokens."""
+    bounds: list[int] = []
+    power = 1
+    while power <= most:
+        bounds += [digit * power for digit in (1, 2, 5) if digit * power <= most]
+        power *= 10
+    return tuple(bounds)
+
+
+class LabelSet(dict[str, str]):
+    """Names and values; `text` is how a line has them."""
+
+    __slots__ = ("_more", "text")
+
+    def __init__(self, **labels: str) -> None:
+        super().__init__(labels)
+        written = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items()))
+        self.text = f"{{{written}}}" if written else ""
+        self._more: dict[tuple[str, str], LabelSet] = {}
+
+    def plus(self, name: str, value: str) -> "LabelSet":
+        """These and another; the same object each time."""
+        more = self._more.get((name, value))
+        if more is None:
+            more = self._more[name, value] = LabelSet(**self, **{name: value})
+        return more
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def page_text(families: Iterable[Metric], openmetrics: bool) -> bytes:
+    """The families, whose labels are `LabelSet`s, in Prometheus's text format or in OpenMetrics'."""
+    lines: list[str] = []
+    for family in families:
+        name = family.name
+        if family.type == "counter" and not openmetrics:
+            name += "_total"
+        lines.append(f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n")
+        lines += [
+            f"{sample.name}{sample.labels.text} {_number(sample.value)}\n"  # type: ignore[attr-defined]
+            for sample in family.samples
+        ]
+    if openmetrics:
+        lines.append("# EOF\n")
+    return "".join(lines).encode()
+
+
+def _number(value: float) -> str:
+    if value < 1e6 and value.is_integer():
+        return f"{value:.1f}"
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
+
+
+_OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+def content_type(openmetrics: bool) -> str:
+    """The Content-Type of a page in OpenMetrics' format, or in Prometheus's text."""
+    return _OPEN if openmetrics else CONTENT_TYPE_LATEST
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether a request with this Accept header is to be answered in OpenMetrics' format: it names it, and not to say
+    that it cannot read it (q=0)."""
+    for part in accept.lower().split(","):
+        media, *parameters = (each.strip() for each in part.split(";"))
+        if media == _OPEN.partition(";")[0]:
+            return not any(each and not each.strip("q=0. ") for each in parameters)
+    return False
+
 
 # What is counted by size. Seconds: until the first token, between tokens, per token of an answer but the first, in all,
 # until first scheduled, from there to the end, to the first token, from that to the end. Tokens: of prompts, of
@@ -192,3 +311,77 @@ class EngineView(NamedTuple):
         """Those that were on the device."""
         scheduler = self.engine.loop.scheduler
         return scheduler.num_prefix_tokens_hit - self.num_restored if scheduler.blocks.enable_prefix_caching else 0
+
+
+class Row(NamedTuple):
+    """A counter or a gauge: `name`, what it is, its value for an engine. Counters' names lack their `_total`.
+
+    label: by whose values it is split; then `read` gives a value for each of them
+    """
+
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    text: str
+    read: Callable[[EngineView], Any]
+    label: str = ""
+
+    def family(self, labelled: "Sequence[tuple[LabelSet, EngineView]]") -> Metric:
+        """The metric of these engines."""
+        if not self.label:
+            return family(self.kind, self.name, self.text, [(labels, self.read(view)) for labels, view in labelled])
+        samples = [
+            (labels.plus(self.label, name), number)
+            for labels, view in labelled
+            for name, number in self.read(view).items()
+        ]
+        return family(self.kind, self.name, self.text, samples)
+
+
+class SizeRow(NamedTuple):
+    """A histogram: `name`, what it is, which of `HISTOGRAMS` it shows, its buckets (None: 1, 2, 5 up to the longest
+    sequence)."""
+
+    name: str
+    text: str
+    key: str
+    bounds: tuple[float, ...] | None
+
+
+class Naming(Protocol):
+    """The names that an engine's own server gives its metrics."""
+
+    splits_gaps: bool
+
+    def bounds(self, max_model_len: int) -> Mapping[str, Sequence[float]]:
+        """Buckets of `HISTOGRAMS`, where sequences have at most so many tokens."""
+        ...
+
+    def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
+        """All metrics of these engines."""
+        ...
+
+
+def family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    samples: Iterable[tuple[LabelSet, float]],
+) -> Metric:
+    """A counter or gauge with a value for each set of labels.
+
+    kind: the class; name: without a counter's `_total`
+    text: of its HELP line; samples: (labels, value), labels of the same names
+    """
+    made, its = kind(name, text), name + "_total" if kind is CounterMetricFamily else name
+    made.samples = [Sample(its, labels, float(value)) for labels, value in samples]
+    return made
+
+
+def histogram_family(name: str, text: str, samples: Iterable[tuple[LabelSet, Histogram]]) -> Metric:
+    """A histogram for each set of labels."""
+    made, its = HistogramMetricFamily(name, text), f"{name}_bucket"
+    for labels, values in samples:
+        made.samples += [Sample(its, labels.plus("le", bound), float(number)) for bound, number in values.buckets]
+        made.samples.append(Sample(f"{name}_count", labels, float(values.num_values)))
+        made.samples.append(Sample(f"{name}_sum", labels, values.total))
+    return made

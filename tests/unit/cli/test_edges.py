@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
 from perfmodel.files.whole import write_wholes
-from perfmodel.report.run_folder import RunFolder
+from perfmodel.report.runs import RunFolder
 
 SCENARIO = "llama-3.1-8b-a100"
 FEW = ("--set", "traffic.num_requests=20")

@@ -10,7 +10,7 @@ from perfmodel.cli import app
 from perfmodel.cli.terminal import show_text
 from perfmodel.cost.calibrations.files import load_calibration
 from perfmodel.planning.typical_step import estimate_choice
-from perfmodel.report.render import terminal
+from perfmodel.report import terminal
 from perfmodel.report.views.step import occupancy_view
 from perfmodel.report.views.validation import calibration_view
 from perfmodel.specs import load_hardware, load_scenario

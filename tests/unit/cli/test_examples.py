@@ -1,19 +1,31 @@
 """Every command's help ends with lines that can be typed: flags, scenarios, studies and overrides are known."""
 
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from perfmodel.cli import COMMANDS as PLACES
 from perfmodel.cli import app
-from perfmodel.cli.examples import EXAMPLES
 from perfmodel.errors import SpecError
 from perfmodel.planning.study import load_study
 from perfmodel.specs import find_file, load_hardware, load_model, load_scenario
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def requests():
+    """Every request, as the table of commands has them."""
+    for place in PLACES.values():
+        for one in [place] if isinstance(place, str) else place.values():
+            module, name = one.split(":")
+            yield getattr(import_module(module), name)
+
+
+EXAMPLES = {request.command: request.examples for request in requests()}
 LINES = [(command, line) for command, lines in EXAMPLES.items() for line in lines]
 
 
@@ -29,6 +41,7 @@ COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 def test_every_command_has_an_example():
     assert set(EXAMPLES) == set(COMMANDS)
+    assert all(EXAMPLES.values())
 
 
 @pytest.mark.parametrize(("command", "line"), LINES)

@@ -6,11 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel import simulate
-from perfmodel.answers.asked import RUN_FLAGS, Asked
-from perfmodel.answers.plan import answer_plan
-from perfmodel.answers.run import answer_run
-from perfmodel.answers.whatif import answer_whatif
 from perfmodel.cli import app
+from perfmodel.commands.runs import SimulateRequest
+from perfmodel.commands.searches import PlanRequest, WhatIfRequest
 
 FLAGS = ("--model", "tiny-llama", "--hardware", "h100", "--rate", "20")
 FEW = ("traffic.num_requests=150",)
@@ -23,13 +21,13 @@ VARY = ("traffic.arrivals.rate=20",)
 
 def asked(**limits):
     given = {"model": "tiny-llama", "hardware": "h100", "rate": "20", **limits}
-    return Asked(None, {**dict.fromkeys(RUN_FLAGS), **given})
+    return {"flags": tuple(given.items())}
 
 
 @pytest.fixture(scope="module")
 def between():
     """A TTFT limit that the p90 of the requests meets and their p99 misses."""
-    requests = simulate(asked().load(FEW)).requests
+    requests = simulate(SimulateRequest(**asked(), overrides=FEW).load()).requests
     p90, p99 = np.quantile(requests.ttft_s, (0.9, 0.99)) * 1e3
     assert p90 * 1.1 < p99
     return f"{np.sqrt(p90 * p99):.3f}ms"
@@ -50,14 +48,14 @@ def run():
 )
 def test_every_command_evaluates_and_names_the_same_statistic(between, tmp_path, flag, is_met, words):
     limit = asked(**{flag: between})
-    ran = answer_run(limit, FEW)
+    ran = SimulateRequest(**limit, overrides=FEW).answer()
     assert ran.data["slo"]["is_met"] == is_met
     assert ran.data["slo"]["wanted"].startswith(words.format("requests"))
     assert f"SLO {'met' if is_met else 'missed'}" in str(ran.make_brief())
-    planned = answer_plan(limit, (*FEW, *SPACE), tmp_path / "points.sqlite", workers=1)
+    planned = PlanRequest(**limit, overrides=(*FEW, *SPACE), store=tmp_path / "points.sqlite", workers=1).answer()
     assert (planned.result.winner is not None) == is_met
     assert words.format("them") in str(planned.make_brief())
-    varied = answer_whatif(limit, VARY, ("slo_attainment",), overrides=FEW, workers=1)
+    varied = WhatIfRequest(**limit, vary=VARY, metric=("slo_attainment",), overrides=FEW, workers=1).answer()
     assert (varied.data["load"]["within_slo"]["max_rate"] == 20) == is_met
     assert f"SLO: {words.format('requests')}" in str(varied.make_brief())
 
@@ -66,18 +64,18 @@ def test_every_command_evaluates_and_names_the_same_statistic(between, tmp_path,
 @pytest.mark.parametrize("factor", [0.8, 1.25])
 def test_limits_on_means_and_itl_are_evaluated(flag, metric, factor, tmp_path):
     """A limit below the value of a run is missed by run and plan, one above it is met by both."""
-    value = simulate(asked().load(FEW)).summary[metric]
+    value = simulate(SimulateRequest(**asked(), overrides=FEW).load()).summary[metric]
     limit = asked(**{flag: f"{value * factor}ms"})
-    assert answer_run(limit, FEW).data["slo"]["is_met"] == (factor > 1)
-    planned = answer_plan(limit, (*FEW, *SPACE), tmp_path / "points.sqlite", workers=1)
+    assert SimulateRequest(**limit, overrides=FEW).answer().data["slo"]["is_met"] == (factor > 1)
+    planned = PlanRequest(**limit, overrides=(*FEW, *SPACE), store=tmp_path / "points.sqlite", workers=1).answer()
     assert (planned.result.winner is not None) == (factor > 1)
 
 
 def test_timed_out_requests_count_as_missed():
     """Half of the requests time out: the others meet the limit, and the run misses it."""
-    times = simulate(asked().load(FEW)).requests.e2el_s
+    times = simulate(SimulateRequest(**asked(), overrides=FEW).load()).requests.e2el_s
     impatient = (*FEW, f"cluster.gateway.timeout_s={float(np.median(times))}")
-    ran = answer_run(asked(ttft="10s"), impatient).data
+    ran = SimulateRequest(**asked(ttft="10s"), overrides=impatient).answer().data
     assert 0.2 < ran["slo_attainment"] < 0.8
     assert not ran["slo"]["is_met"]
 
@@ -85,10 +83,11 @@ def test_timed_out_requests_count_as_missed():
 def test_the_wanted_attainment_applies_in_every_command(between):
     """`plan.attainment` is one number of the scenario, for all commands."""
     strict = (*FEW, "plan.attainment=0.99")
-    ran = answer_run(asked(ttft=between), strict)
+    ran = SimulateRequest(**asked(ttft=between), overrides=strict).answer()
     assert not ran.data["slo"]["is_met"]
     assert "99% wanted" in str(ran.make_brief())
-    kept = answer_whatif(asked(ttft=between), VARY, ("slo_attainment",), overrides=strict, workers=1).data["load"]
+    varied = WhatIfRequest(**asked(ttft=between), vary=VARY, metric=("slo_attainment",), overrides=strict, workers=1)
+    kept = varied.answer().data["load"]
     assert kept["attainment"] == 0.99
     assert kept["within_slo"]["max_rate"] is None
 

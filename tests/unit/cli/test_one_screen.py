@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.cli import terminal as cli_terminal
-from perfmodel.report.render.terminal import show_document
+from perfmodel.report.terminal import show_document
 from perfmodel.specs import load_scenario
 from perfmodel.trust import trust_of
 

@@ -2,7 +2,7 @@
 
 import yaml
 
-from perfmodel.cli.quality import _fields
+from perfmodel.commands.measurements import mixed_fields
 from perfmodel.specs import load_scenario
 from perfmodel_executors.quality.mixed_precision import rules_of
 
@@ -10,10 +10,12 @@ from perfmodel_executors.quality.mixed_precision import rules_of
 def test_the_proposal_reads_back_as_the_same_rules(tmp_path):
     scenario = load_scenario("tiny-llama-cpu", ["engine.quantization=w8a16"])
     rules = tuple(rules_of([(0, None), (1, "attention")], "w4a16", 64))
-    fields = yaml.safe_load(_fields(scenario, rules))["engine"]
+    fields = yaml.safe_load(mixed_fields(scenario, rules))["engine"]
     again = load_scenario(
         "tiny-llama-cpu",
         [f"engine.{name}={yaml.safe_dump(v, default_flow_style=True)}".strip() for name, v in fields.items()],
     )
     assert again.engine.quantization_by_layer == rules
-    assert yaml.safe_load(_fields(scenario, ())) == {"engine": {"quantization": "w8a16", "quantization_by_layer": []}}
+    assert yaml.safe_load(mixed_fields(scenario, ())) == {
+        "engine": {"quantization": "w8a16", "quantization_by_layer": []}
+    }

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import typer
 
-from perfmodel.cli.terminal import guarded, print_json, progress_line, progress_lines, word_when_long
+from perfmodel.cli.terminal import guarded, print_json, progress_line, progress_lines, say
+from perfmodel.commands.runs import warn_when_long
 from perfmodel.errors import SpecError
 from perfmodel.printable import to_jsonable
 
@@ -109,7 +110,7 @@ def test_a_run_of_hours_says_so_once_and_how_to_shorten_it(capsys, total, wanted
     """500 requests in six seconds; 5,000 a minute."""
     times = iter([0.0, 1.0, 6.0, 7.0])
     seen = []
-    report = word_when_long(lambda done, total: seen.append(done), lambda: next(times))
+    report = warn_when_long(lambda done, total: seen.append(done), say, lambda: next(times))
     for done in (100, 500, 600):
         report(done, total)
     assert seen == [100, 500, 600]

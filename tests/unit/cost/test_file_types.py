@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.answers.asked import Asked
+from perfmodel.commands.runs import MemoryRequest
 from perfmodel.cost import plan_memory
 from perfmodel.cost.memory.file_types import fits_of_types
 from perfmodel.errors import DoesNotFitError
@@ -50,9 +50,9 @@ def test_all_layers_by_default_equal_all_layers_by_count(model):
 
 
 def test_an_explicit_context_of_the_models_length_is_kept():
-    flags = Asked(None, {"model": "llama-3.1-8b", "hardware": "rtx-4090"})
+    flags = (("model", "llama-3.1-8b"), ("hardware", "rtx-4090"))
     for changes, context in (([], 4096), (["engine.max_model_len=131072"], 131072)):
-        loaded = flags.load(["engine.profile=llamacpp", *changes])
+        loaded = MemoryRequest(flags=flags, overrides=("engine.profile=llamacpp", *changes)).load()
         assert loaded.engine.max_model_len == 131072
         asked = fits_of_types(loaded.model, loaded.hardware, loaded.engine)[0].asked
         assert (asked.slots, asked.context) == (1, context)

@@ -74,24 +74,13 @@ def test_steps_lengthen_with_the_rate_and_limits_bind(tmp_path):
     assert loose <= steps.saturated() / setup.answer * 1.001
 
 
-def test_a_submission_is_predicted_at_the_rate_that_was_submitted(tmp_path):
-    """Whatever limits it had to keep: they decide which rate a submitter chooses, not how long a step takes at it."""
-    setup = replace(LLAMA, load="open", rate=1.0, tpot_limit_s=0.02, ttft_limit_s=2.0, is_varied=True)
-    most = steps_of(setup, tmp_path).rate_at_limits()
-    strict, loose = (
-        [
-            predict_row(Observation("a", replace(each, rate=share * most), {"tpot_mean": 1.0}), tmp_path).metrics
-            for share in (0.1, 0.5, 0.9)
-        ]
-        for each in (setup, replace(setup, tpot_limit_s=0.04))
-    )
-    assert strict == loose
-    assert strict[0]["tpot_mean"] < strict[1]["tpot_mean"] < strict[2]["tpot_mean"]
-
-
-def test_a_rate_that_no_load_has_is_the_reason_why_a_row_is_not_covered(tmp_path):
-    row = Observation("a", replace(LLAMA, load="open", rate=0.0), {"tpot_mean": 1.0})
-    assert "rate" in predict_row(row, tmp_path).reason
+def test_a_rate_far_below_what_limits_allow_is_taken_to_be_at_them(tmp_path):
+    setup = replace(LLAMA, load="open", rate=1.0, tpot_limit_s=0.02, ttft_limit_s=2.0)
+    steps = steps_of(setup, tmp_path)
+    most = steps.rate_at_limits()
+    assert steps.offered(0.9 * most) == pytest.approx(most)
+    assert steps.offered(2.3 * most) == pytest.approx(2 * most)  # capacity is known to within 15 %
+    assert steps_of(replace(setup, tpot_limit_s=0.0), tmp_path).offered(1.5) == 1.5
 
 
 def test_an_error_of_programming_is_no_reason_why_a_row_is_not_covered(tmp_path, monkeypatch):

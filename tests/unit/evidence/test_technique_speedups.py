@@ -8,7 +8,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, TechniqueRun
 from perfmodel.evidence.executed.techniques import Journal, validate_techniques
 from perfmodel.files.catalog import data_dir
-from perfmodel.report.render.markdown import render_markdown
+from perfmodel.report.pages import render_markdown
 from perfmodel.report.views.validation import validation_view
 
 FOLDER = data_dir("scenarios") / "techniques"

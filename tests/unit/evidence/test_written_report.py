@@ -20,8 +20,8 @@ from perfmodel.evidence.report import (
     range_names,
     worst_of,
 )
+from perfmodel.report.pages import write_report
 from perfmodel.report.views.validation import validation_view
-from perfmodel.report.written import write_report
 from perfmodel.specs import load_scenario
 
 

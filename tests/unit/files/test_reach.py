@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 from disk_record import recorded
 
-from perfmodel.answers.asked import Asked
-from perfmodel.answers.compare import answer_compare
-from perfmodel.answers.hardware import answer_device
-from perfmodel.answers.line import answer_line
-from perfmodel.answers.memory import answer_memory
-from perfmodel.answers.models import answer_model
-from perfmodel.answers.plan import answer_plan
-from perfmodel.answers.studies import answer_study
-from perfmodel.answers.whatif import answer_whatif
+from perfmodel.commands.catalog import HardwareShowRequest, ModelsShowRequest, answer_line
+from perfmodel.commands.runs import CompareRequest, MemoryRequest
+from perfmodel.commands.searches import PlanRequest, StudyRequest, WhatIfRequest
 from perfmodel.cost import plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.reach import may_touch, without_files
@@ -158,20 +152,26 @@ def test_no_text_of_a_scenario_is_looked_for_on_the_disk():
 def test_answers_refuse_paths_as_names(hostile):
     marker = hostile.replace("\\", "/").rpartition("/")[2]
     given = {"model": "tiny-llama", "hardware": "h100"}
-    asks = [
-        lambda: answer_memory(Asked(hostile, {})),
-        *(lambda name=name: answer_memory(Asked(None, given | {name: hostile})) for name in ("model", "hardware")),
-        lambda: answer_plan(Asked(None, given | {"traffic": hostile, "rate": "1", "ttft": "1s"})),
-        lambda: answer_plan(Asked(None, given | {"hardware": f"h100,{hostile}", "rate": "1", "ttft": "1s"})),
-        lambda: answer_whatif(Asked(None, given), [f"model=tiny-llama,{hostile}"], workers=1),
-        lambda: answer_device(hostile),
-        lambda: answer_model(hostile),
-        lambda: answer_compare(hostile, "llama-3.1-8b-a100"),
-        lambda: answer_study(hostile),
-        lambda: answer_line(f"vllm serve '{hostile}'", Asked(None, {"hardware": "h100"})),
-        lambda: answer_line(f"vllm serve m --config '{hostile}'", Asked(None, {"hardware": "h100"})),
+
+    def flags(**more):
+        return tuple((given | more).items())
+
+    def line(text):
+        return lambda: answer_line(text, "line", Path(), {"hardware": "h100"})
+
+    requests = [
+        MemoryRequest(hostile),
+        *(MemoryRequest(flags=flags(**{name: hostile})) for name in ("model", "hardware")),
+        PlanRequest(flags=flags(traffic=hostile, rate="1", ttft="1s")),
+        PlanRequest(flags=flags(hardware=f"h100,{hostile}", rate="1", ttft="1s")),
+        WhatIfRequest(flags=flags(), vary=(f"model=tiny-llama,{hostile}",), workers=1),
+        HardwareShowRequest(hostile),
+        ModelsShowRequest(hostile),
+        CompareRequest(hostile, "llama-3.1-8b-a100"),
+        StudyRequest(hostile),
     ]
-    for ask in asks:
+    lines = [line(f"vllm serve '{hostile}'"), line(f"vllm serve m --config '{hostile}'")]
+    for ask in (*(request.answer for request in requests), *lines):
         with without_files(), recorded() as asked, pytest.raises(SpecError):
             ask()
         assert not [each for each in asked if marker in each]
@@ -179,7 +179,7 @@ def test_answers_refuse_paths_as_names(hostile):
 
 def test_stdin_is_no_scenario_of_a_page():
     with without_files(), pytest.raises(SpecError, match="names a file"):
-        answer_memory(Asked("-", {}))
+        MemoryRequest("-").answer()
 
 
 def test_names_of_the_catalogue_are_as_before():
@@ -256,7 +256,7 @@ def test_the_hub_is_not_asked(monkeypatch, tmp_path):
 
     monkeypatch.setattr("socket.create_connection", refuse)
     with without_files(), pytest.raises(SpecError, match="nothing is fetched here"):
-        answer_model("somebody/unheard-of")
+        ModelsShowRequest("somebody/unheard-of").answer()
 
 
 def test_the_cache_of_the_hub_is_read(monkeypatch, tmp_path):
@@ -267,6 +267,6 @@ def test_the_cache_of_the_hub_is_read(monkeypatch, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with without_files():
-        assert answer_model("somebody/small").data["name"] == "somebody/small"
+        assert ModelsShowRequest("somebody/small").answer().data["name"] == "somebody/small"
         with pytest.raises(SpecError, match="names a file"):
-            answer_model(str(folder / "config.json"))
+            ModelsShowRequest(str(folder / "config.json")).answer()

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.report.document import Paragraph, Span, Table, Tiles, plain
-from perfmodel.report.plots.run import kv_figure, latency_figure, load_figure, throughput_figure
-from perfmodel.report.plots.series import TimeBins, rate, summed
+from perfmodel.report.plots.run import TimeBins, kv_figure, latency_figure, load_figure, rate, summed, throughput_figure
 from perfmodel.report.runs import timeline_json
 from perfmodel.report.views.run import conversation_tables, latency_table, overload, run_view, shares
 from perfmodel.sim.records.columns import RequestColumns, StepColumns

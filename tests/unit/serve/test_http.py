@@ -10,8 +10,7 @@ from virtual_time import run
 
 from perfmodel.serve import Order
 from perfmodel.serve.http.bodies import ChatBody
-from perfmodel.serve.http.outlet import Outlet
-from perfmodel.serve.http.reply import CachedCounts, HttpReply
+from perfmodel.serve.http.reply import CachedCounts, HttpReply, Outlet
 from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, ChatShape
 from perfmodel.serve.tokens import ByteTokens, WrittenAnswer
 

@@ -8,7 +8,7 @@ import pytest
 from http_conversation import CHAT, COMPLETIONS, HELLO, served
 
 from perfmodel.errors import SpecError
-from perfmodel.serve.http.routes import PATHS
+from perfmodel.serve.http.app import PATHS
 from perfmodel.serve.settings import InjectedFaults, ServerSettings
 
 

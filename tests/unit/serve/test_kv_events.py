@@ -11,9 +11,9 @@ from virtual_time import run
 
 from perfmodel.errors import SpecError
 from perfmodel.serve import Emulator, Order
+from perfmodel.serve.emulator import RequestParams
 from perfmodel.serve.emulator_server import EmulatorServer, Telemetry
 from perfmodel.serve.kv_events import KvEvents, external_hash
-from perfmodel.serve.request_params import RequestParams
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.sim import Workload
 from perfmodel.specs import load_scenario

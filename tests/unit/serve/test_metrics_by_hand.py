@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import Request, StepPlan, StepRecord
-from perfmodel.serve.metrics.counts import HISTOGRAMS, EngineCounts
-from perfmodel.serve.metrics.histogram import Histogram, one_two_five
-from perfmodel.serve.request_params import RequestParams
+from perfmodel.serve.emulator import RequestParams
+from perfmodel.serve.metrics.counts import HISTOGRAMS, EngineCounts, Histogram, one_two_five
 from perfmodel.sim.clock import TICKS_PER_S
 
 BOUNDS = (0.5, 1.0, 2.0, 5.0)

@@ -13,10 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from virtual_time import run
 
 from perfmodel.serve import Emulator, Order
+from perfmodel.serve.emulator import RequestParams
 from perfmodel.serve.metrics import Metrics, MetricsPage, content_type, wants_openmetrics
-from perfmodel.serve.metrics.families import family
-from perfmodel.serve.metrics.page_text import LabelSet
-from perfmodel.serve.request_params import RequestParams
+from perfmodel.serve.metrics.counts import LabelSet, family
 from perfmodel.specs import load_scenario
 
 SMALL = ("traffic.num_requests=12", "traffic.arrivals.rate=20")

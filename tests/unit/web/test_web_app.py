@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from web_site import HOST, Page, say_nothing_of_here
 
 from perfmodel.cli import app
-from perfmodel.web.app import _MOST_LINE_BYTES, _STATIC
-from perfmodel.web.drops import MOST_BYTES
-from perfmodel.web.guard import HEADERS
+from perfmodel.web.app import _MOST_LINE_BYTES, _STATIC, HEADERS
+from perfmodel.web.results import MOST_BYTES
 from perfmodel.web.views import VIEWS
 
 HTML = ("accept", "text/html")

@@ -12,18 +12,18 @@ pytest.importorskip("jinja2", reason="the extra `web` is not installed")
 
 from typer.testing import CliRunner
 
-from perfmodel.answers.techniques import answer_techniques
 from perfmodel.cli import app as command_line
+from perfmodel.commands.catalog import TechniquesRequest
+from perfmodel.commands.request import CommandRequest
+from perfmodel.commands.runs import MemoryRequest
+from perfmodel.commands.searches import PlanRequest
 from perfmodel.specs.overrides import parse_override
 from perfmodel.web.app import build_app
-from perfmodel.web.desk import Desk
-from perfmodel.web.exports import REPORT
-from perfmodel.web.pictures.choices import against_lines, bounds_plot, devices_bars, front_plot, tornado
-from perfmodel.web.questions import Question, Shown, ask
-from perfmodel.web.state import PageState, read_state
-from perfmodel.web.views import VIEWS, find_view
-from perfmodel.web.views.plan import opened
-from perfmodel.web.views.techniques import fields_of
+from perfmodel.web.pictures import against_lines, bounds_plot, devices_bars, front_plot, tornado
+from perfmodel.web.results import QueryResult, run_query
+from perfmodel.web.service import QueryService
+from perfmodel.web.state import PageState, read_state, request_of
+from perfmodel.web.views import VIEWS, fields_of, find_view, opened
 
 SPACE = (
     "plan={finalists: 2, seeds: 1, num_requests: 60, max_gpus: 4, space: {hardware: [a100-sxm-80gb, h100-sxm-80gb], "
@@ -34,29 +34,29 @@ SHORT = (
     "traffic.output_tokens={distribution: fixed, value: 40}",
     "traffic.arrivals.rate=20",
 )
-PLANNED = Question("plan", "llama-3.1-8b-a100", sets=(*SHORT, SPACE))
+PLANNED = PlanRequest("llama-3.1-8b-a100", overrides=(*SHORT, SPACE))
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> QueryResult:
     """A plan as the page has it, with a store of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return ask(PLANNED)
+        return run_query(PLANNED)
 
 
-def test_files_of_a_plan_are_those_that_the_command_writes(plan: Shown, tmp_path: Path) -> None:
+def test_files_of_a_plan_are_those_that_the_command_writes(plan: QueryResult, tmp_path: Path) -> None:
     arguments = [*PLANNED.arguments, "--store", str(tmp_path / "store"), "--export", str(tmp_path / "out")]
     ran = CliRunner().invoke(command_line, arguments)
     assert ran.exit_code == 0, ran.output
     written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "out").iterdir()}
     assert "kubernetes.yaml" in written
-    assert {name: text for name, text in plan.files.items() if name != REPORT} == written
-    assert plan.files[REPORT].startswith("<!doctype html>")
-    assert plan.data["winner"]["label"] in plan.files[REPORT]
+    assert {name: text for name, text in plan.files.items() if name != "report.html"} == written
+    assert plan.files["report.html"].startswith("<!doctype html>")
+    assert plan.data["winner"]["label"] in plan.files["report.html"]
 
 
-def test_an_opened_row_is_the_deployment_that_was_planned(plan: Shown) -> None:
+def test_an_opened_row_is_the_deployment_that_was_planned(plan: QueryResult) -> None:
     """The scenario of the opened address has the row's device, layout and replicas; what was planned for stays."""
     state = read_state("scenario=llama-3.1-8b-a100&devices=a100-sxm-80gb,h100-sxm-80gb&engine.tensor_parallel_size=4")
     for row in plan.data["ranked"]:
@@ -65,7 +65,7 @@ def test_an_opened_row_is_the_deployment_that_was_planned(plan: Shown) -> None:
         assert found.get("engine.tensor_parallel_size") == "1"
         assert found.get("cluster.replicas") == str(row["replicas"])
         assert found.get("devices") == state.get("devices")
-        memory = ask(Question.of("memory", found)).data
+        memory = run_query(request_of(MemoryRequest, found)).data
         assert memory["hardware"] == row["choices"]["hardware"]
 
 
@@ -76,11 +76,11 @@ def test_what_a_plan_chooses_is_no_part_of_its_question() -> None:
     opened_state = state.changed({"hardware": "mi300x", "engine.tensor_parallel_size": "2", "cluster.replicas": "3"})
     assert part.ask(opened_state) == part.ask(state)
     (question,) = part.ask(state)
-    assert question.option("hardware") == "h100-sxm-80gb,mi300x"
-    assert "plan.max_gpus=8" in question.sets
+    assert question.given["hardware"] == "h100-sxm-80gb,mi300x"
+    assert "plan.max_gpus=8" in question.overrides
 
 
-def test_pictures_show_the_rows_of_the_plan(plan: Shown) -> None:
+def test_pictures_show_the_rows_of_the_plan(plan: QueryResult) -> None:
     bars = devices_bars(plan.data)
     assert bars is not None
     shown = dict(zip(bars["data"][0]["y"], bars["data"][0]["x"], strict=True))
@@ -152,7 +152,7 @@ def test_lines_of_an_alternative_have_its_values_and_the_crossover() -> None:
 
 def test_each_switch_is_a_state_of_the_page_that_says_the_same() -> None:
     """`Use it`: what a page's state overrides is what the switch overrides."""
-    for row in answer_techniques().data:
+    for row in TechniquesRequest().answer().data:
         fields = fields_of(row["switch"])
         state = read_state(PageState(tuple(fields.items())).query)
         assert dict(state.fields) == fields
@@ -176,12 +176,12 @@ def test_a_gain_is_of_the_switch_and_nothing_without_a_technique() -> None:
     gain = next(part for part in _view("techniques").parts if part.name == "gain")
     assert gain.ask(read_state("model=llama-3.1-8b")) == ()
     (question,) = gain.ask(read_state("model=llama-3.1-8b&technique=FP8 KV"))
-    assert question.option("against") == "engine.kv_cache_dtype=fp8"
+    assert question.against == "engine.kv_cache_dtype=fp8"
 
 
-@pytest.mark.parametrize("address", [f"/file/plan/choice/{name}" for name in ("serve.sh", "kubernetes.yaml", REPORT)])
-def test_no_get_of_an_export_begins_a_plan(address: str) -> None:
-    status, body, desk = _get(address, "")
+@pytest.mark.parametrize("name", ["serve.sh", "kubernetes.yaml", "report.html"])
+def test_no_get_of_an_export_begins_a_plan(name: str) -> None:
+    status, body, desk = _get(f"/file/plan/choice/{name}", "")
     assert status == 404
     assert "start it first" in json.loads(body)["error"]
     desk.close_files()
@@ -197,10 +197,10 @@ def test_a_view_is_drawn_without_a_simulation(name: str) -> None:
     desk.close_files()
 
 
-def test_a_known_plans_files_are_served_as_they_are(plan: Shown) -> None:
+def test_a_known_plans_files_are_served_as_they_are(plan: QueryResult) -> None:
     query = "scenario=llama-3.1-8b-a100"
     (question,) = _view("plan").parts[0].ask(read_state(query))
-    known = Shown(question, plan.data, plan.document, plan.files)
+    known = QueryResult(question, plan.data, plan.document, plan.files)
     for name, text in plan.files.items():
         status, body, desk = _get(f"/file/plan/choice/{name}", query, known)
         assert (status, body) == (200, text)
@@ -218,10 +218,10 @@ def _view(name: str) -> Any:
     return view
 
 
-class _IdleDesk(Desk):
+class _IdleDesk(QueryService):
     """A desk without workers, at which beginning anything is a failure."""
 
-    def begin(self, question: Question, lane: str) -> None:
+    def begin(self, question: CommandRequest, lane: str) -> None:
         pytest.fail(f"work began on {question.line}")
 
     def close_files(self) -> None:
@@ -229,11 +229,11 @@ class _IdleDesk(Desk):
         self.drops.close()
 
 
-def _get(path: str, query: str, *known: Shown) -> tuple[int, str, _IdleDesk]:
+def _get(path: str, query: str, *known: QueryResult) -> tuple[int, str, _IdleDesk]:
     """What a GET is answered, by an application whose desk knows some answers."""
     desk = _IdleDesk()
     for shown in known:
-        desk._known.keep(shown.question, shown)
+        desk._known.keep(shown.request, shown)
     found: dict[str, Any] = {"body": b""}
     scope = {
         **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"},

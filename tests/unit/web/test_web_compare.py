@@ -4,13 +4,14 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
-from perfmodel.web.desk import Desk, Finding
+from perfmodel.commands.runs import MemoryRequest, SimulateRequest
+from perfmodel.web.compare import OF_DEPLOYMENTS, compared, headings
 from perfmodel.web.pages import Pages
-from perfmodel.web.pictures.runs import column_bars, measured_dots
-from perfmodel.web.questions import Question, Shown
+from perfmodel.web.pictures import column_bars, measured_dots
+from perfmodel.web.results import QueryResult
+from perfmodel.web.service import QueryService, QueryState
 from perfmodel.web.state import PageState, read_state
-from perfmodel.web.views.columns import OF_DEPLOYMENTS, compared, headings
-from perfmodel.web.views.compare import COMPARE, columns_of, deployment_of, main_of
+from perfmodel.web.views import COMPARE, columns_of, deployment_of, main_of
 
 DEPLOYMENTS, SERVED = COMPARE.parts
 ONE = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "rate": "5", "ttft": "1s", "traffic.num_requests": "100"}
@@ -24,14 +25,14 @@ def state_of(*others, **more):
 
 @pytest.fixture(scope="module")
 def pages():
-    desk = Desk()
+    desk = QueryService()
     yield Pages(desk, "token")
     desk.drops.close()
 
 
 def finding_of(data, document=None, command="simulate"):
-    question = Question(command)
-    return Finding(question, Shown(question, data, document or {"blocks": []}))
+    question = MemoryRequest() if command == "memory" else SimulateRequest()
+    return QueryState(question, QueryResult(question, data, document or {"blocks": []}))
 
 
 def test_addresses_keep_the_others():
@@ -73,11 +74,11 @@ def test_a_column_and_the_first_one_change_places_and_back():
 def test_each_column_is_asked_the_same_of():
     questions = SERVED.ask(state_of(OTHER))
     assert [question.command for question in questions] == ["simulate", "whatif"] * 2
-    assert [question.option("hardware") for question in questions[::2]] == ["h100-sxm-80gb", "a100-sxm-80gb"]
-    assert all("traffic.num_requests=100" in question.sets for question in questions)
+    assert [question.given["hardware"] for question in questions[::2]] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+    assert all("traffic.num_requests=100" in question.overrides for question in questions)
     steps = DEPLOYMENTS.ask(state_of(OTHER, batch="16"))[1::2]
-    assert {question.option("batch") for question in steps} == {"16"}
-    assert "engine.max_num_seqs=64" in steps[1].sets
+    assert {question.batch for question in steps} == {16}
+    assert "engine.max_num_seqs=64" in steps[1].overrides
 
 
 def test_a_column_that_is_refused_says_why_and_the_others_stand(pages):
@@ -91,7 +92,7 @@ def test_a_column_that_is_refused_says_why_and_the_others_stand(pages):
 
 
 def test_headings_are_those_of_the_answers():
-    desk = Desk()
+    desk = QueryService()
     split = PageState((*OTHER.fields, ("engine.tensor_parallel_size", "4"), ("engine.pipeline_parallel_size", "2")))
     named = PageState((("scenario", "llama-3.1-8b-a100"), ("engine.data_parallel_size", "2")))
     state = state_of(split, named, TOO_LARGE)
@@ -122,7 +123,7 @@ def test_hostile_names_are_text(pages):
 
 
 def test_differences_are_those_to_the_first_column():
-    desk = Desk()
+    desk = QueryService()
     questions = DEPLOYMENTS.ask(state_of(OTHER, PageState(tuple(deployment_of(state_of()).fields))))
     rows = {each.row.path: each for each in compared([desk.answer(each) for each in questions], OF_DEPLOYMENTS, 3)}
     desk.drops.close()
@@ -137,7 +138,7 @@ def test_differences_are_those_to_the_first_column():
 
 def test_bars_carry_their_intervals_and_units():
     data = {"mean_ttft_ms": 50.0, "interval": {"mean_ttft_ms": [40.0, 70.0]}}
-    refused = Finding(Question("simulate"), refusal="does not fit")
+    refused = QueryState(SimulateRequest(), refusal="does not fit")
     picture = column_bars([finding_of(data), refused, finding_of({"mean_ttft_ms": 20.0})], "mean_ttft_ms")
     (bars,) = picture["data"]
     assert (bars["x"], bars["y"]) == ([50.0, 20.0], ["A", "C"])

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
+from perfmodel.commands.runs import MemoryRequest
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file
-from perfmodel.web import drops as drops_module
-from perfmodel.web.desk import Desk
-from perfmodel.web.drops import Drops, field_of, hidden, resolved, with_files, without_marks
-from perfmodel.web.questions import Question
-from perfmodel.web.state import read_state
-from perfmodel.web.views.deployment import DEPLOYMENT
-from perfmodel.web.views.memory import MEMORY
+from perfmodel.web import results as drops_module
+from perfmodel.web.results import Uploads, field_of, hidden, resolved, with_files, without_marks
+from perfmodel.web.service import QueryService
+from perfmodel.web.state import read_state, request_of
+from perfmodel.web.views import DEPLOYMENT, MEMORY
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "tests" / "data"
@@ -25,7 +24,7 @@ CONFIG = ROOT / "tests" / "data"
 
 @pytest.fixture
 def drops():
-    found = Drops()
+    found = Uploads()
     yield found
     found.close()
 
@@ -36,7 +35,7 @@ def kept(drops):
 
 @given(st.text(max_size=300), st.sampled_from([".json", ".gguf", ".YAML", "", ".exe", ".json/..", "\\..\\x.json"]))
 def test_whatever_a_file_is_called_it_lies_in_its_folder(name, suffix):
-    drops = Drops()
+    drops = Uploads()
     try:
         try:
             mark = drops.take(name + suffix, b"{}")
@@ -114,7 +113,7 @@ def test_old_files_go_by_number_and_by_bytes(drops, monkeypatch):
     drops.take("a.json", b" " * 999)
     assert len(kept(drops)) == 2
     with pytest.raises(SpecError, match="drop the file on the page again"):
-        with_files(Question("memory", flags=(("model", marks[1]),)), drops.folder)
+        with_files(MemoryRequest(flags=(("model", marks[1]),)), drops.folder)
 
 
 def test_marks_lead_nowhere_else(drops):
@@ -125,24 +124,24 @@ def test_marks_lead_nowhere_else(drops):
 
 
 def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
-    desk = Desk()
+    desk = QueryService()
     try:
         content = (CONFIG / "qwen3-config.json").read_bytes() if (CONFIG / "qwen3-config.json").exists() else _config()
         mark = desk.take("config.json", content)
-        question = Question.of("memory", read_state(f"model={mark}&hardware=h100"))
+        question = request_of(MemoryRequest, read_state(f"model={mark}&hardware=h100"))
         shown = desk.answer(question).shown
         assert shown is not None, desk.answer(question).refusal
         assert str(desk.drops.folder) not in str(shown)
-        assert shown.question == question
+        assert shown.request == question
         (file,) = kept(desk.drops)
         os.remove(file)
-        other = Question.of("memory", read_state(f"model={mark}&hardware=a100"))
+        other = request_of(MemoryRequest, read_state(f"model={mark}&hardware=a100"))
         assert "drop the file on the page again" in desk.answer(other).refusal
         file.write_bytes(content)
         desk.take("config.json", content)
         assert desk.answer(other).shown is not None
         broken = desk.take("config.json", b"{]")
-        refusal = desk.answer(Question.of("memory", read_state(f"model={broken}"))).refusal
+        refusal = desk.answer(request_of(MemoryRequest, read_state(f"model={broken}"))).refusal
         assert "config.json" in refusal
         assert str(desk.drops.folder) not in refusal
         assert broken[5:21] not in refusal
@@ -162,7 +161,7 @@ def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
 def test_what_a_file_is_for_follows_from_its_keys_and_it_answers_there(file, field):
     content = ROOT.joinpath(*file).read_bytes()
     assert field_of(file[-1], content) == field
-    desk = Desk()
+    desk = QueryService()
     try:
         state = read_state(f"{field}={desk.take(file[-1], content)}")
         for view in (DEPLOYMENT, MEMORY):

@@ -6,7 +6,7 @@ pytest.importorskip("starlette", reason="the page needs starlette, of the extra 
 
 from starlette.requests import Request
 
-from perfmodel.web.guard import HEADERS, TOKEN_HEADER, PageGuard
+from perfmodel.web.app import HEADERS, TOKEN_HEADER, PageGuard
 
 
 def refusal(guard, method="POST", host="127.0.0.1:8080", **headers):

@@ -13,20 +13,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from web_works import work
 
+from perfmodel.commands.runs import SimulateRequest
 from perfmodel.errors import SpecError
 from perfmodel.web import jobs as jobs_module
 from perfmodel.web.jobs import JobQueue
-from perfmodel.web.known import Known
-from perfmodel.web.questions import Question
+from perfmodel.web.results import ResultCache
 
 
 def named(name):
-    return Question("simulate", name)
+    return SimulateRequest(name)
 
 
 @asynccontextmanager
 async def started():
-    known = Known(lambda question: work(question, None))
+    known = ResultCache(lambda question: work(question, None))
     jobs = JobQueue(known, work)
     await jobs.start()
     try:
@@ -42,7 +42,7 @@ async def ended(job, limit_s=30):
 
 async def running(job, limit_s=30):
     until = time.monotonic() + limit_s
-    while job.state == "waiting" or (job.question.scenario.startswith("steps") and job.total is None):
+    while job.state == "waiting" or (job.request.scenario.startswith("steps") and job.total is None):
         assert time.monotonic() < until
         await asyncio.sleep(0.01)
 
@@ -71,7 +71,7 @@ def test_work_stops_once_no_open_page_waits_for_it(monkeypatch):
             monkeypatch.setattr(jobs_module, "_LEASE_S", 0.2)  # as after a killed browser, which sends nothing
             jobs.see("other")
             assert (await ended(plan, 10)).state == "stopped"
-            assert jobs.last(plan.question) is None
+            assert jobs.last(plan.request) is None
 
     asyncio.run(whole())
 
@@ -97,7 +97,7 @@ async def _is_done_once(jobs, known):
     long = jobs.begin(named("steps:6"), "long")  # beside it
     assert (await ended(first)).state == "done"
     assert (await ended(long)).state == "done"
-    shown, other = known.find(first.question), known.find(long.question)
+    shown, other = known.find(first.request), known.find(long.request)
     assert shown.data["name"] == "steps:5"
     assert shown.data["process"] != other.data["process"]
 
@@ -110,12 +110,12 @@ async def _is_stopped(jobs, known):
     jobs.stop(waiting)
     assert waiting.state == "stopped"
     jobs.stop(counting)
-    assert jobs.begin(counting.question, "quick") is not counting  # asked anew while the old one ends
+    assert jobs.begin(counting.request, "quick") is not counting  # asked anew while the old one ends
     assert (await ended(counting, 5)).state == "stopped"
-    again = jobs.last(counting.question)
+    again = jobs.last(counting.request)
     jobs.stop(again)
     await ended(again, 5)
-    assert known.find(counting.question) is None
+    assert known.find(counting.request) is None
 
 
 async def _is_refused(jobs, known):
@@ -148,7 +148,7 @@ async def _is_superseded(jobs):
     jobs.begin(named("steps:90001"), "quick", "page-2/traffic/curve")
     jobs.leave("page-1/traffic/curve", [named("steps:90002")])
     assert (await ended(mine, 10)).state == "stopped"
-    assert jobs.last(mine.question) is None  # so that a page which comes back asks anew
+    assert jobs.last(mine.request) is None  # so that a page which comes back asks anew
     assert not shared.is_stopping
     jobs.leave("page-2/traffic/curve", [])
     assert (await ended(shared, 10)).state == "stopped"
@@ -170,6 +170,6 @@ async def _has_room_for_so_many(jobs):
         for each in long:
             jobs.stop(each)
         long = [jobs.begin(named(f"a{n}"), "long") for n in range(most)]
-    assert jobs.last(first.question) is first  # what runs is not forgotten, however much passes by
+    assert jobs.last(first.request) is first  # what runs is not forgotten, however much passes by
     jobs.stop(first)
     assert (await ended(first, 10)).state == "stopped"

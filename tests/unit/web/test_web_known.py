@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
+from perfmodel.commands.runs import MemoryRequest
 from perfmodel.errors import SpecError
-from perfmodel.web import known as known_module
-from perfmodel.web.known import Known
-from perfmodel.web.questions import Question, Shown
+from perfmodel.web import results as known_module
+from perfmodel.web.results import QueryResult, ResultCache
 
 
 class Counted:
@@ -28,16 +28,16 @@ class Counted:
             self.at_once -= 1
         if question.scenario.startswith("no"):
             raise SpecError(f"{question.scenario}: refused.")
-        return Shown(question, {"name": question.scenario, "weight": "x" * self.size}, {"blocks": []})
+        return QueryResult(question, {"name": question.scenario, "weight": "x" * self.size}, {"blocks": []})
 
 
 def named(name):
-    return Question("memory", name)
+    return MemoryRequest(name)
 
 
 def test_an_answer_is_worked_out_once_by_however_many_threads():
     work = Counted()
-    known = Known(work)
+    known = ResultCache(work)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(known.answer, [named(f"s{n % 5}") for n in range(100)]))
     assert sorted(work.asked) == [f"s{n}" for n in range(5)]
@@ -47,7 +47,7 @@ def test_an_answer_is_worked_out_once_by_however_many_threads():
 
 def test_refusals_are_remembered_by_their_sentence_until_they_are_forgotten():
     work = Counted()
-    known = Known(work)
+    known = ResultCache(work)
     for _ in range(3):
         with pytest.raises(SpecError, match="no-1: refused"):
             known.answer(named("no-1"))
@@ -62,7 +62,7 @@ def test_refusals_are_remembered_by_their_sentence_until_they_are_forgotten():
 
 def test_what_was_not_asked_for_longest_goes_first(monkeypatch):
     monkeypatch.setattr(known_module, "_MOST", 3)
-    known = Known(Counted())
+    known = ResultCache(Counted())
     for name in "abc":
         known.answer(named(name))
     known.answer(named("a"))
@@ -71,19 +71,19 @@ def test_what_was_not_asked_for_longest_goes_first(monkeypatch):
 
 
 def test_answers_are_bounded_by_their_bytes_and_the_last_one_stays():
-    known = Known(Counted(size=1000), most_bytes=5000)
+    known = ResultCache(Counted(size=1000), most_bytes=5000)
     for n in range(50):
         known.answer(named(f"s{n}"))
     kept = [n for n in range(50) if known.find(named(f"s{n}")) is not None]
     assert kept == list(range(50 - len(kept), 50))
     assert 2 <= len(kept) <= 5
-    large = Known(Counted(size=100_000), most_bytes=10)
+    large = ResultCache(Counted(size=100_000), most_bytes=10)
     large.answer(named("large"))
     assert large.find(named("large")) is not None
 
 
 def test_an_answer_that_is_kept_twice_counts_once():
-    known, work = Known(Counted(), most_bytes=10_000), Counted(1000)
+    known, work = ResultCache(Counted(), most_bytes=10_000), Counted(1000)
     for _ in range(100):
         known.keep(named("s"), work(named("s")))
     known.keep(named("t"), work(named("t")))

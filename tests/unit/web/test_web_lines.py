@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
+from perfmodel.commands.runs import SimulateRequest
 from perfmodel.errors import SpecError
-from perfmodel.web.lines import read_line, serve_line
-from perfmodel.web.questions import Question, asked_of
-from perfmodel.web.state import PageState, read_state
+from perfmodel.web.service import read_line, serve_line
+from perfmodel.web.state import PageState, read_state, request_of
 
 SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
 LINES = [
@@ -27,8 +27,8 @@ LINES = [
 
 
 def scenario_of(state):
-    question = Question.of("simulate", state)
-    return asked_of(question).load(question.sets)
+    question = request_of(SimulateRequest, state)
+    return question.load()
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -52,7 +52,7 @@ def test_a_load_test_comes_with_its_seed_and_rate(tmp_path):
 @pytest.mark.parametrize("word", ["true", "8", "1e5", "null", "[1, 2]", "a: b", "- x", "#", "'"])
 def test_texts_that_read_like_something_else_stay_texts(word):
     from perfmodel.files.yaml_loader import parse_value
-    from perfmodel.web.lines import _text
+    from perfmodel.web.service import _text
 
     assert parse_value(_text(word), "here") == word
 

@@ -8,6 +8,8 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from web_site import Page, say_nothing_of_here
 
+from perfmodel.commands.catalog import HardwareShowRequest
+from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
 from perfmodel.errors import SpecError
 from perfmodel.web.state import read_state
 from perfmodel.web.views import VIEWS, find_part, find_view
@@ -87,9 +89,9 @@ def test_what_was_answered_and_is_forgotten_is_asked_anew(site):
 
 def test_the_badge_of_a_card_states_the_errors(site):
     """They equal the output of the command shown below it."""
-    from perfmodel.web.questions import Question, ask
+    from perfmodel.web.results import run_query
 
-    shown = ask(Question("memory", flags=(("model", "llama-3.1-8b"), ("hardware", "h100"))))
+    shown = run_query(MemoryRequest(flags=(("model", "llama-3.1-8b"), ("hardware", "h100"))))
     badge = shown.data["trust"]["badge"]
     assert "rows like this: " in badge
     assert f">{badge}</span>" in site.get(f"/part/memory/plan?{MODEL}").body.decode()
@@ -105,16 +107,18 @@ def test_a_page_that_is_loaded_again_asks_again_what_was_refused(site):
 
 def told(line):
     """The cells of all tables and facts of a command's document."""
-    from perfmodel.web.questions import Question, ask
+    from perfmodel.web.results import run_query
 
     command, *words_ = line.split()
     if command == "hardware":
-        question = Question("hardware show", words_[1])
+        question = HardwareShowRequest(words_[1])
     else:
         flags = tuple((words_[n][2:], words_[n + 1]) for n in range(0, len(words_), 2))
-        question = Question(command, flags=flags)
+        sizes = {name: int(value) for name, value in flags if name in ("batch", "context", "prefill")}
+        kinds = {"memory": MemoryRequest, "explain": ExplainRequest, "simulate": SimulateRequest}
+        question = kinds[command](flags=tuple(pair for pair in flags if pair[0] not in sizes), **sizes)
     found = set()
-    for block in ask(question).blocks("table", "facts"):
+    for block in run_query(question).blocks("table", "facts"):
         cells = [cell for row in block.get("rows", []) for cell in row]
         cells += [fact["value"] for _, facts in block.get("groups", []) for fact in facts]
         found |= words(" ".join(cell for cell in cells if isinstance(cell, str)))

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from web_site import Page
 
 from perfmodel.cli import app
-from perfmodel.web.desk import Desk
+from perfmodel.commands.runs import MemoryRequest, SimulateRequest
 from perfmodel.web.figures import FORMS, figure, value_at
 from perfmodel.web.pages import Pages
-from perfmodel.web.questions import Question
-from perfmodel.web.state import read_state
+from perfmodel.web.service import QueryService
+from perfmodel.web.state import read_state, request_of
 from perfmodel.web.views import VIEWS
 
 MODELS = ["llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b", "qwen3-0.6b"]
@@ -74,7 +74,7 @@ def answered():
 
 @pytest.fixture(scope="module")
 def pages():
-    desk = Desk()
+    desk = QueryService()
     yield Pages(desk, "token"), desk
     desk.drops.close()
 
@@ -84,7 +84,7 @@ def states(pages):
     """Fifty that have an answer, and those among them that have none."""
     fit, others = [], []
     for state in drawn_states():
-        (others if pages[1].answer(Question.of("memory", state)).refusal else fit).append(state)
+        (others if pages[1].answer(request_of(MemoryRequest, state)).refusal else fit).append(state)
         if len(fit) == NUM_STATES:
             return fit, others
     raise AssertionError
@@ -149,7 +149,7 @@ def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
         for question in part.ask(state)
         if question.command == "simulate"
     }
-    assert run == Question.of("simulate", state)
+    assert run == request_of(SimulateRequest, state)
     whole, limits = answered(run.arguments), set()
     for view in VIEWS:
         for part in (part for part in view.parts if part.lane == "quick" and part.name != "prompts"):
@@ -165,7 +165,7 @@ def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
                     elif key in whole and form != "factor" and not path.startswith("load."):
                         assert (tuple(arguments), value) == (tuple(run.arguments), repr(whole[key])), (view.name, path)
             is_short = any(
-                override.startswith("traffic.num_requests=") for override in sum((q.sets for q in questions), ())
+                override.startswith("traffic.num_requests=") for override in sum((q.overrides for q in questions), ())
             )
             assert is_short == ("preview" in html), (view.name, part.name)
     assert len(limits) == 1
@@ -174,7 +174,7 @@ def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
 def test_what_is_refused_is_refused_in_the_command_s_words(pages, states):
     assert states[1]
     for state in states[1][:5]:
-        question = Question.of("memory", state)
+        question = request_of(MemoryRequest, state)
         result = CliRunner().invoke(app, [*question.arguments, "--json"])
         assert result.exit_code == 2
         assert "".join(pages[1].answer(question).refusal.split()) in "".join(result.output.split())

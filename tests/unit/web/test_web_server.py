@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from perfmodel.errors import SpecError
-from perfmodel.web.server import serve_page
+from perfmodel.web.app import serve_page
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.20", "example.org", ""])

@@ -10,13 +10,13 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from web_site import Page
 
+from perfmodel.commands.runs import MemoryRequest
 from perfmodel.report.numbers import MISSING
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.web.fields import GROUPS, choices_of, default_of
-from perfmodel.web.figures import FORMS, figure, shown_number, value_at
-from perfmodel.web.pictures.runs import memory_bar
-from perfmodel.web.state import read_state
+from perfmodel.web.figures import FORMS, GROUPS, choices_of, default_of, figure, shown_number, value_at
+from perfmodel.web.pictures import memory_bar
+from perfmodel.web.state import read_state, request_of
 
 FIELDS = [field for group in GROUPS for field in group.fields]
 SIZES = st.floats(1e-6, 1e9)
@@ -106,10 +106,10 @@ def test_what_counts_where_a_field_is_empty_is_what_the_scenario_resolved():
 
 
 def test_the_bar_of_memory_adds_up_to_what_a_process_sees():
-    from perfmodel.web.questions import Question, ask
+    from perfmodel.web.results import run_query
 
     for query in ("", "model=llama-3.1-70b&engine.tensor_parallel_size=4", "model=gpt-oss-20b&hardware=mi300x"):
-        data = ask(Question.of("memory", read_state(query))).data
+        data = run_query(request_of(MemoryRequest, read_state(query))).data
         drawn = memory_bar(data)
         assert sum(bar["x"][0] for bar in drawn["data"]) * 1e9 == pytest.approx(data["visible_bytes"], rel=1e-6)
         assert all(bar["x"][0] > 0 for bar in drawn["data"])

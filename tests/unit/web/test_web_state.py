@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
+from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
+from perfmodel.commands.searches import PlanRequest, WhatIfRequest
 from perfmodel.errors import SpecError
-from perfmodel.web.questions import Question
-from perfmodel.web.state import FLAGS, MOST_DEPLOYMENTS, PageState, read_state
+from perfmodel.web.state import FLAGS, MOST_DEPLOYMENTS, PageState, read_state, request_of
 
 KEYS = (*FLAGS, "seed", "batch", "context", "engine.max_num_seqs", "traffic.arrivals.rate", "slo.ttft_ms", "price.usd")
 VALUES = st.text("aZ09 -.,:=&%+#?/ü漢🙂\"'<>", min_size=1, max_size=20).filter(
@@ -31,9 +32,12 @@ def test_an_address_says_the_state_that_it_was_made_of(state):
     assert read_state(read_state(state.query).query) == read_state(state.query)
 
 
-@given(STATES, st.sampled_from(["memory", "explain", "simulate", "whatif", "plan"]))
-def test_the_line_of_a_question_is_its_arguments(state, command):
-    question = Question.of(command, state, "engine.block_size=16", batch=state.get("batch"), grid=True, vary=("a", "b"))
+@given(STATES, st.sampled_from([MemoryRequest, ExplainRequest, SimulateRequest, WhatIfRequest, PlanRequest]))
+def test_the_line_of_a_question_is_its_arguments(state, kind):
+    options = (
+        {"grid": True, "vary": ("a", "b")} if kind is WhatIfRequest else {"batch": 8} if kind is ExplainRequest else {}
+    )
+    question = request_of(kind, state, "engine.block_size=16", **options)
     assert shlex.split(question.line) == ["perfmodel", *question.arguments]
     assert all(isinstance(word, str) and word for word in question.arguments)
 
@@ -101,10 +105,12 @@ def test_deployments_within_deployments_are_left_out_and_cannot_go_deep():
 
 
 def test_a_scenario_takes_flags_as_overrides():
-    question = Question.of("simulate", read_state("scenario=llama-3.1-8b-a100&rate=3&ttft=1s&engine.max_num_seqs=8"))
+    question = request_of(
+        SimulateRequest, read_state("scenario=llama-3.1-8b-a100&rate=3&ttft=1s&engine.max_num_seqs=8")
+    )
     assert question.arguments[:2] == ["simulate", "llama-3.1-8b-a100"]
-    assert set(question.sets) == {"traffic.arrivals.rate=3", "slo.ttft_ms=1s", "engine.max_num_seqs=8"}
+    assert set(question.overrides) == {"traffic.arrivals.rate=3", "slo.ttft_ms=1s", "engine.max_num_seqs=8"}
 
 
 def test_a_value_that_reads_like_a_switch_stays_a_value():
-    assert Question.of("memory", read_state("model=yes")).arguments[:3] == ["memory", "--model", "yes"]
+    assert request_of(MemoryRequest, read_state("model=yes")).arguments[:3] == ["memory", "--model", "yes"]

@@ -9,11 +9,10 @@ import pytest
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
 from perfmodel.errors import SpecError
-from perfmodel.web.pictures.runs import goodput_curve, latency_curve, prompt_curve
-from perfmodel.web.questions import Shown
+from perfmodel.web.pictures import goodput_curve, latency_curve, prompt_curve
+from perfmodel.web.results import QueryResult
 from perfmodel.web.state import read_state
-from perfmodel.web.views.traffic import TRAFFIC, asked_rate
-from perfmodel.web.views.whatif import WHATIF
+from perfmodel.web.views import TRAFFIC, WHATIF, asked_rate
 
 NOW, LIMIT, CURVE, PROMPTS = TRAFFIC.parts
 QUICK = "model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=3&ttft=1s&traffic.num_requests=30"
@@ -26,7 +25,7 @@ def asked(part, query):
 
 
 def varied(query):
-    return asked(CURVE, query).option("vary")
+    return asked(CURVE, query).vary[0]
 
 
 def whatif_data(limits=None, kept=None, knee=4.0, intervals=True):
@@ -51,9 +50,9 @@ def named(picture):
 def test_the_curve_asks_one_what_if_of_few_requests():
     question = asked(CURVE, "rate=8&ttft=500ms")
     assert question.command == "whatif"
-    assert question.option("ttft") == "500ms"
-    assert "mean_ttft_ms" in question.options("metric")
-    assert "traffic.num_requests=400" in question.sets
+    assert question.given["ttft"] == "500ms"
+    assert "mean_ttft_ms" in question.metric
+    assert "traffic.num_requests=400" in question.overrides
 
 
 def test_the_range_stays_while_the_rate_is_dragged_a_little():
@@ -82,28 +81,28 @@ def test_rates_are_read_as_the_command_reads_them():
     assert asked_rate(read_state("rate=300/min")) == pytest.approx(5)
     assert asked_rate(read_state("rate=nonsense")) is None
     assert asked_rate(read_state("")) is None
-    assert asked(CURVE, "rate=nonsense").option("rate") == "nonsense"  # for the command to refuse
+    assert asked(CURVE, "rate=nonsense").given["rate"] == "nonsense"  # for the command to refuse
 
 
 def test_what_the_address_says_of_requests_and_pauses_stays():
     question = asked(CURVE, "traffic.num_requests=1000&traffic.arrivals.think_time_s=5")
-    assert question.sets.count("traffic.num_requests=1000") == 1
-    assert not any(text.startswith("traffic.num_requests=4") for text in question.sets)
-    assert [text for text in question.sets if "think_time_s" in text] == ["traffic.arrivals.think_time_s=5"]
+    assert question.overrides.count("traffic.num_requests=1000") == 1
+    assert not any(text.startswith("traffic.num_requests=4") for text in question.overrides)
+    assert [text for text in question.overrides if "think_time_s" in text] == ["traffic.arrivals.think_time_s=5"]
 
 
 def test_scenarios_are_asked_with_their_rate_as_a_field():
     question = asked(NOW, "scenario=llama-3.1-8b-a100&rate=3")
     assert question.scenario == "llama-3.1-8b-a100"
-    assert "traffic.arrivals.rate=3" in question.sets
-    assert not any("rate=3" in text for text in asked(CURVE, "scenario=llama-3.1-8b-a100&rate=3").sets)
+    assert "traffic.arrivals.rate=3" in question.overrides
+    assert not any("rate=3" in text for text in asked(CURVE, "scenario=llama-3.1-8b-a100&rate=3").overrides)
 
 
 def test_prompts_come_alone_and_have_one_length():
     question = asked(PROMPTS, "rate=50&model=llama-3.1-8b")
-    assert question.option("rate") is None
-    assert "traffic.input_tokens.distribution=fixed" in question.sets
-    assert question.option("vary").startswith("traffic.input_tokens.value=")
+    assert "rate" not in question.given
+    assert "traffic.input_tokens.distribution=fixed" in question.overrides
+    assert question.vary[0].startswith("traffic.input_tokens.value=")
 
 
 @pytest.mark.parametrize("name", ["ttft", "tpot", "e2el"])
@@ -140,11 +139,11 @@ def test_bands_that_come_later_are_of_the_rates_that_they_are_known_at():
 def test_bands_are_asked_for_at_rates_of_the_curve_and_without_limits():
     state = read_state("rate=8&ttft=500ms&traffic.arrivals.think_time_s=5")
     (bands,), (curve,) = CURVE.later(state), CURVE.ask(state)
-    assert bands.option("intervals") is not None
-    assert curve.option("intervals") is None
-    assert bands.option("ttft") is None
-    assert bands.option("vary").split(":")[0] == curve.option("vary").split(":")[0]
-    assert set(bands.options("metric")) < set(curve.options("metric"))
+    assert bands.intervals
+    assert not curve.intervals
+    assert "ttft" not in bands.given
+    assert bands.vary[0].split(":")[0] == curve.vary[0].split(":")[0]
+    assert set(bands.metric) < set(curve.metric)
     assert CURVE.later(read_state("rate=8"))[0] == CURVE.later(read_state("rate=9&ttft=1s"))[0]
 
 
@@ -191,12 +190,12 @@ def test_traffic_of_a_duration_is_not_bounded_by_a_number_and_prompts_still_come
     state = read_state("model=llama-3.1-8b&hardware=h100&rate=4&traffic.duration_s=20")
     for part in (CURVE, LIMIT, NOW):
         (question,) = part.ask(state)
-        assert "traffic.duration_s=20" in question.sets
-        assert not any(override.startswith("traffic.num_requests") for override in question.sets)
+        assert "traffic.duration_s=20" in question.overrides
+        assert not any(override.startswith("traffic.num_requests") for override in question.overrides)
     (prompts,) = PROMPTS.ask(state)
-    assert not any(override.startswith("traffic.duration_s") for override in prompts.sets)
+    assert not any(override.startswith("traffic.duration_s") for override in prompts.overrides)
     for question in WHATIF.parts[0].ask(state):
-        assert not any(override.startswith("traffic.num_requests") for override in question.sets)
+        assert not any(override.startswith("traffic.num_requests") for override in question.overrides)
 
 
 def test_with_the_bands_the_part_is_drawn_anew(site):
@@ -270,7 +269,7 @@ def test_prompts_without_an_answer_say_why(site):
     points = [
         {"set": f"traffic.input_tokens.value={n}", "values": {}, "problem": f"{n}: too long."} for n in (256, 512)
     ]
-    site.desk._known.keep(question, Shown(question, {"points": points}, {"blocks": []}))
+    site.desk._known.keep(question, QueryResult(question, {"points": points}, {"blocks": []}))
     html = site.get(f"/part/traffic/prompts?{QUICK}&seed=9").body.decode()
     assert "256: too long." in html
     assert "data-figure" not in html

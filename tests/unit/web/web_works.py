@@ -4,15 +4,15 @@ import os
 import time
 
 from perfmodel.errors import SpecError
-from perfmodel.web.questions import Shown
+from perfmodel.web.results import QueryResult
 
 
-def work(question, progress):
+def work(question, console):
     """Counts, hangs, refuses, breaks or ends its process."""
     kind, *more = question.scenario.split(":")
     match kind:
         case "steps":
-            with progress("counting") as tell:
+            with console.watch("counting") as tell:
                 for done in range(int(more[0])):
                     tell(done, int(more[0]))
                     time.sleep(0.01)
@@ -26,4 +26,4 @@ def work(question, progress):
             raise MemoryError
         case "end":
             os._exit(3)
-    return Shown(question, {"name": question.scenario, "process": os.getpid()}, {"blocks": []})
+    return QueryResult(question, {"name": question.scenario, "process": os.getpid()}, {"blocks": []})

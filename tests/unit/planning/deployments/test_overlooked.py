@@ -14,7 +14,7 @@ from perfmodel.planning.result import PlanResult
 from perfmodel.planning.screen import Screen
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.report.render.terminal import render_text
+from perfmodel.report.terminal import render_text
 from perfmodel.report.views.plan import plan_view
 from perfmodel.specs.slo import SLO
 

@@ -24,7 +24,7 @@ from perfmodel.planning.service import wanted_rate
 from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.report.document import Table, plain
-from perfmodel.report.render.terminal import render_text
+from perfmodel.report.terminal import render_text
 from perfmodel.report.views.plan import brief_view, preliminary_sentence
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
@@ -303,7 +303,7 @@ def test_from_the_command_line_to_files_that_serve(tmp_path: Path, store: Path, 
 
 def test_a_plan_in_a_pipe_reports_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line on stderr every 10 s (10 ms here), after one short sentence that names what is simulated."""
-    monkeypatch.setattr("perfmodel.cli.plan.progress_lines", partial(progress_lines, every_s=0.01))
+    monkeypatch.setattr("perfmodel.cli.progress_lines", partial(progress_lines, every_s=0.01))
     one = "plan.space.hardware=[h100-sxm-80gb]", "plan.space.tensor_parallel_size=[1]", "plan.seeds=1"
     flags = [f"--set={text}" for text in (*SHORT, SPACE, *one)]
     ran = CliRunner().invoke(app, ["plan", "llama-3.1-8b-a100", *flags, "--store", str(tmp_path / "points.sqlite")])

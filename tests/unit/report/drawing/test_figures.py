@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.report.document import Plot
 from perfmodel.report.drawing.figure_svg import figure_svg, hover_text
-from perfmodel.report.render.html import render_page
+from perfmodel.report.pages import render_page
 from perfmodel.report.views.run import run_view
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.report.drawing.charts import Dot, Series, ecdf_svg, pareto_svg, scatter_svg
-from perfmodel.report.drawing.svg import scale_over
+from perfmodel.report.drawing.figures import scale_over
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.report.document import Plot
-from perfmodel.report.plots.run import latency_figure
-from perfmodel.report.plots.series import engine_names, pool_names
+from perfmodel.report.plots.run import engine_names, latency_figure, pool_names
 from perfmodel.report.views.run import run_view
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario

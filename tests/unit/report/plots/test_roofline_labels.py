@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.report.drawing.figure_svg import figure_svg
-from perfmodel.report.drawing.svg import text_width
+from perfmodel.report.drawing.figures import text_width
 from perfmodel.report.plots.step import roofline_figure
 from perfmodel.specs import load_scenario
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from perfmodel.report.plots.series import (
+from perfmodel.report.plots.run import (
     MAX_BINS,
     MAX_POINTS,
     TimeBins,

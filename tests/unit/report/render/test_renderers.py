@@ -30,9 +30,8 @@ from perfmodel.report.document import (
     plain,
 )
 from perfmodel.report.drawing.figures import line
-from perfmodel.report.render.html import render_page
-from perfmodel.report.render.markdown import render_markdown
-from perfmodel.report.render.terminal import render_html, render_text, show_document
+from perfmodel.report.pages import render_markdown, render_page
+from perfmodel.report.terminal import render_html, render_text, show_document
 
 ODD = "a|b <i>*c*</i> [red]&"
 TABLE = Table(

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.planning.typical_step import estimate_choice
 from perfmodel.report.document import Facts, Notes, Paragraph, Plot, Sentences, Span, Table, Tiles, plain
-from perfmodel.report.render.html import render_page
+from perfmodel.report.pages import render_page
 from perfmodel.report.views.run import run_view
 from perfmodel.specs import load_scenario
 

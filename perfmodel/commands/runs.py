@@ -1,0 +1,518 @@
+"""What lies in memory, what a step takes, what a run gives: `memory`, `simulate`, `execute`, `explain`, `roofline`,
+`compare`."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.commands.request import (
+    MEMORY_FLAGS,
+    PARALLELISM,
+    QUIET,
+    RUN_FLAGS,
+    SCENARIO_HELP,
+    SEED_HELP,
+    SHORT_FORMS,
+    STEP_FLAGS,
+    STEP_FORMS,
+    Answer,
+    CommandRequest,
+    Console,
+    Progress,
+    ScenarioRequest,
+    argument,
+    flag,
+    load,
+)
+from perfmodel.errors import PerfmodelError, SpecError
+
+if TYPE_CHECKING:
+    from perfmodel.cost.memory.file_types import TypeFit
+    from perfmodel.cost.memory.plan import MemoryPlan
+    from perfmodel.planning.typical_step import StepReport
+    from perfmodel.report.document import Document
+    from perfmodel.sim.records.result import RunResult
+    from perfmodel.specs.scenario import Scenario
+
+_MAX_BYTES_READ = 100_000_000  # of a steps.csv: about a million records
+_LOOK_S, _LONG_S, _SHORT_S = 5.0, 300.0, 60.0  # after which a run is judged; what is long; what a shorter one takes
+_OTHER_FORMATS = (".csv", ".htm", ".jpeg", ".jpg", ".json", ".md", ".pdf", ".png", ".svg", ".txt")
+_OUT_HELP = "Write records, report.html and timeline.json to this folder."
+
+
+@dataclass(frozen=True)
+class MemoryRequest(ScenarioRequest):
+    """Show weights, KV cache and activations per device, and the largest batch and context that fit.
+
+    Of an engine that keeps layers with the CPU (llama.cpp), also which GGUF types fit: how many layers on the device.
+    """
+
+    command = "memory"
+    examples = ("memory llama-3.1-70b-h100-tp4", "memory --model qwen3-30b-a3b --hardware h100")
+    scenario_flags = MEMORY_FLAGS
+    short_forms = PARALLELISM
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """As of a request; `result` is the MemoryPlan. Raises DoesNotFitError for a model too large for the devices."""
+        scenario = self.load()
+        from perfmodel.cost.memory.file_types import fits_of_types
+        from perfmodel.specs.engine.formats import serving_notes
+        from perfmodel.trust import trust_of
+
+        types = fits_of_types(scenario.model, scenario.hardware, scenario.engine)
+        plan = _planned(scenario, types)
+        notes = [*self.assumed(scenario), *serving_notes(scenario.model, scenario.engine, scenario.hardware)]
+
+        def document() -> "Document":
+            from perfmodel.report.views.catalog import memory_view
+
+            return memory_view(plan, notes, types, trust_of(scenario))
+
+        return Answer(lambda: _memory_json(scenario, plan, types, notes), document, plan)
+
+
+def _planned(scenario: "Scenario", types: "Sequence[TypeFit]") -> "MemoryPlan":
+    """The plan. Raises DoesNotFitError that names the layers and the file type that fit, where there are any."""
+    from perfmodel.cost import plan_memory
+    from perfmodel.errors import DoesNotFitError
+
+    try:
+        return plan_memory(scenario.model, scenario.hardware, scenario.engine)
+    except DoesNotFitError as error:
+        text = str(error)
+        part = next((fit for fit in types if fit.file_type == scenario.engine.quantization and fit.layers), None)
+        if part is not None:
+            text += f" {part.layers} of {part.num_layers} layers fit: engine.n_gpu_layers={part.layers} and engine.cpu."
+        whole = next((fit for fit in types if fit.fits), None)
+        if whole is not None:
+            text += f" All layers fit with engine.quantization={whole.file_type}."
+        raise DoesNotFitError(text) from None
+
+
+def _memory_json(
+    scenario: "Scenario", plan: "MemoryPlan", types: "Sequence[TypeFit]", notes: list[str]
+) -> dict[str, Any]:
+    from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+    from perfmodel.trust import trust_of
+
+    planned = asdict(plan)
+    groups = planned.pop("kv_groups")
+    fits = [{**(fields := asdict(fit)).pop("asked"), **fields, "fits": fit.fits} for fit in types]
+    return {
+        "scenario": scenario.name,
+        **planned,
+        **({"kv_groups": groups} if groups else {}),
+        "weight_bytes": plan.weight_bytes,
+        "kv_bytes": plan.kv_bytes,
+        "max_tokens": plan.max_tokens,
+        "max_batch_at_2048_tokens": plan.max_batch(2048),
+        "max_context": plan.max_context(),
+        **({"file_types": fits} if fits else {}),
+        "notes": notes,
+        "trust": trust_of(scenario).to_json(),
+        "provenance": provenance_of([scenario]).to_json("memory", {"scenario": resolved(scenario)}),
+    }
+
+
+# ---------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class SimulateRequest(ScenarioRequest):
+    """Simulate a scenario: latencies, throughput, goodput, cost, and what bounds them."""
+
+    command = "simulate"
+    examples = (
+        "simulate llama-3.1-8b-a100 --set engine.max_num_seqs=64 --out out/",
+        "simulate --model llama-3.1-8b --hardware h100 --rate '20 req/s' --ttft 1s --tpot '40 ms'",
+    )
+    has_details = True
+    scenario_flags = RUN_FLAGS
+    short_forms = tuple(SHORT_FORMS)
+
+    out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
+    seed: int | None = flag("--seed", SEED_HELP)
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """As of a request; `result` is the RunResult."""
+        scenario = self.load(self.seed)
+        notes = self.assumed(scenario)
+
+        def run(progress: Progress | None, folder: Path | None) -> Answer:
+            return _run_answer(simulated(scenario, notes, progress, folder))
+
+        return _run_to_folder("simulating", run, self.out, console)
+
+
+@dataclass(frozen=True)
+class ExecuteRequest(ScenarioRequest):
+    """Execute a scenario: the same engine, with every step run for real on this machine and timed.
+
+    Needs the executor extra (torch), and the GPU that the scenario names if it names one. Weights are those of the
+    file where the model is a .gguf or .safetensors file, else random; the clock advances by each step's measured
+    time, so queueing replays as if the machine did nothing else.
+
+    With --on, on vLLM itself: its own scheduler and kernels, arrivals at their times, records of the same form. Needs
+    no torch here; real weights where `model:` is a folder that has them, else dummy ones. `compare` and `validate
+    executor --measured` put the prediction beside it.
+    """
+
+    command = "execute"
+    examples = ("execute tiny-llama-cpu",)
+    has_details = True
+    scenario_flags = ()
+    short_forms = tuple(SHORT_FORMS)
+
+    scenario: str = argument("SCENARIO", SCENARIO_HELP, completes="scenarios")
+    out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
+    seed: int | None = flag("--seed", SEED_HELP)
+    kernels: str | None = flag(
+        "--kernels", "torch or triton; by default triton on a GPU, torch on a CPU.", None, "NAME"
+    )
+    on: str | None = flag(
+        "--on",
+        "vllm: the one of this environment; vllm:PATH: of another one's bin/python; vllm:http://HOST:PORT: a server "
+        "that runs.",
+        metavar="ENGINE",
+    )
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """As of a request; `result` is the RunResult."""
+        from perfmodel.specs.scenario_file import named_model
+
+        source = self.source()
+        scenario = load(source, self.overrides, self.seed)
+        from perfmodel.evidence.executed.bridge import load_executor
+
+        def run(progress: Progress | None, folder: Path | None) -> Answer:
+            if self.on is None:
+                executor = load_executor()
+                return _run_answer(
+                    executor.execute_scenario(scenario, progress=progress, out=folder, kernels=self.kernels)
+                )
+            if self.kernels is not None:
+                raise SpecError("--kernels beside --on: vLLM chooses its kernels itself; leave it out.")
+            model = named_model(source, self.overrides)
+            return _run_answer(load_executor(needs_torch=False).execute_on(self.on, scenario, model, progress, folder))
+
+        return _run_to_folder("executing", run, self.out, console)
+
+
+def simulated(
+    scenario: "Scenario", notes: Sequence[str] = (), progress: Progress | None = None, out: Path | None = None
+) -> "RunResult":
+    """The run of `perfmodel simulate`.
+
+    notes: of the answer, before the run's own
+    out:   folder to stream records to; step records are kept in memory only beside them
+    """
+    from perfmodel import sim
+
+    result = sim.simulate(scenario, progress=progress, out=out, keep_steps=None if out else False, intervals=True)
+    return replace(result, notes=(*notes, *result.notes))
+
+
+def _run_answer(result: "RunResult") -> Answer:
+    def document() -> "Document":
+        from perfmodel.report.views.run import run_view
+
+        return run_view(result)
+
+    def brief() -> "Document":
+        from perfmodel.report.views.run import run_brief
+
+        return run_brief(result)
+
+    return Answer(result.to_json, document, result, brief)
+
+
+def _run_to_folder(
+    stage: str, run: Callable[[Progress | None, Path | None], Answer], out: Path | None, console: Console
+) -> Answer:
+    """Run with progress, and write the files if there is a folder for them.
+
+    stage:   what is done meanwhile
+    run:     called with the progress and the folder
+    out:     where the files end up
+    console: of the request
+
+    Ctrl-C leaves the records that were written so far where they are.
+    """
+    folder = None
+    if out is not None:
+        from perfmodel.report.runs import RunFolder
+
+        folder = RunFolder(out)
+    try:
+        with console.watch(stage) as progress:
+            answer = run(warn_when_long(progress, console.say), folder.work if folder is not None else None)
+        if folder is None:
+            return answer
+        _write_files(answer.result, folder.work)
+        folder.finish()
+    except KeyboardInterrupt:
+        records = f"the finished requests are in {folder.work / 'requests.csv'}" if folder else None
+        raise KeyboardInterrupt(records or "nothing was saved (no --out)") from None
+    except (PerfmodelError, OSError) as error:
+        if folder is None:
+            raise
+        folder.give_up()
+        if isinstance(error, OSError):  # a disk that is full has no name
+            raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
+        raise
+    return replace(
+        answer,
+        closing=(
+            f"Report: {folder.path / 'report.html'}",
+            f"Timeline for ui.perfetto.dev: {folder.path / 'timeline.json'}",
+            f"Records: {folder.path / 'requests.csv'}, {folder.path / 'steps.csv'}",
+        ),
+    )
+
+
+def warn_when_long(
+    progress: Progress | None, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Progress:
+    """`progress`, with one sentence about a run that will take more than five minutes, and a shorter one.
+
+    clock: seconds, from anywhere
+    """
+    begun, is_said = clock(), False
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal is_said
+        if progress is not None:
+            progress(done, total)
+        passed = clock() - begun
+        if is_said or not done or total is None or passed < _LOOK_S:
+            return
+        is_said, whole = True, passed * total / done
+        if whole > _LONG_S:
+            shown = f"{whole / 3600:,.1f} hours" if whole >= 3600 else f"{whole / 60:,.0f} minutes"
+            say(
+                f"{done:,} of {total:,} requests in {passed:.0f} s: about {shown} in all. Fewer show the same: "
+                f"--set traffic.num_requests={max(int(done / passed * _SHORT_S), 1)} takes a minute. Ctrl-C ends it."
+            )
+
+    return report
+
+
+def _write_files(result: "RunResult", folder: Path) -> None:
+    import json
+
+    from perfmodel.files.whole import write_whole
+    from perfmodel.planning.typical_step import estimate_mean_step
+    from perfmodel.printable import to_jsonable
+    from perfmodel.report.pages import render_page
+    from perfmodel.report.runs import read_steps, write_timeline
+    from perfmodel.report.views.run import run_view
+
+    streamed = folder / "steps.csv"
+    if result.steps is None and streamed.exists():
+        size = streamed.stat().st_size
+        if size > _MAX_BYTES_READ:
+            note = f"The {size / 1e6:,.0f} MB of step records are in steps.csv; they are too many to be drawn here."
+            result = replace(result, notes=(*result.notes, note))
+        else:
+            result = replace(result, steps=read_steps(streamed))
+    write_whole(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
+    try:
+        step = estimate_mean_step(result)
+    except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
+        step = None
+    write_whole(folder / "report.html", render_page(run_view(result, step)))
+    write_timeline(folder / "timeline.json", result)
+
+
+# ---------------------------------------------------------------- steps
+
+
+@dataclass(frozen=True)
+class _StepRequest(ScenarioRequest):
+    """Which step: of a batch that decodes, or of a prompt; without any of them it is the typical decode step."""
+
+    scenario_flags = STEP_FLAGS
+    short_forms = STEP_FORMS
+
+    batch: int | None = flag("--batch", "Decode this many sequences.", metavar="N", is_count=True)
+    context: int | None = flag(
+        *("--context", "Tokens in each sequence's KV cache; 8k is 8,000, 8K is 8,192.", None, "N"), is_count=True
+    )
+    prefill: int | None = flag("--prefill", "Prefill a prompt of this many tokens.", metavar="N", is_count=True)
+
+    def report(self, seed: int | None = None) -> "StepReport":
+        """The step. Raises SpecError for what cannot be read, DoesNotFitError for one too large for the devices."""
+        scenario = self.load(seed)
+        from perfmodel.planning.typical_step import estimate_choice
+
+        report = estimate_choice(scenario, self.batch, self.context, self.prefill)
+        return replace(report, assumed=self.assumed(scenario))
+
+
+@dataclass(frozen=True)
+class ExplainRequest(_StepRequest):
+    """Show one step operator by operator: FLOPs, bytes, intensity, time, bound.
+
+    Without a batch, a context or a prefill it is the scenario's typical decode step: the batch to expect at the
+    arrival rate (Little's law; `simulate` has a run's mean batch), each sequence with its prompt and half of its
+    answer.
+    `--occupancy` compiles the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread
+    blocks, waves.
+    """
+
+    command = "explain"
+    examples = (
+        "explain llama-3.1-8b-a100 --batch 32 --context 2048",
+        "explain --model llama-3.1-70b --hardware h200 --prefill 4096",
+    )
+    has_details = True
+
+    whole_run: bool = flag("--run", "Simulate, and show what the whole run's time went to.", False)
+    occupancy: bool = flag(
+        "--occupancy", "Compile the executor's kernels for this GPU; show what they take of it.", False
+    )
+    seed: int | None = flag("--seed", SEED_HELP)
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """As of a request; `result` is the StepReport, of a whole run the RunResult."""
+        if self.occupancy and self.whole_run:
+            raise SpecError("--occupancy explains the kernels of one step; leave --run out.")
+        if self.prefill is not None and (self.batch is not None or self.context is not None):
+            raise SpecError("--prefill does not go with --batch and --context: one step prefills or decodes here.")
+        if self.whole_run and (self.prefill or self.batch or self.context):
+            raise SpecError("--run explains the whole run; leave --batch, --context and --prefill out.")
+        if self.whole_run:
+            with console.watch("simulating") as progress:
+                return self._run_answer(progress)
+        report = self.report(self.seed)
+        if self.occupancy:
+            with console.watch("compiling") as progress:
+                return _occupancy_answer(report, progress)
+
+        def brief() -> "Document":
+            from perfmodel.report.views.step import step_brief
+
+            return step_brief(report)
+
+        return Answer(report.to_json, lambda: _step_view(report), report, brief)
+
+    def _run_answer(self, progress: Progress | None) -> Answer:
+        """Kinds of steps of a whole run, and what their time went to."""
+        scenario = self.load(self.seed)
+        from perfmodel import sim
+        from perfmodel.report.views.step import kinds_of_steps, kinds_view
+
+        result = sim.simulate(scenario, progress=progress)
+        result = replace(result, notes=(*self.assumed(scenario), *result.notes))
+        kinds = kinds_of_steps(result.steps) if result.steps is not None else []
+        shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
+
+        def data() -> dict[str, object]:
+            data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
+            return {**data, "notes": list(result.notes), "provenance": result.provenance("steps of a run")}
+
+        return Answer(data, lambda: kinds_view(result, kinds), result)
+
+
+def _occupancy_answer(report: "StepReport", progress: Progress | None) -> Answer:
+    """What the executor's kernels of a step take of its GPU, compiled for it."""
+    from perfmodel.evidence.executed.bridge import explain_occupancy
+    from perfmodel.report.views.step import occupancy_view
+
+    rows = explain_occupancy(report.scenario, report.shape, progress)
+
+    def data() -> dict[str, object]:
+        step = {"scenario": report.scenario.name, "step": report.label, "kernels": rows}
+        return {**step, "notes": list(report.assumed), "provenance": report.provenance("kernels of a step")}
+
+    return Answer(data, lambda: occupancy_view(report, rows), report)
+
+
+def _step_view(report: "StepReport", is_roofline: bool = False) -> "Document":
+    from perfmodel.report.views.step import step_view
+
+    return step_view(report, is_roofline=is_roofline)
+
+
+@dataclass(frozen=True)
+class RooflineRequest(_StepRequest):
+    """Plot a step's operators on the roofline, with the ridge point of each dtype.
+
+    Which step: as for `explain`.
+    """
+
+    command = "roofline"
+    examples = ("roofline llama-3.1-8b-a100 --batch 64 --out out/", "roofline --model qwen3-30b-a3b --hardware h100")
+
+    out: Path = flag(
+        *("--out", "An .html file, or a folder to put roofline-SCENARIO.html in.", Path("out"), "PATH"),
+        shows_default=True,
+    )
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """As of a request; `result` is the StepReport."""
+        from perfmodel.files.whole import write_whole
+        from perfmodel.report.pages import render_page
+
+        report = self.report()
+        document, path = _step_view(report, is_roofline=True), self._plot_path(report.scenario.name)
+        write_whole(path, render_page(document))
+
+        def data() -> dict[str, object]:
+            from perfmodel.report.views.step import ridge_points
+
+            ridges = ridge_points(report.scenario.hardware)
+            return {**report.to_json(), "ridge_flop_per_byte": ridges, "plot": str(path)}
+
+        return Answer(data, lambda: document, report, closing=(f"Plot: {path}",))
+
+    def _plot_path(self, name: str) -> Path:
+        if self.out.suffix == ".html":
+            return self.out
+        if self.out.suffix.lower() in _OTHER_FORMATS and not self.out.is_dir():
+            raise SpecError(f"--out {self.out}: allowed an .html file, or a folder to put roofline-{name}.html in.")
+        return self.out / f"roofline-{name}.html"
+
+
+# ---------------------------------------------------------------- two results
+
+
+@dataclass(frozen=True)
+class CompareRequest(CommandRequest):
+    """Say what differs between two results: in inputs, field by field; in versions; in answers, the best first.
+
+    Results are files that a command wrote with `--json` (`--out` and `--report` write them, too). Scenarios, by their
+    names or files, are simulated and compared.
+    """
+
+    command = "compare"
+    examples = ("compare llama-3.1-8b-a100 llama-3.1-8b-h100-2048-256", "compare before.json after.json")
+
+    one: str = argument("A", "A file that a command wrote with --json, or a scenario.")
+    other: str = argument("B", "Another of the same command.")
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """As of a request; `result` is the ResultComparison."""
+        return compared(_result(self.one, console), _result(self.other, console), self.one, self.other)
+
+
+def compared(one: Mapping[str, Any], other: Mapping[str, Any], name: str, other_name: str) -> Answer:
+    """See `CompareRequest`: of two results as `--json` prints them, and what they are called."""
+    from perfmodel.planning.comparison import compare_results
+    from perfmodel.report.views.catalog import comparison_view
+
+    comparison = compare_results(one, other, name, other_name)
+    return Answer(comparison.to_json, lambda: comparison_view(comparison), comparison)
+
+
+def _result(name: str, console: Console) -> dict[str, Any]:
+    """The result in a file, or of a scenario that is simulated now."""
+    if name.endswith(".json"):
+        from perfmodel.planning.comparison import read_result
+
+        return read_result(Path(name))
+    scenario = load(name)
+    with console.watch("simulating") as progress:
+        return simulated(scenario, (), progress).to_json()

@@ -1,0 +1,321 @@
+"""A document as Markdown, whose pictures are files beside it, and as one HTML page; `--report FILE` writes either.
+
+The page has no script and no address of any other file, so it opens without a network, and equal documents give equal
+bytes.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from perfmodel.dates import today
+from perfmodel.errors import SpecError
+from perfmodel.files.whole import write_wholes
+from perfmodel.printable import to_jsonable
+from perfmodel.report.document import (
+    Block,
+    Commands,
+    Document,
+    Fact,
+    Facts,
+    Heading,
+    Item,
+    Line,
+    Notes,
+    Paragraph,
+    Picture,
+    Plot,
+    Sentences,
+    Table,
+    Tiles,
+    pictures_of,
+    spans,
+)
+from perfmodel.report.drawing.figure_svg import figure_svg
+from perfmodel.version import RELEASE
+
+_MOST_NOTES = 40
+_SPECIAL = re.compile(r"([*\\]|<(?=[A-Za-z/!]))")
+
+
+def render_markdown(document: Document, origin: str = "", picture_file: Callable[[str], str] = "{}.svg".format) -> str:
+    """The document's text.
+
+    origin:       who wrote it, when: a sentence below the command
+    picture_file: from a picture's name to the file that it is in
+    """
+    lines = [f"# {_escaped(document.title)}", ""]
+    if document.command:
+        lines += ["```", document.command, "```", ""]
+    lines += [origin, ""] if origin else []
+    lines += [f"**{_escaped(document.subtitle)}**", ""] if document.subtitle else []
+    level = 2
+    for block in document.flat:
+        level = 3 if isinstance(block, Heading) else level  # what follows a heading stands below it
+        lines += _lines(block, level, picture_file)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _lines(block: Block, level: int, picture_file: Callable[[str], str]) -> Iterator[str]:
+    match block:
+        case Heading(text):
+            yield from _titled(text)
+        case Paragraph(line):
+            yield from (_line(line), "")
+        case Sentences(lines, title):
+            yield from _titled(title, level)
+            yield from _list(lines)
+        case Table():
+            yield from _table(block, level)
+        case Facts(title, groups):
+            rows = [(fact.label, f"{fact.value} {fact.unit}".strip()) for _, group in groups for fact in group]
+            yield from _table(Table(("", ""), rows, title), level)
+        case Tiles(tiles):
+            yield from _list([f"{tile.label}: {tile.value} {tile.unit} {tile.aside.text}".rstrip() for tile in tiles])
+        case Picture(name):
+            file = picture_file(name)
+            yield from (f"![{file}]({file})", "")
+        case Commands(title, lines):
+            yield from _titled(title, level)
+            yield from ("```sh", *lines, "```", "")
+        case Notes(lines) if lines:
+            more = [f"and {len(lines) - _MOST_NOTES} more in the JSON"] if len(lines) > _MOST_NOTES else []
+            yield from _titled("Notes")
+            yield from _list([*lines[:_MOST_NOTES], *more])
+        case Plot(title, _, note):
+            yield from (f"{_escaped(title)}: see the HTML report. {_escaped(note)}".rstrip(), "")
+        case _:
+            pass
+
+
+def _titled(title: str, level: int = 2) -> Iterator[str]:
+    if title:
+        yield from (f"{'#' * level} {_escaped(title)}", "")
+
+
+def _list(lines: Sequence[Line | Item]) -> Iterator[str]:
+    for line in lines:
+        item = line if isinstance(line, Item) else Item(line)
+        yield f"- {_line(item.line)}"
+        yield from (f"  - {_escaped(part)}" for part in item.parts)
+    if lines:
+        yield ""
+
+
+def _table(table: Table, level: int) -> Iterator[str]:
+    if not table.rows:
+        return
+    yield from _titled(table.title, level)
+    yield f"| {' | '.join(map(_cell, table.head))} |"
+    yield "|" + "|".join("---" if table.is_text(column) else "---:" for column in range(len(table.head))) + "|"
+    for row in (*table.rows, *([table.total] if table.total else [])):
+        yield f"| {' | '.join(map(_cell, row))} |"
+    yield ""
+    if table.note:
+        yield from (_escaped(table.note), "")
+
+
+def _cell(cell: Line) -> str:
+    return _line(cell).replace("|", "\\|").replace("\n", " ")
+
+
+def _line(line: Line) -> str:
+    return "".join(
+        f"**{_escaped(span.text)}**" if span.tone == "strong" and span.text else _escaped(span.text)
+        for span in spans(line)
+    )
+
+
+def _escaped(text: str) -> str:
+    """`text` without what Markdown would take for its own; code in backticks stays code."""
+    parts = text.split("`")
+    return "`".join(part if number % 2 else _SPECIAL.sub(r"\\\1", part) for number, part in enumerate(parts))
+
+
+_STYLE = """
+:root { --ink: #1f2933; --soft: #5f6b7a; --line: #e3e7ec; --tint: #f6f8fa; --blue: #0072b2; --green: #00785a;
+        --red: #b94a00; --amber: #8a6100; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--tint); color: var(--ink);
+       font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 60px; }
+h1 { font-size: 26px; margin: 0; letter-spacing: -0.01em; }
+h2 { font-size: 18px; margin: 0 0 4px; }
+p { margin: 4px 0 10px; max-width: 85ch; }
+.sub { color: var(--soft); margin: 2px 0 20px; }
+.tag { display: inline-block; border: 1px solid currentColor; border-radius: 99px; padding: 0 10px; font-size: 13px;
+       color: var(--blue); vertical-align: 4px; margin-left: 10px; font-weight: 600; }
+section { background: white; border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 16px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.tile { background: white; border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
+.tile .label { color: var(--soft); font-size: 13px; }
+.tile .value { font-size: 24px; font-weight: 650; letter-spacing: -0.02em; white-space: nowrap; }
+.tile .value small { font-size: 14px; font-weight: 400; color: var(--soft); letter-spacing: 0; }
+.tile .aside { font-size: 13px; color: var(--soft); }
+.good { color: var(--green) !important; } .bad { color: var(--red) !important; }
+.warn { color: var(--amber) !important; } .strong { font-weight: 600; }
+.muted { color: var(--soft); } .compute { color: var(--blue); } .memory { color: var(--green); }
+.communication { color: #9a6700; } .overhead { color: var(--soft); }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 8px 36px; }
+.columns h3 { font-size: 14px; margin: 8px 0 2px; color: var(--blue); }
+dl { display: grid; grid-template-columns: fit-content(65%) 1fr; gap: 1px 12px; margin: 0; font-size: 14px; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: break-word; } .number { white-space: nowrap; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child, .text { text-align: left; }
+tr.total td { font-weight: 600; border-top: 2px solid var(--line); }
+tr:last-child td { border-bottom: none; }
+.scroll { overflow-x: auto; background:
+          linear-gradient(to right, white 40%, transparent) left / 40px 100% no-repeat local,
+          linear-gradient(to left, white 40%, transparent) right / 40px 100% no-repeat local,
+          linear-gradient(to right, #b8c2cc, transparent) left / 12px 100% no-repeat scroll,
+          linear-gradient(to left, #b8c2cc, transparent) right / 12px 100% no-repeat scroll; }
+.picture svg, .figure svg { display: block; width: 100%; min-width: 600px; height: auto; mix-blend-mode: multiply; }
+.figure svg { min-width: 760px; }
+.figure text { pointer-events: none; } .hover { fill: transparent; } .hover:hover { fill: rgba(31, 41, 51, 0.08); }
+.note { color: var(--soft); font-size: 13.5px; }
+ul { margin: 6px 0; padding-left: 20px; } li ul { color: var(--soft); font-size: 13.5px; }
+pre { background: var(--tint); border-radius: 6px; padding: 10px 12px; margin: 6px 0; font-size: 13px;
+      overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+code { font-size: 0.92em; overflow-wrap: anywhere; }
+@media (max-width: 640px) { main { padding: 16px 8px 40px; } section { padding: 12px; } th, td { padding: 4px 6px; } }
+@media print { body { background: white; } section, .tile { break-inside: avoid; } }
+"""
+
+
+def render_page(document: Document) -> str:
+    """The whole file."""
+    tag = f'<span class="tag">{escape(document.tag)}</span>' if document.tag else ""
+    head = f'<h1>{escape(document.title)}{tag}</h1><p class="sub">{escape(document.subtitle)}</p>'
+    if document.command:
+        head += f"<pre>{escape(document.command)}</pre>"
+    body = "".join(map(_section, document.flat))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(document.title)}</title><style>{_STYLE}</style></head>"
+        f"<body><main>{head}{body}</main></body></html>\n"
+    )
+
+
+def _section(block: Block) -> str:
+    match block:
+        case Heading(text):
+            return f"<h2>{escape(text)}</h2>"
+        case Paragraph(line):
+            return f"<p>{_html_line(line)}</p>"
+        case Sentences(lines, title):
+            return _framed(title, _html_list(lines)) if lines else ""
+        case Table():
+            return _framed(block.title, _html_table(block), block.note) if block.rows else ""
+        case Facts(title, groups):
+            return _framed(title, _facts(groups))
+        case Tiles():
+            return _tiles(block)
+        case Picture():
+            return f'<section><div class="scroll picture">{block.draw()}</div></section>'
+        case Plot(title, _, note):
+            return _framed(title, _plot(block), note)
+        case Commands(title, lines):
+            return _framed(title, f"<pre>{escape(chr(10).join(lines))}</pre>") if lines else ""
+        case Notes(lines):
+            return _framed("Notes", _html_list(lines)) if lines else ""
+    raise AssertionError(block)  # details are flattened
+
+
+def _framed(title: str, inner: str, note: str = "") -> str:
+    head = f"<h2>{escape(title)}</h2>" if title else ""
+    tail = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<section>{head}{tail}{inner}</section>"
+
+
+def _html_list(lines: Sequence[Line | Item]) -> str:
+    items = []
+    for line in lines:
+        item = line if isinstance(line, Item) else Item(line)
+        parts = "".join(f"<li>{escape(part)}</li>" for part in item.parts)
+        items.append(f"<li>{_html_line(item.line)}{f'<ul>{parts}</ul>' if parts else ''}</li>")
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def _html_table(table: Table) -> str:
+    def row(cells: Sequence[Line], tag: str = "td") -> str:
+        kinds = (' class="text"' if column and table.is_text(column) else "" for column in range(len(cells)))
+        return "".join(f"<{tag}{kind}>{_html_line(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    body = "".join(f"<tr>{row(cells)}</tr>" for cells in table.rows)
+    total = f'<tr class="total">{row(table.total)}</tr>' if table.total else ""
+    return f'<div class="scroll"><table><tr>{row(table.head, "th")}</tr>{body}{total}</table></div>'
+
+
+def _facts(groups: Sequence[tuple[str, Sequence[Fact]]]) -> str:
+    columns = []
+    for name, facts in groups:
+        rows = "".join(
+            f"<dt>{escape(fact.label)}</dt><dd{_kind(fact)}>{escape(f'{fact.value} {fact.unit}'.rstrip())}</dd>"
+            for fact in facts
+        )
+        columns.append(f"<div><h3>{escape(name)}</h3><dl>{rows}</dl></div>")
+    return f'<div class="columns">{"".join(columns)}</div>'
+
+
+def _kind(fact: Fact) -> str:
+    """A number stays in one line with its unit."""
+    return ' class="number"' if fact.value[:1].isdigit() and len(fact.value.split()) == 1 else ""
+
+
+def _tiles(block: Tiles) -> str:
+    cells = [
+        f'<div class="tile"><div class="label">{escape(tile.label)}</div><div class="value">{escape(tile.value)} '
+        f'<small>{escape(tile.unit)}</small></div><div class="aside {tile.aside.tone}">{escape(tile.aside.text)}</div>'
+        f"</div>"
+        for tile in block.tiles
+    ]
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _plot(plot: Plot) -> str:
+    return f'<div class="scroll figure">{figure_svg(plot.draw(), plot.title)}</div>'
+
+
+def _html_line(line: Line) -> str:
+    return "".join(
+        f'<span class="{span.tone}">{_text(span.text)}</span>' if span.tone else _text(span.text)
+        for span in spans(line)
+    )
+
+
+def _text(text: str) -> str:
+    """Text with what stands in backticks set as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+_ENDINGS = (".md", ".html")
+
+
+def check_report_file(path: Path | None, endings: Sequence[str] = _ENDINGS) -> None:
+    """Raises SpecError for a path that does not end in one of `endings`."""
+    if path is not None and path.suffix not in endings:
+        raise SpecError(
+            f"--report {path}: allowed a file ending in {' or '.join(endings)}; its .json gets the same name."
+        )
+
+
+def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> list[Path]:
+    """Write FILE.md with FILE.*.svg, or FILE.html, and `answer` as FILE.json beside it; returns the files, FILE first.
+
+    Raises SpecError for another ending, or where nothing can be written.
+    """
+    check_report_file(path)
+    texts = {path: ""}
+    if path.suffix == ".md":
+        origin = f"Generated by this command on {today().isoformat()}, perfmodel {RELEASE}."
+        texts[path] = render_markdown(document, origin, lambda name: f"{path.stem}.{name}.svg")
+        texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in pictures_of(document).items()}
+    else:
+        texts[path] = render_page(document)
+    texts[path.with_suffix(".json")] = json.dumps(to_jsonable(answer), indent=1, ensure_ascii=False) + "\n"
+    return write_wholes(texts)

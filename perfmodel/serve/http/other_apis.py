@@ -1,0 +1,379 @@
+"""/v1/messages, Anthropic's, and /v1/responses: their bodies as chats, and how their answers are written. Nothing is
+stored, as in vLLM by default."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from perfmodel.serve.http.bodies import ChatBody
+from perfmodel.serve.http.reading import ErrorStyle, FieldError, HttpError
+from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, TokenCounts, chat_logprobs, compact, text_of
+from perfmodel.serve.tokens import Vocabulary
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class CountBody(BaseModel):
+    """/v1/messages/count_tokens: a conversation."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+    model: str
+    messages: list[_Message]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+    def chat(self, **more: Any) -> ChatBody:
+        """The same as a chat, with `more` of its fields. Raises ValidationError as of that."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        tools = [{"type": "function", "function": _function(tool)} for tool in self.tools or ()]
+        kind = (self.tool_choice or {}).get("type")
+        choice: Any = _CHOICES.get(str(kind))
+        if kind == "tool":
+            choice = {"type": "function", "function": {"name": (self.tool_choice or {}).get("name")}}
+        messages = [{"role": message.role, "content": _content(message.content)} for message in self.messages]
+        fields = {"model": self.model, "messages": system + messages if messages else [], "tools": tools or None}
+        return ChatBody.model_validate({**fields, "tool_choice": choice if tools else None, **more})
+
+
+def _at_least_one(value: int) -> int:
+    if value < 1:
+        raise FieldError(f"max_tokens: got {value}; expected at least 1", "body.max_tokens")
+    return value
+
+
+class MessagesBody(CountBody):
+    """What is read of a request for a message."""
+
+    max_tokens: Annotated[int, AfterValidator(_at_least_one)]
+    stream: bool = False
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+
+    def chat(self, **more: Any) -> ChatBody:
+        names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        user = (self.metadata or {}).get("user_id")
+        return super().chat(
+            **{name: getattr(self, name) for name in names}, stop=self.stop_sequences, user=user, **more
+        )
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
+
+
+def _content(content: str | list[dict[str, Any]]) -> Any:
+    """Contents as a chat has them: calls of tools and their results are texts there."""
+    if isinstance(content, str):
+        return content
+    return [
+        part if part.get("type") in ("text", "image") else {"type": "text", "text": _part_as_text(part)}
+        for part in content
+    ]
+
+
+def _part_as_text(part: dict[str, Any]) -> str:
+    content = part.get("thinking", part.get("content", part.get("input", "")))
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+class MessagesShape:
+    """A message, of which there is one answer: a text, or the use of a tool."""
+
+    error_style: ErrorStyle = "anthropic"
+    preamble, has_done = b"", False
+
+    def __init__(self, chat: ChatBody, head: AnswerHead, asked: list[AskedAnswer]) -> None:
+        self._answer, self._called, self._asked = asked[0].answer, chat.called, asked[0]
+        self._head = {"id": f"chatcmpl-{head.request_id}", "type": "message", "role": "assistant", "model": head.model}
+        self._call_id = f"toolu_{head.request_id}"
+
+    def opening(self, index: int) -> bytes:
+        usage = {"input_tokens": self._asked.order.num_prompt_tokens, "output_tokens": 0}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        block = {"type": "text", "text": ""} if self._called is None else self._use({})
+        start = _event("message_start", message={**self._head, **empty})
+        return start + _event("content_block_start", index=0, content_block=block)
+
+    def frame(self, index: int) -> tuple[bytes, bytes] | None:
+        return None
+
+    def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
+        piece = self._answer.pieces[place]
+        kind, name = ("text_delta", "text") if self._called is None else ("input_json_delta", "partial_json")
+        return _event("content_block_delta", index=0, delta={"type": kind, name: piece})
+
+    def closing(self, usage: TokenCounts) -> bytes:
+        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        end = _event("content_block_stop", index=0) + _event("message_delta", delta=delta, usage=_counts(usage))
+        return end + _event("message_stop")
+
+    def whole(self, usage: TokenCounts) -> bytes:
+        text = text_of(self._answer)
+        block = {"type": "text", "text": text} if self._called is None else self._use(_parsed(text))
+        value = {**self._head, "content": [block], "stop_reason": self._stop_reason, "usage": _counts(usage)}
+        return compact(value if self._stop_sequence is None else {**value, "stop_sequence": self._stop_sequence})
+
+    def _use(self, given: Any) -> dict[str, Any]:
+        name = "" if self._called is None else self._called.name
+        return {"type": "tool_use", "id": self._call_id, "name": name, "input": given}
+
+    @property
+    def _stop_reason(self) -> str:
+        if self._answer.finish_reason == "length":
+            return "max_tokens"
+        if self._stop_sequence is not None:
+            return "stop_sequence"
+        return "tool_use" if self._called is not None and not self._called.is_forced else "end_turn"
+
+    @property
+    def _stop_sequence(self) -> str | None:
+        reason = self._answer.stop_reason
+        return reason if isinstance(reason, str) else None
+
+
+def _parsed(text: str) -> Any:
+    """What the arguments say; nothing where they were cut off."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+
+
+def _counts(usage: TokenCounts) -> dict[str, int]:
+    cached, created = usage.num_cached_tokens, usage.num_created_tokens
+    counts = {"input_tokens": usage.num_prompt_tokens - cached - created, "output_tokens": usage.num_output_tokens}
+    return {**counts, "cache_creation_input_tokens": created, "cache_read_input_tokens": cached}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: ".encode() + compact({"type": kind, **fields}) + b"\n\n"
+
+
+_KEPT = ("instructions", "metadata", "parallel_tool_calls", "background", "max_output_tokens", "service_tier", "user")
+_NEVER = ("max_tool_calls", "previous_response_id", "prompt", "kv_transfer_params", "ec_transfer_params")
+_UNSET_TOOL = ("strict", "allowed_callers", "async", "defer_loading", "description", "output_schema")
+
+
+class ResponsesBody(BaseModel):
+    """What is read of a request for a response."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    background: bool = False
+    store: bool = True
+    previous_response_id: str | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    reasoning: dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    service_tier: str = "auto"
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def chat(self) -> ChatBody:
+        """The same as a chat. Raises ValidationError as of that, HttpError for what needs stored responses."""
+        if self.background:
+            kind = "invalid_request_error" if self.store else "BadRequestError"
+            raise HttpError(400, "background: responses are not stored here; leave it out", kind, "background")
+        if self.previous_response_id is not None:
+            raise no_response(self.previous_response_id)
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        choice, tools = self.tool_choice, [{"type": "function", "function": tool} for tool in self.tools or ()]
+        if isinstance(choice, dict):
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        has_logprobs = "message.output_text.logprobs" in (self.include or ())
+        form = (self.text or {}).get("format") or {"type": "text"}
+        return ChatBody.model_validate(
+            {
+                "model": self.model,
+                "messages": [] if not items else system + [_message(item) for item in items],
+                "max_tokens": self.max_output_tokens,
+                "stream": self.stream,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "presence_penalty": self.presence_penalty,
+                "frequency_penalty": self.frequency_penalty,
+                "tools": tools or None,
+                "tool_choice": choice if tools else None,
+                "logprobs": has_logprobs,
+                "top_logprobs": self.top_logprobs if has_logprobs else None,
+                "response_format": {**form, "json_schema": form} if form["type"] == "json_schema" else form,
+                "user": self.user,
+            }
+        )
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a response repeats of its request."""
+        unset = {"context": None, "generate_summary": None, "mode": None, "summary": None}
+        text = self.text
+        if text is not None and text.get("format", {}).get("type") == "json_schema":
+            text = {"verbosity": None, **text, "format": {"description": None, "strict": None, **text["format"]}}
+        return {
+            **{name: getattr(self, name) for name in _KEPT},
+            **dict.fromkeys(_NEVER),
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "tool_choice": self.tool_choice or ("auto" if self.tools else "none"),
+            "tools": [{**dict.fromkeys(_UNSET_TOOL), **tool} for tool in self.tools or ()],
+            "text": text,
+            "reasoning": None if self.reasoning is None else {**unset, **self.reasoning},
+            "top_logprobs": self.top_logprobs,
+            "truncation": self.truncation,
+            "input_messages": None,
+            "output_messages": None,
+        }
+
+
+def no_response(name: str) -> HttpError:
+    """There is no stored response `name`: none is stored."""
+    return HttpError(404, f"Response `{name[:80]}` is not stored here.", "invalid_request_error", "response_id")
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        call = {"name": item.get("name"), "arguments": item.get("arguments")}
+        return {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": item.get("output")}
+    if kind != "message":
+        raise FieldError(f"input: got an item of type {str(kind)[:40]!r}; expected messages and function calls")
+    return item
+
+
+class ResponsesShape:
+    """A response, of which there is one answer: a message, or the call of a tool.
+
+    body, chat: the request, and the same as a chat; vocabulary, head, asked: as of a `ChatShape`
+    """
+
+    error_style: ErrorStyle = "openai"
+    has_done = False
+
+    def __init__(
+        self, body: ResponsesBody, chat: ChatBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
+    ) -> None:
+        self._body, self._chat, self._answer, self._vocabulary = body, chat, asked[0].answer, vocabulary
+        self._head = {"id": f"resp_{head.request_id}", "created_at": head.created, "model": head.model}
+        self._item_id, self._called = f"{'msg' if chat.called is None else 'fc'}_{head.request_id}", chat.called
+        self._num_events = 0
+        begun = self._response("in_progress", [], None)
+        kinds = ("response.created", "response.in_progress")
+        self.preamble = b"".join(self._event(kind, response=begun) for kind in kinds)
+
+    def opening(self, index: int) -> bytes:
+        added = self._event("response.output_item.added", item=self._item("in_progress"), output_index=0)
+        if self._called is not None:
+            return added
+        return added + self._of_item("response.content_part.added", content_index=0, part=self._part("", []))
+
+    def frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """As of a `StreamShape`: each event has a number."""
+        return None
+
+    def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
+        piece = self._answer.pieces[place]
+        if self._called is not None:
+            return self._of_item("response.function_call_arguments.delta", delta=piece)
+        return self._of_item("response.output_text.delta", content_index=0, delta=piece, logprobs=[])
+
+    def closing(self, usage: TokenCounts) -> bytes:
+        text = text_of(self._answer)
+        if self._called is not None:
+            events = self._of_item("response.function_call_arguments.done", arguments=text, name=self._called.name)
+            item = self._item("completed")
+        else:
+            events = self._of_item("response.output_text.done", content_index=0, logprobs=[], text=text)
+            events += self._of_item("response.content_part.done", content_index=0, part=self._part(text, None))
+            item = {**self._item("completed"), "summary": []}
+        events += self._event("response.output_item.done", item=item, output_index=0)
+        return events + self._event("response.completed", response=self._ended(usage))
+
+    def whole(self, usage: TokenCounts) -> bytes:
+        return compact(self._ended(usage))
+
+    def _ended(self, usage: TokenCounts) -> dict[str, Any]:
+        status = "incomplete" if self._answer.finish_reason == "length" else "completed"
+        counts = {
+            "input_tokens": usage.num_prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": usage.num_cached_tokens,
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
+            },
+            "output_tokens": usage.num_output_tokens,
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
+            "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        }
+        return self._response(status, [self._item("completed")], counts)
+
+    def _response(self, status: str, output: list[Any], usage: Any) -> dict[str, Any]:
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        fields = {
+            "object": "response",
+            "status": status,
+            "incomplete_details": reason,
+            "output": output,
+            "usage": usage,
+        }
+        return {**self._head, **self._body.description, **fields}
+
+    def _item(self, status: str) -> dict[str, Any]:
+        """The message or the call, of which nothing is there yet while in progress."""
+        is_done, text, logprobs = status == "completed", text_of(self._answer), None
+        if self._called is not None:
+            call = {"arguments": text if is_done else "", "call_id": f"call_{self._item_id}", "name": self._called.name}
+            unset = dict.fromkeys(("async", "caller", "namespace"))
+            return {"id": self._item_id, "type": "function_call", "status": status, **call, **unset}
+        if self._chat.num_logprobs is not None:
+            ids = [int(one) for one in self._answer.ids]
+            logprobs = chat_logprobs(self._vocabulary, ids, self._answer.pieces, self._chat.num_logprobs)
+        content = [self._part(text, logprobs)] if is_done else []
+        fields = {"type": "message", "role": "assistant", "status": status, "content": content, "phase": None}
+        return {"id": self._item_id, **fields}
+
+    def _part(self, text: str, logprobs: list[Any] | None) -> dict[str, Any]:
+        return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
+
+    def _of_item(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        value = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return f"event: {kind}\ndata: ".encode() + compact(value) + b"\n\n"

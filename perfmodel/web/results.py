@@ -1,0 +1,247 @@
+"""What a request answers, as a page can show it; files that were dropped on the page; answers that are there already.
+
+A page has no figures of its own: each is one of the JSON that the request's line prints. A page's address never names a
+file of this machine. What is dropped (a model's config.json, a GGUF or safetensors header, a device, traffic) is kept
+under its own digest in a folder that ends with the server, and stands in an address as `drop:DIGEST/name`; the page
+sends it again where the server has forgotten it.
+"""
+
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
+
+from perfmodel.commands.request import QUIET, CommandRequest, Console
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.files.reach import PACKAGE
+
+MOST_BYTES = 64_000_000  # of one file, or of the header at its beginning
+_MOST_FILES, _MOST_TOGETHER = 20, 320_000_000
+_HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
+_SUFFIXES = (".json", *_HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
+_LARGEST = 10**13  # of a file of which the beginning is here
+_KEY = re.compile(r"^([a-z_]+):", re.MULTILINE)
+_TELLING = {"hardware": {"declared"}, "traffic": {"arrivals", "input_tokens"}}  # of what a file's keys tell
+_MARK = re.compile(r"drop:([0-9a-f]{16})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})")
+
+
+class Uploads:
+    """Dropped files in a folder of this process."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="perfmodel-web-")
+        self._files: OrderedDict[str, tuple[Path, int]] = OrderedDict()  # digest -> where, and what it takes
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return Path(self._folder.name).resolve()  # as messages name it where the system's own is a link
+
+    def close(self) -> None:
+        """Take them all away."""
+        self._folder.cleanup()
+
+    def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
+        """Keep a file; returns what stands for it in an address.
+
+        full_size: of a file whose beginning this is, in bytes: headers say where tensors are, and readers look
+
+        Raises SpecError for a name or a size that no such file has.
+        """
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.replace("\\", "/").rpartition("/")[2])[-100:].lstrip(".-")
+        suffix = Path(name).suffix.lower()
+        if suffix not in _SUFFIXES:
+            raise SpecError(f"{name or 'the file'}: found {suffix or 'no suffix'}, allowed {', '.join(_SUFFIXES)}.")
+        size = max(full_size or 0, len(content))
+        most = _LARGEST if suffix in _HEADED else MOST_BYTES
+        if size > most or len(content) > MOST_BYTES:
+            raise SpecError(f"{name}: {size:,} bytes, allowed {most:,}.")
+        if size > len(content) and suffix not in _HEADED:
+            raise SpecError(f"{name}: {len(content):,} of its {size:,} bytes came; drop it again.")
+        digest = sha256(b"%d " % size + content).hexdigest()[:16]
+        if digest not in self._files:
+            self._keep(digest, name, content, size)
+        self._files.move_to_end(digest)
+        return f"drop:{digest}/{self._files[digest][0].name}"
+
+    def _keep(self, digest: str, name: str, content: bytes, size: int) -> None:
+        folder = self.folder / digest
+        try:
+            folder.mkdir()
+            with (folder / name).open("wb") as file:
+                file.write(content)
+                file.truncate(size)  # what follows a header is a hole, which takes no room
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise SpecError(f"{name}: cannot be kept ({error.strerror}); make room for it.") from None
+        self._files[digest] = folder / name, len(content)
+        while len(self._files) > _MOST_FILES or sum(size for _, size in self._files.values()) > _MOST_TOGETHER:
+            _, (path, _) = self._files.popitem(last=False)
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def field_of(name: str, content: bytes) -> str:
+    """The key of an address that a dropped file is for: a YAML file by its own keys, any other is a model."""
+    if not name.lower().endswith((".yaml", ".yml")):
+        return "model"
+    keys = set(_KEY.findall(content.decode("utf-8", "replace")))
+    if {"model", "traffic"} <= keys or {"model", "hardware"} <= keys:
+        return "scenario"
+    return next((field for field, telling in _TELLING.items() if telling & keys), "model")
+
+
+def resolved(text: str, folder: Path) -> str:
+    """`text` with the path of each dropped file in place of what stands for it.
+
+    Raises SpecError for a file that was dropped on another server, or long ago.
+    """
+
+    def place(found: re.Match[str]) -> str:
+        path = folder / found[1] / found[2]
+        if not path.is_file():
+            raise SpecError(f"{found[2]}: is not here any more; drop the file on the page again.")
+        return str(path)
+
+    return _MARK.sub(place, text)
+
+
+AnyRequest = TypeVar("AnyRequest", bound=CommandRequest)
+
+
+def with_files(request: AnyRequest, folder: Path) -> AnyRequest:
+    """`request` with paths of dropped files; see `resolved`."""
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(placed, value))
+        return resolved(value, folder) if isinstance(value, str) else value
+
+    return replace(request, **{field.name: placed(getattr(request, field.name)) for field in fields(request)})
+
+
+def hidden(text: str, folder: Path) -> str:
+    """`text` with names of dropped files in place of their paths in `folder`, and the catalogue's without the folder
+    that it lies in."""
+    separator = re.escape(os.sep)
+    text = re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
+    return text.replace(f"{PACKAGE / '_data'}{os.sep}", "").replace(f"{PACKAGE.parent}{os.sep}", "")
+
+
+def without_marks(text: str) -> str:
+    """`text` with the names of dropped files in place of what stands for them: as its reader calls them."""
+    return _MARK.sub(lambda found: found[2], text)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """An answer as a page shows it: plain data, which passes between processes.
+
+    request:  that was answered
+    data:     what its command prints with `--json`
+    document: its blocks (`perfmodel.report.document.document_json`)
+    files:    name -> text, of what the answer can be taken along as
+    """
+
+    request: CommandRequest
+    data: Any
+    document: Mapping[str, Any]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def blocks(self, *kinds: str) -> list[Mapping[str, Any]]:
+        """The blocks of some kinds, or all; those of details in their place."""
+        flat: list[Mapping[str, Any]] = []
+        for block in self.document["blocks"]:
+            flat += block["blocks"] if block["kind"] == "details" else [block]
+        return [block for block in flat if not kinds or block["kind"] in kinds]
+
+
+def run_query(request: CommandRequest, console: Console = QUIET, allowed: Sequence[Path] = ()) -> QueryResult:
+    """The answer to a request. Raises PerfmodelError as its command refuses it, and for names of files elsewhere.
+
+    console: told of the progress
+    allowed: folders whose files may be named
+    """
+    from perfmodel.files.reach import without_files
+    from perfmodel.printable import to_jsonable
+    from perfmodel.report.document import document_json
+
+    with without_files(allowed):
+        answer = request.answer(console)
+        assert answer is not None
+        files = request.files(answer)
+        return QueryResult(request, to_jsonable(answer.data), document_json(answer.document), files)
+
+
+_MOST = 400
+_MOST_BYTES = 50_000_000  # as pickled, which is some fifth of what they take
+
+
+class _Kept(NamedTuple):
+    answer: QueryResult | str  # a refusal by its sentence: an error holds on to the frames that it came through
+    size: int
+
+
+class ResultCache:
+    """The answers last asked for, refusals too; safe for threads, one of which works out a closed form at a time.
+
+    most_bytes: of all of them together; the last answer is kept however large it is
+    """
+
+    def __init__(self, work_out: Callable[[CommandRequest], QueryResult], most_bytes: int = _MOST_BYTES) -> None:
+        self._work_out, self._most_bytes = work_out, most_bytes
+        self._found: OrderedDict[CommandRequest, _Kept] = OrderedDict()
+        self._num_bytes = 0
+        self._lock, self._work_lock = Lock(), Lock()
+
+    def find(self, request: CommandRequest) -> QueryResult | None:
+        """The answer, if it is known. Raises PerfmodelError where the request was refused."""
+        with self._lock:
+            found = self._found.get(request)
+            if found is None:
+                return None
+            self._found.move_to_end(request)
+        if isinstance(found.answer, str):
+            raise SpecError(found.answer)
+        return found.answer
+
+    def answer(self, request: CommandRequest) -> QueryResult:
+        """The answer, worked out here if need be: for closed forms. Raises PerfmodelError as the command does."""
+        with self._work_lock:
+            found = self.find(request)
+            if found is None:
+                try:
+                    found = self._work_out(request)
+                except PerfmodelError as error:
+                    self.keep(request, error)
+                    raise
+                self.keep(request, found)
+        return found
+
+    def keep(self, request: CommandRequest, answer: QueryResult | PerfmodelError) -> None:
+        """Remember what came of a request elsewhere."""
+        plain = answer if isinstance(answer, QueryResult) else str(answer)
+        kept = _Kept(plain, len(pickle.dumps(plain)))
+        with self._lock:
+            self._drop(request)
+            self._found[request] = kept
+            self._num_bytes += kept.size
+            while len(self._found) > 1 and (len(self._found) > _MOST or self._num_bytes > self._most_bytes):
+                self._drop(next(iter(self._found)))
+
+    def _drop(self, request: CommandRequest) -> None:
+        found = self._found.pop(request, None)
+        self._num_bytes -= found.size if found is not None else 0
+
+    def forget_refusals(self) -> None:
+        """Forget what was refused: a file may be here again, or there may be more memory."""
+        with self._lock:
+            for request in [each for each, kept in self._found.items() if isinstance(kept.answer, str)]:
+                self._drop(request)

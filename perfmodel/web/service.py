@@ -1,0 +1,228 @@
+"""`QueryService`: where requests are brought: closed forms are answered at once, others by a worker; files that were
+dropped take the place of what stands for them, and their paths leave with no answer. And a state in other words: a
+`vllm serve` line as a state, a state as the line that starts it, and as all fields of its scenario."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.commands.catalog import answer_line
+from perfmodel.commands.request import QUIET, CommandRequest, Console
+from perfmodel.commands.runs import SimulateRequest
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.web.jobs import BackgroundJob, JobQueue, Lane
+from perfmodel.web.results import (
+    QueryResult,
+    ResultCache,
+    Uploads,
+    hidden,
+    resolved,
+    run_query,
+    with_files,
+    without_marks,
+)
+from perfmodel.web.state import PageState, request_of
+
+if TYPE_CHECKING:
+    from perfmodel.specs.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLine:
+    """state: that a line stands for; notes: what has no part in it, or was assumed"""
+
+    state: PageState
+    notes: tuple[str, ...]
+
+
+def read_line(text: str, state: PageState, folder: Path) -> ReadLine:
+    """The state of a server's command line, with its load test if it has one, on the device that the page shows.
+
+    Files that it names are not read, but for those that were dropped in `folder`. Raises SpecError as `perfmodel new`.
+    """
+    device = state.flags.get("hardware")
+    given = {} if device is None else {"hardware": resolved(device, folder)}
+    with _only_dropped(folder):
+        answer = answer_line(text, "line", folder, given)
+    fields: dict[str, str] = {}
+    for block, value in answer.data.items():
+        if isinstance(value, Mapping):
+            fields |= {f"{block}.{key}": _text(each) for key, each in value.items()}
+        elif block != "name":
+            fields[block] = _text(value)
+    return ReadLine(PageState(tuple({**fields, "hardware": device or fields["hardware"]}.items())), answer.result)
+
+
+def _text(value: Any) -> str:
+    """`value` as `--set` reads it back."""
+    from perfmodel.files.yaml_loader import parse_value
+
+    if not isinstance(value, str):
+        return json.dumps(value)
+    try:
+        return value if parse_value(value, "line") == value else json.dumps(value)
+    except SpecError:
+        return json.dumps(value)
+
+
+def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
+    """All fields of the scenario that a state says. Raises SpecError for one that cannot be.
+
+    folder: of dropped files
+    """
+    from perfmodel.cost.calibrations.provenance import resolved as fields_of
+
+    fields: dict[str, Any] = fields_of(_scenario(state, folder))
+    return fields
+
+
+def _scenario(state: PageState, folder: Path) -> "Scenario":
+    request: SimulateRequest = with_files(request_of(SimulateRequest, state), folder)
+    with _only_dropped(folder):
+        return request.load()
+
+
+def serve_line(state: PageState, folder: Path) -> list[str]:
+    """Lines for a shell that start the deployment with vLLM. Raises SpecError for a scenario that cannot be."""
+    from perfmodel.specs.commands.server import engine_arguments, left_out_fields
+
+    scenario = _scenario(state, folder)
+    unsaid = left_out_fields(scenario.engine)
+    name = without_marks(hidden(scenario.model.hf_id or scenario.model.name, folder))
+    lines = [f"# no argument says: {', '.join(f'engine.{each}' for each in unsaid)}"] if unsaid else []
+    return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine, scenario.model)])]
+
+
+@contextmanager
+def _only_dropped(folder: Path) -> Iterator[None]:
+    """Files are those that were dropped, and errors do not say where they lie."""
+    from perfmodel.files.reach import without_files
+
+    try:
+        with without_files((folder,)):
+            yield
+    except PerfmodelError as error:
+        raise SpecError(hidden(str(error), folder)) from None
+
+
+_WARM_UP = SimulateRequest(
+    flags=(("model", "llama-3.1-8b"), ("hardware", "h100-sxm-80gb")), overrides=("traffic.num_requests=8",)
+)
+
+
+@dataclass(frozen=True)
+class QueryState:
+    """What there is of a request: its answer, or why there is none, or how far the work on it is."""
+
+    request: CommandRequest
+    shown: QueryResult | None = None
+    refusal: str = ""
+    job: BackgroundJob | None = None
+
+
+class QueryService:
+    """Answers requests, and remembers."""
+
+    def __init__(self) -> None:
+        self.drops = Uploads()
+        work = partial(_answer, self.drops.folder)
+        self._known = ResultCache(partial(work, console=QUIET))
+        self._jobs = JobQueue(self._known, work)
+
+    async def start(self) -> None:
+        """Start the workers; the quick one learns what all requests ask before somebody waits for it."""
+        await self._jobs.start()
+        self._jobs.begin(_WARM_UP, "quick")
+
+    async def close(self) -> None:
+        """End the workers, and take dropped files away."""
+        await self._jobs.close()
+        self.drops.close()
+
+    def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
+        """Keep a file that was dropped; see `Uploads.take`."""
+        mark = self.drops.take(name, content, full_size)
+        self._known.forget_refusals()  # of requests that missed it
+        return mark
+
+    def answer(self, request: CommandRequest) -> QueryState:
+        """The answer to a closed form, at once; called in a thread."""
+        try:
+            return QueryState(request, self._known.answer(request))
+        except PerfmodelError as error:
+            return QueryState(request, refusal=str(error))
+
+    def look(self, request: CommandRequest) -> QueryState:
+        """What there is of a request, without any work on it."""
+        try:
+            shown = self._known.find(request)
+        except PerfmodelError as error:
+            return QueryState(request, refusal=str(error))
+        job = None if shown else self._jobs.last(request)
+        # What was answered once and is not known any more is asked anew.
+        return QueryState(request, shown, job=None if job and job.state in ("done", "refused") else job)
+
+    def forget_refusals(self) -> None:
+        """Ask again what was refused, as when a page is loaded again: there may be what was missing."""
+        self._known.forget_refusals()
+
+    def begin(self, requests: Sequence[CommandRequest], lane: Lane, reader: str = "") -> list[BackgroundJob]:
+        """Let a worker answer what is not known of some requests. Raises SpecError where too many wait.
+
+        reader: the part of a page that asks; what it asked before is stopped, unless somebody else waits for it
+        """
+        if reader:
+            self._jobs.leave(reader, requests)
+        return [self._jobs.begin(request, lane, reader) for request in requests if not self._is_settled(request)]
+
+    def join(self, requests: Sequence[CommandRequest], reader: str) -> None:
+        """`reader` waits for what is under way of some requests, too, as a page does that was loaded again."""
+        for request in requests if reader else ():
+            job = self._jobs.last(request)
+            if job is not None and not job.is_over:
+                self._jobs.join(job, reader)
+
+    def see(self, page: str) -> None:
+        """A page is open; see `JobQueue.see`."""
+        self._jobs.see(page)
+
+    def depart(self, page: str) -> None:
+        """A page closes; see `JobQueue.depart`."""
+        self._jobs.depart(page)
+
+    def _is_settled(self, request: CommandRequest) -> bool:
+        finding = self.look(request)
+        return finding.shown is not None or bool(finding.refusal)
+
+    def stop(self, request: CommandRequest) -> None:
+        """Stop the work on a request."""
+        job = self._jobs.last(request)
+        if job is not None and not job.is_over:
+            self._jobs.stop(job)
+
+
+def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryResult:
+    """The answer, in this process; nothing in it tells where dropped files are."""
+    placed = with_files(request, folder)
+    try:
+        shown = run_query(placed, console, (folder,))
+    except PerfmodelError as error:
+        raise SpecError(hidden(str(error), folder)) from None
+    if placed == request:
+        return shown
+    plain = (shown.data, shown.document, shown.files)
+    return QueryResult(request, *(_all_hidden(part, folder) for part in plain))
+
+
+def _all_hidden(value: Any, folder: Path) -> Any:
+    """`hidden` of each text in plain data."""
+    if isinstance(value, str):
+        return hidden(value, folder)
+    if isinstance(value, Mapping):
+        return {_all_hidden(key, folder): _all_hidden(each, folder) for key, each in value.items()}
+    return [_all_hidden(each, folder) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,528 @@
+"""The views of the page: each says which requests its parts make of a state, and which templates show the answers.
+
+Every view shows the figures of the whole run; pictures of many runs are previews of fewer requests, so that nobody
+waits long, and a template says of a preview that it is one. The rate that is asked for is no part of a curve's request:
+within a range of rates only its mark moves.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import floor, log10
+from typing import Any
+
+from perfmodel.commands.catalog import HardwareShowRequest, TechniquesRequest
+from perfmodel.commands.request import LIMITS, CommandRequest, count
+from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
+from perfmodel.commands.searches import PlanRequest, WhatIfRequest
+from perfmodel.errors import SpecError
+from perfmodel.files.units import parse_quantity
+from perfmodel.web.figures import value_at
+from perfmodel.web.jobs import Lane
+from perfmodel.web.state import PageState, request_of
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPart:
+    """A part of a view: `templates/views/<view>/<name>.html` shows its answers, or without it `views/any.html`.
+
+    ask:     the state's requests, in the order of the template's `findings`
+    lane:    who works on them; None: closed forms, answered with the page
+    is_asked_for: whether work begins with a click, not with the page
+    button:  what is clicked, and what it does
+    shows_refusals: whether the template shows what was refused, too
+    later:   requests that the part does not wait for: begun once it is there, and drawn into it as the `later` of its
+             template, in the long lane, where nobody waits for them
+    is_kept: whether the page keeps what it shows, drawn plots too, while the requests stay: of a template that shows
+             its answers alone
+    drawn: kinds of blocks of its document that its template shows by itself
+    """
+
+    name: str
+    ask: Callable[[PageState], Sequence[CommandRequest]]
+    lane: Lane | None = None
+    is_asked_for: bool = False
+    button: str = "Start"
+    help: str = ""
+    shows_refusals: bool = False
+    later: Callable[[PageState], Sequence[CommandRequest]] | None = None
+    is_kept: bool = False
+    drawn: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One page. lead: the question that it answers; has_controls: whether `<view>/controls.html` is there"""
+
+    name: str
+    title: str
+    lead: str
+    parts: Sequence[ViewPart]
+    has_controls: bool = False
+
+
+_FIELD, _DURATION = "traffic.num_requests", "traffic.duration_s"
+
+
+def whole_run(state: PageState) -> CommandRequest:
+    """The deployment under its traffic, as `perfmodel simulate` runs it: one run, so every view has its figures."""
+    return request_of(SimulateRequest, state)
+
+
+def fewer_requests(state: PageState, num_requests: int) -> tuple[str, ...]:
+    """The value of `--set` that bounds traffic; nothing where the page says itself how many requests there are,
+    or for how long they come."""
+    return (f"{_FIELD}={num_requests}",) if is_preview(state) else ()
+
+
+def is_preview(state: PageState) -> bool:
+    """Whether pictures of many runs have fewer requests each than the whole run."""
+    return not (state.get(_FIELD) or state.get(_DURATION))
+
+
+def _glance(state: PageState) -> tuple[CommandRequest, ...]:
+    return (request_of(MemoryRequest, state), request_of(ExplainRequest, state))
+
+
+def _device(state: PageState) -> tuple[CommandRequest, ...]:
+    return (HardwareShowRequest(state.flags["hardware"]),) if "hardware" in state.flags else ()
+
+
+DEPLOYMENT = View(
+    "deployment",
+    "Deployment",
+    "What does it take, and what does a step last?",
+    (ViewPart("glance", _glance), ViewPart("device", _device)),
+)
+
+
+MEMORY = View(
+    "memory",
+    "Memory",
+    "Does it fit, and how many tokens can it keep?",
+    (ViewPart("plan", lambda state: (request_of(MemoryRequest, state),), is_kept=True),),
+)
+
+
+_PLOTS = ("plot",)
+
+
+def _sizes(**texts: str) -> dict[str, int]:
+    """Sizes of a step, of those that are given. Raises SpecError for what is no number."""
+    try:
+        return {name: count(text) for name, text in texts.items() if text}
+    except ValueError:
+        name, text = next((name, text) for name, text in texts.items() if text and not _is_count(text))
+        raise SpecError(f"{name}: found {text!r}, allowed a whole number of at least 1, as in 64 or 8K.") from None
+
+
+def _is_count(text: str) -> bool:
+    try:
+        return count(text) > 0
+    except ValueError:
+        return False
+
+
+def _decode(state: PageState) -> tuple[CommandRequest, ...]:
+    return (request_of(ExplainRequest, state, **_sizes(batch=state.get("batch"), context=state.get("context"))),)
+
+
+def _prefill(state: PageState) -> tuple[CommandRequest, ...]:
+    return (request_of(ExplainRequest, state, **_sizes(prefill=state.get("prefill", "2048"))),)
+
+
+def _curve(state: PageState) -> tuple[CommandRequest, ...]:
+    """How a step grows with the batch and with the context, from the values that are given, or the typical step."""
+    batch, context = state.get("batch"), state.get("context")
+    given = (f"step.batch={batch or 32}", f"step.context={context or 1024}") if batch or context else ()
+    vary = ("step.batch=1..1024:11", "step.context=256..131072:10")
+    return (request_of(WhatIfRequest, state, *given, vary=vary, metric=("step_ms",)),)
+
+
+STEP = View(
+    "step",
+    "Step",
+    "Where does the time of a step go?",
+    (
+        ViewPart("decode", _decode, is_kept=True, drawn=_PLOTS),
+        ViewPart("curve", _curve, "quick", help="how a step grows with batch and context"),
+        ViewPart("prefill", _prefill, is_kept=True, drawn=_PLOTS),
+    ),
+    has_controls=True,
+)
+
+
+PAUSE_S = "30"  # of a user between an answer and the next request, unless the address says it
+_RATE, _PAUSE, _COUNT = "traffic.arrivals.rate", "traffic.arrivals.think_time_s", "traffic.num_requests"
+_DURATION = "traffic.duration_s"
+_QUICK, _POINTS = 400, 7
+_LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
+_LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
+_BELOW, _ABOVE = 4, 4  # how far the rates reach from the one that is asked for
+_FAR_BELOW, _FAR_ABOVE, _FAR_POINTS = 8, 32, 3  # of the rates among which the largest within the SLO is looked for
+_IDLE_RATE, _IDLE_COUNT, _LENGTHS = "0.02", 6, "256..32768:8"
+
+
+def asked_rate(state: PageState) -> float | None:
+    """The rate that the address says, in requests/s; None where it says none, or no rate."""
+    text = state.get("rate") or state.get(_RATE)
+    try:
+        rate = float(parse_quantity(text, "requests/s")) if text else 0.0
+    except (TypeError, ValueError):
+        return None
+    return rate if 0 < rate < 1e9 else None
+
+
+def largest_rate(state: PageState) -> CommandRequest:
+    """The largest rate within the SLO, looked for far around; every view that shows it asks this."""
+    rate = asked_rate(state)
+    ends = f"{rate / _FAR_BELOW:.3g}..{rate * _FAR_ABOVE:.3g}" if rate else f"{1 / _FAR_BELOW:g}x..{_FAR_ABOVE}x"
+    vary = f"{_RATE}={ends}:{_FAR_POINTS}"
+    return request_of(WhatIfRequest, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=_LOADS[:2])
+
+
+def _rate_curve(state: PageState) -> tuple[CommandRequest, ...]:
+    vary, metrics = f"{_RATE}={_range(state)}:{_POINTS}", (*_LATENCIES, *_LOADS)
+    return (request_of(WhatIfRequest, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=metrics),)
+
+
+def _pause(state: PageState) -> tuple[str, ...]:
+    return () if state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
+
+
+def _bands(state: PageState) -> tuple[CommandRequest, ...]:
+    """The 80 % intervals at every second rate of the curve: each takes as long as some ten points."""
+    fixed = _unrated(state).changed(dict.fromkeys((*LIMITS, _PAUSE)))
+    vary, means = f"{_RATE}={_range(state)}:{_POINTS // 2 + 1}", _LATENCIES[::2]
+    return (request_of(WhatIfRequest, fixed, *_short(state), vary=(vary,), metric=means, intervals=True),)
+
+
+def _unrated(state: PageState) -> PageState:
+    return state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
+
+
+def _range(state: PageState) -> str:
+    """Rates from low to high: as the address says, else about the rate in steps of 1, 2, 5, so that they stay while one
+    drags; else multiples of the traffic's own rate."""
+    low, high, rate = state.get("low"), state.get("high"), asked_rate(state)
+    if not (low or high or rate):
+        return f"{1 / _BELOW:g}x..{_ABOVE}x"
+    ends = [_number(low), _number(high)]
+    if rate is None:
+        rate = ends[0] * _BELOW if ends[0] else (ends[1] or 1.0) / _ABOVE
+    return f"{low or f'{_rounded(rate / _BELOW):g}'}..{high or f'{_rounded(rate * _ABOVE):g}'}"
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < 1e9 else None
+
+
+def _rounded(rate: float) -> float:
+    """The largest of 1, 2, 5, 10 ... that is not above."""
+    scale = 10.0 ** floor(log10(rate) + 1e-9)
+    return max(step for step in (1, 2, 5) if step * scale <= rate * (1 + 1e-9)) * scale
+
+
+def _short(state: PageState) -> tuple[str, ...]:
+    """So few requests that the answer is there at once, unless the address says how many."""
+    return fewer_requests(state, _QUICK)
+
+
+def _prompts(state: PageState) -> tuple[CommandRequest, ...]:
+    """Time to first token of an idle server by the length of the prompt."""
+    idle = state.changed({"rate": None, _RATE: None, _COUNT: None, _DURATION: None})
+    sets = (
+        f"{_RATE}={_IDLE_RATE}",
+        f"{_COUNT}={_IDLE_COUNT}",
+        "traffic.arrivals.process=constant",
+        "traffic.input_tokens.distribution=fixed",
+        "traffic.input_tokens.value=1024",
+        "traffic.input_tokens.max=32768",
+    )
+    vary = f"traffic.input_tokens.value={_LENGTHS}"
+    return (request_of(WhatIfRequest, idle, *sets, vary=(vary,), metric=("mean_ttft_ms",)),)
+
+
+TRAFFIC = View(
+    "traffic",
+    "Traffic",
+    "How much traffic does it carry, and how long do people wait?",
+    (
+        ViewPart("now", lambda state: (whole_run(state),), "quick", help="the traffic as it is"),
+        ViewPart("limit", lambda state: (largest_rate(state),), "quick", help="the largest rate within the limits"),
+        ViewPart("curve", _rate_curve, "quick", help="latencies against the rate of requests", later=_bands),
+        ViewPart("prompts", _prompts, "quick", help="time to first token against the length of prompts"),
+    ),
+    has_controls=True,
+)
+
+
+_FEW_REQUESTS = 100  # eighteen runs of these take some seconds
+
+WHATIF_METRICS = (
+    *("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "output_throughput"),
+    *("joules_per_output_token", "usd_per_million_output_tokens"),
+)
+ALONG = (
+    ("traffic.arrivals.rate=0.25x..4x:5", "arrival rate, a quarter to four times"),
+    ("hardware.hbm.bandwidth=0.5x..2x:5", "HBM bandwidth, half to twice"),
+    ("hardware.peak_flops=0.5x..2x:5", "peak FLOPs, half to twice"),
+    ("hardware.hbm.capacity=0.75x..2x:5", "HBM capacity, three quarters to twice"),
+    ("traffic.arrivals.concurrency=0.25x..4x:5", "concurrency, a quarter to four times"),
+)
+ALTERNATIVES = (
+    ("hardware=h200-sxm", "H200"),
+    ("hardware=b200-sxm", "B200"),
+    ("hardware=mi300x", "MI300X"),
+    ("engine.quantization=fp8", "FP8 weights"),
+    ("engine.kv_cache_dtype=fp8", "FP8 KV cache"),
+    ("engine.tensor_parallel_size=2", "two devices each"),
+    ("engine.max_num_batched_tokens=2048", "2,048 tokens a step"),
+)
+
+
+def _tornado(state: PageState) -> tuple[CommandRequest, ...]:
+    """What it is, as every view has it; and what moves it, of short runs."""
+    _check_metric(state)
+    moved = request_of(WhatIfRequest, state, *fewer_requests(state, _FEW_REQUESTS), metric=WHATIF_METRICS)
+    return (whole_run(state), moved)
+
+
+def _against(state: PageState) -> tuple[CommandRequest, ...]:
+    against = state.get("against")
+    if not against:
+        return ()
+    _check_metric(state)
+    along = state.get("vary", ALONG[0][0])
+    fewer = fewer_requests(state, _FEW_REQUESTS)
+    return (request_of(WhatIfRequest, state, *fewer, vary=(along,), metric=WHATIF_METRICS, against=against),)
+
+
+def _check_metric(state: PageState) -> None:
+    """Raises SpecError for one that the pictures are not of."""
+    metric = state.get("metric")
+    if metric and metric not in WHATIF_METRICS:
+        raise SpecError(f"metric: found {metric[:60]!r}, allowed {', '.join(WHATIF_METRICS)}.")
+
+
+WHATIF = View(
+    "whatif",
+    "What if",
+    "Which resource counts, and from where on does an alternative pay?",
+    (
+        ViewPart("tornado", _tornado, "quick", help="varying what could be bought, and the load"),
+        ViewPart("against", _against, "quick", help="looking for where the alternative begins to pay"),
+    ),
+    has_controls=True,
+)
+
+
+# What a plan chooses itself, whatever the page says of it.
+_CHOSEN = (
+    *(f"engine.{name}_parallel_size" for name in ("tensor", "pipeline", "data")),
+    *("engine.max_num_seqs", "engine.max_num_batched_tokens", "cluster.replicas", "cluster.pools"),
+)
+SERVICE_LEVELS: tuple[tuple[str, Mapping[str, str | None]], ...] = (
+    ("chat: first token in 1 s, then 50 ms each", {"ttft": "1s", "tpot": "50ms", "e2e": None}),
+    ("fast chat: 300 ms, then 20 ms", {"ttft": "300ms", "tpot": "20ms", "e2e": None}),
+    ("long answers: 5 s, then 100 ms", {"ttft": "5s", "tpot": "100ms", "e2e": None}),
+    ("whole answer in 20 s", {"ttft": None, "tpot": None, "e2e": "20s"}),
+)
+
+
+def _plan(state: PageState) -> tuple[CommandRequest, ...]:
+    """One request. Devices are those that are ticked; without any the deployment's own."""
+    devices = state.get("devices")
+    planned = state.changed(dict.fromkeys(_CHOSEN))
+    if not devices:
+        return (request_of(PlanRequest, planned),)
+    if state.get("scenario"):
+        return (request_of(PlanRequest, planned, f"plan.space.hardware=[{devices}]"),)
+    return (request_of(PlanRequest, planned.changed({"hardware": devices})),)
+
+
+@cache
+def priced_devices() -> tuple[tuple[str, float, float], ...]:
+    """(name, memory in bytes, USD per hour) of GPUs of which a price is known, the largest memory first."""
+    from perfmodel.specs import list_names, load_hardware
+
+    known = [load_hardware(name) for name in list_names("hardware")]
+    found = [
+        (each.name, each.declared.memory[0].capacity_bytes, each.price.usd_per_hour)
+        for each in known
+        if each.kind == "gpu" and each.price is not None
+    ]
+    return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
+
+
+def opened(state: PageState, data: Any, row: Mapping[str, Any]) -> str:
+    """The address's query of the deployment in a plan's row: what the plan has chosen, the rest as it was.
+
+    data: what `perfmodel plan --json` prints
+    """
+    base = value_at(data, "provenance.inputs.scenario")
+    fields: dict[str, str | None] = dict.fromkeys(_CHOSEN)
+    for path, value in _flat(row["choices"]):
+        if path in _CHOSEN or path == "hardware" or value_at(base, path) != value:
+            fields[path] = value if isinstance(value, str) else json.dumps(value)
+    return state.changed(fields).query
+
+
+def _flat(choices: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Choices as paths and values, those of the cluster one by one."""
+    cluster = choices.get("cluster") or {}
+    whole = [(path, value) for path, value in choices.items() if path != "cluster"]
+    return [*whole, *((f"cluster.{name}", value) for name, value in cluster.items())]
+
+
+PLAN = View(
+    "plan",
+    "Plan",
+    "Which devices, and how many, serve this rate within its service level?",
+    (
+        ViewPart(
+            "choice",
+            _plan,
+            "long",
+            is_asked_for=True,
+            button="Find the deployment",
+            help="Screens every candidate in closed form and simulates the best: a minute or so. It can be stopped; "
+            "what was simulated is kept, and the next start goes on from there.",
+        ),
+    ),
+    has_controls=True,
+)
+
+
+_FEW_REQUESTS = 100
+_SOME_LOADS = "traffic.arrivals.rate=0.5x,1x,2x"
+_METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "joules_per_output_token")
+
+
+def _gallery(state: PageState) -> tuple[CommandRequest, ...]:
+    return (TechniquesRequest(),)
+
+
+def _gain(state: PageState) -> tuple[CommandRequest, ...]:
+    """The deployment with the technique's switch against the same without it."""
+    name = state.get("technique")
+    if not name:
+        return ()
+    against, fewer = shlex.join(_switch(name)), fewer_requests(state, _FEW_REQUESTS)
+    return (request_of(WhatIfRequest, state, *fewer, vary=(_SOME_LOADS,), metric=_METRICS, against=against),)
+
+
+def _switch(name: str) -> Sequence[str]:
+    """The overrides that bring a technique. Raises SpecError for a name that is none, and one without a switch."""
+    for row in TechniquesRequest().answer().data:
+        if row["technique"] == name and row["switch"]:
+            return list(row["switch"])
+        if row["technique"] == name:
+            raise SpecError(f"technique: {name} has no switch: {row['why_not_simulated']}")
+    raise SpecError(f"technique: there is none called {name[:60]!r}; choose one of the gallery.")
+
+
+def fields_of(switch: Sequence[str]) -> dict[str, str]:
+    """The fields of a page's state that set a switch."""
+    from perfmodel.files.yaml_loader import flow_yaml, parse_value
+
+    fields: dict[str, str] = {}
+    for text in switch:
+        key, _, value = text.partition("=")
+        known: Any = parse_value(value, key) if "." not in key and key != "model" else None
+        if isinstance(known, dict):
+            fields |= {
+                f"{key}.{name}": each if isinstance(each, str) else flow_yaml(each) for name, each in known.items()
+            }
+        else:
+            fields[key] = value
+    return fields
+
+
+TECHNIQUES = View(
+    "techniques",
+    "Techniques",
+    "What could be switched on, what would it gain here, and what has been shown of it?",
+    (
+        ViewPart("gain", _gain, "quick", help="simulating the deployment with it and without it"),
+        ViewPart("gallery", _gallery),
+    ),
+    has_controls=True,
+)
+
+
+_BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
+_SHARED = ("rate", "traffic", *LIMITS, "seed")
+_OF_TRAFFIC = ("traffic.", "slo.")
+
+
+def columns_of(state: PageState) -> tuple[PageState, ...]:
+    """The deployments as they are asked for, the form's own first."""
+    first = state.alone()
+    shared = {key: value for key, value in first.fields if _is_shared(key)}
+    others = (
+        PageState((*other.fields, *((k, v) for k, v in shared.items() if not other.get(k)))) for other in state.others
+    )
+    return (first, *others)
+
+
+def deployment_of(state: PageState) -> PageState:
+    """What a state says of the deployment alone: how it stands beside another one, whose traffic it gets."""
+    shown = {**state.flags, **dict(state.alone().fields)}
+    return PageState(tuple((key, value) for key, value in shown.items() if not _is_shared(key)))
+
+
+def main_of(state: PageState, number: int) -> PageState:
+    """The state in which the column of a number, from 1, changes places with the first one."""
+    columns, others = columns_of(state), list(state.others)
+    others[number - 1] = deployment_of(state)
+    return PageState(columns[number].fields, tuple(others))
+
+
+def _is_shared(key: str) -> bool:
+    return key in _SHARED or key.startswith(_OF_TRAFFIC)
+
+
+def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
+    """Memory of each, and one step that is the same for all."""
+    step = _sizes(batch=state.get("batch", _BATCH), context=state.get("context", _CONTEXT))
+    return tuple(
+        request
+        for column in columns_of(state)
+        for request in (request_of(MemoryRequest, column), request_of(ExplainRequest, column, **step))
+    )
+
+
+def _served(state: PageState) -> tuple[CommandRequest, ...]:
+    """What each does under the traffic as it is, and how much more that could be."""
+    return tuple(request for column in columns_of(state) for request in (whole_run(column), largest_rate(column)))
+
+
+COMPARE = View(
+    "compare",
+    "Compare",
+    "Which one is faster, cheaper, carries more?",
+    (
+        ViewPart("deployments", _deployments, shows_refusals=True),
+        ViewPart("served", _served, "quick", help="each of them under this traffic", shows_refusals=True),
+    ),
+)
+
+
+VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE), *(WHATIF, PLAN, TECHNIQUES))
+
+
+def find_view(name: str) -> View | None:
+    """The view of a name."""
+    return next((view for view in VIEWS if view.name == name), None)
+
+
+def find_part(view: View, name: str) -> ViewPart | None:
+    """The part of a view by its name."""
+    return next((part for part in view.parts if part.name == name), None)
