@@ -55,6 +55,7 @@ from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPage
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, padded, pick, pipelined_bytes
 from perfmodel_executors.kernels.triton.attention_decode import combine_splits, num_splits_for
+from perfmodel_executors.kernels.triton.hopper_latent import HEADS, hopper_latent_kernel, is_for_hopper
 from perfmodel_executors.kernels.triton.kv_pages import page_buffers, token_rows
 from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch, row_tiles, tile_rows
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
@@ -67,6 +68,7 @@ _CANDIDATES = [
     TileConfig({"ROWS": 16, "TILE": 32}, Options(num_warps=4, num_stages=3)),
     TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
+_HOPPER_TILE = TileConfig({}, Options(num_warps=4, num_stages=1))  # of the kernel that has no other
 _HOPPER_ROWS = 64  # of its products
 _NOWHERE = 1 << 30  # bytes that no device has
 _LEAST_ROWS = 16  # that a matrix product has
@@ -185,7 +187,11 @@ def _weighted_latents(
     }  # fmt: skip
 
     def run(config: TileConfig) -> None:
-        grid = (triton.cdiv(num_heads, config.sizes["ROWS"]), splits, num_seqs)
+        grid = (triton.cdiv(num_heads, config.sizes.get("ROWS", HEADS)), splits, num_seqs)
+        if not config.sizes:
+            sizes = {name: constants[name] for name in ("N", "RANK", "ROTATED", "PAGE")}
+            launch(hopper_latent_kernel, grid, *args, options=config.options, **sizes)
+            return
         launch(_attention_latent_kernel, grid, *args, options=config.options, **constants, **config.sizes)
 
     if config is None:
@@ -197,6 +203,8 @@ def _weighted_latents(
 
         most_rows = max(_LEAST_ROWS, triton.next_power_of_2(num_heads))
         listed = [each for each in _CANDIDATES if each.sizes["ROWS"] <= most_rows]
+        if is_for_hopper(q_DNW, rank):
+            listed = [_HOPPER_TILE, *listed] if num_heads > HEADS // 2 else [*listed, _HOPPER_TILE]
         config = pick("attention_latent_decode", key, lambda: listed, needed, run, q_DNW.device)
     run(config)
     if lse is not None:
@@ -211,6 +219,8 @@ def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, 
     Hopper's products take weights from registers, and their latents must outlive their issue. More than any device has
     for 64 rows elsewhere: the sums would fill the registers of Ampere's products, and pass through SRAM on Blackwell.
     """
+    if not config.sizes:
+        return 3 * HEADS * sum(widths) * element_bytes + 1024
     rows, tile, stages = config.sizes["ROWS"], config.sizes["TILE"], config.options.num_stages
     runs_ahead = rows >= _HOPPER_ROWS
     if runs_ahead and not 90 <= capability < 100:

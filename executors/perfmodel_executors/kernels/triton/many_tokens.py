@@ -22,13 +22,20 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, pick
+from perfmodel_executors.kernels.triton.hopper_product import HOPPER, hopper_product, hopper_shared_bytes
 from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch
-from perfmodel_executors.kernels.triton.split_k import add_slices, num_slices, own_blocks, slice_buffer
+from perfmodel_executors.kernels.triton.split_k import (
+    add_slices,
+    grouped_tile,
+    num_slices,
+    own_blocks,
+    slice_buffer,
+)
 from perfmodel_executors.kernels.weight_formats.operand import Operand
 
-_GROUP = 8  # tiles of tokens that are walked together
 _NOWHERE = 1 << 30  # bytes that no device has
+_LEAST_SUMS = 64 * 128  # of a unit, for warps with roles: with fewer, slices of K fill the device better
 
 
 class _Tile(NamedTuple):
@@ -70,19 +77,28 @@ _BLOCKS = (  # a tile has one block's columns, so that its weights have one scal
 _TILES: Mapping[str, tuple[_Tile, ...]] = MappingProxyType({"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS})
 
 
+class _HopperTile(NamedTuple):
+    """adding: groups of warps that multiply; stages: of the ring; rate: as of `_Tile`"""
+
+    block_m: int
+    block_n: int
+    adding: int
+    stages: int
+    rate: float
+
+
+_ANY = (_HopperTile(128, 256, 2, 4, 1.0), _HopperTile(256, 128, 2, 4, 0.97), _HopperTile(128, 128, 2, 6, 0.85))
+_OF_BLOCKS = (_HopperTile(192, 128, 3, 5, 1.0), _HopperTile(256, 128, 2, 4, 0.85), _HopperTile(128, 128, 2, 6, 0.85))
+
+
 @triton.jit(do_not_specialize=["M"])
 def _many_tokens_kernel(
     x_ptr, x_scales_ptr, weight_ptr, row_scales_ptr, block_scales_ptr, bias_ptr, out_ptr, M, N, K, x_stride,
     weight_stride, slice_stride,
     FORMAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
-    GROUP: tl.constexpr, EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    group = tile // (GROUP * tiles_n)
-    group_rows = tl.minimum(tiles_m - group * GROUP, GROUP)
-    tile_m = group * GROUP + tile % (GROUP * tiles_n) % group_rows
-    tile_n = tile % (GROUP * tiles_n) // group_rows
+    tile_m, tile_n = grouped_tile(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N))
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -159,6 +175,8 @@ def many_tokens_shared_bytes(operand: Operand, config: TileConfig, capability: i
     their instructions wait for their operands, as all do before Hopper.
     """
     sizes, stages = config.sizes, config.options.num_stages
+    if "ADDING" in sizes:
+        return hopper_shared_bytes(operand.values.element_size(), config)
     operands = (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"] * operand.values.element_size()
     if not has_copy_engine(capability):
         return _NOWHERE if sizes["DESCRIPTORS"] else operands * max(1, stages - 1)
@@ -179,18 +197,21 @@ def _run(
     config: TileConfig,
 ) -> None:
     (m, k), n, sizes = values_MK.shape, y_MN.shape[1], config.sizes
-    out, stride = slice_buffer(y_MN, sizes["SPLIT_K"]), operand.values.stride(0)
-    tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
-    grid = (triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"]), sizes["SPLIT_K"])
     if sizes["DESCRIPTORS"]:
         provide_scratch(values_MK.device)
+    out = slice_buffer(y_MN, sizes["SPLIT_K"])
+    tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
+    shape = (m, n, k, values_MK.stride(0), operand.values.stride(0))
+    tiles = triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"])
+    if "ADDING" in sizes:
+        hopper_product(tensors, shape, min(tiles, compute_units(values_MK.device)), operand.form, config)
+        return
     launch(
         _many_tokens_kernel,
-        grid,
-        *(*tensors, m, n, k, values_MK.stride(0), stride, m * n),
+        (tiles, sizes["SPLIT_K"]),
+        *(*tensors, *shape, m * n),
         options=config.options,
         FORMAT=operand.form,
-        GROUP=_GROUP,
         EVEN_K=k % sizes["BLOCK_K"] == 0,
         **sizes,
     )
@@ -212,11 +233,29 @@ def _candidates(values_MK: Tensor, operand: Operand) -> Iterator[TileConfig]:
     def rank(tile: _Tile) -> tuple[bool, float]:
         return tile.waits == ("cut" if slices_of(tile) > 1 else "whole"), _relative_time(m, n, tile, units)
 
+    if capability_of(values_MK.device) == HOPPER and is_aligned and m * n >= units * _LEAST_SUMS:
+        yield from _hopper_candidates(m, n, operand, units)
     for tile in sorted(_TILES[operand.form], key=rank):
         slices = slices_of(tile)
         sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLIT_K": slices}
         for descriptors in (0, 1) if is_aligned else (0,):
             yield TileConfig({**sizes, "DESCRIPTORS": descriptors}, Options(tile.warps, tile.stages))
+
+
+def _hopper_candidates(m: int, n: int, operand: Operand, units: int) -> Iterator[TileConfig]:
+    """Those whose warps have roles, the one with the least estimated time first."""
+    element_bytes = operand.values.element_size()
+
+    def time_of(tile: _HopperTile) -> float:
+        waves = triton.cdiv(triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n), units)
+        return float(waves * tile.block_m * tile.block_n / tile.rate)
+
+    for tile in sorted(_OF_BLOCKS if operand.form == "blocks" else _ANY, key=time_of):
+        is_integer = operand.values.dtype == torch.int8
+        if element_bytes <= 2 and not (is_integer and tile.block_n == 256):  # the compiler has no such product
+            sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": 128 // element_bytes, "SPLIT_K": 1}
+            ring = {"DESCRIPTORS": 1, "ADDING": tile.adding, "STAGES": tile.stages}
+            yield TileConfig({**sizes, **ring}, Options(num_warps=4, num_stages=1))
 
 
 def _relative_time(m: int, n: int, tile: _Tile, units: int) -> float:
