@@ -34,18 +34,10 @@ _LEAST = gl.constexpr(-1.0e30)  # finite, so that what sees nothing is no NaN
 _SIZES = (512, 64)  # rank, rotated
 
 
-def is_for_hopper(q_DNW: Tensor, rank: int) -> bool:
+def is_for_hopper(q_NDR: Tensor, rotated: int) -> bool:
     """Whether the kernel runs on this device, with these sizes."""
-    sizes = (rank, q_DNW.shape[2] - rank)
-    return capability_of(q_DNW.device) == HOPPER and sizes == _SIZES and q_DNW.dtype in (torch.bfloat16, torch.float16)
-
-
-@gluon.jit
-def _copy_queries(buffer, q_ptr, first_row, heads, WIDTH: gl.constexpr):
-    head = gl.arange(0, buffer.shape[0], gl.SliceLayout(1, _COPIED))
-    column = gl.arange(0, buffer.shape[1], gl.SliceLayout(0, _COPIED))
-    q_ptrs = q_ptr + ((first_row + head) * WIDTH)[:, None] + column[None, :]
-    async_copy.async_copy_global_to_shared(buffer, q_ptrs, mask=(head < heads)[:, None])
+    is_wide = q_NDR.dtype in (torch.bfloat16, torch.float16)
+    return capability_of(q_NDR.device) == HOPPER and is_wide and (q_NDR.shape[2], rotated) == _SIZES
 
 
 @gluon.jit
@@ -58,10 +50,10 @@ def _latent_rows(table_ptr, start, end, TILE: gl.constexpr, WIDTH: gl.constexpr,
 
 
 @gluon.jit
-def _copy_columns(buffer, latents_ptr, rows, is_seen, FIRST: gl.constexpr):
+def _copy_columns(buffer, matrix_ptr, rows, is_seen, FIRST: gl.constexpr):
     """The columns from `FIRST` on; zero where nothing exists."""
     column = FIRST + gl.arange(0, buffer.shape[1], gl.SliceLayout(0, _COPIED))
-    pointers = latents_ptr + rows[:, None] + column[None, :]
+    pointers = matrix_ptr + rows[:, None] + column[None, :]
     async_copy.async_copy_global_to_shared(buffer, pointers, mask=is_seen[:, None])
 
 
@@ -198,8 +190,8 @@ def _attend(WHO: gl.constexpr, read, written, begin, end, scale_log2):
 
 @gluon.jit(do_not_specialize=["table_stride", "num_splits"])
 def hopper_latent_kernel(
-    q_ptr, latents_ptr, tables_ptr, contexts_ptr, out_ptr, lse_ptr, table_stride, num_splits, scale_log2,
-    N: gl.constexpr, RANK: gl.constexpr, ROTATED: gl.constexpr, PAGE: gl.constexpr,
+    q_ptr, q_rotated_ptr, latents_ptr, tables_ptr, contexts_ptr, out_ptr, lse_ptr, table_stride, num_splits, scale_log2,
+    N: gl.constexpr, WIDTH: gl.constexpr, RANK: gl.constexpr, ROTATED: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = 64
     TILE: gl.constexpr = 64
@@ -227,9 +219,10 @@ def hopper_latent_kernel(
         mbarrier.init(full.index(number), 128)  # threads that fetch
         mbarrier.init(empty.index(number), 1)
         mbarrier.init(ready.index(number), 1)
+    head = first_head + gl.arange(0, ROWS, gl.SliceLayout(1, _COPIED))
     for half in gl.static_range(2):
-        _copy_queries(queries.index(half), q_ptr + half * HALF, seq * N + first_head, N - first_head, RANK + ROTATED)
-    _copy_queries(query_rotated, q_ptr + RANK, seq * N + first_head, N - first_head, RANK + ROTATED)
+        _copy_columns(queries.index(half), q_ptr, (head * gl.num_programs(2) + seq) * RANK, head < N, half * HALF)
+    _copy_columns(query_rotated, q_rotated_ptr, (seq * N + head) * WIDTH, head < N, 0)
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()

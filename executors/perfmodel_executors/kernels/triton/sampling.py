@@ -6,11 +6,10 @@ Sampling keeps what reaches a threshold (see its definition in torch), which rad
 weight, as an integer, are in the order of the weights, and are settled digit by digit, the exponent first, then 8, 8
 and 7 bits of the mantissa. A pass adds up, for each value that the next digit can have, what top-k counts (tokens: a
 histogram of each program, added to the row's) or what top-p sums (integers of weights: atomics, which give equal sums
-in any order). One program a row then chooses the digit: chosen by each program of the next pass, it took longer than
-the weights. Four passes for each of the two; a row that does not ask for one leaves at once. The last two kernels sum
-up what is kept of each piece, choose the piece and in it the token. The row is read from L2 some eleven times, by as
-many programs as it has pieces; one program a row, bisecting, took some 250 us at a vocabulary of 128k. Nothing depends
-on the host.
+in any order). The next pass begins by choosing the digit. Four passes for each of the two; a row that does not ask for
+one leaves at once. The last two kernels sum up what is kept of each piece, choose the piece and in it the token. The
+row is read from L2 some eleven times, by as many programs as it has pieces; one program a row, bisecting, took some 250
+us at a vocabulary of 128k. Nothing depends on the host.
 """
 
 __all__ = ["greedy", "sample_top_k_top_p"]
@@ -68,15 +67,30 @@ def _best_kernel(values_ptr, indices_ptr, tokens_ptr, pieces, BLOCK: tl.constexp
 
 
 @triton.jit
-def _weights(logits_ptr, largest_ptr, temperature_ptr, row, piece, vocab, row_stride, stride, BLOCK: tl.constexpr):
+def _weights(
+    logits_ptr, maxima_ptr, temperature_ptr, row, piece, vocab, pieces, row_stride, stride,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
     """Weights of a piece; -1 beyond the vocabulary."""
     index = piece * BLOCK + tl.arange(0, BLOCK)
     logits, _ = _numbers(logits_ptr + row.to(tl.int64) * row_stride, index, vocab)
-    largest = tl.load(largest_ptr + row)
+    each = tl.arange(0, PIECES)
+    largest = tl.max(tl.load(maxima_ptr + row * pieces + each, mask=each < pieces, other=-float("inf")), axis=0)
     temperature = tl.load(temperature_ptr + row * stride)
     inverse = tl.div_rn(1.0, tl.where(temperature <= 0.0, 1.0, temperature))
     weights = tl.where(logits == largest, 1.0, tl.exp((logits - largest) * inverse))
     return tl.where(index < vocab, weights, -1.0)
+
+
+@triton.jit
+def _choose_digit(bins_ptr, prefix, wanted, SHIFT: tl.constexpr):
+    """(prefix with the largest digit that reaches what is wanted from above; what is wanted of its tokens)."""
+    digit = tl.arange(0, _BINS)
+    found = tl.load(bins_ptr + digit)
+    reached = tl.sum(found, axis=0) - tl.cumsum(found, axis=0) + found
+    chosen = tl.max(tl.where(reached >= wanted, digit, 0), axis=0)
+    above = tl.sum(tl.where(digit > chosen, found, 0), axis=0)
+    return prefix | (chosen << SHIFT), wanted - above
 
 
 @triton.jit
@@ -90,21 +104,51 @@ def _asks(setting_ptr, temperature_ptr, row, vocab, stride, IS_SUM: tl.constexpr
         return is_drawn & (setting > 0) & (setting < vocab)
 
 
+@triton.jit
+def _begin_pass(
+    bins_ptr, prefixes_ptr, wanted_ptr, setting_ptr, row, rows, stride,
+    PASS: tl.constexpr, SHIFT: tl.constexpr, IS_SUM: tl.constexpr,
+):  # fmt: skip
+    """(prefix, what is wanted) when pass `PASS` begins; `SHIFT`: of the digit before."""
+    prefix = 0
+    if IS_SUM:
+        wanted = tl.full((), 0, tl.int64)
+    else:
+        wanted = tl.load(setting_ptr + row * stride).to(tl.int64)
+    if PASS > 1:
+        prefix = tl.load(prefixes_ptr + row + rows * (PASS - 1))
+        wanted = tl.load(wanted_ptr + row + rows * (PASS - 1))
+    if PASS > 0:
+        before_ptr = bins_ptr + (row + rows * (PASS - 1)).to(tl.int64) * _BINS
+        if IS_SUM and PASS == 1:
+            total = tl.sum(tl.load(before_ptr + tl.arange(0, _BINS)), axis=0)
+            share = total.to(tl.float64) * tl.load(setting_ptr + row * stride).to(tl.float64)
+            wanted = tl.maximum(share.to(tl.int64), 1)
+        prefix, wanted = _choose_digit(before_ptr, prefix, wanted, SHIFT)
+    return prefix, wanted
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _digits_kernel(
-    logits_ptr, largest_ptr, temperature_ptr, setting_ptr, least_ptr, bins_ptr, prefixes_ptr, vocab, row_stride, stride,
-    rows,
+    logits_ptr, maxima_ptr, temperature_ptr, setting_ptr, least_ptr, bins_ptr, prefixes_ptr, wanted_ptr,
+    vocab, pieces, row_stride, stride, rows,
     PASS: tl.constexpr, BEFORE: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, IS_SUM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if _asks(setting_ptr, temperature_ptr, row, vocab, stride, IS_SUM):
-        args = (logits_ptr, largest_ptr, temperature_ptr, row, tl.program_id(1), vocab, row_stride, stride)
-        weights = _weights(*args, BLOCK)
+        prefix, wanted = _begin_pass(
+            bins_ptr, prefixes_ptr, wanted_ptr, setting_ptr, row, rows, stride, PASS, BEFORE, IS_SUM
+        )
+        if tl.program_id(1) == 0:
+            tl.store(prefixes_ptr + row + rows * PASS, prefix)
+            tl.store(wanted_ptr + row + rows * PASS, wanted)
+        args = (logits_ptr, maxima_ptr, temperature_ptr, row, tl.program_id(1), vocab, pieces, row_stride, stride)
+        weights = _weights(*args, BLOCK, PIECES)
         bits = weights.to(tl.int32, bitcast=True)
         inside = weights >= tl.load(least_ptr + row)
         if PASS > 0:
-            inside = inside & ((bits >> BEFORE) == (tl.load(prefixes_ptr + row) >> BEFORE))
+            inside = inside & ((bits >> BEFORE) == (prefix >> BEFORE))
         digit = (bits >> SHIFT) & MASK
         own_ptr = bins_ptr + (row + rows * PASS).to(tl.int64) * _BINS
         if IS_SUM:
@@ -115,46 +159,24 @@ def _digits_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _choose_kernel(
-    temperature_ptr, setting_ptr, least_ptr, bins_ptr, prefixes_ptr, wanted_ptr, vocab, stride, rows,
-    PASS: tl.constexpr, SHIFT: tl.constexpr, IS_SUM: tl.constexpr,
+def _threshold_kernel(
+    temperature_ptr, setting_ptr, bins_ptr, prefixes_ptr, wanted_ptr, least_ptr, vocab, stride, rows,
+    BEFORE: tl.constexpr, IS_SUM: tl.constexpr,
 ):  # fmt: skip
-    """The prefix gets the largest digit that reaches what is wanted from above, which is then wanted of its tokens.
-
-    What the last pass leaves becomes the least weight, if it is more than it was.
-    """
+    """What the last pass leaves becomes the least weight, if it is more than it was."""
     row = tl.program_id(0)
     if _asks(setting_ptr, temperature_ptr, row, vocab, stride, IS_SUM):
-        digit = tl.arange(0, _BINS)
-        held = tl.load(bins_ptr + (row + rows * PASS).to(tl.int64) * _BINS + digit)
-        total = tl.sum(held, axis=0)
-        prefix = 0
-        if PASS > 0:
-            prefix = tl.load(prefixes_ptr + row)
-            wanted = tl.load(wanted_ptr + row)
-        elif IS_SUM:
-            share = total.to(tl.float64) * tl.load(setting_ptr + row * stride).to(tl.float64)
-            wanted = tl.maximum(share.to(tl.int64), 1)
-        else:
-            wanted = tl.load(setting_ptr + row * stride).to(tl.int64)
-        reached = total - tl.cumsum(held, axis=0) + held
-        chosen = tl.max(tl.where(reached >= wanted, digit, 0), axis=0)
-        prefix |= chosen << SHIFT
-        tl.store(prefixes_ptr + row, prefix)
-        tl.store(wanted_ptr + row, wanted - tl.sum(tl.where(digit > chosen, held, 0), axis=0))
-        if PASS == _PASSES - 1:
-            least = tl.load(least_ptr + row)
-            tl.store(least_ptr + row, tl.maximum(least, prefix.to(tl.float32, bitcast=True)))
+        bits, _ = _begin_pass(
+            bins_ptr, prefixes_ptr, wanted_ptr, setting_ptr, row, rows, stride, _PASSES, BEFORE, IS_SUM
+        )
+        least = tl.load(least_ptr + row)
+        tl.store(least_ptr + row, tl.maximum(least, bits.to(tl.float32, bitcast=True)))
 
 
 @triton.jit
-def _least_kernel(maxima_ptr, temperature_ptr, min_p_ptr, largest_ptr, least_ptr, pieces, stride, PIECES: tl.constexpr):
-    """The row's largest logit, and the least weight before anything is looked for: the largest one where the choice is
-    greedy."""
+def _least_kernel(temperature_ptr, min_p_ptr, least_ptr, stride):
+    """The least weight before anything is looked for: the largest one where the choice is greedy."""
     row = tl.program_id(0)
-    piece = tl.arange(0, PIECES)
-    maxima = tl.load(maxima_ptr + row * pieces + piece, mask=piece < pieces, other=-float("inf"))
-    tl.store(largest_ptr + row, tl.max(maxima, axis=0))
     least = tl.full((), 0.0, tl.float32)
     if min_p_ptr is not None:
         least = tl.load(min_p_ptr + row * stride)
@@ -168,18 +190,20 @@ def _kept_integers(weights, least):
 
 @triton.jit
 def _kept_kernel(
-    logits_ptr, largest_ptr, temperature_ptr, least_ptr, sums_ptr, vocab, row_stride, stride, BLOCK: tl.constexpr
-):
-    row, piece = tl.program_id(0), tl.program_id(1)
-    weights = _weights(logits_ptr, largest_ptr, temperature_ptr, row, piece, vocab, row_stride, stride, BLOCK)
+    logits_ptr, maxima_ptr, temperature_ptr, least_ptr, sums_ptr, vocab, pieces, row_stride, stride,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    args = (logits_ptr, maxima_ptr, temperature_ptr, row, tl.program_id(1), vocab, pieces, row_stride, stride)
+    weights = _weights(*args, BLOCK, PIECES)
     kept = _kept_integers(weights, tl.load(least_ptr + row))
-    tl.store(sums_ptr + row * tl.num_programs(1) + piece, tl.sum(kept, axis=0))
+    tl.store(sums_ptr + row * pieces + tl.program_id(1), tl.sum(kept, axis=0))
 
 
 @triton.jit
 def _draw_kernel(
-    logits_ptr, largest_ptr, temperature_ptr, least_ptr, sums_ptr, draws_ptr, tokens_ptr,
-    vocab, row_stride, stride, pieces, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    logits_ptr, maxima_ptr, temperature_ptr, least_ptr, sums_ptr, draws_ptr, tokens_ptr,
+    vocab, pieces, row_stride, stride, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     piece = tl.arange(0, PIECES)
@@ -192,8 +216,8 @@ def _draw_kernel(
     ends = tl.cumsum(sums, axis=0)
     chosen = tl.sum((ends <= target).to(tl.int32), axis=0)
     target -= tl.sum(tl.where(piece < chosen, sums, 0), axis=0)
-    weights = _weights(logits_ptr, largest_ptr, temperature_ptr, row, chosen, vocab, row_stride, stride, BLOCK)
-    kept = _kept_integers(weights, tl.load(least_ptr + row))
+    args = (logits_ptr, maxima_ptr, temperature_ptr, row, chosen, vocab, pieces, row_stride, stride)
+    kept = _kept_integers(_weights(*args, BLOCK, PIECES), tl.load(least_ptr + row))
     before = tl.sum((tl.cumsum(kept, axis=0) <= target).to(tl.int32), axis=0)
     tl.store(tokens_ptr + row, (chosen * BLOCK + before).to(tl.int64))
 
@@ -223,33 +247,30 @@ def sample_top_k_top_p(
     pieces, rows, device = _Pieces(logits_SV), logits_SV.shape[0], logits_SV.device
     stride = temperature_S.stride(0)
     grid, small = (rows, pieces.number), Options(1, 1)
+    sizes = {"BLOCK": pieces.block, "PIECES": pieces.padded}
     least_S = torch.empty(rows, dtype=torch.float32, device=device)
-    largest_S = torch.empty_like(least_S)
     maxima = pieces.maxima(None, num_nan)
-    args = (maxima, temperature_S, min_p_S, largest_S, least_S, pieces.number, stride)
-    launch(_least_kernel, (rows,), *args, options=small, PIECES=pieces.padded)
-    vocab, whole = logits_SV.shape[1], (logits_SV.shape[1], logits_SV.stride(0), stride)
+    launch(_least_kernel, (rows,), temperature_S, min_p_S, least_S, stride, options=small)
+    whole = (logits_SV.shape[1], pieces.number, logits_SV.stride(0), stride)
     for is_sum, setting_S in ((False, top_k_S), (True, top_p_S)):
         if setting_S is None:
             continue
         bins = torch.zeros(len(_DIGITS), rows, _BINS.value, dtype=torch.int64, device=device)
-        prefixes = torch.empty(rows, dtype=torch.int32, device=device)
-        wanted = torch.empty(rows, dtype=torch.int64, device=device)
-        counted = (logits_SV, largest_S, temperature_S, setting_S, least_S, bins, prefixes, *whole, rows)
-        chosen = (temperature_S, setting_S, least_S, bins, prefixes, wanted, vocab, stride, rows)
+        prefixes = torch.empty(len(_DIGITS), rows, dtype=torch.int32, device=device)
+        wanted = torch.empty(len(_DIGITS), rows, dtype=torch.int64, device=device)
+        args = (logits_SV, maxima, temperature_S, setting_S, least_S, bins, prefixes, wanted, *whole, rows)
         before = 0
         for number, (shift, mask) in enumerate(_DIGITS):
-            digit = {"PASS": number, "SHIFT": shift, "IS_SUM": is_sum}
-            sizes = {"BEFORE": before, "MASK": mask, "BLOCK": pieces.block}
-            launch(_digits_kernel, grid, *counted, options=Options(4, 1), **digit, **sizes)
-            launch(_choose_kernel, (rows,), *chosen, options=small, **digit)
+            digit = {"PASS": number, "BEFORE": before, "SHIFT": shift, "MASK": mask, "IS_SUM": is_sum}
+            launch(_digits_kernel, grid, *args, options=Options(4, 1), **digit, **sizes)
             before = shift
+        found = (temperature_S, setting_S, bins, prefixes, wanted, least_S, logits_SV.shape[1], stride, rows)
+        launch(_threshold_kernel, (rows,), *found, options=small, BEFORE=before, IS_SUM=is_sum)
     sums = torch.empty(rows, pieces.number, dtype=torch.int64, device=device)
     tokens_S = torch.empty(rows, dtype=torch.int64, device=device)
-    kept = (logits_SV, largest_S, temperature_S, least_S, sums)
-    launch(_kept_kernel, grid, *kept, *whole, options=Options(4, 1), BLOCK=pieces.block)
-    drawn = (*kept, draws_S, tokens_S, *whole, pieces.number)
-    launch(_draw_kernel, (rows,), *drawn, options=Options(8, 1), BLOCK=pieces.block, PIECES=pieces.padded)
+    kept = (logits_SV, maxima, temperature_S, least_S, sums)
+    launch(_kept_kernel, grid, *kept, *whole, options=Options(4, 1), **sizes)
+    launch(_draw_kernel, (rows,), *kept, draws_S, tokens_S, *whole, options=Options(8, 1), **sizes)
     return tokens_S
 
 
