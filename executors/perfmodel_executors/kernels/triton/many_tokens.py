@@ -161,8 +161,8 @@ def many_tokens_product(
 def many_tokens_shared_bytes(operand: Operand, config: TileConfig, capability: int) -> int:
     """Shared memory of a thread block: its pipeline's operands, and barriers for the copy engine and tensor memory.
 
-    More than any device has for descriptors where there is no copy engine, and for Hopper's kernel elsewhere. Blackwell's tensor memory takes no integers:
-    their instructions wait for their operands, as all do before Hopper.
+    More than any device has for descriptors where there is no copy engine, and for Hopper's kernel elsewhere.
+    Blackwell's tensor memory takes no integers: their instructions wait for their operands, as all do before Hopper.
     """
     sizes, stages = config.sizes, config.options.num_stages
     if "STAGES" in sizes:
