@@ -1,7 +1,8 @@
-"""How many processes this machine has a use for, on any system."""
+"""Processes of this machine: how many it has a use for, on any system, and their garbage collection."""
 
-__all__ = ["num_cores", "num_processes"]
+__all__ = ["collect_rarely", "num_cores", "num_processes"]
 
+import gc
 import os
 import sys
 
@@ -20,3 +21,8 @@ def num_processes(num_items: int) -> int:
     """Processes that work on so many items at once: no more than cores, items or what the system waits for."""
     most = min(num_cores(), num_items)
     return max(min(most, _MOST_ON_WINDOWS) if sys.platform == "win32" else most, 1)
+
+
+def collect_rarely() -> None:
+    """Fewer searches for cycles, of which simulations make few: see `perfmodel.cli.main`."""
+    gc.set_threshold(100_000, 20, 20)

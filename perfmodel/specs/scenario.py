@@ -3,9 +3,9 @@
 __all__ = ["Overheads", "Scenario", "is_stale", "price_in_use", "price_lines", "price_notes", "unused_price_notes"]
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -22,6 +22,7 @@ from perfmodel.specs.engine.spec import EngineSpec, PromptCompression
 from perfmodel.specs.hardware import OWN, HardwareSpec, Price, PriceOverride
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.scenario_source import ScenarioSource
+from perfmodel.specs.served import served_fields
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
@@ -92,6 +93,8 @@ class Scenario(Spec):
     published: Annotated[Spec, Block("published")] | None = None
     technique: Annotated[Spec, Block("technique")] | None = None
     _source: ScenarioSource = PrivateAttr(ScenarioSource())
+    # `scenario_file.changed_scenario`, which knows files, and sets it
+    _read_changed: ClassVar[Callable[["Scenario", Mapping[str, Any]], "Scenario"]]
 
     def with_(self, changes: Mapping[str, Any]) -> "Scenario":
         """The scenario with some fields changed, read and validated anew: `{"engine.max_num_seqs": 64}`.
@@ -100,9 +103,7 @@ class Scenario(Spec):
 
         Raises SpecError for values that are not allowed, and for a scenario made in Python that no file could say.
         """
-        from perfmodel.specs.scenario_file import changed_scenario
-
-        return changed_scenario(self, changes)
+        return type(self)._read_changed(self, changes)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Scenario":
         """As pydantic's, without validation; the copy has no source. `with_` validates."""
@@ -190,9 +191,8 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":
         """Defaults of the engine's version and formats of the model, however the scenario was made."""
-        from perfmodel.specs.served import served_fields
-
-        fields = served_fields(self, info.context or Positions(self.name))
+        parts = (self.model, self.model_changes, self.engine, self.hardware, self.cluster, self.traffic)
+        fields = served_fields(*parts, info.context or Positions(self.name))
         self.__dict__.update(fields)
         self.model_fields_set.update(fields)
         return self

@@ -94,6 +94,9 @@ def changed_scenario(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario
     return load_scenario(source.path, (*source.overrides, *as_overrides(changes)), source.inside)
 
 
+Scenario._read_changed = staticmethod(changed_scenario)
+
+
 def source_of(scenario: Scenario) -> ScenarioSource:
     """Where `scenario` was read; its own text, if it was made in Python.
 

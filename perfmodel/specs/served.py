@@ -6,7 +6,7 @@ What the engine does not start with is refused here.
 __all__ = ["served_fields"]
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.files.yaml_loader import Path, Positions
@@ -15,6 +15,7 @@ from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.number_formats import with_dtype, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
+from perfmodel.specs.cluster import ClusterSpec
 from perfmodel.specs.engine.description import Use
 from perfmodel.specs.engine.devices import refuse_to_start, with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
@@ -23,31 +24,36 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkSpec
 from perfmodel.specs.traffic import Traffic
 
-if TYPE_CHECKING:
-    from perfmodel.specs.scenario import Scenario
 
-
-def served_fields(scenario: "Scenario", positions: Positions) -> dict[str, Any]:
-    """The fields of `scenario` that differ once it is served: changes, dtype and quantization applied to the model, the
+def served_fields(
+    model: ModelSpec,
+    changes: ModelChanges,
+    engine: EngineSpec,
+    hardware: HardwareSpec,
+    cluster: ClusterSpec,
+    traffic: Traffic,
+    positions: Positions,
+) -> dict[str, Any]:
+    """The fields of a scenario that differ once it is served: changes, dtype and quantization applied to the model, the
     engine's defaults filled in, and `cluster.network` as the network of all hardware.
 
+    model, changes, engine, hardware, cluster, traffic: the scenario's
     positions: of the scenario's fields in its file
 
     Raises SpecError, UnsupportedError for what no engine starts with: `file:line: field: ...`.
     """
-    hardware, cluster, traffic = scenario.hardware, scenario.cluster, scenario.traffic
-    changed = _changed(scenario.model, scenario.model_changes, positions)
-    model = _as_served(changed, scenario.engine, hardware, positions)
+    changed = _changed(model, changes, positions)
+    model = _as_served(changed, engine, hardware, positions)
     pools = []
     for number, pool in enumerate(cluster.pools):
         place, device, served = ("cluster", "pools", number), pool.hardware or hardware, model
         if pool.share is not None:  # a model, or a version, of its own
             served = _as_served(pool.model or changed, pool.engine, device, positions, place)
-        engine = _with_defaults(pool.engine, served, device, traffic, positions)
-        _check_start(served, engine, device, positions, place)
-        update = {"engine": engine, "model": None if served is model else served}
+        own_engine = _with_defaults(pool.engine, served, device, traffic, positions)
+        _check_start(served, own_engine, device, positions, place)
+        update = {"engine": own_engine, "model": None if served is model else served}
         pools.append(pool.model_copy(update=update | _networked(pool.hardware, cluster.network)))
-    engine = _with_defaults(scenario.engine, model, hardware, traffic, positions)
+    engine = _with_defaults(engine, model, hardware, traffic, positions)
     if not pools:
         _check_start(model, engine, hardware, positions)
     cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster

@@ -10,7 +10,6 @@ its pages is open.
 __all__ = ["BackgroundJob", "JobQueue", "Lane", "Work"]
 
 import asyncio
-import gc
 import logging
 import multiprocessing
 import time
@@ -22,8 +21,8 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from perfmodel.cores import collect_rarely
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.planning.sweeps.workers import QUIET_GC
 from perfmodel.web.known import Known
 from perfmodel.web.questions import Progress, Question, Shown
 
@@ -273,7 +272,7 @@ def _serve(connection: Connection, work: Work) -> None:
     import signal
     import traceback
 
-    gc.set_threshold(*QUIET_GC)
+    collect_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server, which ends its workers
     while True:
         try:

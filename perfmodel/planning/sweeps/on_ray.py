@@ -6,7 +6,6 @@ answer otherwise), and files that items name by path in the same place.
 
 __all__ = ["run_on_ray"]
 
-import gc
 import os
 import socket
 import sys
@@ -15,9 +14,9 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any
 
+from perfmodel.cores import collect_rarely
 from perfmodel.errors import MissingExtraError, PerfmodelError
 from perfmodel.planning.sweeps.store import installed_version
-from perfmodel.planning.sweeps.workers import QUIET_GC
 
 _PATIENCE_S = 10.0  # for a cluster to answer
 
@@ -143,7 +142,7 @@ def _attempt(function: Callable[[Any], Any], item: Any, version: str) -> tuple[A
             f"--engine ray: node {socket.gethostname()} has another perfmodel ({here}) than this machine ({version}), "
             f"whose answers would differ; install the same on all."
         )
-    gc.set_threshold(*QUIET_GC)
+    collect_rarely()
     try:
         return function(item), None
     except Exception as error:

@@ -10,7 +10,6 @@ what they add up to stays here, and so do files that are written meanwhile.
 """
 
 __all__ = [
-    "QUIET_GC",
     "Engine",
     "Progress",
     "Stepwise",
@@ -20,7 +19,6 @@ __all__ = [
     "spread",
 ]
 
-import gc
 import multiprocessing
 import signal
 import sys
@@ -34,7 +32,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, TypeVar
 
-from perfmodel.cores import num_processes
+from perfmodel.cores import collect_rarely, num_processes
 from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
 from perfmodel.files.reach import within_reach
 
@@ -200,7 +198,6 @@ def _one_step(item: Any) -> Chain[Any]:
 
 # Spawned, not forked: the parent may have threads (BLAS, torch) that a fork would leave in the middle of something.
 _CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
-QUIET_GC = (100_000, 20, 20)  # simulations make few cycles: see perfmodel.cli.main
 _PATIENCE_S = 5.0  # for a process to end when asked to
 
 
@@ -309,7 +306,7 @@ def _stop(worker: _Worker) -> None:
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     """What a worker process does until its pipe ends: (answer, None), or (None, error), for each item."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
-    gc.set_threshold(*QUIET_GC)
+    collect_rarely()
     try:
         pipe.send((None, None))  # ready
         while True:

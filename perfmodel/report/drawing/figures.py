@@ -34,7 +34,7 @@ Figure = dict[str, Any]
 
 
 def figure(traces: Iterable[Trace], height: float, x: Trace, y: Trace, **layout: Any) -> Figure:
-    """A figure of one panel. height: in pixels, the width follows the page; x, y: its axes"""
+    """A figure of one panel. traces: what it shows; height: in pixels, the width follows the page; x, y: its axes"""
     return {"data": list(traces), "layout": {"height": height, "xaxis": x, "yaxis": y, **layout}}
 
 
@@ -44,8 +44,9 @@ def axis(title: str, **more: Any) -> Trace:
 
 
 def line(x: Values, y: Values, name: str, colour: str | None, hover: str, **more: Any) -> Trace:
-    """A line. hover: plotly's template of what is said beside a pointer; more: `width`, `dash` and `shape` are of the
-    line, others of the trace"""
+    """A line through the points x, y. name: in the legend; colour: `#RRGGBB`, or None for the next one of the theme;
+    hover: plotly's template of the text at a pointer; more: `width`, `dash` and `shape` are of the line, others of the
+    trace"""
     style: Trace = {"color": colour, **{key: more.pop(key) for key in ("width", "dash", "shape") if key in more}}
     style = {key: value for key, value in style.items() if value is not None}
     data = {"x": _plain(x), "y": _plain(y), "name": name, "line": style, "hovertemplate": hover}
@@ -53,7 +54,7 @@ def line(x: Values, y: Values, name: str, colour: str | None, hover: str, **more
 
 
 def band(x: Values, low: Values, high: Values, fill: str, **more: Any) -> Trace:
-    """An area from `low` to `high`."""
+    """An area from `low` to `high` over `x`. fill: its colour"""
     outline = {"x": [*_plain(x), *_plain(x)[::-1]], "y": [*_plain(high), *_plain(low)[::-1]], "line": {"width": 0}}
     return {
         "type": "scatter",
@@ -71,7 +72,7 @@ def dots(x: Values, y: Values, marker: Trace, **more: Any) -> Trace:
 
 
 def bars(values: Values, names: Sequence[str], colour: str | list[str], hover: str, **more: Any) -> Trace:
-    """Horizontal bars, one for each of `names`."""
+    """Horizontal bars of the given values, one for each of `names`, in one colour or one each. hover: as of `line`"""
     data = {"x": _plain(values), "y": list(names), "marker": {"color": colour}, "hovertemplate": hover}
     return {"type": "bar", "orientation": "h", **data, **more}
 
@@ -92,7 +93,7 @@ def _rule(ends: Trace, colour: str, more: Trace) -> Trace:
 
 
 def note(words: str, x: float, y: float, size: float = 12, **places: Any) -> Trace:
-    """Words in a figure; on a logarithmic axis x and y are exponents."""
+    """`words` at the place x, y, which are exponents on a logarithmic axis. size: of its letters, in pixels"""
     return {"text": words, "x": x, "y": y, "showarrow": False, "font": {"size": size}, **places}
 
 

@@ -57,7 +57,7 @@ def element(tag: str, content: str = "", /, **attributes: Any) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str | None = None, **more: Any) -> str:
-    """Words at a place in pixels. anchor: `middle` or `end`, if not their start"""
+    """The text `words` at the place x, y in pixels. anchor: `middle` or `end`, if not their start"""
     return element("text", escape(words), x=x, y=y, text_anchor=anchor, **more)
 
 

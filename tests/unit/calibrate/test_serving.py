@@ -142,7 +142,7 @@ HEADER = (
 
 def test_steady_states_follow_their_engines_rules(tmp_path: Path) -> None:
     rows = [
-        "v,vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,bf16,1024,64,uniform 0.8-1.0,4,4,1,none,False,100,10",
+        "v,vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,bf16,1024,64,uniform 0.8-1.0,4,4,1,1,False,100,10",
         "s,sglang,0.5.9,Qwen/Qwen3-32B,b200_sxm,fp8,1024,64,uniform 0.8-1.0,16,4,1,1,False,100,10",
         "t,trtllm,,Qwen/Qwen3-32B,h200_sxm,fp8,9000,64,fixed,4,4,1,1,True,100,10",
         "x,vllm,,nobody/nothing,h100_sxm,bf16,1024,64,fixed,4,4,1,1,False,100,10",

@@ -14,9 +14,15 @@ COLUMNS = [*HEAD, *(f"{role}_{key}" for role in ("prefill", "decode") for key in
 
 
 def row(
-    name: str, concurrency: int, prefill: str, decode: str, engine: str = "trtllm", system: str = "gb200"
+    name: str,
+    concurrency: int,
+    prefill: str,
+    decode: str,
+    engine: str = "trtllm",
+    system: str = "gb200",
+    precision: str = "fp4",
 ) -> list[str]:
-    head = [name, engine, "1.0", "deepseek-ai/DeepSeek-V3", system, "fp4", "1024", "64", str(concurrency)]
+    head = [name, engine, "1.0", "deepseek-ai/DeepSeek-V3", system, precision, "1024", "64", str(concurrency)]
     return [*head, *prefill.split(), *decode.split(), "True", "100.0", "10.0"]
 
 
@@ -56,7 +62,9 @@ def test_a_sweep_of_one_deployment_shares_its_largest_batch(
 
 def test_links_are_nvlink_in_a_rack_and_a_network_card_between_nodes(tmp_path: Path) -> None:
     shapes = ("1 8 1 1 8 1", "1 8 1 1 8 1")
-    rack, nodes = read(tmp_path, row("a_cfg1", 8, *shapes), row("b_cfg2", 8, *shapes, system="h200_sxm"))
+    rack, nodes = read(
+        tmp_path, row("a_cfg1", 8, *shapes), row("b_cfg2", 8, *shapes, system="h200_sxm", precision="fp8")
+    )
     links = [s.scenario.cluster.kv_transfer.link_of(s.scenario.hardware) for s in (rack, nodes)]
     assert [link.name for link in links] == ["nvlink", "infiniband"]
     assert links[1].bandwidth_bytes_per_s == 50e9

@@ -212,9 +212,9 @@ def test_with_the_bands_the_part_is_drawn_anew(site):
 
 def test_limits_knee_and_the_largest_rate_are_marked_where_they_are():
     picture = latency_curve(whatif_data({"ttft": 60.0}, {"max_rate": 5.0}), "ttft", now=3.0)
-    upright = {shape["x0"] for shape in picture["layout"]["shapes"] if shape.get("yref") == "paper"}
+    upright = {shape["x0"] for shape in picture["layout"]["shapes"] if shape.get("yref") == "y domain"}
     assert upright == {3.0, 4.0, 5.0}
-    across = [shape["y0"] for shape in picture["layout"]["shapes"] if shape.get("xref") == "paper"]
+    across = [shape["y0"] for shape in picture["layout"]["shapes"] if shape.get("xref") == "x domain"]
     assert across == [60.0]
     words = " ".join(note["text"] for note in picture["layout"]["annotations"])
     assert all(word in words for word in ("limit 60 ms", "knee", "now", "SLO limit"))

@@ -1,5 +1,6 @@
 """Common draws: what devices share, and what a draw does to a rate beside the simulator under the same scores."""
 
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from perfmodel.planning.screening.screen import Screen, Screened
 from perfmodel.planning.screening.space import enumerate_space
 from perfmodel.planning.screening.surfaces import NUM_DRAWS, SharedScores, drawn_surfaces
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweeps.workers import Stepwise
 from perfmodel.sim.driver import _serve_drawn
 from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.specs import load_scenario
@@ -90,7 +92,11 @@ def test_the_simulator_agrees_about_what_a_draw_does_to_the_rate(
             ttft, tpot = latencies_s(found, 1.02**step, scores)
             return float(np.mean((ttft <= limits_s[0]) & (tpot <= limits_s[1]))) >= 0.9
 
-        step = highest_on_lattice(is_met, lattice(found.rate))
+        def asked(step: int) -> Generator[int, bool, bool]:
+            return (yield step)
+
+        search: Stepwise[int, int | None] = Stepwise(lambda start: highest_on_lattice(asked, start), is_met)
+        step = search(lattice(found.rate))
         assert step is not None
         return float(1.02**step)
 
