@@ -79,7 +79,7 @@ def _copy_latents(halves, rotated, full, empty, latents_ptr, table_ptr, begin, e
 
 @gluon.jit
 def _scores(WHO: gl.constexpr, queries, query_rotated, halves, rotated, full, phase, start, end, scale_log2):
-    """Of the tile of group `WHO`."""
+    """Scores of the tile that group `WHO` has of the pair."""
     OTHER: gl.constexpr = 1 - WHO
     ROWS: gl.constexpr = query_rotated.shape[0]
     TILE: gl.constexpr = rotated.shape[1]
