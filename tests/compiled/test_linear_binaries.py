@@ -75,6 +75,10 @@ CASES = [
     ("linear_fp8", tile(8, 3, BLOCK_M=128, BLOCK_N=256, BLOCK_K=128, DESCRIPTORS=1), 4096),
     ("linear_fp8_block", tile(8, 4, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128, DESCRIPTORS=1), 4096),
     ("linear_fp8", tile(4, 4, BLOCK_M=16, BLOCK_N=64, BLOCK_K=256), 16),
+    ("linear", tile(4, 1, BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, DESCRIPTORS=1, STAGES=4), 4096),
+    ("linear_fp8", tile(4, 1, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128, DESCRIPTORS=1, STAGES=6), 4096),
+    ("linear_w8a8", tile(4, 1, BLOCK_M=192, BLOCK_N=128, BLOCK_K=128, DESCRIPTORS=1, STAGES=5), 4096),
+    ("linear_fp8_block", tile(4, 1, BLOCK_M=192, BLOCK_N=128, BLOCK_K=128, DESCRIPTORS=1, STAGES=5), 4096),
 ]
 
 
@@ -95,6 +99,7 @@ def test_shared_memory_is_what_the_law_says(operator, config, rows, device):
         product(empty(rows, K), weight_of(operator), None, config=config)
     compiled = compile_launch(launches[-1], hardware)
     slack = 4 * 64 + 8 * 16 if operator == "linear_fp8_block" else 0  # where scales pass through SRAM is the compiler's
+    slack += 32 if "STAGES" in config.sizes else 0  # what groups of warps are told
     assert expected - slack <= compiled.facts.shared_bytes <= expected
     assert compiled.facts.spills == compiled.facts.unsettled == 0
     assert compiled.facts.tensor_instructions

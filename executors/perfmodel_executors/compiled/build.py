@@ -61,11 +61,14 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
     from triton import compile as compile_source
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, constants, attributes = _specialise(launch)
     options = {"num_warps": launch.options.num_warps, "num_stages": launch.options.num_stages}
     try:
-        source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+        source = (GluonASTSource if launch.kernel.is_gluon() else ASTSource)(
+            fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes
+        )
         built = compile_source(source, target=GPUTarget("cuda", capability, 32), options=options)
     except Exception as error:
         raise kernel_error(launch.name, hardware.name, launch.constants, error) from error

@@ -8,8 +8,6 @@ Losses of blocks are taken to add up. Source: Dong et al. 2019 (HAWQ) order laye
 here it is measured.
 """
 
-__all__ = ["BlockLoss", "Unit", "choose_blocks", "rules_of"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

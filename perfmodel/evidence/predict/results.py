@@ -250,6 +250,17 @@ class MeanSteps:
         result["e2el_mean"] = ttft + step_s * (self.setup.answer - 1)
         return {name: 1e3 * value for name, value in result.items()}
 
+    def offered(self, rate: float) -> float:
+        """The rate at which a submission at `rate` is predicted: the highest that keeps its limits.
+
+        Submitters raise the rate until a limit binds. What is predicted of steps near capacity hangs on a few per
+        cent of it, which no prediction has; so the prediction is made as near to its own capacity. Capacity itself is
+        known better than waiting: no rate is taken that is far below the one that was served.
+        """
+        if not self.setup.tpot_limit_s:
+            return rate
+        return max(self.rate_at_limits(), rate / _CAPACITY_DOUBT)
+
 
 def _is_exclusive(scenario: Scenario) -> bool:
     """Whether steps compute prompts or decode, never both."""
@@ -398,7 +409,7 @@ def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRu
     elif setup.load == "burst" and steps.is_one_batch:
         metrics = steps.batch(instances)
     elif setup.tpot_limit_s or setup.beams > 1:
-        metrics = steps.at(setup.rate / instances)
+        metrics = steps.at_limits(setup.rate / instances)
     else:
         metrics = _simulated(setup, scenario, steps, instances)
     wider = 1.0 if model.is_known else _UNKNOWN_SHAPE

@@ -10,7 +10,7 @@ is loaded once, multiplied into the scores and, transposed, into the sums. R and
 have them (512 and 64), and are two products, so that nothing is padded. The context is split where sequences do not
 fill the machine, as in `attention_decode`, whose second kernel combines the parts.
 
-The largest tile has 64 rows and 512 columns of sums: 128 registers of each of 256 threads.
+Hopper has a kernel of its own for the sizes of DeepSeek's models (`hopper_latent`).
 
 Keys and values of heads from pages of latents: one product for each head, once for all queries of a chunk.
 
@@ -44,28 +44,25 @@ from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPage
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, padded, pick, pipelined_bytes
 from perfmodel_executors.kernels.triton.attention_decode import combine_splits, num_splits_for
+from perfmodel_executors.kernels.triton.hopper_latent import HEADS, hopper_latent_kernel, is_for_hopper
 from perfmodel_executors.kernels.triton.kv_pages import page_buffers, token_rows
 from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch, row_tiles, tile_rows
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
 
 _CANDIDATES = [
-    TileConfig({"ROWS": 64, "TILE": 64}, Options(num_warps=8, num_stages=2)),
-    TileConfig({"ROWS": 64, "TILE": 64}, Options(num_warps=8, num_stages=3)),
-    TileConfig({"ROWS": 64, "TILE": 32}, Options(num_warps=8, num_stages=3)),
     TileConfig({"ROWS": 16, "TILE": 64}, Options(num_warps=8, num_stages=2)),
     TileConfig({"ROWS": 16, "TILE": 32}, Options(num_warps=4, num_stages=3)),
     TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
-_HOPPER_ROWS = 64  # of its products
-_NOWHERE = 1 << 30  # bytes that no device has
+_HOPPER_TILE = TileConfig({}, Options(num_warps=4, num_stages=1))  # of the kernel that has no other
 _LEAST_ROWS = 16  # that a matrix product has
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def _attention_latent_kernel(
-    q_ptr, latents_ptr, tables_ptr, contexts_ptr, out_ptr, lse_ptr, table_stride, num_splits, scale_log2,
-    N: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, RANK_PAD: tl.constexpr, ROTATED_PAD: tl.constexpr,
-    PAGE: tl.constexpr, IS_SPLIT: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    q_ptr, q_rotated_ptr, latents_ptr, tables_ptr, contexts_ptr, out_ptr, lse_ptr, table_stride, num_splits, scale_log2,
+    N: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, PAGE: tl.constexpr,
+    RANK_PAD: tl.constexpr, ROTATED_PAD: tl.constexpr, IS_SPLIT: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
@@ -78,10 +75,11 @@ def _attention_latent_kernel(
     is_row = head < N
     column = tl.arange(0, RANK_PAD)
     rotated = tl.arange(0, ROTATED_PAD)
-    q_row = ((seq * N + head) * (RANK + ROTATED))[:, None]
+    q_row = ((head * tl.num_programs(2) + seq) * RANK)[:, None]
+    rotated_row = ((seq * N + head) * WIDTH)[:, None]
     q = tl.load(q_ptr + q_row + column[None, :], mask=is_row[:, None] & (column < RANK)[None, :], other=0.0)
     q_mask = is_row[:, None] & (rotated < ROTATED)[None, :]
-    q_rotated = tl.load(q_ptr + q_row + RANK + rotated[None, :], mask=q_mask, other=0.0)
+    q_rotated = tl.load(q_rotated_ptr + rotated_row + rotated[None, :], mask=q_mask, other=0.0)
     table_ptr = tables_ptr + seq * table_stride
 
     largest = tl.full([ROWS], -float("inf"), tl.float32)
@@ -135,58 +133,60 @@ def attention_latent_decode(
 
     num_splits: programs that share one sequence and tile of heads; by default `num_splits_for` the shapes
     """
-    keys_NPR, values_NVR, scale = heads
-    num_nope = keys_NPR.shape[1]
-    absorbed_DNR = torch.bmm(q_DNH[..., :num_nope].transpose(0, 1), keys_NPR).transpose(0, 1)
-    q_DNW = torch.cat((absorbed_DNR, q_DNH[..., num_nope:]), dim=-1)
-    sums_DNR = _weighted_latents(
-        q_DNW, pages, block_tables_DM, context_lens_D, keys_NPR.shape[2], scale, num_splits, config
-    )
+    keys_NPR, values_NVR, _ = heads
+    q_DNH, nope = q_DNH.contiguous(), keys_NPR.shape[1]
+    absorbed_NDR = torch.bmm(q_DNH[..., :nope].transpose(0, 1), keys_NPR)
+    queries = (absorbed_NDR, q_DNH[..., nope:])
+    sums_DNR = _weighted_latents(queries, pages, block_tables_DM, context_lens_D, heads.scale, num_splits, config)
     return torch.bmm(sums_DNR.transpose(0, 1), values_NVR.transpose(1, 2)).transpose(0, 1)
 
 
 def _weighted_latents(
-    q_DNW: Tensor,
+    queries: tuple[Tensor, Tensor],
     pages: LatentPages,
     block_tables_DM: Tensor,
     context_lens_D: Tensor,
-    rank: int,
     scale: float,
     num_splits: int | None,
     config: TileConfig | None,
 ) -> Tensor:
-    """The latents of each sequence, weighted for each head, [D, N, R]."""
-    num_seqs, num_heads, width = q_DNW.shape
+    """The latents of each sequence, weighted for each head, [D, N, R].
+
+    queries: absorbed [N, D, R], rotated [D, N, r]
+    """
+    q_NDR, (num_seqs, num_heads, rotated), rank = queries[0], queries[1].shape, queries[0].shape[2]
     most_tokens = block_tables_DM.shape[1] * pages.block_size
-    tiles = triton.cdiv(num_heads, _HOPPER_ROWS)
-    splits = num_splits or num_splits_for(num_seqs * tiles, most_tokens, compute_units(q_DNW.device))
-    out_DNR = q_DNW.new_empty(num_seqs, num_heads, rank)
-    part = out_DNR if splits == 1 else q_DNW.new_empty(num_seqs, num_heads, splits, rank, dtype=torch.float32)
-    lse = None if splits == 1 else q_DNW.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
+    tiles = triton.cdiv(num_heads, HEADS)
+    splits = num_splits or num_splits_for(num_seqs * tiles, most_tokens, compute_units(q_NDR.device))
+    out_DNR = q_NDR.new_empty(num_seqs, num_heads, rank)
+    part = out_DNR if splits == 1 else q_NDR.new_empty(num_seqs, num_heads, splits, rank, dtype=torch.float32)
+    lse = None if splits == 1 else q_NDR.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
     args = (
-        q_DNW, pages.latents_BSW, block_tables_DM, context_lens_D, part, lse,
+        *queries, pages.latents_BSW, block_tables_DM, context_lens_D, part, lse,
         block_tables_DM.stride(0), splits, scale * math.log2(math.e),
     )  # fmt: skip
-    widths = (padded(rank), padded(width - rank))
-    constants = {
-        "N": num_heads, "RANK": rank, "ROTATED": width - rank, "RANK_PAD": widths[0], "ROTATED_PAD": widths[1],
-        "PAGE": pages.block_size, "IS_SPLIT": splits > 1,
-    }  # fmt: skip
+    sizes = {"N": num_heads, "WIDTH": queries[1].stride(1), "RANK": rank, "ROTATED": rotated, "PAGE": pages.block_size}
+    widths = (padded(rank), padded(rotated))
+    paddings = {"RANK_PAD": widths[0], "ROTATED_PAD": widths[1], "IS_SPLIT": splits > 1}
 
     def run(config: TileConfig) -> None:
-        grid = (triton.cdiv(num_heads, config.sizes["ROWS"]), splits, num_seqs)
-        launch(_attention_latent_kernel, grid, *args, options=config.options, **constants, **config.sizes)
+        grid = (triton.cdiv(num_heads, config.sizes.get("ROWS", HEADS)), splits, num_seqs)
+        if config == _HOPPER_TILE:
+            launch(hopper_latent_kernel, grid, *args, options=config.options, **sizes)
+        else:
+            launch(_attention_latent_kernel, grid, *args, options=config.options, **sizes, **paddings, **config.sizes)
 
     if config is None:
         problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), most_tokens.bit_length())
-        key = (*problem, *constants.values(), q_DNW.dtype)
+        key = (*problem, *sizes.values(), splits > 1, q_NDR.dtype)
 
         def needed(config: TileConfig, capability: int) -> int:
-            return latent_shared_bytes(config, capability, widths, q_DNW.element_size())
+            return latent_shared_bytes(config, capability, widths, q_NDR.element_size())
 
-        most_rows = max(_LEAST_ROWS, triton.next_power_of_2(num_heads))
-        listed = [each for each in _CANDIDATES if each.sizes["ROWS"] <= most_rows]
-        config = pick("attention_latent_decode", key, lambda: listed, needed, run, q_DNW.device)
+        listed = list(_CANDIDATES)
+        if is_for_hopper(q_NDR, rotated):
+            listed.insert(0 if num_heads > HEADS // 2 else len(listed), _HOPPER_TILE)
+        config = pick("attention_latent_decode", key, lambda: listed, needed, run, q_NDR.device)
     run(config)
     if lse is not None:
         combine_splits(part, lse, out_DNR)
@@ -195,18 +195,12 @@ def _weighted_latents(
 
 def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], element_bytes: int) -> int:
     """Shared memory of a thread block: queries, the stages' latents and the ids of their blocks, and weights on their
-    way to the second product.
-
-    Hopper's products take weights from registers, and their latents must outlive their issue. More than any device has
-    for 64 rows elsewhere: the sums would fill the registers of Ampere's products, and pass through SRAM on Blackwell.
-    """
+    way to the second product; on Hopper queries, two tiles, barriers and what groups of warps tell each other."""
+    if config == _HOPPER_TILE:
+        return 3 * HEADS * sum(widths) * element_bytes + 2048
     rows, tile, stages = config.sizes["ROWS"], config.sizes["TILE"], config.options.num_stages
-    runs_ahead = rows >= _HOPPER_ROWS
-    if runs_ahead and not 90 <= capability < 100:
-        return _NOWHERE
-    latents = tile * sum(widths) * (page_buffers(stages) + runs_ahead)
-    ids = 16 * tile if stages > 2 else 0
-    return (rows * sum(widths) + latents + (0 if runs_ahead else rows * tile)) * element_bytes + ids
+    latents = tile * sum(widths) * page_buffers(stages)
+    return (rows * sum(widths) + latents + rows * tile) * element_bytes + (16 * tile if stages > 2 else 0)
 
 
 Chunks: TypeAlias = tuple[Tensor, Tensor, Tensor]  # block tables, first query rows, tokens computed before

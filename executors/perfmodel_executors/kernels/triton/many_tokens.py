@@ -1,9 +1,10 @@
 """y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations.
 
 Tiles of x times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or
-through the copy engine of sm_90 and newer (tensor descriptors). Where there are fewer tiles than the device runs at
-once, K is cut into slices. Each slice writes its sums to a workspace, a second kernel adds them up in order: no
-atomics, so equal inputs give equal bits, and nothing that a CUDA graph could not capture.
+through the copy engine of sm_90 and newer (tensor descriptors). Hopper has its own kernel (`hopper_product`). Where
+there are fewer tiles than the device runs at once, K is cut into slices. Each slice writes its sums to a workspace, a
+second kernel adds them up in order: no atomics, so equal inputs give equal bits, and nothing that a CUDA graph could
+not capture.
 
 Codes are summed as they are (INT8 in int32, e4m3 in fp32) and scaled once; e4m3 in blocks joins the sums in fp32 after
 each 128 inputs, with the scales of its block, which are loaded one block ahead.
@@ -20,20 +21,24 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, pick
+from perfmodel_executors.kernels.triton.hopper_product import HOPPER, hopper_product, hopper_shared_bytes
 from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch
-from perfmodel_executors.kernels.triton.split_k import add_slices, num_slices, own_blocks, slice_buffer
+from perfmodel_executors.kernels.triton.split_k import (
+    add_slices,
+    grouped_tile,
+    num_slices,
+    own_blocks,
+    slice_buffer,
+)
 from perfmodel_executors.kernels.weight_formats.operand import Operand
 
-_GROUP = 8  # tiles of tokens that are walked together
 _NOWHERE = 1 << 30  # bytes that no device has
+_LEAST_SUMS = 64 * 128  # of a unit, for warps with roles: with fewer, slices of K fill the device better
 
 
 class _Tile(NamedTuple):
-    """rate:  of the products, relative to the largest tile's, once every unit has one (larger tiles re-read less)
-    waits: where the assembler of Triton 3.6 makes Hopper's products wait for each other, as its binaries say: with K in
-           slices, with K as a whole, never. Tuning may find such a tile the fastest; untuned, no call begins with it
-    """
+    """rate: of the products, relative to the largest tile's, once every unit has one (larger tiles re-read less)"""
 
     block_m: int
     block_n: int
@@ -41,13 +46,12 @@ class _Tile(NamedTuple):
     warps: int
     stages: int
     rate: float
-    waits: str = "never"  # cut | whole | never
 
 
 _PLAIN = (
-    _Tile(256, 128, 64, 8, 3, 1.0, "cut"),
-    _Tile(128, 256, 64, 8, 3, 1.0, "whole"),
-    _Tile(128, 128, 64, 8, 3, 0.85, "cut"),
+    _Tile(256, 128, 64, 8, 3, 1.0),
+    _Tile(128, 256, 64, 8, 3, 1.0),
+    _Tile(128, 128, 64, 8, 3, 0.85),
     _Tile(128, 128, 64, 4, 4, 0.8),
     _Tile(64, 128, 64, 4, 4, 0.65),
     _Tile(64, 64, 128, 4, 3, 0.5),
@@ -68,19 +72,21 @@ _BLOCKS = (  # a tile has one block's columns, so that its weights have one scal
 _TILES: Mapping[str, tuple[_Tile, ...]] = MappingProxyType({"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS})
 
 
+_HOPPER = (  # where warps have roles: those that fetch, stages of the ring, depths of 16 bits
+    _Tile(128, 256, 64, 4, 4, 1.0),
+    _Tile(192, 128, 64, 4, 5, 0.95),
+    _Tile(128, 128, 64, 4, 6, 0.8),
+)
+
+
 @triton.jit(do_not_specialize=["M"])
 def _many_tokens_kernel(
     x_ptr, x_scales_ptr, weight_ptr, row_scales_ptr, block_scales_ptr, bias_ptr, out_ptr, M, N, K, x_stride,
     weight_stride, slice_stride,
     FORMAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
-    GROUP: tl.constexpr, EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    group = tile // (GROUP * tiles_n)
-    group_rows = tl.minimum(tiles_m - group * GROUP, GROUP)
-    tile_m = group * GROUP + tile % (GROUP * tiles_n) % group_rows
-    tile_n = tile % (GROUP * tiles_n) // group_rows
+    tile_m, tile_n = grouped_tile(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N))
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -153,10 +159,12 @@ def many_tokens_product(
 def many_tokens_shared_bytes(operand: Operand, config: TileConfig, capability: int) -> int:
     """Shared memory of a thread block: its pipeline's operands, and barriers for the copy engine and tensor memory.
 
-    More than any device has for descriptors where there is no copy engine. Blackwell's tensor memory takes no integers:
-    their instructions wait for their operands, as all do before Hopper.
+    More than any device has for descriptors where there is no copy engine, and for Hopper's kernel elsewhere.
+    Blackwell's tensor memory takes no integers: their instructions wait for their operands, as all do before Hopper.
     """
     sizes, stages = config.sizes, config.options.num_stages
+    if "STAGES" in sizes:
+        return hopper_shared_bytes(operand.values.element_size(), config) if capability == HOPPER else _NOWHERE
     operands = (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"] * operand.values.element_size()
     if not has_copy_engine(capability):
         return _NOWHERE if sizes["DESCRIPTORS"] else operands * max(1, stages - 1)
@@ -177,18 +185,21 @@ def _run(
     config: TileConfig,
 ) -> None:
     (m, k), n, sizes = values_MK.shape, y_MN.shape[1], config.sizes
-    out, stride = slice_buffer(y_MN, sizes["SPLIT_K"]), operand.values.stride(0)
-    tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
-    grid = (triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"]), sizes["SPLIT_K"])
     if sizes["DESCRIPTORS"]:
         provide_scratch(values_MK.device)
+    out = slice_buffer(y_MN, sizes["SPLIT_K"])
+    tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
+    shape = (m, n, k, values_MK.stride(0), operand.values.stride(0))
+    tiles = triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"])
+    if "STAGES" in sizes:
+        hopper_product(tensors, shape, min(tiles, compute_units(values_MK.device)), operand.form, config)
+        return
     launch(
         _many_tokens_kernel,
-        grid,
-        *(*tensors, m, n, k, values_MK.stride(0), stride, m * n),
+        (tiles, sizes["SPLIT_K"]),
+        *(*tensors, *shape, m * n),
         options=config.options,
         FORMAT=operand.form,
-        GROUP=_GROUP,
         EVEN_K=k % sizes["BLOCK_K"] == 0,
         **sizes,
     )
@@ -197,28 +208,31 @@ def _run(
 
 
 def _candidates(values_MK: Tensor, operand: Operand) -> Iterator[TileConfig]:
-    """The tile with the least estimated time first, those that wait last; without descriptors before with, of which no
-    pipeline is sure."""
+    """The tile with the least estimated time first; without descriptors before with, of which no pipeline is sure."""
     (m, k), n = values_MK.shape, operand.shape[0]
-    is_aligned = all(each.stride(0) * each.element_size() % 16 == 0 for each in (values_MK, operand.values))
-    units = compute_units(values_MK.device)
-
-    def slices_of(tile: _Tile) -> int:
+    element_bytes = operand.values.element_size()
+    is_aligned = all(each.stride(0) * element_bytes % 16 == 0 for each in (values_MK, operand.values))
+    is_hopper, units = capability_of(values_MK.device) == HOPPER, compute_units(values_MK.device)
+    if is_hopper and is_aligned and element_bytes <= 2 and m * n >= units * _LEAST_SUMS:
+        # Blocks have 128 columns, and the compiler has no product of integers with more.
+        most = 128 if operand.form == "blocks" or operand.values.dtype == torch.int8 else 256
+        for tile in sorted(_HOPPER, key=lambda tile: _relative_time(m, n, tile, units, shares_k=False)):
+            sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": 2 * tile.block_k // element_bytes}
+            if tile.block_n <= most:
+                ring = {"SPLIT_K": 1, "DESCRIPTORS": 1, "STAGES": tile.stages}
+                yield TileConfig({**sizes, **ring}, Options(tile.warps, 1))
+    for tile in sorted(_TILES[operand.form], key=lambda tile: _relative_time(m, n, tile, units, shares_k=True)):
+        if is_hopper and tile.warps > 4:
+            continue  # the assembler of Triton 3.6 makes such products wait for each other
         tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
-        return num_slices(tiles, triton.cdiv(k, tile.block_k), values_MK.device, blocks_per_unit=1)
-
-    def rank(tile: _Tile) -> tuple[bool, float]:
-        return tile.waits == ("cut" if slices_of(tile) > 1 else "whole"), _relative_time(m, n, tile, units)
-
-    for tile in sorted(_TILES[operand.form], key=rank):
-        slices = slices_of(tile)
+        slices = num_slices(tiles, triton.cdiv(k, tile.block_k), values_MK.device, blocks_per_unit=1)
         sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLIT_K": slices}
-        for descriptors in (0, 1) if is_aligned else (0,):
+        for descriptors in (0, 1) if is_aligned and not is_hopper else (0,):
             yield TileConfig({**sizes, "DESCRIPTORS": descriptors}, Options(tile.warps, tile.stages))
 
 
-def _relative_time(m: int, n: int, tile: _Tile, units: int) -> float:
-    """Waves of tiles over the device's units, times what a tile takes; fewer tiles than units share K."""
+def _relative_time(m: int, n: int, tile: _Tile, units: int, shares_k: bool) -> float:
+    """Waves of tiles over the device's units, times what a tile takes; fewer tiles than units may share K."""
     tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
-    waves = triton.cdiv(tiles, units) if tiles >= units else 1 / (units // tiles)
+    waves = 1 / (units // tiles) if shares_k and tiles < units else triton.cdiv(tiles, units)
     return float(waves * tile.block_m * tile.block_n / tile.rate)

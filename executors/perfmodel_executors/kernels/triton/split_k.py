@@ -13,6 +13,16 @@ from perfmodel_executors.kernels.tiles import compute_units
 
 _LEAST_BLOCKS = 4  # of K in a slice: a pipeline of fewer never fills
 _MOST_SLICES = 32
+_GROUP = tl.constexpr(8)  # tiles of tokens that are walked together, so that the L2 cache gives them their rows of W
+
+
+@triton.jit
+def grouped_tile(tiles_m, tiles_n):
+    """(row, column) of this program's tile, in groups of rows."""
+    tile = tl.program_id(0)
+    group = tile // (_GROUP * tiles_n)
+    rows = tl.minimum(tiles_m - group * _GROUP, _GROUP)
+    return group * _GROUP + tile % (_GROUP * tiles_n) % rows, tile % (_GROUP * tiles_n) // rows
 
 
 @triton.jit

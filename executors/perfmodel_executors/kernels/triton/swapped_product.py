@@ -22,7 +22,13 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, pick
-from perfmodel_executors.kernels.triton.split_k import add_slices, num_slices, own_blocks, slice_buffer
+from perfmodel_executors.kernels.triton.split_k import (
+    add_slices,
+    grouped_tile,
+    num_slices,
+    own_blocks,
+    slice_buffer,
+)
 from perfmodel_executors.kernels.triton.stored_weights import scaled, tile_sums
 from perfmodel_executors.kernels.weight_formats.operand import Operand
 from perfmodel_executors.kernels.weight_formats.quantize import SPAN
@@ -142,11 +148,14 @@ def _beside(operand: Operand, element_bytes: int, config: TileConfig) -> int:
 def _swapped_product_kernel(
     x_ptr, x_scales_ptr, x_stride, values_ptr, row_scales_ptr, group_scales_ptr, zeros_ptr, row_stride, bias_ptr,
     out_ptr, M, N, K, slice_stride,
-    FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr, MANY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile_m, tile_n = 0, tl.program_id(0)
+    if MANY:
+        tile_m, tile_n = grouped_tile(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N))
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     first, last = own_blocks(tl.cdiv(K, BLOCK_K), SPLIT_K)
     # Rows beyond the end wrap around: they are computed and not stored, which is cheaper than a mask in the loop.
     sums = tile_sums(
@@ -204,9 +213,10 @@ def _run(
     out = slice_buffer(y_MN, sizes["SPLIT_K"])
     launch(
         _swapped_product_kernel,
-        (triton.cdiv(n, sizes["BLOCK_N"]), sizes["SPLIT_K"], triton.cdiv(m, sizes["BLOCK_M"])),
+        (triton.cdiv(n, sizes["BLOCK_N"]) * triton.cdiv(m, sizes["BLOCK_M"]), sizes["SPLIT_K"]),
         *(values_MK, scales_M, values_MK.stride(0), *operand.arguments, bias_N, out, m, n, k, m * n),
         options=config.options,
+        MANY=m > sizes["BLOCK_M"],
         **operand.constants(x_MK, sizes["BLOCK_K"]),
         **sizes,
     )
