@@ -392,15 +392,15 @@ def _front_drawn(result: PlanResult) -> str:
 
 def preliminary_sentence(preliminary: Preliminary | PreliminaryJob) -> str:
     """How many candidates are being simulated, and the best one in closed form."""
-    is_job, candidates = isinstance(preliminary, PreliminaryJob), f"{preliminary.num_candidates:,} candidates"
+    candidates = f"{preliminary.num_candidates:,} candidates"
     if not preliminary.finalists:
-        if isinstance(preliminary, PreliminaryJob):
-            limit = f"{preliminary.spec.max_gpus} GPUs"
-            return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
-        return f"In closed form none of {candidates} serves {preliminary.rate:g} requests/s."
+        if isinstance(preliminary, Preliminary):
+            return f"In closed form none of {candidates} serves {preliminary.rate:g} requests/s."
+        limit = f"{preliminary.spec.max_gpus} GPUs"
+        return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
     best = preliminary.finalists[0]
-    label = f"{best.replicas} x {best.candidate.layout.label}"
-    label += f" in {format_duration(best.seconds)}" if is_job and isinstance(best, Job) else ""
+    taken = f" in {format_duration(best.seconds)}" if isinstance(best, Job) else ""
+    label = f"{best.replicas} x {best.candidate.layout.label}{taken}"
     return f"Simulating {len(preliminary.finalists)} of {candidates}; the best in closed form is {label}."
 
 
