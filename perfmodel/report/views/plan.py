@@ -404,9 +404,6 @@ def preliminary_sentence(preliminary: Preliminary | PreliminaryJob) -> str:
     return f"Simulating {len(preliminary.finalists)} of {candidates}; the best in closed form is {label}."
 
 
-# One screen.
-
-
 def brief_view(result: PlanResult, question: str) -> Document:
     """The answer for a terminal; `plan_view` has all of it (`--details`)."""
     winner = result.winner
@@ -497,9 +494,6 @@ def _why_not_cheaper(result: PlanResult, winner: Finalist) -> str:
         reason = f"the objective is {OBJECTIVES[spec.objective]}, {figures}"
     price = "" if best.usd_per_hour is None else f" for {best.usd_per_hour:.2f} USD/h"
     return f"Why not {_short_label(best)}{price}: {reason}."
-
-
-# Offline jobs.
 
 
 def job_view(plan: JobPlan, command: str = "") -> Document:
