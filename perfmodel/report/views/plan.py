@@ -128,9 +128,12 @@ def plan_sentences(result: PlanResult) -> list[str]:
     cost = _gpus(winner.num_devices)
     if (usd := winner.usd_per_hour) is not None:
         cost += f", {usd:.2f} USD per hour, {usd * _HOURS_PER_MONTH:,.0f} USD per month"
+    low, high = winner.rate_interval
     return [
         f"Take {winner.label}: {cost}, for {wanted}.",
         *_certainty(result),
+        f"It serves up to {winner.rate:.3g} requests/s (80 % interval {low:.3g} to {high:.3g}), "
+        f"{winner.rate / result.rate - 1:+.0%} against the target; {winner.deployment.screened.binds} binds beyond.",
         *(
             f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it."
             for label, share in result.fewer.items()
