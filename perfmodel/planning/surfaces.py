@@ -367,6 +367,6 @@ class EngineSurfaces:
         return Surfaces(surfaces, np.arange(NUM_DRAWS)), server
 
     def origin(self, *engines: Engine) -> str:
-        """Of the step times: the datasheet where any of them comes from there."""
+        """Origin of the engines' step times: the datasheet where any of them comes from there."""
         origins = [self._known[self._key(engine)].origin for engine in engines]
         return "datasheet" if "datasheet" in origins else origins[0]

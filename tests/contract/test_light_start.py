@@ -57,7 +57,6 @@ NOT_FOR_A_PLAIN_SIMULATION = (
     "perfmodel.models.weights.headers",
     "perfmodel.planning",
     "perfmodel.report",
-    "perfmodel.sim.fleet.dynamic",
     "perfmodel.sim.fleet.disaggregated",
     "perfmodel.sim.fleet.dynamic",
     "perfmodel.sim.fleet.gateway",

@@ -128,9 +128,12 @@ def plan_sentences(result: PlanResult) -> list[str]:
     cost = _gpus(winner.num_devices)
     if (usd := winner.usd_per_hour) is not None:
         cost += f", {usd:.2f} USD per hour, {usd * _HOURS_PER_MONTH:,.0f} USD per month"
+    low, high = winner.rate_interval
     return [
         f"Take {winner.label}: {cost}, for {wanted}.",
         *_certainty(result),
+        f"It serves up to {winner.rate:.3g} requests/s (80 % interval {low:.3g} to {high:.3g}), "
+        f"{winner.rate / result.rate - 1:+.0%} against the target; {winner.deployment.screened.binds} binds beyond.",
         *(
             f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it."
             for label, share in result.fewer.items()
@@ -392,19 +395,16 @@ def _front_drawn(result: PlanResult) -> str:
 
 def preliminary_sentence(preliminary: Preliminary | PreliminaryJob) -> str:
     """How many candidates are being simulated, and the best one in closed form."""
-    is_job, candidates = isinstance(preliminary, PreliminaryJob), f"{preliminary.num_candidates:,} candidates"
+    candidates = f"{preliminary.num_candidates:,} candidates"
     if not preliminary.finalists:
-        if isinstance(preliminary, PreliminaryJob):
-            limit = f"{preliminary.spec.max_gpus} GPUs"
-            return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
-        return f"In closed form none of {candidates} serves {preliminary.rate:g} requests/s."
+        if isinstance(preliminary, Preliminary):
+            return f"In closed form none of {candidates} serves {preliminary.rate:g} requests/s."
+        limit = f"{preliminary.spec.max_gpus} GPUs"
+        return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
     best = preliminary.finalists[0]
-    label = f"{best.replicas} x {best.candidate.layout.label}"
-    label += f" in {format_duration(best.seconds)}" if is_job and isinstance(best, Job) else ""
+    taken = f" in {format_duration(best.seconds)}" if isinstance(best, Job) else ""
+    label = f"{best.replicas} x {best.candidate.layout.label}{taken}"
     return f"Simulating {len(preliminary.finalists)} of {candidates}; the best in closed form is {label}."
-
-
-# One screen.
 
 
 def brief_view(result: PlanResult, question: str) -> Document:
@@ -497,9 +497,6 @@ def _why_not_cheaper(result: PlanResult, winner: Finalist) -> str:
         reason = f"the objective is {OBJECTIVES[spec.objective]}, {figures}"
     price = "" if best.usd_per_hour is None else f" for {best.usd_per_hour:.2f} USD/h"
     return f"Why not {_short_label(best)}{price}: {reason}."
-
-
-# Offline jobs.
 
 
 def job_view(plan: JobPlan, command: str = "") -> Document:
