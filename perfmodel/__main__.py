@@ -1,7 +1,5 @@
 """`python -m perfmodel`: the same as the `perfmodel` command."""
 
-__all__: list[str] = []
-
 from perfmodel.cli import main
 
 if __name__ == "__main__":

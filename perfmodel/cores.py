@@ -1,7 +1,5 @@
 """Processes of this machine: how many it has a use for, on any system, and their garbage collection."""
 
-__all__ = ["collect_rarely", "num_cores", "num_processes"]
-
 import gc
 import os
 import sys

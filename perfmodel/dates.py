@@ -3,8 +3,6 @@
 Source: https://reproducible-builds.org/specs/source-date-epoch/
 """
 
-__all__ = ["today"]
-
 import datetime
 import os
 

@@ -11,16 +11,6 @@ Each message is one sentence with the value found, the limit and the way out. Th
 it and exits with status 2; anything else that escapes is a bug and shows a traceback.
 """
 
-__all__ = [
-    "DoesNotFitError",
-    "MissingExtraError",
-    "PerfmodelError",
-    "SpecError",
-    "UnsupportedError",
-    "WorkloadError",
-    "did_you_mean",
-]
-
 from collections.abc import Iterable
 
 

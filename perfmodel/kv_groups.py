@@ -12,8 +12,6 @@ and what lies before is given up when the next tokens are granted, but for token
 Source: vllm-project/vllm, vllm/v1/core/single_type_kv_cache_manager.py and vllm/v1/kv_cache_interface.py.
 """
 
-__all__ = ["KVGroup", "most_rows"]
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ result. A wheel is what it was built as, which pip has written beside the packag
 that has none, that of the release to come with `.devN+gCOMMIT` behind (`hatch_version.py`).
 """
 
-__all__ = ["RELEASE", "__version__"]
-
 from pathlib import Path
 
 _STATED = "0.1.0"  # the release that this tree is or will be; what is built without tags and without .git is called so
