@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel import printable
 from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
-from perfmodel.files.base import register_block
+from perfmodel.files.blocks import register_block
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:

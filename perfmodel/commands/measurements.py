@@ -284,15 +284,15 @@ class Kind(StrEnum):
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
-    Kind.local: "perfmodel.validate.local:validate_local",
-    Kind.mlperf: "perfmodel.validate.served:validate_mlperf",
-    Kind.operators: "perfmodel.validate.operators:validate_operators",
-    Kind.per_request: "perfmodel.validate.per_request:validate_per_request",
-    Kind.published: "perfmodel.validate.published.compare:validate_published",
-    Kind.served: "perfmodel.validate.served:validate_served",
-    Kind.serving: "perfmodel.validate.serving:validate_serving",
-    Kind.steady_state: "perfmodel.validate.steady_state:validate_steady_state",
-    Kind.throughput: "perfmodel.validate.throughput:validate_throughput",
+    Kind.local: "perfmodel.evidence.kinds.pooled:validate_local",
+    Kind.mlperf: "perfmodel.evidence.kinds.pooled:validate_mlperf",
+    Kind.operators: "perfmodel.evidence.kinds.operators:validate_operators",
+    Kind.per_request: "perfmodel.evidence.kinds.runs:validate_per_request",
+    Kind.published: "perfmodel.evidence.kinds.published:validate_published",
+    Kind.served: "perfmodel.evidence.kinds.pooled:validate_served",
+    Kind.serving: "perfmodel.evidence.kinds.runs:validate_serving",
+    Kind.steady_state: "perfmodel.evidence.kinds.runs:validate_steady_state",
+    Kind.throughput: "perfmodel.evidence.kinds.runs:validate_throughput",
 }
 
 

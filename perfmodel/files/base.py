@@ -3,82 +3,12 @@
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
-
-
-_B = TypeVar("_B")
-
-
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """`package.module:name` of the class, and of the function that completes the file around the block."""
-
-    spec: str
-    complete: str | None
-
-
-_HOMES: dict[str, _Home] = {}
-
-
-def register_block(name: str, spec: str, complete: str | None = None) -> None:
-    """The block `name` is read as the class at `spec` ("package.module:Class").
-
-    complete: a function ("package.module:function") that fills in what a file with this block may leave out, in place
-    """
-    _HOMES[name] = _Home(spec, complete)
-
-
-def block_class(name: str) -> "type[BaseModel]":
-    """The class that describes the block called `name`."""
-    found: type[BaseModel] = _loaded(_HOMES[name].spec)
-    return found
-
-
-def block_as(block: Any, cls: type[_B]) -> _B | None:
-    """A scenario's block as what its room registered for it; None where the scenario has none."""
-    if block is None:
-        return None
-    assert isinstance(block, cls), f"{type(block).__name__} is registered where {cls.__name__} is asked for"
-    return block
-
-
-def complete_blocks(data: dict[str, Any]) -> None:
-    """Fill in what `data` may leave out because of the blocks that it has."""
-    for name, home in _HOMES.items():
-        if name in data and home.complete is not None:
-            _loaded(home.complete)(data)
-
-
-def _loaded(home: str) -> Any:
-    module, name = home.split(":")
-    return getattr(import_module(module), name)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A field of a spec that holds the block of this name: `plan: Annotated[Spec, Block("plan")] | None = None`."""
-
-    name: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_plain_validator_function(self._validated)
-
-    def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
-        return handler(block_class(self.name).__pydantic_core_schema__)
-
-    def _validated(self, value: Any) -> Any:
-        return block_class(self.name).model_validate(value)
-
+from perfmodel.files.blocks import Block, block_class
 
 LONGEST_NAME = 60
 

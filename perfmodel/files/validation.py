@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.files.base import Block, block_class
+from perfmodel.files.blocks import Block, block_class
 from perfmodel.files.variants import VariantSpec, drop_unused_fields
 from perfmodel.files.yaml_loader import Path, Positions
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from perfmodel.files.base import block_as
+from perfmodel.files.blocks import block_as
 from perfmodel.planning.choice import (
     Ratios,
     compared_prices,

@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.files.base import Spec, block_class
+from perfmodel.files.base import Spec
+from perfmodel.files.blocks import block_class
 from perfmodel.files.catalog import list_names
 from perfmodel.files.device_tables import device_names
 from perfmodel.files.yaml_loader import load_yaml

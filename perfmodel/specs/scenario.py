@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from perfmodel.dates import today
-from perfmodel.files.base import Block, Resolved, Spec
+from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.blocks import Block
 from perfmodel.files.units import NonNegativeFloat
 from perfmodel.files.yaml_loader import Positions
 from perfmodel.models.model_changes import ModelChanges

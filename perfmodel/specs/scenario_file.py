@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.base import Spec, complete_blocks, default_at
+from perfmodel.files.base import Spec, default_at
+from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import expanded, find_file
 from perfmodel.files.device_tables import device_names
 from perfmodel.files.reach import is_only_names, may_touch, refused

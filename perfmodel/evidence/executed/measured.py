@@ -43,7 +43,7 @@ from perfmodel.evidence.sources.measured import (
     read_measurements,
     shape_of,
 )
-from perfmodel.files.base import block_as
+from perfmodel.files.blocks import block_as
 from perfmodel.ops.work import BatchShape
 from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate

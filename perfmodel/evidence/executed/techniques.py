@@ -16,7 +16,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.bridge import load_executor
 from perfmodel.evidence.executed.technique import Outcome, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled
-from perfmodel.files.base import block_as
+from perfmodel.files.blocks import block_as
 from perfmodel.files.reach import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario

@@ -16,7 +16,7 @@ from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
 from perfmodel.evidence.kinds.published_block import KernelShape, Published
 from perfmodel.evidence.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled
-from perfmodel.files.base import block_as
+from perfmodel.files.blocks import block_as
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.number_formats import (
     BITS_PER_WEIGHT,

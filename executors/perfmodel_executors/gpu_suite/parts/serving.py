@@ -15,7 +15,7 @@ from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.errors import SpecError
 from perfmodel.evidence.executed.technique import Technique
 from perfmodel.evidence.sources.measured import SIDES
-from perfmodel.files.base import block_as
+from perfmodel.files.blocks import block_as
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim.replica.backend import shape_of
 from perfmodel.specs.scenario import Scenario
