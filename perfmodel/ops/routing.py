@@ -139,17 +139,22 @@ def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
     return _uniform(local, num_tokens, top_k / ffn.num_experts)
 
 
+def _largest_of(count: int) -> float:
+    """The expected largest of so many standard normals. Source: Blom 1958 (order statistics)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
 def slowest_uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
     """The expected load of the rank that gets most, under uniform routing.
 
     Assignments of a rank are about normal, with variance n k (1/R) (1 - 1/R); the largest of R is expected at the
-    quantile (R - 3/8) / (R + 1/4). Its experts are then that much more popular. Source: Blom 1958 (order statistics).
+    quantile (R - 3/8) / (R + 1/4). Its experts are then that much more popular.
     """
     local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
     if num_ranks <= 1:
         return _uniform(local, num_tokens, top_k / ffn.num_experts)
     total, share = num_tokens * top_k, local / ffn.num_experts
-    above = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+    above = _largest_of(num_ranks)
     most = min(total * share + above * sqrt(total * share * (1.0 - share)), total, num_tokens * local)
     return _uniform(local, num_tokens, most / (num_tokens * local))
 
@@ -363,7 +368,7 @@ def _slowest(dispersion: float, is_balanced: bool, ffn: MoEFFN, num_tokens: int,
 
 def _heaviest(dispersion: float, probability: float, local: int, num_tokens: int, num_ranks: int) -> float:
     """How likely a token chooses an expert of the rank that gets most of `num_ranks` with `local` experts each."""
-    above = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))  # as of uniform routing
+    above = _largest_of(num_ranks)
     rows = num_tokens * local * probability
     relative = (1.0 - 1.0 / num_ranks) * (1.0 / rows + dispersion / local)
     total = num_tokens * local * num_ranks * probability
