@@ -201,18 +201,18 @@ def _text(line: Line) -> Text:
 
 # A result's class -> its view, loaded when one is printed: a run pays nothing for plans.
 _VIEWS = {
-    "JobPlan": "plan.job:job_view",
+    "JobPlan": "plan:job_view",
     "MemoryPlan": "catalog:memory_view",
     "PlansReport": "validation:plans_view",
-    "PlanResult": "plan.view:plan_view",
+    "PlanResult": "plan:plan_view",
     "ResultComparison": "catalog:comparison_view",
     "RunResult": "run:run_view",
     "StepEstimate": "step:estimate_view",
     "StepReport": "step:step_view",
-    "StudyResult": "study.view:study_view",
-    "SweepResult": "whatif.view:sweep_view",
+    "StudyResult": "study:study_view",
+    "SweepResult": "whatif:sweep_view",
     "ValidationReport": "validation:validation_view",
-    "WhatIfResult": "whatif.view:whatif_view",
+    "WhatIfResult": "whatif:whatif_view",
 }
 
 
