@@ -1,0 +1,17 @@
+"""How large the package and the executor may be: raised only by a commit that says why."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Most lines (blank ones and docstrings counted), most files. Aims: 52,000 in 340, and 20,000 in 190.
+BUDGET = {"perfmodel": (79_700, 352), "executors/perfmodel_executors": (24_700, 170)}
+
+
+@pytest.mark.parametrize("folder", BUDGET)
+def test_a_package_stays_within_its_budget(folder: str) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py")]
+    most_lines, most_files = BUDGET[folder]
+    assert sum(text.count("\n") for text in texts) <= most_lines
+    assert len(texts) <= most_files
