@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
-from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
-from perfmodel.serve.settings import beyond_context
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, PacedEnvironment
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
@@ -24,6 +23,14 @@ from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.specs.cluster import AutoscalingSpec
 from perfmodel.specs.scenario import Scenario
+
+
+def beyond_context(max_model_len: int, found: str, way_out: str) -> WorkloadError:
+    """The error that says so.
+
+    max_model_len: tokens of the context; found: what does not fit; way_out: what the client can do
+    """
+    return WorkloadError(f"This model's maximum context length is {max_model_len} tokens. However, {found}; {way_out}.")
 
 
 class RequestParams(NamedTuple):

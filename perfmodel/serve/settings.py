@@ -4,17 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from perfmodel.errors import SpecError, WorkloadError, did_you_mean
+from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.listening import Bounds
-
-
-def beyond_context(max_model_len: int, found: str, way_out: str) -> WorkloadError:
-    """The error that says so.
-
-    max_model_len: tokens of the context; found: what does not fit; way_out: what the client can do
-    """
-    return WorkloadError(f"This model's maximum context length is {max_model_len} tokens. However, {found}; {way_out}.")
-
 
 AnswerLength = Literal["requested", "drawn"]
 FaultKind = Literal["429", "500", "broken"]

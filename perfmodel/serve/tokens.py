@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import MissingExtraError, SpecError, WorkloadError
+from perfmodel.serve.emulator import beyond_context
 from perfmodel.serve.guided import Guide
-from perfmodel.serve.settings import ServerSettings, beyond_context
+from perfmodel.serve.settings import ServerSettings
 from perfmodel.sim.traffic.conversations import read_conversations
 from perfmodel.sim.traffic.distributions import draw_lengths, hashed, hashes
 from perfmodel.sim.traffic.traces import read_trace

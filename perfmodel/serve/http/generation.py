@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
-from perfmodel.serve.emulator import Emulator, Order, RequestParams
+from perfmodel.serve.emulator import Emulator, Order, RequestParams, beyond_context
 from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
 from perfmodel.serve.http.reading import HttpError, checked, in_style, not_a_model, read_any, read_json
@@ -28,7 +28,7 @@ from perfmodel.serve.http.shapes import (
     StreamShape,
     WholeShape,
 )
-from perfmodel.serve.settings import ServerSettings, beyond_context
+from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import (
     AnswerWriter,
     ChatMessage,
