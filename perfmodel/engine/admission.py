@@ -16,6 +16,11 @@ Batching disciplines say when waiting requests may join, and what they must rese
 
 A static or dynamic batch keeps its slots and its KV until its last request is done; rows that are done are not
 computed further.
+
+In which order an engine with a radix tree looks at those that wait (SGLang's schedule policies).
+
+The list of those that wait is sorted anew, and stably, before each admission; it begins in the order in which requests
+came, or came back.
 """
 
 from collections.abc import Callable

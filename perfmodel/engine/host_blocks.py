@@ -4,6 +4,12 @@ Two kinds: all blocks of a preempted request, until it runs again; and blocks of
 cache has reused for something else, least recently used first out. Room for the first is made by dropping the second.
 How long a copy takes is not known here; from how many tokens on it is worth it, and whether steps wait for copies to
 the tier, are rules that the engine is given.
+
+`HostCopies`: which blocks each plan copies to the second tier and back, for a backend with real tensors.
+
+Within a plan all copies out come before all copies in, both before its tokens are computed: a block that leaves the
+device is read before its new owner writes it. A slot of the tier whose content leaves is used again from the next plan
+on, so what a plan pushes out it can still bring back.
 """
 
 from collections import OrderedDict

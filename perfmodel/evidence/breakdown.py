@@ -24,13 +24,9 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
 from perfmodel.cost.forms.fits import take
 from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
-from perfmodel.cost.forms.messages import (
-    CollectiveSizes,
-    CustomAllReduceFit,
-    collective_seconds,
-    custom_seconds,
-    link_for,
-)
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import CollectiveSizes, collective_seconds
 from perfmodel.evidence.report import NOT_APPLICABLE, Dimension, range_names
 from perfmodel.evidence.sources.kernels import Group
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent

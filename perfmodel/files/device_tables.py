@@ -1,6 +1,8 @@
 """The names that tables of devices hold: rows and aliases, read line by line without parsing the tables.
 
 Each row, and each list of aliases, is one line: `  rtx-4090: [128, ...]  # comment`.
+
+How people, drivers and benchmarks spell the names of devices: one form for all of them, and a size in the name.
 """
 
 import re

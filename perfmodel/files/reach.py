@@ -5,6 +5,11 @@ machine: what would be looked for as one is refused before the disk is asked, so
 there, and nothing is fetched from the network. Uploaded files lie in a folder of their own, which is allowed.
 
 The limits hold in the context (`contextvars`) that set them, and in the worker processes that it starts.
+
+Files read with a limit, so that a wrong one (a device, a bomb) ends in a sentence and not in the machine's memory.
+
+Every reader of a user's file takes its bytes, lines or JSON from here, and none that `reach` refuses. What is larger
+than its limit is an `OSError` like a file that cannot be opened, so that whoever says "cannot be read" says why.
 """
 
 import errno

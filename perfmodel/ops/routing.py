@@ -18,6 +18,24 @@ copies are loaded most; then experts and copies, most loaded first, to the rank 
 left. What is known when they are placed is how popular experts are in the long run, not how many tokens the next step
 sends them: that noise stays. Source: DeepSeek-AI 2024, "Expert Parallelism Load Balancer" (EPLB; vLLM: enable_eplb),
 global policy.
+
+Which experts tokens go to where some are more popular than others, without saying which: the load of one rank.
+
+An expert is among a token's k with a probability of its own, drawn from a beta distribution of mean p = k / E:
+
+    variance = phi p^2,   a = p s,   b = (1 - p) s,   s = (1 - p) / (phi p) - 1
+
+phi is the dispersion: 0 is uniform routing, 1 spreads popularity as an exponential distribution does. The tokens X of
+an expert among n are then beta-binomial, and in closed form
+
+    P(X = 0) = B(a, b + n) / B(a, b)        so that fewer distinct experts are read than under uniform routing
+    P(X = i + 1) / P(X = i) = (n - i) (a + i) / ((i + 1) (b + n - i - 1))
+
+One token still has exactly k experts. A rank that holds E / R of them is loaded by the sum of so many draws: its share
+varies by sqrt(phi R / E) of itself more than tokens that choose independently make it vary.
+
+Source: Skellam 1948 (beta-binomial). Phi is fitted to servers (`perfmodel calibrate --routing`): routers trained to
+balance their experts over a corpus do not do so over the tokens of a batch.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import OperatorTimer, estimate_step, load_calibration
-from perfmodel.cost.forms.messages import link_for, path_of
+from perfmodel.cost.forms.messages.links import link_for, path_of
 from perfmodel.ops import build_graph
 from perfmodel.ops.attention.decode import mixed_attention
 from perfmodel.ops.attention.prefill import Heads

@@ -22,7 +22,9 @@ from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.files import load_calibration
-from perfmodel.cost.forms.blocks import BlockMatmulFit, BlockStreamFit, OnHostFit
+from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit
+from perfmodel.cost.forms.blocks.on_host import OnHostFit
+from perfmodel.cost.forms.blocks.stream import BlockStreamFit
 from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit

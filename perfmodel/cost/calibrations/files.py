@@ -4,6 +4,28 @@ A device without measurements takes the fits of the nearest measured one: its si
 memory, other cooling), else of the architecture before or after it in its line. Fits are fractions of declared peaks
 and times per kernel, so what differs in the datasheets moves the prediction by itself; intervals widen by how far the
 fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
+
+What was not measured, taken from its nearest relatives: kernels of an engine, and a whole generation of devices.
+
+collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
+gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the rate of FP4: NVFP4 checkpoints carry
+                                          the scale of a tensor, and those of its blocks of 16 are found on the way.
+                                          Where nothing before quantizes, one more kernel does; FP8 without known
+                                          scales takes two (the largest value first), so that a kernel takes half of
+                                          what these start later than FP8 with known scales; no less than any kernel.
+
+moe/nvfp4, moe/w4a8_mxfp4                 block-scaled 4-bit products: the kernels that an engine's description names
+                                          in their place (`experts`, `stand_in`), at the rates of FP4 and FP8, with
+                                          as many launches as the description counts.
+
+attention_sparse                          prompts that attend to the latents which an indexer keeps (DSA): the kernel of
+                                          FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
+                                          the dense 16-bit peak of either (deepseek-ai/FlashMLA, README).
+
+Achieved fractions of the declared peaks do not stay what they were: tensor rates double from one generation to the
+next, and the software that feeds them follows years later. One file per architecture,
+`hardware_specs/calibrations/generation@<architecture>.yaml`, fitted by `perfmodel calibrate` to whole serving runs on
+its devices; kernel tables of a device itself, once there are some, take its place.
 """
 
 import datetime
@@ -22,7 +44,8 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.gemm import TiledGemmFit
-from perfmodel.cost.forms.messages import CollectiveFit, over_link
+from perfmodel.cost.forms.messages.collective import over_link
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec

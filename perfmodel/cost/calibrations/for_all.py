@@ -1,12 +1,33 @@
 """What was fitted once for all devices: how unequally popular experts are on real servers, what the exchanges of expert
 parallelism take where a switch joins the ranks, and what all calls of one kernel in a run have in common.
+
+How unequally popular experts are on real servers, and the routing of a scenario that goes by it.
+
+One number for all models, in `hardware_specs/calibrations/routing.yaml`, written by `perfmodel calibrate --routing`:
+weights of experts that nobody chose are not read, so steps of mixtures of experts grow less with their batch than under
+uniform routing. Only that growth is fitted to, within deployments: what a deployment's steps are too long or too short
+by at all sizes has other causes.
+
+Coarse experts are more alike than fine ones. An expert that stands for m finer ones is chosen as often as all of them,
+and a sum of m equal, independent shares has an m-th of their relative variance: phi = phi(128) E / 128.
+
+What the exchanges of expert parallelism take where a switch joins the ranks: dispatch and combine, for all devices.
+
+One file, `hardware_specs/calibrations/exchange.yaml`, written by `perfmodel calibrate --exchange`. No kernel table has
+these messages; what is known are the figures that two publishers give.
+
+How much of what a kernel's fit leaves unexplained all its calls in one run have in common.
+
+One file, `hardware_specs/calibrations/kernel_errors.yaml`, written by `perfmodel calibrate --kernel-errors`. A fit's
+residuals are over all shapes of a table; a run has the shapes of one model. What such a shape is off by at all batches
+and lengths stays in the run, what it is off by at single ones averages out.
 """
 
 import datetime
 
 from pydantic import Field
 
-from perfmodel.cost.forms.messages import ExchangeFit
+from perfmodel.cost.forms.messages.exchange import ExchangeFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted

@@ -3,6 +3,12 @@
 Fractions of declared peaks stay. Seconds (fields `..._s`: launches, prologues, hops of a protocol) follow the clock. A
 block's fixed cost counted in key tokens is a time as well: it follows the clock and what a token costs on one compute
 unit. Devices of one architecture with another memory (H100 -> H200) differ by the declared bandwidth only.
+
+Sizes of one kernel as numbers, or of many as columns: a form is one formula over either.
+
+Sizes are named tuples, within one another, whose fields are columns, or one value for all rows. The functions of a
+formula come from a namespace `xp`: numpy for tables and fits, `SCALARS` for the simulator, which asks for one operator
+at a time and would wait some ten times longer for arrays of size one.
 """
 
 import math

@@ -20,26 +20,16 @@ from perfmodel.cost.forms.attention.latent import (
 )
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, mixed_time
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, prefill_time
-from perfmodel.cost.forms.blocks import (
-    BlockMatmulFit,
-    BlockStreamFit,
-    OnHostFit,
-    block_matmul_time,
-    block_stream_time,
-    on_host_time,
-)
+from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time
+from perfmodel.cost.forms.blocks.on_host import OnHostFit, on_host_time
+from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
 from perfmodel.cost.forms.experts import GroupedExpertsFit, time_experts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.gemm import TiledGemmFit, time_gemm
-from perfmodel.cost.forms.messages import (
-    CollectiveFit,
-    CustomAllReduceFit,
-    ExchangeFit,
-    collective_time,
-    custom_time,
-    exchange_time,
-)
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, collective_time, custom_time
+from perfmodel.cost.forms.messages.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.files.base import Spec
 from perfmodel.files.validation import unknown_key

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of, sustained_share
 from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages import alpha_beta_time, network_time
+from perfmodel.cost.forms.messages.links import alpha_beta_time, network_time
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds
 from perfmodel.ops.extents import Extent

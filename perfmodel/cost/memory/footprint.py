@@ -10,6 +10,13 @@ self_quantized  the quantized weights; embedding, head, norms and the KV cache a
 eagle           a projection of 2 d^2 and one layer; the KV of that layer
 medusa          k (d^2 + d V)
 self_skip, ngram, lookahead  nothing
+
+What one device holds beside weights, KV blocks and states: a step's activations, the sampler's buffers, the table of
+rotary angles.
+
+An engine that sizes its KV cache by a profiling run computes `max_num_batched_tokens` tokens, then samples for
+`max_num_seqs` sequences; what is left of its memory at the worse moment of the two is for blocks. Not modelled: an
+encoder's activations (some 0.3 GB for the largest image of Llama-4 Scout on two devices, less than its sampler takes).
 """
 
 from collections import Counter

@@ -12,6 +12,11 @@ A resource is what bounds an operator: compute, memory, communication; what is l
 host) runs beside the other's. A drafter on devices of its own shares none of them: round = max(verification, drafting).
 What comes of a round in which a draft was wrong (the next one has none to verify) is the engine's business
 (`perfmodel.engine.config`).
+
+`DraftTables`: what drafting and verifying cost, worked out once for all timers of a scenario.
+
+The passes of a drafter run on the same devices as the model, one behind the other without waiting for the host, which
+launches them ahead: a pass takes the longer of its operators and its launches.
 """
 
 from collections.abc import Iterator

@@ -17,6 +17,16 @@ with bubbles of (p - 1) / (m + p - 1) where stages are equal (GPipe, Huang et al
 
 What a stage costs has one home, its step graph: `StagedPricer` asks a pricer of each stage, the simulator's flow line
 (`perfmodel.sim.replica.pipeline`) asks it for the plans' times.
+
+Layers split over several devices of one machine, which work one after another.
+
+A step of n pieces (micro-batches of the engine's `ubatch_size`) passes g devices like a flow line with room for
+`pieces_under_way`; with T what one device would take for all of it,
+
+    t = T (n + g - 1) / (n g)        g = min(devices, pieces_under_way)
+
+One piece, as of all steps that only decode, gains nothing. Source: GPipe (Huang et al. 2019); llama.cpp's
+`llama_context::decode`, which hands over all pieces of a batch before it waits for the first.
 """
 
 from collections.abc import Mapping

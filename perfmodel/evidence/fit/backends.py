@@ -30,17 +30,8 @@ from perfmodel.cost.calibrations.backends import (
     power_factor,
     product_rates,
 )
-from perfmodel.cost.forms.blocks import (
-    BlockSizes,
-    MatmulRates,
-    StreamRates,
-    StreamSizes,
-    block_sizes,
-    matmul_seconds,
-    piece_of,
-    pieces,
-    stream_seconds,
-)
+from perfmodel.cost.forms.blocks.matmul import BlockSizes, MatmulRates, block_sizes, matmul_seconds, piece_of, pieces
+from perfmodel.cost.forms.blocks.stream import StreamRates, StreamSizes, stream_seconds
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of

@@ -9,14 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.messages import (
-    CollectiveFit,
-    CollectiveSizes,
-    CustomAllReduceFit,
-    collective_seconds,
-    custom_seconds,
-    link_for,
-)
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.evidence.fit.forms import fit_form, predictor, residuals_of
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_name, format_bytes, numbers
 from perfmodel.specs.architectures import find_architecture

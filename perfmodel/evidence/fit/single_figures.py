@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.for_all import ExchangeFits
 from perfmodel.cost.forms.device import DEFAULT_LINK, DeviceFacts
-from perfmodel.cost.forms.messages import CollectiveFit, CollectiveSizes, ExchangeFit, collective_seconds
+from perfmodel.cost.forms.messages.exchange import ExchangeFit
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError

@@ -1,6 +1,13 @@
 """The header of a .gguf file as config.json fields: metadata keys, and what the tensor list says beside them.
 
 Reads versions 2 and 3, little-endian; standard library only. Knows the container and llama.cpp's key names.
+
+llama.cpp's file types: which tensor of a dense decoder is stored in which block format.
+
+A name such as Q4_K_M stands for a mix: most tensors in one format, the values' projection, the FFN's way down and the
+LM head in wider ones, some of them in some layers only. Experts, and mixers other than attention, are in the main
+format. Source: `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp, for Llama-like models without an importance
+matrix.
 """
 
 import re

@@ -1,4 +1,21 @@
-"""A layer of any kind as a list of operators, and what stands before and after the layers."""
+"""A layer of any kind as a list of operators, and what stands before and after the layers.
+
+Layers that decoded tokens may leave out: how often their operators run, and on how many rows.
+
+Of B decodes p_i B reach layer i. It runs if any of them does, and for all P tokens of prompts, which pass all layers:
+
+    runs  Q = sum over layers of q_i,  q_i = 1 with prompts, else 1 - (1 - p_i)^B     (weights are read Q times)
+    rows of a run = (L P + B sum p_i) / Q                                             (FLOPs follow the tokens)
+
+What a layer that was left out owes the cache is its keys and values, from the state the token left with: their
+projection runs for the other (1 - p_i) B rows. Source: Schuster et al. 2022 (CALM), section 3.1 (state propagation);
+q_i: tokens that leave independently of each other. Equal layers are timed at their mean number of rows.
+
+Layers that stay with the host's CPU: the same operators, marked so that a form of their own times them.
+
+Engines for a single machine keep the first layers of a model that is too large for the device in the host's memory, and
+the table of words always; the last layers, and behind them the head, lie on the device (llama.cpp's n_gpu_layers).
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

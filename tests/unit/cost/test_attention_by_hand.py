@@ -17,7 +17,7 @@ from perfmodel.cost.forms.attention.decode import (
 )
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, mixed_time
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, prefill_time
-from perfmodel.cost.forms.blocks import BlockStreamFit, block_stream_time
+from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent

@@ -7,17 +7,15 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.messages import (
-    CollectiveFit,
-    CollectiveSizes,
+from perfmodel.cost.forms.messages.collective import (
     CustomAllReduceFit,
-    collective_seconds,
     collective_time,
     custom_seconds,
     custom_time,
-    link_for,
     over_link,
 )
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.ops.collectives import all_gather, all_reduce
 from perfmodel.specs.scenario_file import load_hardware
 

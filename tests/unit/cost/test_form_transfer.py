@@ -6,7 +6,8 @@ from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.attention.decode import FlashDecodeFit
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
 from perfmodel.cost.forms.fits import transferred
-from perfmodel.cost.forms.messages import CollectiveFit, CustomAllReduceFit
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.specs.scenario_file import load_hardware
 
 A100, H100, H200 = (DeviceFacts.of(load_hardware(n)) for n in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm"))

@@ -10,7 +10,8 @@ from perfmodel.cost.forms.attention.decode import DecodeKernel, FlashDecodeFit, 
 from perfmodel.cost.forms.attention.latent import LatentDecodeFit
 from perfmodel.cost.forms.attention.mixed import MixedAttentionFit
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
-from perfmodel.cost.forms.messages import CollectiveFit, CustomAllReduceFit
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
+from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.forms.registry import time_work
 from perfmodel.errors import SpecError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.messages import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.recorded import fit_recorded_for_all

@@ -1,9 +1,20 @@
-"""Kernels on weights in block formats (GGUF, MLX), as engines for a single machine run them, whatever the backend:
-multiplications, what runs beside them, and operators of layers that lie in the host's memory.
+"""Multiplications with weights in block formats: one kernel for few rows, another for many.
+
+    few rows   knee_v( bytes / (memory_fraction B), weights c (1 + s (rows - 1)) / (units clock) )
+    many rows  knee_m( FLOPs / (compute_fraction peak) (1 + tile units / outputs + half_rows / rows),
+                       bytes / (memory_fraction B) )
+    t = launch_s * kernels + the quicker of the two
+
+c (`weight_cycles`) are the clocks of one compute unit for a weight that is read, turned into a number and multiplied
+with one row; each further row takes the share s of that. A device with much memory bandwidth for its units is bound by
+them: an A100 reads Q4_K at half of its bandwidth, an L4 at nine tenths. A kernel for many rows computes outputs in
+tiles, and few tiles leave units idle (`tile`: outputs for each unit at which half of them are); few rows leave parts of
+a tile empty. knee(a, b) = (a**p + b**p) ** (1/p).
+
+Engines compute a batch in pieces of up to `micro_batch` tokens, each of which reads the weights again.
+Source: the kernels mul_mat_vec_q, mul_mat_q of ggml-cuda, kernel_mul_mv and kernel_mul_mm of ggml-metal.
 """
 
-from collections.abc import Callable
-from math import ceil
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -11,10 +22,9 @@ from pydantic import Field
 from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.forms.fits import SCALARS, KernelSeconds, Namespace, Residuals
 from perfmodel.files.base import Spec
-from perfmodel.files.units import FittedSeconds, NonNegativeInt, PositiveFloat
-from perfmodel.ops.extents import ExpertsExtent, GemmExtent, PrefillExtent, Values
+from perfmodel.files.units import FittedSeconds, NonNegativeInt
+from perfmodel.ops.extents import ExpertsExtent, GemmExtent, Values
 from perfmodel.ops.work import Work
-from perfmodel.specs.hardware import HardwareSpec
 
 
 class BlockMatmulFit(Spec):
@@ -148,98 +158,3 @@ def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> O
         memory += count * float(parts.memory)
         launched += count * fit.launch_s * work.num_kernels
     return OperatorTime(duration, compute, memory, 0.0, launched, bound_of(compute, memory, 0.0, launched))
-
-
-class BlockStreamFit(Spec):
-    """How a backend runs such a kernel on one device; see the module. rate: a key of `peak_flops_per_s`"""
-
-    form: Literal["block_stream"] = "block_stream"
-    rate: str = "vector"
-    launch_s: FittedSeconds
-    memory_fraction: float = Field(gt=0, le=1)
-    kv_fraction: float = Field(default=1.0, gt=0, le=1)
-    compute_fraction: float = Field(default=1.0, gt=0)
-    micro_batch: int = Field(default=0, ge=0)
-    residuals: Residuals = Residuals()
-
-
-class StreamSizes(NamedTuple):
-    """FLOPs, bytes and launches of a kernel; numbers or columns."""
-
-    flops: Values
-    num_bytes: Values
-    kv_bytes: Values
-    kernels: Values
-
-
-class StreamRates(NamedTuple):
-    """A fit and a device as the formula has them; numbers or columns."""
-
-    launch_s: Values
-    flops_per_s: Values
-    bandwidth: Values
-    kv_bandwidth: Values
-
-
-def stream_seconds(sizes: StreamSizes, rates: StreamRates) -> Values:
-    """The formula of the module."""
-    moved = sizes.num_bytes / rates.bandwidth + sizes.kv_bytes / rates.kv_bandwidth
-    return rates.launch_s * sizes.kernels + sizes.flops / rates.flops_per_s + moved
-
-
-def block_stream_time(work: Work, fit: BlockStreamFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes."""
-    tokens = work.extent.tokens if isinstance(work.extent, PrefillExtent) else 0.0
-    launches = work.num_kernels * (ceil(tokens / fit.micro_batch) if fit.micro_batch and tokens else 1)
-    rates = StreamRates(
-        fit.launch_s,
-        fit.compute_fraction * device.peak(fit.rate),
-        fit.memory_fraction * device.bandwidth,
-        fit.kv_fraction * device.bandwidth,
-    )
-    sizes = StreamSizes(work.flops, work.weight_bytes + work.activation_bytes, work.kv_bytes, launches)
-    compute, overhead = work.flops / rates.flops_per_s, fit.launch_s * launches
-    duration = float(stream_seconds(sizes, rates))
-    memory = duration - compute - overhead
-    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
-
-
-class OnHostFit(Spec):
-    """What times an operator of such a layer.
-
-    host: the CPU; on_cpu, on_device: fits of the operator there
-    link_bytes_per_s: of the device to the host's memory; from_tokens: 0: the device never computes it
-    """
-
-    form: Literal["on_host"] = "on_host"
-    host: HardwareSpec
-    on_cpu: BlockMatmulFit | BlockStreamFit
-    on_device: BlockMatmulFit | BlockStreamFit
-    link_bytes_per_s: PositiveFloat
-    from_tokens: NonNegativeInt
-    residuals: Residuals = Residuals()
-
-
-def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes."""
-    tokens = _rows(work)
-    if not (fit.from_tokens and tokens >= fit.from_tokens and isinstance(fit.on_device, BlockMatmulFit)):
-        return _timer(fit.on_cpu)(work, fit.on_cpu, DeviceFacts.of(fit.host))
-    there = block_matmul_time(work, fit.on_device, device)
-    copies = sum(count for count, _ in pieces(tokens, fit.on_device.micro_batch))
-    copied = copies * work.weight_bytes / fit.link_bytes_per_s
-    duration = there.duration_s + copied
-    return there._replace(
-        duration_s=duration, communication_s=copied, bound="communication" if copied > there.duration_s else there.bound
-    )
-
-
-def _rows(work: Work) -> float:
-    """Tokens that are multiplied with weights; 0 for what has none."""
-    if isinstance(work.extent, ExpertsExtent):
-        return float(work.extent.tokens)
-    return float(work.extent.m) if isinstance(work.extent, GemmExtent) else 0.0
-
-
-def _timer(fit: BlockMatmulFit | BlockStreamFit) -> Callable[[Work, Any, DeviceFacts], OperatorTime]:
-    return block_matmul_time if isinstance(fit, BlockMatmulFit) else block_stream_time

@@ -1,0 +1,60 @@
+"""Operators of layers that lie in the host's memory: the CPU computes small steps, the device large ones.
+
+A step of `from_tokens` tokens or more multiplies weights on the device, which reads them over its link, once for each
+piece of the step; what multiplies no weights, attention over the host's part of the cache, stays with the CPU.
+Source: llama.cpp's --op-offload (ggml_backend_cuda_device_offload_op: batches of 32 and more).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
+from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
+from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
+from perfmodel.cost.forms.fits import Residuals
+from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt, PositiveFloat
+from perfmodel.ops.extents import ExpertsExtent, GemmExtent
+from perfmodel.ops.work import Work
+from perfmodel.specs.hardware import HardwareSpec
+
+
+class OnHostFit(Spec):
+    """What times an operator of such a layer.
+
+    host: the CPU; on_cpu, on_device: fits of the operator there
+    link_bytes_per_s: of the device to the host's memory; from_tokens: 0: the device never computes it
+    """
+
+    form: Literal["on_host"] = "on_host"
+    host: HardwareSpec
+    on_cpu: BlockMatmulFit | BlockStreamFit
+    on_device: BlockMatmulFit | BlockStreamFit
+    link_bytes_per_s: PositiveFloat
+    from_tokens: NonNegativeInt
+    residuals: Residuals = Residuals()
+
+
+def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTime:
+    """How long one run of `work` takes."""
+    tokens = _rows(work)
+    if not (fit.from_tokens and tokens >= fit.from_tokens and isinstance(fit.on_device, BlockMatmulFit)):
+        return _timer(fit.on_cpu)(work, fit.on_cpu, DeviceFacts.of(fit.host))
+    there = block_matmul_time(work, fit.on_device, device)
+    copies = sum(count for count, _ in pieces(tokens, fit.on_device.micro_batch))
+    copied = copies * work.weight_bytes / fit.link_bytes_per_s
+    duration = there.duration_s + copied
+    return there._replace(
+        duration_s=duration, communication_s=copied, bound="communication" if copied > there.duration_s else there.bound
+    )
+
+
+def _rows(work: Work) -> float:
+    """Tokens that are multiplied with weights; 0 for what has none."""
+    if isinstance(work.extent, ExpertsExtent):
+        return float(work.extent.tokens)
+    return float(work.extent.m) if isinstance(work.extent, GemmExtent) else 0.0
+
+
+def _timer(fit: BlockMatmulFit | BlockStreamFit) -> Callable[[Work, Any, DeviceFacts], OperatorTime]:
+    return block_matmul_time if isinstance(fit, BlockMatmulFit) else block_stream_time
