@@ -165,7 +165,7 @@ def nearest_rows(trust: Trust) -> list[MeasuredRow]:
 def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
     """Whether a cell is of the setup's device, engine, format and family, at any sizes."""
     low = cell.low
-    same = low.device == setup.device and low.engine == setup.engine and low.weights == setup.weights
+    same = low.device == setup.device and low.engine == setup.engine and _is_alike(low.weights, setup.weights)
     return same and low.family == setup.family and low.separate == setup.separate
 
 
@@ -219,7 +219,12 @@ def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> 
     result += _OTHER_DEVICE * (setup.device != low.device) * (1 if setup.architecture == low.architecture else 2)
     result += _OTHER_ENGINE * (setup.engine != low.engine)
     result += _OTHER_FAMILY * (setup.family != low.family or setup.separate != low.separate)
-    return result + _OTHER_FORMAT * (setup.weights != low.weights)
+    return result + _OTHER_FORMAT * (not _is_alike(setup.weights, low.weights))
+
+
+def _is_alike(one: str, other: str) -> bool:
+    """Whether weights take the same bytes and the same rates: both floats of 16 bits take the same time."""
+    return one == other or {one, other} == {"bf16", "fp16"}
 
 
 def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:

@@ -292,3 +292,10 @@ def test_errors_of_shipped_cells_are_those_of_their_rows():
             num_complete += 1
             assert cell.errors == pytest.approx(shipped.errors, rel=6e-3, abs=1e-4)
     assert num_complete > 0.3 * len(recounted)
+
+
+def test_both_floats_of_16_bits_are_one_format() -> None:
+    assert badge._is_alike("fp16", "bf16")
+    assert badge._is_alike("fp8", "fp8")
+    assert not badge._is_alike("fp8", "bf16")
+    assert not badge._is_alike("int8", "fp8")
