@@ -38,6 +38,11 @@ class Screened:
         return self.rate / self.candidate.num_devices
 
 
+def rent_of(num_devices: int, usd_per_hour: float | None) -> float:
+    """What deployments are compared by: USD per hour; devices where no price is known."""
+    return float(num_devices) if usd_per_hour is None else usd_per_hour
+
+
 _LIMITED = ("ttft", "tpot", "max_itl", "e2el")
 
 
@@ -114,7 +119,7 @@ class Deployment:
     @property
     def cost(self) -> float:
         """USD per hour; devices where no price is known."""
-        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
+        return rent_of(self.num_devices, self.usd_per_hour)
 
     @property
     def capacity(self) -> float:
@@ -177,7 +182,7 @@ class Finalist:
     @property
     def cost(self) -> float:
         """USD per hour; devices where no price is known."""
-        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
+        return rent_of(self.num_devices, self.usd_per_hour)
 
     @property
     def rate(self) -> float:
@@ -244,7 +249,7 @@ class FrontPoint:
     @property
     def cost(self) -> float:
         """What the front is over: USD per hour, or devices where there is no price."""
-        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
+        return rent_of(self.num_devices, self.usd_per_hour)
 
 
 def seed_draws(values: Sequence[float]) -> Floats:
@@ -467,8 +472,7 @@ class Job:
     @property
     def bill(self) -> float:
         """USD of the whole job; device hours where there is no price."""
-        price = float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
-        return price * self.seconds / 3600
+        return rent_of(self.num_devices, self.usd_per_hour) * self.seconds / 3600
 
     @property
     def seconds_draws(self) -> Floats:

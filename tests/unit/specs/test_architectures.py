@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cost.calibrations.files import load_calibration
+from perfmodel.cost.calibrations.files import _stood_in_for, load_calibration
+from perfmodel.cost.calibrations.whole_runs import _nearest, load_whole_runs
 from perfmodel.files.catalog import data_dir
 from perfmodel.specs import EngineSpec, load_hardware, load_scenario
 from perfmodel.specs import architectures as room
@@ -74,6 +75,8 @@ def test_a_device_of_a_new_architecture_needs_its_file_and_one_of_the_architectu
     engine = EngineSpec()
     for form in ("fp8", "nvfp4", "int8"):
         assert format_use(engine, device, form) == format_use(engine, before, form)
+    assert _stood_in_for("vllm", before) is not None, "kernels of experts that another engine's stand for"
+    assert _stood_in_for("vllm", device) == _stood_in_for("vllm", before)
     scenario = load_scenario("llama-3.1-8b-a100", [f"hardware={rubin}", "engine.quantization=fp8"])
     assert scenario.hardware.declared.architecture == "rubin"
 
@@ -83,3 +86,13 @@ def test_rows_that_name_an_architecture_go_before_those_it_is_supported_as(rubin
     assert name_in_tables("rubin", {"rubin", "hopper"}) == "rubin"
     assert name_in_tables("hopper", {"blackwell"}) == "hopper"
     assert name_in_tables(None, {"blackwell"}) is None
+
+
+def test_of_two_relatives_equally_far_the_older_one_stands_for_an_architecture() -> None:
+    """Kernels are ported from one generation to the next."""
+    fits = load_whole_runs()
+    fit = fits.architectures["cdna3"]
+    both = fits.model_copy(update={"architectures": {"cdna4": fit, "cdna2": fit}})
+    nearest = _nearest("cdna3", both)
+    assert nearest is not None
+    assert nearest[0] == "cdna2"
