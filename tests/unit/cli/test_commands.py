@@ -1,12 +1,15 @@
 """The commands as people call them: exit status, what is on stdout, what is on stderr."""
 
 import json
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
+from perfmodel.errors import SpecError
 
 SCENARIO = "llama-3.1-8b-a100"
 FEW = ("--set", "traffic.num_requests=40")
@@ -179,3 +182,29 @@ def test_an_out_that_is_a_file_is_refused(run, tmp_path):
     result = run("simulate", SCENARIO, *FEW, "--out", "taken")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: --out taken: ")
+
+
+@pytest.mark.parametrize(("flags", "is_forced"), [([], False), (["--force"], True)])
+@pytest.mark.parametrize(
+    ("kind", "function"), [([], "fit_recorded"), (["--overheads"], "fit_recorded_for_all")], ids=["engine", "for all"]
+)
+def test_a_calibration_is_written_over_with_force_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    is_forced: bool,
+    kind: list[str],
+    function: str,
+) -> None:
+    """Which of the two is what the fit is given, by its parameter's name."""
+    from perfmodel.evidence.fit import recorded
+
+    real, given = getattr(recorded, function), []
+
+    def fit(*arguments: Any, **named: Any) -> Any:
+        given.append(signature(real).bind(*arguments, **named).arguments["is_forced"])
+        raise SpecError("enough")
+
+    monkeypatch.setattr(recorded, function, fit)
+    CliRunner().invoke(app, ["calibrate", "--from", str(tmp_path), *kind, *flags])
+    assert given == [is_forced]

@@ -103,6 +103,12 @@ def test_figures_of_requests_are_the_tools_own() -> None:
     assert sglang.measured["mean_tpot_ms"] == pytest.approx(line["mean_tpot_ms"], rel=1e-3)
 
 
+def test_sglangs_total_throughput_is_of_all_tokens() -> None:
+    alone, line = read("sglang.jsonl")[1], json.loads((DATA / "sglang.jsonl").read_text().splitlines()[1])
+    assert alone.measured["output_throughput"] == line["output_throughput"]
+    assert alone.measured["total_token_throughput"] == line["total_throughput"]
+
+
 def test_guidellm_compares_what_leaves_the_first_token_out() -> None:
     metrics = load("guidellm.json")["benchmarks"][1]["metrics"]
     run = read("guidellm.json")[1]
