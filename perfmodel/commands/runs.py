@@ -66,7 +66,7 @@ class MemoryRequest(ScenarioRequest):
         notes = [*self.assumed(scenario), *serving_notes(scenario.model, scenario.engine, scenario.hardware)]
 
         def document() -> "Document":
-            from perfmodel.report.views.catalog import memory_view
+            from perfmodel.report.views.memory import memory_view
 
             return memory_view(plan, notes, types, trust_of(scenario))
 

@@ -202,7 +202,7 @@ def _text(line: Line) -> Text:
 # A result's class -> its view, loaded when one is printed: a run pays nothing for plans.
 _VIEWS = {
     "JobPlan": "plan:job_view",
-    "MemoryPlan": "catalog:memory_view",
+    "MemoryPlan": "memory:memory_view",
     "PlansReport": "validation:plans_view",
     "PlanResult": "plan:plan_view",
     "ResultComparison": "catalog:comparison_view",

@@ -102,3 +102,8 @@ def test_unknown_names_are_attribute_errors(run_python):
 def test_python_dash_m_is_the_command():
     done = subprocess.run([sys.executable, "-m", "perfmodel", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("perfmodel ")
+
+
+def test_a_memory_plan_loads_neither_the_simulator_nor_what_was_measured(loaded):
+    names = loaded(RUN_CLI, "memory", "llama-3.1-8b-a100")
+    assert names.isdisjoint({"perfmodel.sim", "perfmodel.engine", "perfmodel.evidence"})
