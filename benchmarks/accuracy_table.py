@@ -1,18 +1,18 @@
-"""The table of README.md that says how right predictions are: `make validate`.
+"""The table of docs/how-right.md that says how right predictions are: `make validate`.
 
     python benchmarks/accuracy_table.py                        # predicts everything in measurements/, prints the table
     python benchmarks/accuracy_table.py --cited ../shared/truth   # and what may be cited but not committed
-    python benchmarks/accuracy_table.py --write                # and writes it into README.md, reports/ and the index
+    python benchmarks/accuracy_table.py --write                # and writes the page, reports/ and the index
                                                                # that answers' trust is read from
 
-Exit status 1 where a line differs from README.md. Lines whose measurements may not be copied here need the cited
-source; where it is not given they are printed so, and `--write` leaves them as they are.
+Exit status 1 where a line differs from the page. Lines whose measurements may not be copied here need the cited source;
+where it is not given they are printed so, and `--write` leaves them as they are.
 
 `tests/unit/evidence/test_accuracy_table.py` predicts the quick sets again, and of the slow ones a sample, which must
 be as `reports/accuracy_202611.csv.gz` has it, from which their lines follow.
 """
 
-__all__ = ["SETS", "MeasuredSet", "Predictions", "lines_of", "main", "predictions_of", "readme_lines", "stored"]
+__all__ = ["SETS", "MeasuredSet", "Predictions", "lines_of", "main", "page_lines", "predictions_of", "stored"]
 
 import argparse
 import csv
@@ -34,7 +34,7 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.trust.index import write_index
 
 ROOT = Path(__file__).parents[1]
-README, STORE = ROOT / "README.md", ROOT / "reports/accuracy_202611.csv.gz"
+PAGE, STORE = ROOT / "docs/how-right.md", ROOT / "reports/accuracy_202611.csv.gz"
 INDEX = data_dir("validated")
 BEGIN, END = "<!-- written by: make validate -->\n", "<!-- end -->"
 NEEDS_SOURCE = "needs the cited source"
@@ -281,8 +281,8 @@ def expected_keys(measured: MeasuredSet) -> list[str]:
     return [_key(measured.name, what) for what in whats + [f"{what}, by cell" for what in whats if measured.cells]]
 
 
-def readme_lines(text: str) -> Lines:
-    """The table's lines as README.md has them."""
+def page_lines(text: str) -> Lines:
+    """The table's lines as docs/how-right.md has them."""
     inside = text.partition(BEGIN)[2].partition(END)[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in inside.splitlines() if line[:1] == "|"]
     return {_key(cells[0].removesuffix(" ¹"), cells[1]): tuple(cells[2 : len(_HEAD)]) for cells in rows[2:]}
@@ -367,15 +367,15 @@ def _predict_all(
 
 def _written(lines: Lines, kept: Mapping[str, Mapping[str, Predictions]], text: str) -> None:
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    README.write_text(f"{text[:begin]}{table_of(readme_lines(text) | lines)}\n{text[end:]}", encoding="utf-8")
+    PAGE.write_text(f"{text[:begin]}{table_of(page_lines(text) | lines)}\n{text[end:]}", encoding="utf-8")
     STORE.write_bytes(store((stored() if STORE.is_file() else {}) | kept))
 
 
 def main() -> int:
-    """Predict, print, compare with README.md. Returns the exit status."""
+    """Predict, print, compare with docs/how-right.md. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cited", type=Path, help="Folder of the files that are cited and not committed.")
-    parser.add_argument("--write", action="store_true", help="Write README.md and reports/.")
+    parser.add_argument("--write", action="store_true", help="Write docs/how-right.md and reports/.")
     parser.add_argument("--only", metavar="TEXT", default="", help="Sets whose name has this text.")
     given = parser.parse_args()
     chosen = [each for each in SETS if given.only in each.name and (given.cited is not None or not each.is_cited)]
@@ -383,14 +383,14 @@ def main() -> int:
     places = zip(chosen, (root / each.path for each, root in zip(chosen, roots, strict=True)), strict=True)
     lines, kept = _predict_all(places, INDEX if given.write else None)
     print(table_of(lines))
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     if given.write:
         _written(lines, kept, text)
         return 0
-    said = readme_lines(text)
+    said = page_lines(text)
     differing = [key for key, cells in lines.items() if said.get(key) != cells]
     for key in differing:
-        print(f"README.md has {key} {' | '.join(said.get(key, ('no such line',)))} |", file=sys.stderr)
+        print(f"docs/how-right.md has {key} {' | '.join(said.get(key, ('no such line',)))} |", file=sys.stderr)
     return 1 if differing else 0
 
 

@@ -3,22 +3,26 @@
     python benchmarks/quoted_figures.py            # runs every command, lists what differs; exit status 1 if any does
     python benchmarks/quoted_figures.py --write    # and writes what the commands say now into the pages
 
-Two kinds of quotes. A fenced block that begins with `$ perfmodel ...`, or follows `<!-- output of: COMMAND -->`, holds
-lines of the command's output in their order; `...` stands for lines left out. And a comment names the figures
-of the section that it stands in:
+A fenced block that begins with `$ perfmodel ...` holds lines of that command's output in their order; `...` stands for
+lines left out. What else a page quotes stands in its side file, `tools/figures/PAGE.yaml`:
 
-    <!-- figures of: perfmodel simulate summaries-8b-offline --json
-    as given | 61.8 s = answer["duration"]
-    -->
+    - section: Orders                  # the heading that the quote stands under
+      command: perfmodel simulate summaries-8b-offline --json
+      slow: true                       # takes longer than a few seconds; tests/contract/test_quoted_figures.py skips it
+      figures: |
+        as given | 61.8 s = answer["duration"]
+    - section: Two commands
+      command: perfmodel simulate llama-3.1-8b-a100
+      block: 2                         # the section's second fenced block has lines of the output; without a command
+                                       # here the block begins with it
 
 The text before ` = ` stands in the section, once; its last numbers are those of the expression, as many as it has.
 The expression sees `text`, what the command prints; `answer`, the same as JSON; `number(pattern)`, what a pattern's
-groups find in the text; and `cell(title, row, column)` of a report's table. A report stands for the command that wrote
-it: `figures of: reports/study_routers_202611.md`. `figures, slow, of:` and `output, slow, of:` mark commands that take
-longer than a few seconds: `tests/contract/test_quoted_figures.py` checks the others.
+groups match in the text; and `cell(title, row, column)` of a report's table. A report stands for the command that wrote
+it: `command: reports/study_routers_202611.md`.
 """
 
-__all__ = ["Quote", "changed", "quotes_of", "run_command", "written"]
+__all__ = ["Quote", "changed", "quotes_of", "run_command", "side_file", "written"]
 
 import argparse
 import json
@@ -33,14 +37,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?")
-_FENCE = re.compile(
-    r"(?:<!-- output(?P<slow>, slow)?,? of: (?P<named>[^\n]*?) -->\n+)?"
-    r"```[a-z]*\n(?P<body>(?:(?!```)[^\n]*\n)+)```",
-)
-_FIGURES = re.compile(r"<!-- figures(?P<slow>, slow)?,? of: (?P<command>[^\n]*)\n(?P<lines>.*?)\n-->", re.DOTALL)
+_FENCE = re.compile(r"^```[a-z]*\n(?P<body>(?:(?!```)[^\n]*\n)+)```", re.MULTILINE)
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _RELATIVE = 2e-3  # of a figure: how far the same sources may come out elsewhere (other math libraries)
 
 
@@ -61,32 +64,54 @@ class Quote:
     section: str = ""
 
 
+def side_file(page: Path) -> Path:
+    """Where the figures of a page are listed: below tools/figures/ as the page is below the root."""
+    if page.is_relative_to(ROOT):
+        return ROOT / "tools/figures" / page.relative_to(ROOT).with_suffix(".yaml")
+    return page.with_suffix(".yaml")
+
+
 def quotes_of(page: Path) -> list[Quote]:
-    """All quotes of a page, in order of kind."""
-    text = page.read_text(encoding="utf-8")
-    return [*_output_of(page, text), *_figures_of(page, text)]
+    """All quotes of a page: its blocks of output, then the figures of its side file."""
+    side = side_file(page)
+    entries = yaml.safe_load(side.read_text(encoding="utf-8")) if side.is_file() else []
+    sections = _sections(page.read_text(encoding="utf-8"))
+    marked = {(entry["section"], entry["block"]): entry for entry in entries if "block" in entry}
+    blocks = [
+        quote
+        for title, text in sections.items()
+        for number, block in enumerate(_FENCE.finditer(text), 1)
+        for quote in _output_of(page, block["body"].splitlines(), marked.pop((title, number), {}))
+    ]
+    if marked:
+        raise ValueError(f"{side}: {page.name} has no such blocks: {sorted(marked)}")
+    return blocks + [_figures_of(page, entry, sections[entry["section"]]) for entry in entries if "figures" in entry]
 
 
-def _output_of(page: Path, text: str) -> Iterator[Quote]:
-    for block in _FENCE.finditer(text):
-        body, command = block["body"].splitlines(), block["named"]
-        if body[0].startswith("$ perfmodel "):
-            given = [body.pop(0)[2:]]
-            while given[-1].endswith("\\"):
-                given[-1:] = [given[-1][:-1], body.pop(0).strip()]
-            command = " ".join(part.strip() for part in given)
-        if command:
-            lines = tuple(line for line in body if line.strip() and line.strip() != "...")
-            yield Quote(page, command, bool(block["slow"]), lines)
+def _sections(text: str) -> dict[str, str]:
+    """The text under each heading, headings in fenced blocks aside."""
+    outside = _FENCE.sub(lambda block: "`" * len(block[0]), text)
+    headings = list(_HEADING.finditer(outside))
+    ends = [*(heading.start() for heading in headings[1:]), len(text)]
+    return {heading[1]: text[heading.end() : end] for heading, end in zip(headings, ends, strict=True)}
 
 
-def _figures_of(page: Path, text: str) -> Iterator[Quote]:
-    for mark in _FIGURES.finditer(text):
-        before, after = text[: mark.start()], text[mark.end() :]
-        section = before[before.rfind("\n#") + 1 :] + re.split(r"^#", after, maxsplit=1, flags=re.MULTILINE)[0]
-        pairs = (line.rpartition(" = ") for line in mark["lines"].splitlines())
-        figures = tuple((quoted.strip(), expression.strip()) for quoted, _, expression in pairs)
-        yield Quote(page, mark["command"].strip(), bool(mark["slow"]), (), figures, _FIGURES.sub("", section))
+def _output_of(page: Path, body: list[str], entry: dict[str, Any]) -> Iterator[Quote]:
+    command = entry.get("command")
+    if body[0].startswith("$ perfmodel "):
+        words = [body.pop(0)[2:]]
+        while words[-1].endswith("\\"):
+            words[-1:] = [words[-1][:-1], body.pop(0).strip()]
+        command = " ".join(word.strip() for word in words)
+    if command:
+        lines = tuple(line for line in body if line.strip() and line.strip() != "...")
+        yield Quote(page, command, entry.get("slow", False), lines)
+
+
+def _figures_of(page: Path, entry: dict[str, Any], section: str) -> Quote:
+    pairs = (line.rpartition(" = ") for line in entry["figures"].splitlines() if line)
+    figures = tuple((text.strip(), rule.strip()) for text, _, rule in pairs)
+    return Quote(page, entry["command"], entry.get("slow", False), (), figures, section)
 
 
 @cache
@@ -193,8 +218,8 @@ def _cell(lines: list[str], title: str, row: str, column: str) -> float:
     return _value(digits) * (1e3 if suffix else 1)
 
 
-def written(quote: Quote, differences: list[tuple[str, str]], text: str) -> str:
-    """The page's text with what can be written: lines and figures that the command still has."""
+def written(differences: list[tuple[str, str]], text: str) -> str:
+    """The text of a page or of its side file with what can be written: lines and figures that the command still has."""
     for old, new in differences:
         if not new.startswith("("):
             text = text.replace(old, new)
@@ -214,8 +239,8 @@ def main(run: Callable[[str], str] = run_command) -> int:
         for old, new in differences:
             print(f"{quote.page.relative_to(ROOT)}: {quote.command}\n  {old}\n  {new}")
         if given.write and differences:
-            text = quote.page.read_text(encoding="utf-8")
-            quote.page.write_text(written(quote, differences, text), encoding="utf-8")
+            for path in filter(Path.is_file, (quote.page, side_file(quote.page))):
+                path.write_text(written(differences, path.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{count} figures differ")
     return 1 if count else 0
 

@@ -2,7 +2,7 @@
 
 A checkout is the release stated here, whatever its commit, so that commits which change no prediction change no
 result. A wheel is what it was built as, which pip has written beside the package: the version of a tag, or, of a commit
-that has none, that of the release to come with `.devN+gCOMMIT` behind (`hatch_version.py`).
+that has none, that of the release to come with `.devN+gCOMMIT` behind (`tools/hatch_version.py`).
 """
 
 from pathlib import Path

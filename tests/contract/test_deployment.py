@@ -252,7 +252,7 @@ def test_the_image_has_what_its_wheel_is_made_of():
         *wheel["force-include"],
         "pyproject.toml",
         project["project"]["readme"],
-        "hatch_build.py",
+        "tools/hatch_build.py",
     }
     copied = [word for line in _dockerfile("COPY") if "--from" not in line for word in line.split()[:-1]]
     let_through = [line[1:] for line in read("Dockerfile.dockerignore").splitlines() if line.startswith("!")]

@@ -39,16 +39,18 @@ PAGE = """# Page
 
 It takes 8.4 s, for 0.12 USD.
 
-<!-- figures of: any
-takes 8.4 s = answer["duration"]
-for 0.12 USD = number(r'"usd": ([0-9.]+)')
--->
-
 ```
 $ perfmodel any
  TTFT    161.10   127.98
 ...
 ```
+"""
+SIDE = """
+- section: Page
+  command: any
+  figures: |
+    takes 8.4 s = answer["duration"]
+    for 0.12 USD = number(r'"usd": ([0-9.]+)')
 """
 
 
@@ -56,6 +58,7 @@ $ perfmodel any
 def quotes(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
+    page.with_suffix(".yaml").write_text(SIDE, encoding="utf-8")
     lines, figures = quoted.quotes_of(page)
     return lines, figures
 
@@ -65,9 +68,8 @@ def test_a_figure_within_rounding_is_as_quoted_and_another_is_not(quotes) -> Non
     assert quoted.changed(figures, '{"duration": 8.44, "usd": 0.1204}') == []
     differences = quoted.changed(figures, '{"duration": 9.44, "usd": 0.1604}')
     assert differences == [("takes 8.4 s", "takes 9.4 s"), ("for 0.12 USD", "for 0.16 USD")]
-    mended = quoted.written(figures, differences, PAGE)
-    assert "It takes 9.4 s, for 0.16 USD." in mended
-    assert 'takes 9.4 s = answer["duration"]' in mended
+    assert "It takes 9.4 s, for 0.16 USD." in quoted.written(differences, PAGE)
+    assert 'takes 9.4 s = answer["duration"]' in quoted.written(differences, SIDE)
 
 
 def test_a_line_of_output_is_found_by_its_words_and_compared_by_its_numbers(quotes) -> None:

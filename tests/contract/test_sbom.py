@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.release, pytest.mark.xdist_group("sbom")]
 def bills(tmp_path_factory):
     """By extra, "" without any. The script holds each against its schema, and fails where one does not fit."""
     folder = tmp_path_factory.mktemp("sbom")
-    command = [sys.executable, str(ROOT / "release" / "sbom.py"), str(folder)]
+    command = [sys.executable, str(ROOT / "tools" / "sbom.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
     assert done.returncode == 0, done.stderr
     files = {path.name.removesuffix(".cdx.json").partition("-")[2]: path for path in folder.iterdir()}

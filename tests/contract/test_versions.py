@@ -15,7 +15,7 @@ from perfmodel.version import RELEASE, __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 STATED = "0.2.0"
-PARTS = ("hatch_version.py", ".git_archival.txt", ".gitattributes", "pyproject.toml", "hatch_build.py")
+PARTS = ("tools/hatch_version.py", ".git_archival.txt", ".gitattributes", "pyproject.toml", "tools/hatch_build.py")
 NOBODY = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_SYSTEM": os.devnull,
@@ -42,6 +42,7 @@ def tree(tmp_path):
     """What a version is found from, and no more, in a folder of its own that no history knows."""
     folder = tmp_path / "tree"
     (folder / "perfmodel").mkdir(parents=True)
+    (folder / "tools").mkdir()
     for name in PARTS:
         shutil.copy(ROOT / name, folder / name)
     text = (ROOT / "perfmodel" / "version.py").read_text(encoding="utf-8")
@@ -80,6 +81,7 @@ def test_a_folder_within_another_history_is_what_it_states(repository):
     """As a copy in build/ of a checkout is, or a project that carries this one along."""
     inner = repository / "inner"
     (inner / "perfmodel").mkdir(parents=True)
+    (inner / "tools").mkdir()
     for name in PARTS:
         shutil.copy(repository / name, inner / name)
     shutil.copy(repository / "perfmodel" / "version.py", inner / "perfmodel" / "version.py")

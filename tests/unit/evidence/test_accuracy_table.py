@@ -1,4 +1,4 @@
-"""README.md's table of accuracy is what its command gives: quick sets whole, slow ones by a sample of their rows."""
+"""The table of docs/how-right.md is what its command gives: quick sets whole, slow ones by a sample of their rows."""
 
 import importlib.util
 import sys
@@ -18,7 +18,7 @@ accuracy = importlib.util.module_from_spec(_spec)
 sys.modules["accuracy_table"] = accuracy
 _spec.loader.exec_module(accuracy)
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-right.md").read_text(encoding="utf-8")
 COMMITTED = [each for each in accuracy.SETS if not each.is_cited]
 PUBLISHED_FIGURES = "published figures"
 QUICK = [
@@ -34,13 +34,11 @@ EVERY = {
     "MLPerf Inference, by device": 20,
     "servers on other devices, by device": 20,
 }
-WRITE = "; `make validate WRITE=1` predicts all again and writes what README.md says"
+WRITE = "; `make validate WRITE=1` predicts all again and writes what docs/how-right.md says"
 
 
 def test_the_table_has_all_lines_and_no_others() -> None:
-    assert list(accuracy.readme_lines(README)) == [
-        key for each in accuracy.SETS for key in accuracy.expected_keys(each)
-    ]
+    assert list(accuracy.page_lines(PAGE)) == [key for each in accuracy.SETS for key in accuracy.expected_keys(each)]
 
 
 @pytest.mark.slow
@@ -49,7 +47,7 @@ def test_lines_of_quick_sets_are_those_of_their_measurements(measured) -> None:
     is_published = measured.name == PUBLISHED_FIGURES
     report = published_report() if is_published else accuracy.report_of(measured, ROOT / measured.path)
     found = accuracy.lines_of(measured, report)
-    said = accuracy.readme_lines(README)
+    said = accuracy.page_lines(PAGE)
     assert found
     assert found == {key: said[key] for key in found}, WRITE
 
@@ -57,7 +55,7 @@ def test_lines_of_quick_sets_are_those_of_their_measurements(measured) -> None:
 @pytest.mark.parametrize("measured", SLOW, ids=lambda each: each.name)
 def test_lines_of_slow_sets_follow_from_the_rows_that_are_kept(measured) -> None:
     found = accuracy.lines_of_rows(measured, accuracy.stored()[measured.name])
-    said = accuracy.readme_lines(README)
+    said = accuracy.page_lines(PAGE)
     assert list(found) == accuracy.expected_keys(measured)
     assert found == {key: said[key] for key in found}, WRITE
 

@@ -19,7 +19,7 @@ from packaging.version import Version
 from setuptools_scm import get_version
 from setuptools_scm.version import ScmVersion, guess_next_version
 
-_ROOT = Path(__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parents[1]
 _STATED: str = runpy.run_path(str(_ROOT / "perfmodel" / "version.py"))["_STATED"]
 _NOTHING = "0.0"  # found where there is no tag, or no history
 

@@ -1,4 +1,4 @@
-"""The page that says how right predictions are: README's tables, then each report by device, with its worst rows."""
+"""The page that says how right predictions are: README's table, then each report by device, with its worst rows."""
 
 __all__ = ["REPORTS", "accuracy_page"]
 

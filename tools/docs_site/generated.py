@@ -1,6 +1,6 @@
 """What is written at build time: into which pages of docs/, and beside README on the first page.
 
-A page says where by `<!-- generated: docs_site/... -->`; what stands there until `<!-- end -->` is for code hosts.
+A page says where by `<!-- generated: MODULE -->`; what stands there until `<!-- end -->` is for code hosts.
 """
 
 __all__ = ["filled", "pages", "with_questions"]

@@ -13,8 +13,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "executors")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "executors"), str(ROOT / "tools")]
 
 from docs_site import generated, notebooks, places  # noqa: E402
 from docs_site.dialect import as_mkdocs_reads_it  # noqa: E402

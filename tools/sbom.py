@@ -1,6 +1,6 @@
 """Writes what a release stands on: CycloneDX documents of the libraries that perfmodel and each of its extras run with.
 
-    .venv/bin/python release/sbom.py dist/sbom
+    .venv/bin/python tools/sbom.py dist/sbom
 
 One file per extra, and `perfmodel.cdx.json` of the package without any: what is required, and what that requires in
 turn, each with version, licence and package URL, as installed in the environment that runs this. cyclonedx-py describes
