@@ -138,7 +138,7 @@ def _run_tests(
     planter, out = _Planter(changes), copy.parent / f"failed-{os.getpid()}"
     out.unlink(missing_ok=True)
     status = run_in_child(
-        copy, ["-m", "not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out
+        copy, ["-m", "release or not release", *tests], planter, limit_s, lambda: json.dumps(planter.failed), out
     )
     if status in NOT_RUN:
         raise RuntimeError(f"pytest collected no test: {', '.join(tests)}")

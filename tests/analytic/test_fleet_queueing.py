@@ -40,7 +40,9 @@ def waits(num_replicas: int, router: str, rho: float, count: int, draws: Iterato
     return np.array([(r.first_scheduled_at or 0) - r.arrival for r in finished][count // 10 :]) / SERVICE
 
 
-@pytest.mark.parametrize(("draws", "cv"), [(lambda: exponential(11), 1.0), (constant, 0.0)])
+@pytest.mark.parametrize(
+    ("draws", "cv"), [pytest.param(lambda: exponential(11), 1.0, marks=pytest.mark.release), (constant, 0.0)]
+)
 def test_a_poisson_stream_split_at_random_makes_independent_queues(
     draws: Callable[[], Iterator[int]], cv: float
 ) -> None:
@@ -60,6 +62,7 @@ def test_a_poisson_stream_split_in_turn_makes_queues_with_erlang_arrivals() -> N
     assert measured == pytest.approx(sigma / (1 - sigma), rel=0.04)
 
 
+@pytest.mark.release
 def test_two_choices_reach_the_fixed_point_of_many_servers() -> None:
     """Mitzenmacher (2001): of many servers a share rho^(2^i - 1) has at least i requests, so by Little a request spends
     sum over i of rho^(2^i - 2) in the system; one choice would cost 1 / (1 - rho)."""
@@ -68,6 +71,7 @@ def test_two_choices_reach_the_fixed_point_of_many_servers() -> None:
     assert measured == pytest.approx(sum(rho ** (2**i - 2) for i in range(1, 12)), rel=0.03)
 
 
+@pytest.mark.release
 def test_the_shortest_queue_of_many_servers_is_empty() -> None:
     """With fixed rho < 1 and ever more servers nobody waits (Halfin and Whitt's subcritical regime)."""
     assert waits(200, "least_outstanding", 0.8, 60_000, exponential(14), seed=4).mean() < 0.03
@@ -81,7 +85,7 @@ def offered(servers: int, rho: float) -> tuple[float, float]:
     return blocked, blocked / (1 - rho * (1 - blocked))
 
 
-@pytest.mark.parametrize("max_queue", [0, 1_000_000])
+@pytest.mark.parametrize("max_queue", [0, pytest.param(1_000_000, marks=pytest.mark.release)])
 def test_a_gateway_that_admits_as_many_as_there_are_servers_is_erlangs_system(max_queue: int) -> None:
     """M/M/c/c and M/M/c: what is above `max_outstanding` is refused with chance B, or waits S C / (c (1 - rho))."""
     servers, rho, count = 4, 0.75, 80_000
@@ -159,7 +163,7 @@ def _two_lengths(rng: np.random.Generator, count: int) -> Times:
     return np.where(rng.random(count) < 0.1, MEAN_TOKENS * 5, MEAN_TOKENS * 5 / 9)
 
 
-@pytest.mark.parametrize("lengths", [_exponential_lengths, _two_lengths])
+@pytest.mark.parametrize("lengths", [pytest.param(_exponential_lengths, marks=pytest.mark.release), _two_lengths])
 def test_a_step_as_long_as_its_batch_shares_the_processor(
     lengths: Callable[[np.random.Generator, int], Times],
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_step_as_long_as_its_batch_shares_the_processor(
         assert spent[some].mean() / sizes[some].mean() == pytest.approx(1 / (1 - rho), rel=0.05)
 
 
+@pytest.mark.release
 def test_replicas_behind_a_random_router_are_each_as_one_alone_at_the_split_rate() -> None:
     """Latencies of real costs: 20 batch means of either side; their difference is within 3 of its standard errors."""
     shared = ("traffic.input_tokens.distribution=exponential", "traffic.input_tokens.mean=1000")

@@ -75,13 +75,13 @@ def exponential(seed: int) -> Iterator[int]:
         yield from np.maximum(rng.exponential(SERVICE, 65_536), 1).astype(np.int64).tolist()
 
 
-@pytest.mark.parametrize("rho", [0.3, 0.5])
+@pytest.mark.parametrize("rho", [0.3, pytest.param(0.5, marks=pytest.mark.release)])
 def test_constant_service_waits_as_m_d_1(rho: float) -> None:
     finished, _ = serve(poisson(rho / SERVICE, NUM_REQUESTS, seed=1), constant())
     assert mean_wait(finished) == pytest.approx(rho / (2 * (1 - rho)), rel=0.04)
 
 
-@pytest.mark.parametrize("rho", [0.3, 0.5])
+@pytest.mark.parametrize("rho", [0.3, pytest.param(0.5, marks=pytest.mark.release)])
 def test_exponential_service_waits_as_m_m_1(rho: float) -> None:
     finished, _ = serve(poisson(rho / SERVICE, NUM_REQUESTS, seed=2), exponential(3))
     assert mean_wait(finished) == pytest.approx(rho / (1 - rho), rel=0.04)

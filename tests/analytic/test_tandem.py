@@ -22,6 +22,7 @@ from perfmodel.sim.traffic.clients import OpenLoopClient
 from perfmodel.specs import load_scenario
 
 Times = NDArray[np.float64]
+RELEASE = pytest.mark.release
 FREE = TransferCost(0.0, 1.0, 0.0, 0.0, 1.0, 1)
 
 
@@ -61,17 +62,17 @@ def poisson(rho: float, seed: int, count: int) -> Times:
     return np.cumsum(np.random.default_rng(seed).exponential(SERVICE / rho, count))
 
 
-@pytest.mark.parametrize(("num_decode", "each"), [(1, 0.8), (2, 1.6)])
-def test_exponential_stages_are_queues_of_their_own(num_decode: int, each: float) -> None:
+@pytest.mark.parametrize(("num_decode", "mean"), [pytest.param(1, 0.8, marks=RELEASE), (2, 1.6)])
+def test_exponential_stages_are_queues_of_their_own(num_decode: int, mean: float) -> None:
     """Burke (1956): what leaves an M/M/1 queue is a Poisson stream, so each stage is M/M/1 (Jackson 1957), and so is
     each of several decode replicas that it is split over at random."""
     rho = 0.5
-    _, spent = tandem(poisson(rho, 1, 40_000), exponential(21), scaled(exponential(22), each), num_decode)
-    expected = 1 / (1 - rho) + each / (1 - rho * each / num_decode)
+    _, spent = tandem(poisson(rho, 1, 40_000), exponential(21), scaled(exponential(22), mean), num_decode)
+    expected = 1 / (1 - rho) + mean / (1 - rho * mean / num_decode)
     assert spent.mean() == pytest.approx(expected, rel=0.04)
 
 
-@pytest.mark.parametrize("decode", [0.6, 1.4])
+@pytest.mark.parametrize("decode", [pytest.param(0.6, marks=RELEASE), 1.4])
 def test_of_constant_stages_only_the_slowest_is_waited_for(decode: float) -> None:
     """Friedman (1965): the time in a tandem of constant stages is theirs, and the wait of M/D/1 before the slowest."""
     rho = 0.5
@@ -81,7 +82,10 @@ def test_of_constant_stages_only_the_slowest_is_waited_for(decode: float) -> Non
     assert spent.mean() == pytest.approx(1 + decode + wait, rel=0.03)
 
 
-@pytest.mark.parametrize(("draws", "decode"), [(exponential, 1.0), (exponential, 0.5), (constant, 0.5)])
+@pytest.mark.parametrize(
+    ("draws", "decode"),
+    [pytest.param(exponential, 1.0, marks=RELEASE), pytest.param(exponential, 0.5, marks=RELEASE), (constant, 0.5)],
+)
 def test_a_decode_engine_without_room_blocks_the_prefill_engine(
     draws: Callable[..., Iterator[int]], decode: float
 ) -> None:
@@ -95,6 +99,7 @@ def test_a_decode_engine_without_room_blocks_the_prefill_engine(
     assert ends.max() / 20_000 == pytest.approx(cycle, rel=0.03)
 
 
+@RELEASE
 def test_a_pair_is_there_when_both_its_parts_are() -> None:
     """Two alternating renewal processes: a request that comes at any time (PASTA) finds both up with the chance
     (mtbf / (mtbf + repair + start))^2, and is then answered at once; else it waits, or is lost."""

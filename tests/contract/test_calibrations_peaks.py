@@ -29,6 +29,8 @@ from perfmodel.ops.work import BatchShape, Work
 from perfmodel.specs import EngineSpec, list_models, load_hardware, load_model
 from perfmodel.specs.hardware import Link
 
+pytestmark = pytest.mark.release
+
 ENGINES = ("vllm", "trtllm", "sglang", "datasheet")
 SERVED: tuple[dict[str, Any], ...] = (
     {},

@@ -3,6 +3,10 @@
 import ast
 import re
 
+import pytest
+
+pytestmark = pytest.mark.release
+
 HEADLESS = re.compile(r"(Of|Whose|With|From)\b")
 MANY = 4
 SAME_EVERYWHERE = {"env", "progress"}  # the simulated clock; what is called with (done, of how many)

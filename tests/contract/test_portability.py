@@ -30,6 +30,8 @@ POSIX_NAMES = {
     "socket": {"AF_UNIX", "SO_REUSEPORT", "SO_REUSEADDR", "socketpair", "sendmsg"},
     "time": {"tzset"},
 }
+pytestmark = pytest.mark.release
+
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 FORBIDDEN = set('<>:"/\\|?*')
