@@ -24,15 +24,13 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.cards import load_model
 from perfmodel.ops.feedforward import experts as experts_work
 from perfmodel.ops.feedforward import route as route_work
-from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.dispatch import load_kernels
+from perfmodel_executors.kernels.linear import BF16, FORMATS, dense_weight
 from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.swiglu import activate
-from perfmodel_executors.kernels.weight_formats.dequantize import dense_weight
-from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
-from perfmodel_executors.kernels.weight_formats.samples import FORMATS
 
 LEAST_SUM = 1e-20  # of scores, before weights are divided by it (DeepSeek-V3)
 
@@ -203,7 +201,6 @@ _GROUPED = RoutingRule("sigmoid", scale=2.5, num_groups=8, top_k_groups=4, group
 
 _Choices = list[list[int]]  # each token's experts
 
-_BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # the reference rounds every product
 # Where activations are quantised: of a value on the edge, either code may be taken, before each product.
 _TOLERANCE_8_BITS = {torch.float32: 1e-2, torch.float16: 4e-2, torch.bfloat16: 4e-2}
@@ -353,7 +350,7 @@ def _experts(
         "moe_dtype": form or str(dtype).removeprefix("torch."),
         "dtype": str(dtype).removeprefix("torch."),
     }
-    counted = FORMATS[form].form if form else _BF16
+    counted = FORMATS[form].form if form else BF16
     work = experts_work(tokens, ffn, _load(chosen), counted, width=width, intermediate=inner) if chosen else None
     tolerance = (_TOLERANCE_8_BITS if counted.quantizes_input else _TOLERANCE)[dtype]
     return Problem("grouped_experts", sizes, make, work, tolerance, EXPERTS_BY_LIBRARY)

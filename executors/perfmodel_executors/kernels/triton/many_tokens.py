@@ -23,6 +23,7 @@ from torch import Tensor
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, pick
 from perfmodel_executors.kernels.triton.hopper_product import HOPPER, hopper_product, hopper_shared_bytes
+from perfmodel_executors.kernels.triton.operand import Operand
 from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch
 from perfmodel_executors.kernels.triton.split_k import (
     add_slices,
@@ -31,7 +32,6 @@ from perfmodel_executors.kernels.triton.split_k import (
     own_blocks,
     slice_buffer,
 )
-from perfmodel_executors.kernels.weight_formats.operand import Operand
 
 _NOWHERE = 1 << 30  # bytes that no device has
 _LEAST_SUMS = 64 * 128  # of a unit, for warps with roles: with fewer, slices of K fill the device better

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import LEAST_SUM, PLAIN_RULE, ExpertLayer, RoutingRule
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.triton import moe_stored
 from perfmodel_executors.kernels.triton.moe_products import grouped_down, grouped_up
 from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, block_rows
-from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
 
 _BLOCK_ELEMENTS = 2048  # logits that a program of four warps holds
 

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import ExpertLayer
+from perfmodel_executors.kernels.stored_rows import ExpertWeight, Stacked
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
-from perfmodel_executors.kernels.triton.linear_low_precision import quantize_tokens
+from perfmodel_executors.kernels.triton.linear import quantize_tokens
 from perfmodel_executors.kernels.triton.moe_products import sum_in_splits
 from perfmodel_executors.kernels.triton.moe_tiles import FEW_TOKENS, ExpertRows, own_tile
+from perfmodel_executors.kernels.triton.operand import Operand, operand_of
 from perfmodel_executors.kernels.triton.stored_weights import check_format, scaled, tile_sums
 from perfmodel_executors.kernels.triton.swapped_product import shared_bytes
 from perfmodel_executors.kernels.triton.swiglu import act, act_gated
-from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight, Stacked
-from perfmodel_executors.kernels.weight_formats.operand import Operand, operand_of
 
 _ROWS = (8, 16, 32, 64, 128)
 _LEAST_ROWS_8_BITS = 16  # where both operands are codes

@@ -29,9 +29,8 @@ import triton.language as tl
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import limits_of
-from perfmodel_executors.kernels.weight_formats.containers import BlockFp8Weight, Fp8Weight, MatrixWeight
-from perfmodel_executors.kernels.weight_formats.operand import Operand
-from perfmodel_executors.kernels.weight_formats.quantize import SPAN
+from perfmodel_executors.kernels.triton.operand import Operand
+from perfmodel_executors.kernels.weight_formats import FP4_SPAN, BlockFp8Weight, Fp8Weight, MatrixWeight
 
 # Four bytes of two codes each -> (low codes, high codes), each as four values 128 + code (1024 + code in fp16).
 _WIDEN_BF16 = tl.constexpr(
@@ -383,7 +382,7 @@ def expand_weight(operand: Operand, dtype: torch.dtype) -> Iterator[tuple[int, O
     """
     n, k = operand.shape
     most = min(n, max(_ROWS, _MOST_ELEMENTS // k // _ROWS * _ROWS))
-    unit = SPAN if operand.form == "fp4" else operand.group_size or _DEPTH
+    unit = FP4_SPAN if operand.form == "fp4" else operand.group_size or _DEPTH
     buffer_NK = torch.empty(most, k, dtype=dtype, device=operand.values.device)
     for first in range(0, n, most):
         rows = min(most, n - first)

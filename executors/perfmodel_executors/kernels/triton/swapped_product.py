@@ -22,6 +22,7 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, pick
+from perfmodel_executors.kernels.triton.operand import Operand
 from perfmodel_executors.kernels.triton.split_k import (
     add_slices,
     grouped_tile,
@@ -30,8 +31,7 @@ from perfmodel_executors.kernels.triton.split_k import (
     slice_buffer,
 )
 from perfmodel_executors.kernels.triton.stored_weights import scaled, tile_sums
-from perfmodel_executors.kernels.weight_formats.operand import Operand
-from perfmodel_executors.kernels.weight_formats.quantize import SPAN
+from perfmodel_executors.kernels.weight_formats import FP4_SPAN
 
 FEW_TOKENS = 64
 
@@ -128,7 +128,7 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     values = sizes["BLOCK_N"] * sizes["BLOCK_K"] * operand.bits // 8
     x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
     if operand.form == "fp4":  # inputs are loaded for one group of a half at a time
-        x *= SPAN // 2 // operand.group_size
+        x *= FP4_SPAN // 2 // operand.group_size
     if operand.is_widened and is_ahead and capability >= 100:
         return (values + x) * (stages - 1) + 8
     values_stages = stages - (operand.is_widened or not is_ahead)
