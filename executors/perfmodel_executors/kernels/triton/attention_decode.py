@@ -162,15 +162,14 @@ def attention_decode(
     context_lens_D: Tensor,
     window: int | None = None,
     chunk: int | None = None,
-    *,
     cap: float | None = None,
     sinks_N: Tensor | None = None,
+    *,
     num_splits: int | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]; zero for a context of zero tokens.
 
-    cap, sinks: scores become cap * tanh(score / cap); a logit for each head beside the scores (`softmax_terms`)
     num_splits: programs that share one sequence and KV head; by default `num_splits_for` the shapes
     """
     num_seqs, num_heads, head_dim = q_DNH.shape
@@ -226,6 +225,9 @@ def attention_decode(
     if lse is not None:
         combine_splits(part, lse, out_DNH)
     return out_DNH
+
+
+attention_softmax_decode = attention_decode
 
 
 def combine_splits(part_DNSH: Tensor, lse_DNS: Tensor, out_DNH: Tensor) -> None:

@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from perfmodel_executors.kernels.attention_prefill import check_tree
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.spans import check_tree
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, padded, pick
 from perfmodel_executors.kernels.triton.kv_pages import (
     format_of,
@@ -231,17 +231,14 @@ def attention_prefill(
     num_computed_G: Tensor,
     window: int | None = None,
     chunk: int | None = None,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
     ancestors_T: Tensor | None = None,
     num_nodes_G: Tensor | None = None,
     *,
-    cap: float | None = None,
-    sinks_N: Tensor | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v]: the reference says what the arguments are.
-
-    cap, sinks: as those of `attention_decode`
-    """
+    """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v]: the reference says what the arguments are."""
     check_tree(ancestors_T, window, chunk)
     num_tokens, num_heads, head_dim = q_TNH.shape
     kv_heads, v_dim, num_chunks = pages.num_kv_heads, pages.v_BSKH.shape[3], block_tables_GM.shape[0]
@@ -286,3 +283,6 @@ def attention_prefill(
         config = pick("attention_prefill", problem, candidates, needed, run, q_TNH.device)
     run(config)
     return out_TNH
+
+
+attention_softmax_prefill = attention_prefill
