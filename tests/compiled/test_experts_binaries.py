@@ -14,8 +14,8 @@ from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E40
 from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E402
 from perfmodel_executors.kernels.triton.moe import grouped_experts  # noqa: E402
 from perfmodel_executors.kernels.triton.moe_tiles import shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.triton.operand import operand_of  # noqa: E402
 from perfmodel_executors.kernels.triton.swapped_product import shared_bytes as stored_bytes  # noqa: E402
-from perfmodel_executors.kernels.weight_formats.operand import operand_of  # noqa: E402
 
 CODES = ("fp8", "fp8_block")  # formats whose activations are quantised, too
 LATENCY_S = 0.8e-6  # of a load from HBM on a busy GPU

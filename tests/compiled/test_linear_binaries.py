@@ -21,9 +21,9 @@ from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, fitting, targeting  # noqa: E402
 from perfmodel_executors.kernels.triton.many_tokens import many_tokens_shared_bytes  # noqa: E402
+from perfmodel_executors.kernels.triton.operand import operand_of  # noqa: E402
 from perfmodel_executors.kernels.triton.swapped_product import shared_bytes  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import BlockFp8Weight, Fp4Weight, Fp8Weight, Int4Weight, Int8Weight  # noqa: E402
-from perfmodel_executors.kernels.weight_formats.operand import operand_of  # noqa: E402
 
 N, K = 4096, 4096
 DEVICES = {"a100-sxm-80gb": 80, "h100-sxm-80gb": 90, "b200-sxm": 100}

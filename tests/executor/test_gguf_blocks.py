@@ -16,8 +16,8 @@ from perfmodel.models.weights.gguf import read_gguf  # noqa: E402
 from perfmodel.specs import load_model  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import apply_linear  # noqa: E402
+from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
-    BLOCK_SIZES,
     GgufWeight,
     RowsWeight,
     dequantize,
@@ -87,7 +87,7 @@ def test_more_bits_are_rounded_less_and_q8_0_by_half_a_step():
 @pytest.mark.parametrize("form", BLOCK_SIZES)
 def test_a_product_is_that_of_the_dequantised_weight_and_the_bytes_are_the_blocks(form, monkeypatch):
     """... also where a weight is multiplied in several tiles of rows, the last of them smaller."""
-    from perfmodel_executors.kernels import linear_stored as reference
+    from perfmodel_executors.kernels import linear as reference
 
     monkeypatch.setattr(reference, "_WEIGHTS_AT_ONCE", 5 * 512)
     stored = quantize_gguf(random_weight(), form)

@@ -96,8 +96,8 @@ def test_a_node_of_a_tree_attends_as_the_end_of_its_path(num_nodes):
     def attend(first):
         starts, computed = torch.tensor([0, num_nodes - first]), torch.tensor([prefix])
         nodes = torch.tensor([num_nodes]) if first else None
-        tree = (tables, starts, computed, None, None, bits[first:], nodes)
-        return load_kernels().attention_prefill(q[first:], KVPages(k_pages, v_pages), *tree)
+        chunks, tree = (tables, starts, computed), {"ancestors_T": bits[first:], "num_nodes_G": nodes}
+        return load_kernels().attention_prefill(q[first:], KVPages(k_pages, v_pages), *chunks, **tree)
 
     out = attend(0)
     for node, path in enumerate(paths):

@@ -20,11 +20,10 @@ from perfmodel_executors.kernels.moe import (  # noqa: E402
     grouped_experts,
     route,
 )
+from perfmodel_executors.kernels.stored_rows import ExpertWeight, quantize_experts  # noqa: E402
 from perfmodel_executors.kernels.swiglu import activate  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
-    ExpertWeight,
     dequantize,
-    quantize_experts,
     quantize_fp8,
     quantize_int4,
     quantize_int8,

@@ -14,7 +14,7 @@ from perfmodel.models.number_formats import METHODS, with_quantization  # noqa: 
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.apply_linear import OPERATORS, apply_linear  # noqa: E402
-from perfmodel_executors.kernels.linear_low_precision import quantize_tokens_int8  # noqa: E402
+from perfmodel_executors.kernels.linear import quantize_tokens_int8  # noqa: E402
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     Int4Int8Weight,
     Int4Weight,
@@ -32,7 +32,6 @@ from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
     quantize_signs,
     sparsify_24,
 )
-from perfmodel_executors.kernels.weight_formats.dequantize import int8_values  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 from perfmodel_executors.models.smoothing import loads_smoothed  # noqa: E402
@@ -78,7 +77,7 @@ def test_progressive_groups_are_int8_numbers_half_a_step_off():
     is half a step of the group beside half a step of the output."""
     weight = random_weight()
     stored = quantize_int4_int8(weight, group_size=64)
-    values = int8_values(stored)
+    values = stored.int8_values()
     assert values.dtype == torch.int8
     assert int(values.int().abs().max()) <= 127
     steps = stored.scales_GN.T.float()

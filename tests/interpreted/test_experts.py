@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 from perfmodel_executors.kernels import moe as reference  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.moe import ExpertLayer, RoutingRule  # noqa: E402
+from perfmodel_executors.kernels.stored_rows import ExpertWeight, quantize_experts  # noqa: E402
 from perfmodel_executors.kernels.swiglu import ACTIVATIONS  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
 from perfmodel_executors.kernels.triton.moe import grouped_experts, route  # noqa: E402
@@ -17,9 +18,7 @@ from perfmodel_executors.kernels.triton.moe_tiles import (  # noqa: E402
     sort_pairs,
 )
 from perfmodel_executors.kernels.weight_formats import (  # noqa: E402
-    ExpertWeight,
     dequantize,
-    quantize_experts,
     quantize_fp8,
     quantize_int4,
     quantize_int8,

@@ -18,8 +18,9 @@ pytest.importorskip("transformers", reason="needs perfmodel[test]")
 from perfmodel.models import list_models, load_model  # noqa: E402
 from perfmodel.models.executed import FAMILIES, why_not_executed  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
+from perfmodel_executors.kernels.stored_rows import ExpertWeight  # noqa: E402
 from perfmodel_executors.kernels.swiglu import ACTIVATIONS  # noqa: E402
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, dequantize, fp4_from_pairs  # noqa: E402
+from perfmodel_executors.kernels.weight_formats import dequantize, fp4_from_pairs  # noqa: E402
 from perfmodel_executors.models.decoder import load_decoder  # noqa: E402
 from perfmodel_executors.models.mixers import MIXERS  # noqa: E402
 from perfmodel_executors.models.rotations import SCALINGS  # noqa: E402

@@ -19,7 +19,8 @@ from perfmodel.errors import SpecError  # noqa: E402
 from perfmodel.models import load_model  # noqa: E402
 from perfmodel.models.params import weight_bytes  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
-from perfmodel_executors.kernels.weight_formats import BlockFp8Weight, ExpertWeight, RowsWeight  # noqa: E402
+from perfmodel_executors.kernels.stored_rows import ExpertWeight  # noqa: E402
+from perfmodel_executors.kernels.weight_formats import BlockFp8Weight, RowsWeight  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import load_decoder  # noqa: E402
 from perfmodel_executors.parity import BLOCK, REFERENCES, TOLERANCE, build, largest_difference  # noqa: E402  # noqa: E402

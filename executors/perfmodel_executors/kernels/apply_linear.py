@@ -5,36 +5,24 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from perfmodel_executors.kernels import weight_formats as formats
 from perfmodel_executors.kernels.dispatch import Kernels
-from perfmodel_executors.kernels.weight_formats.containers import (
-    BlockFp8Weight,
-    Fp4Weight,
-    Fp8Weight,
-    GgufWeight,
-    Int4Int8Weight,
-    Int4Weight,
-    Int8Weight,
-    LowRankWeight,
-    RowsWeight,
-    SignsWeight,
-    Sparse24Weight,
-    Weight,
-)
+from perfmodel_executors.kernels.weight_formats import Int8Weight, LowRankWeight, RowsWeight, Weight
 
 # (type of the weight, whether activations are quantised for it) -> operator
 OPERATORS = MappingProxyType(
     {
-        (Int8Weight, False): "linear_w8a16",
-        (Fp8Weight, False): "linear_w8a16",
-        (Fp4Weight, False): "linear_w4a16",
-        (Int4Weight, False): "linear_w4a16",
-        (Int4Int8Weight, True): "linear_w4a8",
-        (Int8Weight, True): "linear_w8a8",
-        (Fp8Weight, True): "linear_fp8",
-        (SignsWeight, True): "linear_signs",
-        (GgufWeight, False): "linear_gguf",
-        (BlockFp8Weight, True): "linear_fp8_block",
-        (Sparse24Weight, False): "linear_sparse24",
+        (formats.Int8Weight, False): "linear_w8a16",
+        (formats.Fp8Weight, False): "linear_w8a16",
+        (formats.Fp4Weight, False): "linear_w4a16",
+        (formats.Int4Weight, False): "linear_w4a16",
+        (formats.Int4Int8Weight, True): "linear_w4a8",
+        (formats.Int8Weight, True): "linear_w8a8",
+        (formats.Fp8Weight, True): "linear_fp8",
+        (formats.SignsWeight, True): "linear_signs",
+        (formats.GgufWeight, False): "linear_gguf",
+        (formats.BlockFp8Weight, True): "linear_fp8_block",
+        (formats.Sparse24Weight, False): "linear_sparse24",
     }
 )
 

@@ -2,8 +2,6 @@
 
 Sequence by sequence, so that the time is a sum over sequences of (a constant + a part linear in the context): no
 padding to the longest context, whose cost would depend on which sequences meet in a batch.
-
-Problems: batches of sequences with ragged contexts in shuffled pages, tiny ones with every feature.
 """
 
 from typing import Any
@@ -14,9 +12,17 @@ from torch.nn import functional
 
 from perfmodel.ops.attention.decode import attention_decode as decode_work
 from perfmodel.ops.attention.prefill import Heads
-from perfmodel_executors.kernels.kv_pages import FP8, NAMES, TOLERANCE, KVPages, contiguous_kv, random_pages
+from perfmodel_executors.kernels.attention_prefill import TINY_TERMS, attend_masked, first_visible, with_terms
+from perfmodel_executors.kernels.kv_pages import (
+    FP8,
+    NAMES,
+    TOLERANCE,
+    KVPages,
+    contiguous_kv,
+    random_pages,
+    shuffled_tables,
+)
 from perfmodel_executors.kernels.problem import Inputs, Problem, by_backend
-from perfmodel_executors.kernels.spans import first_visible
 
 
 def attend_one(q_NH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
@@ -43,6 +49,8 @@ def attention_decode(
     context_lens_D: Tensor,
     window: int | None = None,
     chunk: int | None = None,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v].
 
@@ -50,34 +58,46 @@ def attention_decode(
     context_lens: tokens in the KV cache, the new one included
     window:       only the last `window` tokens are seen
     chunk:        only the tokens of the new token's own chunk of this length are seen
+    cap, sinks:   as those of `attention_prefill`
     """
-    num_seqs, num_heads, _ = q_DNH.shape
     block_size = pages.block_size
-    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
+    out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         first = first_visible(context - 1, window, chunk)
         block = first // block_size
         blocks = block_tables_DM[row, block : -(-context // block_size)]
         seen = slice(first - block * block_size, context - block * block_size)
-        k_LKH, v_LKH = pages.gathered(blocks, q_DNH.dtype)
-        out_DNH[row] = attend_one(q_DNH[row], k_LKH[seen], v_LKH[seen])
+        k_LKH, v_LKH = (part[seen] for part in pages.gathered(blocks, q_DNH.dtype))
+        if cap is None and sinks_N is None:
+            out_DNH[row] = attend_one(q_DNH[row], k_LKH, v_LKH)
+        else:
+            mask_TL = torch.ones(1, len(k_LKH), dtype=torch.bool, device=q_DNH.device)
+            keys = (k_LKH.transpose(0, 1), v_LKH.transpose(0, 1))
+            out_DNH[row : row + 1] = attend_masked(q_DNH[row : row + 1], *keys, mask_TL, cap, sinks_N)
     return out_DNH
 
 
+attention_softmax_decode = attention_decode  # the name under which calls with a cap or sinks are measured
+
+
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd contexts, groups and head sizes, spans that cut pages, every format of pages."""
+    """Odd contexts, groups and head sizes, spans that cut pages, every format of pages; caps, sinks."""
     short, long = [1, 17, 40], [70, 33]
-    return [
+    plain = [
         _problem(short, (4, 2), (16, 24), dtype, dtype),
         _problem(long, (3, 1), (20, 20), dtype, dtype, window=21),
         _problem(long, (2, 2), (16, 16), dtype, dtype, chunk=24),
+    ]
+    others = [
         _problem(short, (6, 2), (32, 16), dtype, FP8),
         _problem(long, (2, 1), (16, 16), dtype, torch.int8, page=32),
     ]
+    return [*plain, *others, *(with_terms(p, *terms) for p, terms in zip(plain, TINY_TERMS, strict=True))]
 
 
 def serving() -> list[Problem]:
-    """Heads of 8B and 70B models: batches that fill the machine, few long contexts that need splits, a window."""
+    """Heads of 8B and 70B models: batches that fill the machine, few long contexts that need splits, a window; sinks as
+    gpt-oss has them."""
     bf16 = torch.bfloat16
     shapes: list[tuple[int, int, tuple[int, int], int | None]] = [
         (64, 4096, (32, 8), None),
@@ -92,9 +112,10 @@ def serving() -> list[Problem]:
     quantised = [
         _problem([n] * size, heads, (128, 128), bf16, kv)
         for kv in (FP8, torch.int8)
-        for size, n, heads, w in shapes[:2] + shapes[3:4]
+        for size, n, heads, _ in shapes[:2] + shapes[3:4]
     ]
-    return plain + quantised + [_problem([4096] * 64, (32, 8), (64, 64), bf16, bf16)]
+    narrow = _problem([4096] * 64, (32, 8), (64, 64), bf16, bf16)
+    return [*plain, *quantised, narrow, *(with_terms(problem, None, True) for problem in plain[:4])]
 
 
 def _problem(
@@ -108,12 +129,11 @@ def _problem(
     page: int = 16,
 ) -> Problem:
     width = -(-max(contexts) // page)
-    num_blocks = width * len(contexts) + 1
 
     def make(inputs: Inputs) -> tuple[Any, ...]:
         q = inputs.normal(len(contexts), heads[0], dims[0], dtype=dtype)
-        pages = random_pages(inputs, num_blocks, page, heads[1], dims, dtype, kv_dtype)
-        tables = inputs.permutation(num_blocks)[: width * len(contexts)].view(len(contexts), width)
+        pages = random_pages(inputs, width * len(contexts) + 1, page, heads[1], dims, dtype, kv_dtype)
+        tables = shuffled_tables(inputs, len(contexts), width)
         return q, pages, tables, inputs.of(contexts, torch.int64), window, chunk
 
     visible = sum(min(c, window or c, (c - 1) % chunk + 1 if chunk else c) for c in contexts)

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from perfmodel.ops.attention.latent import latent_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
-from perfmodel_executors.kernels.attention_prefill import QUERY_TILE, attend
+from perfmodel_executors.kernels.attention_prefill import QUERY_TILE, attend, visible
 from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE
 from perfmodel_executors.kernels.problem import Inputs, Problem
-from perfmodel_executors.kernels.spans import visible
 
 
 class LatentHeads(NamedTuple):

@@ -1,23 +1,32 @@
 """Causal attention of prompt chunks over paged keys and values, the chunk's own included (written before the call).
 
+    s = q k^T / sqrt(H);  capped: c tanh(s / c) (Gemma 2);  weights = exp(s) / (exp(sink) + sum exp(s)) (gpt-oss)
+
 Queries go in tiles, and each tile reads only the keys that some query of it sees: so the causal half and what lies
 outside a window cost nothing, as in a flash kernel, and the work is that of the operator's formula. Few queries, as
 those that verify drafted tokens, go to torch's own attention, which reads keys and values once for all of them.
-
-Problems: prompts, chunks behind a prefix and trees of drafted tokens, in shuffled pages.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from perfmodel.errors import PerfmodelError
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
-from perfmodel_executors.kernels.kv_pages import FP8, NAMES, TOLERANCE, KVPages, contiguous_kv, random_pages
+from perfmodel_executors.kernels.kv_pages import (
+    FP8,
+    NAMES,
+    TOLERANCE,
+    KVPages,
+    contiguous_kv,
+    random_pages,
+    shuffled_tables,
+)
 from perfmodel_executors.kernels.problem import Inputs, Problem, by_backend
-from perfmodel_executors.kernels.spans import check_tree, first_visible, visible
 
 QUERY_TILE = 128  # 64 to 256 measured equal within 15 % at chunks of 128 to 1024
 # Above, torch's attention with a mask measured slower than two products, below faster, up to twice.
@@ -32,6 +41,8 @@ def attention_prefill(
     num_computed_G: Tensor,
     window: int | None = None,
     chunk: int | None = None,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
     ancestors_T: Tensor | None = None,
     num_nodes_G: Tensor | None = None,
 ) -> Tensor:
@@ -42,6 +53,8 @@ def attention_prefill(
     num_computed: tokens of each sequence in the KV cache before its chunk
     window:       a query sees only the last `window` tokens, itself included
     chunk:        a query sees only tokens of its own chunk of this length (chunked attention of Llama 4)
+    cap:          scores become cap * tanh(score / cap); None: they stay
+    sinks:        a logit of each query head that takes its part of the softmax; None: it is over keys alone
     ancestors:    int64 [T], for chunks that are trees of drafted tokens: a query sees the whole prefix, and of its
                   chunk (at most 64 tokens) token j if bit j is set, its own included; without window and chunk
     num_nodes:    nodes of each tree in the KV cache, of which its queries are the last; None where they are all
@@ -68,86 +81,138 @@ def attention_prefill(
                 keys = slice(low - base * block_size, last - base * block_size)
                 q_pos, k_pos = (torch.arange(p, last, device=q_TNH.device) for p in (first, low))
                 mask_TL = visible(q_pos, k_pos, window, chunk)
-            else:
+            else:  # the whole prefix, and the chunk's tokens whose bit is set
                 keys = slice(0, num_keys)
-                mask_TL = _in_tree(ancestors_T[tile:stop], prefix, num_keys)
-            out_TNH[tile:stop] = attend(q_TNH[tile:stop], k_KLH[:, keys], v_KLH[:, keys], mask_TL)
+                bits_TL = ancestors_T[tile:stop, None] >> torch.arange(num_keys - prefix, device=q_TNH.device)
+                mask_TL = functional.pad((bits_TL & 1).bool(), (prefix, 0), value=True)
+            out_TNH[tile:stop] = attend(q_TNH[tile:stop], k_KLH[:, keys], v_KLH[:, keys], mask_TL, cap, sinks_N)
     return out_TNH
 
 
-def attend(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:
+attention_softmax_prefill = attention_prefill  # the name under which calls with a cap or sinks are measured
+
+
+def check_tree(ancestors_T: Tensor | None, window: int | None, chunk: int | None) -> None:
+    """Raises PerfmodelError for a tree in a layer with a span: a node's place in the text is not its slot."""
+    if ancestors_T is not None and (window is not None or chunk is not None):
+        raise PerfmodelError(
+            f"a tree of drafted tokens is not verified with window={window}, chunk={chunk}; draft a chain instead."
+        )
+
+
+def first_visible(position: int, window: int | None, chunk: int | None) -> int:
+    """The first key position that a query at `position` sees."""
+    first = 0 if window is None else max(0, position - window + 1)
+    return first if chunk is None else max(first, position // chunk * chunk)
+
+
+def visible(q_pos_T: Tensor, k_pos_L: Tensor, window: int | None, chunk: int | None) -> Tensor:
+    """Which keys each query sees: bool [T, L], causal and within the span."""
+    q_pos = q_pos_T[:, None]
+    mask_TL = k_pos_L <= q_pos
+    if window is not None:
+        mask_TL &= k_pos_L > q_pos - window
+    if chunk is not None:
+        mask_TL &= k_pos_L >= torch.div(q_pos, chunk, rounding_mode="floor") * chunk
+    return mask_TL
+
+
+def attend(
+    q_TNH: Tensor,
+    k_KLH: Tensor,
+    v_KLH: Tensor,
+    mask_TL: Tensor,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
+) -> Tensor:
     """softmax(q k^T / sqrt(H)) v over the keys that `mask` lets each query see, [T, N, H_v], as is fastest."""
-    how = attend_masked if len(q_TNH) > FEW_QUERIES else _attend_few
-    return how(q_TNH, k_KLH, v_KLH, mask_TL)
-
-
-def _in_tree(ancestors_T: Tensor, prefix: int, num_keys: int) -> Tensor:
-    """The whole prefix, and the chunk's tokens whose bit is set: bool [T, prefix + chunk]."""
-    bits_TL = ancestors_T[:, None] >> torch.arange(num_keys - prefix, device=ancestors_T.device)
-    return functional.pad((bits_TL & 1).bool(), (prefix, 0), value=True)
-
-
-def _attend_few(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:
-    """The query heads of a group act as the rows of one query, as in decodes."""
+    if len(q_TNH) > FEW_QUERIES or cap is not None or sinks_N is not None:
+        return attend_masked(q_TNH, k_KLH, v_KLH, mask_TL, cap, sinks_N)
     num_queries, num_heads, head_dim = q_TNH.shape
-    num_kv_heads = k_KLH.shape[0]
-    group = num_heads // num_kv_heads
-    q_KRH = q_TNH.view(num_queries, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)
+    group = num_heads // len(k_KLH)  # of query heads, which act as the rows of one query, as in decodes
+    q_KRH = q_TNH.view(num_queries, -1, group, head_dim).transpose(0, 1).flatten(1, 2)
     mask_RL = mask_TL.repeat_interleave(group, 0)
     out_KRH = functional.scaled_dot_product_attention(q_KRH[None], k_KLH[None], v_KLH[None], attn_mask=mask_RL)
-    out_TKGH = out_KRH[0].view(num_kv_heads, num_queries, group, -1).transpose(0, 1)
+    out_TKGH = out_KRH[0].view(len(k_KLH), num_queries, group, -1).transpose(0, 1)
     return out_TKGH.reshape(num_queries, num_heads, -1)
 
 
-def attend_masked(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v over the keys that `mask` lets each query see, [T, N, H_v], softmax in fp32."""
+def attend_masked(
+    q_TNH: Tensor,
+    k_KLH: Tensor,
+    v_KLH: Tensor,
+    mask_TL: Tensor,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
+) -> Tensor:
+    """The same by two products and a softmax in fp32."""
     num_queries, num_heads, head_dim = q_TNH.shape
-    num_kv_heads = k_KLH.shape[0]
-    group = num_heads // num_kv_heads
-    q_KRH = (
-        q_TNH.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
-    )
+    kv_heads, group = len(k_KLH), num_heads // len(k_KLH)
+    q_KRH = q_TNH.view(num_queries, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
     scores = torch.bmm(q_KRH, k_KLH.transpose(1, 2)).float().mul_(1 / math.sqrt(head_dim))
-    scores = scores.view(num_kv_heads, group, num_queries, -1).masked_fill_(~mask_TL, -math.inf)
-    weights = torch.softmax(scores, dim=-1).to(q_TNH.dtype)
-    out_KRH = torch.bmm(weights.view(num_kv_heads, group * num_queries, -1), v_KLH)
-    out_KGTH = out_KRH.view(num_kv_heads, group, num_queries, -1)
-    return out_KGTH.permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1)
+    scores_KGTL = scores.view(kv_heads, group, num_queries, -1)
+    if cap is not None:
+        scores_KGTL = cap * torch.tanh(scores_KGTL / cap)
+    scores_KGTL.masked_fill_(~mask_TL, -math.inf)
+    if sinks_N is None:
+        weights = torch.softmax(scores_KGTL, dim=-1)
+    else:
+        sinks = sinks_N.float().view(kv_heads, group, 1, 1).expand(-1, -1, num_queries, 1)
+        weights = torch.softmax(torch.cat((scores_KGTL, sinks), dim=-1), dim=-1)[..., :-1]
+    out_KRH = torch.bmm(weights.to(q_TNH.dtype).flatten(1, 2), v_KLH)
+    return out_KRH.view(kv_heads, group, num_queries, -1).permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1)
 
 
 # A tree of drafted tokens as bits of what each sees: 0 - 1 - 3 and 0 - 2 - 4, 2 - 5.
 _TREE = [0b1, 0b11, 0b101, 0b1011, 0b10101, 0b100101]
+TINY_TERMS = ((5.0, False), (None, True), (3.0, True))  # caps, and whether there are sinks
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd lengths, prefixes, groups and head sizes, spans that cut pages, every format of pages, a tree."""
-    spans = [(9, 0), (2, 30), (40, 5)]
-    return [
-        _problem(spans, (4, 2), (16, 24), dtype, dtype),
+    """Odd lengths, prefixes, groups and head sizes, spans that cut pages, all formats of pages, a tree; caps, sinks."""
+    plain = [
+        _problem([(9, 0), (2, 30), (40, 5)], (4, 2), (16, 24), dtype, dtype),
         _problem([(70, 3)], (3, 1), (20, 20), dtype, dtype, window=21),
         _problem([(50, 20)], (2, 2), (16, 16), dtype, dtype, chunk=24),
+    ]
+    others = [
         _problem([(33, 70)], (2, 1), (32, 16), dtype, FP8, page=32),
         _problem([(33, 70)], (2, 1), (16, 16), dtype, torch.int8),
         _problem([(6, 75), (6, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE),
         _problem([(3, 75), (3, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE[3:], num_above=3),
     ]
+    return [*plain, *others, *(with_terms(p, *terms) for p, terms in zip(plain, TINY_TERMS, strict=True))]
 
 
 def serving() -> list[Problem]:
-    """Heads of 8B and 70B models: whole prompts, a chunk behind a long prefix, a window, narrow and wide heads."""
+    """Heads of 8B and 70B models: whole prompts, a chunk behind a long prefix, a window, narrow and wide heads; Gemma
+    2's cap."""
     bf16 = torch.bfloat16
     llama, wide = (32, 8), (64, 8)
-    prompts = [([(4096, 0)] * 4, llama), ([(8192, 0)], llama), ([(16384, 0)], llama), ([(1024, 0)] * 16, wide)]
+    spans = [([(4096, 0)] * 4, llama), ([(8192, 0)], llama), ([(16384, 0)], llama), ([(1024, 0)] * 16, wide)]
     chunks = [([(2048, 14336)], llama), ([(512, 4096)] * 4, llama)]
-    plain = [_problem(spans, heads, (128, 128), bf16, bf16) for spans, heads in prompts + chunks]
-    quantised = [_problem(*chunks[0], (128, 128), bf16, kv) for kv in (FP8, torch.int8)]
-    others = [
+    plain = [_problem(span, heads, (128, 128), bf16, bf16) for span, heads in spans + chunks]
+    plain += [
         _problem([(8192, 0)], llama, (128, 128), bf16, bf16, window=4096),
         _problem([(8192, 0)], llama, (64, 64), bf16, bf16),
         _problem([(8192, 0)], (16, 8), (256, 256), bf16, bf16),
-        _problem([(6, 8192)] * 32, llama, (128, 128), bf16, bf16, tree=_TREE),
     ]
-    return plain + quantised + others
+    quantised = [_problem(*chunks[0], (128, 128), bf16, kv) for kv in (FP8, torch.int8)]
+    tree = _problem([(6, 8192)] * 32, llama, (128, 128), bf16, bf16, tree=_TREE)
+    return [*plain, *quantised, tree, *(with_terms(problem, 50.0, False) for problem in plain[-4:])]
+
+
+def with_terms(problem: Problem, cap: float | None, has_sinks: bool) -> Problem:
+    """A plain problem of a decode or a prompt with a cap or sinks."""
+    kind = problem.operator.removeprefix("attention_")
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        args = problem.make(inputs)[: 6 if kind == "decode" else 7]  # up to the chunk
+        q = args[0]
+        return *args, cap, inputs.normal(q.shape[1], dtype=q.dtype, scale=2.0) if has_sinks else None
+
+    sizes = {**problem.sizes, "cap": cap or 0, "sinks": "yes" if has_sinks else "no"}
+    return replace(problem, operator=f"attention_softmax_{kind}", sizes=sizes, make=make, baselines={})
 
 
 def _problem(
@@ -166,16 +231,15 @@ def _problem(
     `num_above` others"""
     width = -(-max(new + done + num_above for new, done in spans) // page)
     starts = [sum(new for new, _ in spans[:i]) for i in range(len(spans) + 1)]
-    num_blocks = width * len(spans) + 1
 
     def make(inputs: Inputs) -> tuple[Any, ...]:
         q = inputs.normal(starts[-1], heads[0], dims[0], dtype=dtype)
-        pages = random_pages(inputs, num_blocks, page, heads[1], dims, dtype, kv_dtype)
-        tables = inputs.permutation(num_blocks)[: width * len(spans)].view(len(spans), width)
+        pages = random_pages(inputs, width * len(spans) + 1, page, heads[1], dims, dtype, kv_dtype)
+        tables = shuffled_tables(inputs, len(spans), width)
         bits = inputs.of(tree * len(spans), torch.int64) if tree else None
         chunks = (inputs.of(starts, torch.int64), inputs.of([done for _, done in spans], torch.int64))
         nodes = inputs.of([new + num_above for new, _ in spans], torch.int64) if num_above else None
-        return q, pages, tables, *chunks, window, chunk, bits, nodes
+        return q, pages, tables, *chunks, window, chunk, None, None, bits, nodes
 
     size = Heads(*heads, *dims, NAMES[dtype], dtype.itemsize, kv_dtype.itemsize, window, chunk)
     is_plain = kv_dtype == dtype and window is None and chunk is None and tree is None and len(set(spans)) == 1
@@ -186,7 +250,7 @@ def _problem(
          "window_size": window or 0, "chunk": chunk or 0, "block_size": page, "tree": "yes" if tree else "no",
          "attn_dtype": NAMES[dtype], "kv_cache_dtype": NAMES[kv_dtype]},
         make,
-        flash_prefill([(new, done) for new, done in spans], size),
+        flash_prefill(list(spans), size),
         TOLERANCE[dtype],
         by_backend(_torch_attention) if is_plain else {},
     )  # fmt: skip
@@ -199,11 +263,10 @@ def _torch_attention(
     length = tables_GM.shape[1] * pages.block_size
     k_GKLH, v_GKLH = contiguous_kv(pages, tables_GM, length)
     q_GNTH = q_TNH.view(len(computed_G), -1, *q_TNH.shape[1:]).transpose(1, 2)
-    if q_GNTH.shape[2] == length:
-        out = functional.scaled_dot_product_attention(q_GNTH, k_GKLH, v_GKLH, is_causal=True, enable_gqa=True)
-    else:
+    how: dict[str, Any] = {"is_causal": True}
+    if q_GNTH.shape[2] != length:
         from torch.nn.attention.bias import causal_lower_right
 
-        mask: Any = causal_lower_right(q_GNTH.shape[2], length)
-        out = functional.scaled_dot_product_attention(q_GNTH, k_GKLH, v_GKLH, attn_mask=mask, enable_gqa=True)
+        how = {"attn_mask": causal_lower_right(q_GNTH.shape[2], length)}
+    out = functional.scaled_dot_product_attention(q_GNTH, k_GKLH, v_GKLH, enable_gqa=True, **how)
     return out.transpose(1, 2).flatten(0, 1)

@@ -3,11 +3,7 @@
 Positions are those in the cache, as in StreamingLLM (Xiao et al. 2023, section 3.2): the distance from the query to a
 key of its window is the one in the text, and to a sink it is as if the tokens in between had never been. Keys lie in
 the cache rotated by their positions in the text, which is right for the window; for the sinks, either the query is
-rotated anew, by its place in the cache (prompts), or the few sinks are turned ahead (decodes). Both cost next to
-nothing, where rotating the whole cache in every step would not.
-
-In a rolling cache (`Ring`) a prompt chunk longer than the window overwrites keys that its own first queries see: it
-attends to what the ring held and to its own keys, before these are written.
+rotated anew, by its place in the cache (prompts), or the few sinks are turned ahead (decodes).
 """
 
 import math
@@ -20,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfmodel_executors.kernels.attention_decode import attend_one
-from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, attend
+from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, attend, visible
 from perfmodel_executors.kernels.kv_pages import KVPages, dequantized, quantized
 from perfmodel_executors.kernels.rope_kv_write import rope
-from perfmodel_executors.kernels.spans import visible
 
 
 class Ring(NamedTuple):
@@ -60,35 +55,19 @@ def attention_sinks_decode(
     is_rolling: the pages are a ring; else they hold the whole sequence
     rope_table: cos and sin of all positions, None without RoPE
     """
-    num_seqs, num_heads, _ = q_DNH.shape
-    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
+    size = pages.block_size
+    out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
-        k_LKH, v_LKH = _held(pages, block_tables_DM[row], context, ring, is_rolling, q_DNH.dtype)
-        ahead = context - ring.size
+        ahead, table_M = context - ring.size, block_tables_DM[row]
+        if is_rolling or ahead <= 0:  # in the ring's own order, of which a softmax knows nothing
+            held = min(context, ring.size)
+            k_LKH, v_LKH = (part[:held] for part in pages.gathered(table_M[: -(-held // size)], q_DNH.dtype))
+        else:
+            k_LKH, v_LKH = _sinks_and_window(pages, table_M, context - ring.window, context, ring.sinks, q_DNH.dtype)
         if ring.sinks and ahead > 0 and rope_table_PH is not None:
             k_LKH[: ring.sinks] = rope(k_LKH[: ring.sinks], rope_table_PH[ahead : ahead + 1])
         out_DNH[row] = attend_one(q_DNH[row], k_LKH, v_LKH)
     return out_DNH
-
-
-def _held(
-    pages: KVPages, table_M: Tensor, context: int, ring: Ring, is_rolling: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Keys and values that the last of `context` tokens sees, the sinks first, as copies."""
-    size = pages.block_size
-    if is_rolling or context <= ring.size:  # in the ring's own order, of which a softmax knows nothing
-        held = min(context, ring.size)
-        k_LKH, v_LKH = pages.gathered(table_M[: -(-held // size)], dtype)
-        return k_LKH[:held], v_LKH[:held]
-    near = context - ring.window
-    first = near // size
-    parts = [pages.gathered(table_M[first : -(-context // size)], dtype)]
-    ranges = [slice(near - first * size, context - first * size)]
-    if ring.sinks:
-        parts.insert(0, pages.gathered(table_M[: -(-ring.sinks // size)], dtype))
-        ranges.insert(0, slice(0, ring.sinks))
-    k, v = (torch.cat([part[side][rows] for part, rows in zip(parts, ranges, strict=True)]) for side in (0, 1))
-    return k, v
 
 
 def attention_sinks_prefill(
@@ -103,7 +82,8 @@ def attention_sinks_prefill(
     ring: Ring,
     is_rolling: bool,
 ) -> Tensor:
-    """The same for each chunk of a prompt, [T, N, H_v]; its own keys are `k` and `v`, the pages hold those before it.
+    """The same for each chunk of a prompt, [T, N, H_v]; its own keys are `k` and `v`, the pages hold those before it,
+    which in a rolling cache a chunk longer than the window overwrites where its first queries still see them.
 
     q_sinks: the queries rotated by min(position, window + sinks - 1), their place in the cache
     """
@@ -122,23 +102,25 @@ def _before(
     pages: KVPages, table_M: Tensor, computed: int, ring: Ring, is_rolling: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of the tokens before a chunk that its first query sees, by their positions."""
-    sinks, size = min(ring.sinks, computed), pages.block_size
-    near = max(ring.sinks, computed - ring.window + 1)
-    if is_rolling:  # the whole ring, of which the tokens of the window are then put in order
-        k, v = pages.gathered(table_M[: -(-min(computed, ring.size) // size)], dtype)
-        place_L = torch.arange(near, max(near, computed), device=table_M.device)
-        place_L = (place_L - ring.sinks).remainder_(ring.window).add_(ring.sinks)
-        if sinks:
-            place_L = torch.cat((torch.arange(sinks, device=table_M.device), place_L))
-        return k.index_select(0, place_L), v.index_select(0, place_L)
-    first = near // size
-    parts = [pages.gathered(table_M[first : -(-computed // size)], dtype)]
-    ranges = [slice(near - first * size, computed - first * size if computed > near else near - first * size)]
-    if sinks:
-        parts.insert(0, pages.gathered(table_M[: -(-sinks // size)], dtype))
-        ranges.insert(0, slice(0, sinks))
-    k, v = (torch.cat([part[side][rows] for part, rows in zip(parts, ranges, strict=True)]) for side in (0, 1))
-    return k, v
+    sinks, near = min(ring.sinks, computed), max(ring.sinks, computed - ring.window + 1)
+    if not is_rolling:
+        return _sinks_and_window(pages, table_M, near, max(near, computed), sinks, dtype)
+    # The whole ring, of which the tokens of the window are then put in order.
+    k, v = pages.gathered(table_M[: -(-min(computed, ring.size) // pages.block_size)], dtype)
+    positions = np.concatenate((np.arange(sinks), np.arange(near, max(near, computed))))
+    place_L = torch.from_numpy(ring.places(positions)).to(table_M.device)
+    return k.index_select(0, place_L), v.index_select(0, place_L)
+
+
+def _sinks_and_window(
+    pages: KVPages, table_M: Tensor, first: int, last: int, sinks: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The first `sinks` tokens of a sequence, and those at [first, last), as copies."""
+    size = pages.block_size
+    head, begin = table_M[: -(-sinks // size)], first // size
+    k, v = pages.gathered(torch.cat((head, table_M[begin : -(-last // size)])), dtype)
+    near = slice(len(head) * size + first - begin * size, len(head) * size + last - begin * size)
+    return torch.cat((k[:sinks], k[near])), torch.cat((v[:sinks], v[near]))
 
 
 def _attend_in_tiles(
@@ -147,43 +129,30 @@ def _attend_in_tiles(
     """Attention of tiles of queries, each over the sinks and over the keys that some query of it has in its window.
 
     A tile reads its own keys and a window: tiles of half a window read half as much again as their queries see.
-
-    computed: tokens before the chunk; keys lie by their positions, without those that no query sees
+    Keys lie by their positions, without those that no query sees; `computed`: tokens before the chunk.
     """
-    num_queries = len(q_TNH)
+    num_queries, device = len(q_TNH), q_TNH.device
     num_sinks, near = min(ring.sinks, computed + num_queries), max(ring.sinks, computed - ring.window + 1)
     tile = min(QUERY_TILE, max(ring.window // 2, FEW_QUERIES))
     k_KLH, v_KLH = k_LKH.transpose(0, 1), v_LKH.transpose(0, 1)
     for begin in range(0, num_queries, tile):
-        end = min(begin + tile, num_queries)
+        rows = slice(begin, min(begin + tile, num_queries))
         low = max(near, computed + begin - ring.window + 1)
-        seen = slice(num_sinks + low - near, num_sinks + max(low, computed + end) - near)
-        query_T, key_L = (
-            torch.arange(first, last, device=q_TNH.device)
-            for first, last in ((computed + begin, computed + end), (low, max(low, computed + end)))
-        )
-        mask_TL = visible(query_T, key_L, ring.window, None)
+        high = max(low, computed + rows.stop)
+        seen = slice(num_sinks + low - near, num_sinks + high - near)
+        query_T = torch.arange(computed + begin, computed + rows.stop, device=device)
+        mask_TL = visible(query_T, torch.arange(low, high, device=device), ring.window, None)
+        queries, keys, values = q_TNH[rows], k_KLH[:, seen], v_KLH[:, seen]
         if num_sinks:
-            mask_TL = torch.cat((torch.arange(num_sinks, device=q_TNH.device) <= query_T[:, None], mask_TL), dim=1)
-            queries = q_TNH[begin:end], q_sinks_TNH[begin:end]
-            out_TNH[begin:end] = _attend_to_both(*queries, k_KLH, v_KLH, slice(0, num_sinks), seen, mask_TL)
-        else:
-            out_TNH[begin:end] = attend(q_TNH[begin:end], k_KLH[:, seen], v_KLH[:, seen], mask_TL)
-
-
-def _attend_to_both(
-    q_TNH: Tensor, q_sinks_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, sinks: slice, seen: slice, mask_TL: Tensor
-) -> Tensor:
-    """Attention to the sinks, for which queries are rotated otherwise, and to the keys `seen`: one softmax over both.
-
-    As one product of heads twice as wide: (q, q_sinks) with (k, 0) for the window and with (0, k) for the sinks, on
-    queries that are scaled for torch's own division by the square root of the width.
-    """
-    dim = q_TNH.shape[2]
-    both_TNH = torch.cat((q_TNH, q_sinks_TNH), dim=2).mul_(math.sqrt(2))
-    k_near, k_far = k_KLH[:, seen], k_KLH[:, sinks]
-    keys_KLH = torch.cat((functional.pad(k_far, (dim, 0)), functional.pad(k_near, (0, dim))), dim=1)
-    return attend(both_TNH, keys_KLH, torch.cat((v_KLH[:, sinks], v_KLH[:, seen]), dim=1), mask_TL)
+            # One softmax over both as one product of heads twice as wide: (q, q_sinks) with (k, 0) for the window and
+            # with (0, k) for the sinks, on queries that are scaled for torch's own division by the root of the width.
+            dim = q_TNH.shape[2]
+            mask_TL = torch.cat((torch.arange(num_sinks, device=device) <= query_T[:, None], mask_TL), dim=1)
+            queries = torch.cat((queries, q_sinks_TNH[rows]), dim=2).mul_(math.sqrt(2))
+            k_far = functional.pad(k_KLH[:, :num_sinks], (dim, 0))
+            keys = torch.cat((k_far, functional.pad(keys, (0, dim))), dim=1)
+            values = torch.cat((v_KLH[:, :num_sinks], values), dim=1)
+        out_TNH[rows] = attend(queries, keys, values, mask_TL)
 
 
 def _as_stored(x_TKH: Tensor, dtype: torch.dtype) -> Tensor:

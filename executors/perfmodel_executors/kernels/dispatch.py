@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
+from typing import Any
 
 import torch
 
@@ -20,72 +20,51 @@ _INTERPRETS_NEW_NUMPY, _STRICT_NUMPY = (3, 7), (2, 4)
 _HERE = "perfmodel_executors.kernels"
 _OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix products without tensor cores
 
-_Operator: TypeAlias = Callable[..., Any]
+# Module -> its operators that `triton/` has, too, and those that torch alone has.
+_MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "attention_decode": ("attention_decode attention_softmax_decode", ""),
+        "attention_latent": ("attention_latent_decode attention_latent_prefill", ""),
+        "attention_prefill": ("attention_prefill attention_softmax_prefill", ""),
+        "attention_sinks": ("", "attention_sinks_decode attention_sinks_prefill"),
+        "attention_sparse": ("attention_sparse_decode attention_sparse_prefill", ""),
+        "attention_standard": ("attention_standard", ""),
+        "causal_conv": ("causal_conv_decode causal_conv_prefill", ""),
+        "linear": (
+            "linear linear_fp8 linear_fp8_block linear_w4a16 linear_w8a16 linear_w8a8",
+            "linear_gguf linear_signs linear_sparse24 linear_w4a8 linear_w8a8_static",
+        ),
+        "moe": ("grouped_experts route", "capacity_experts"),
+        "rms_norm": ("add_rms_norm rms_norm", ""),
+        "rope_kv_write": ("rope_kv_write", "kv_write rope"),
+        "sampling": ("greedy sample_top_k_top_p", "verify_greedy verify_stochastic"),
+        "scan": ("scan_decode scan_prefill", ""),
+        "swiglu": ("activate", ""),
+    }
+)
 
-
-class _In(NamedTuple):
-    """The module of an operator, and whether `triton/` has one of that name."""
-
-    module: str
-    has_triton: bool = True
-
-    @property
-    def modules(self) -> dict[str, str]:
-        """Backend -> module."""
-        known = {"torch": f"{_HERE}.{self.module}"}
-        return known | {"triton": f"{_HERE}.triton.{self.module}"} if self.has_triton else known
-
-
-_TORCH_ONLY = False
+# Operator -> backend -> module.
+KERNELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        operator: {"torch": f"{_HERE}.{module}"} | ({"triton": f"{_HERE}.triton.{module}"} if has_triton else {})
+        for operator, module, has_triton in sorted(
+            (operator, module, has_triton)
+            for module, columns in _MODULES.items()
+            for operators, has_triton in zip(columns, (True, False), strict=True)
+            for operator in operators.split()
+        )
+    }
+)
 
 
 class Kernels:
     """The chosen implementation of every operator, as attributes: `kernels.rms_norm(x, weight, eps)`."""
 
-    activate: Annotated[_Operator, _In("swiglu")]
-    add_rms_norm: Annotated[_Operator, _In("rms_norm")]
-    attention_decode: Annotated[_Operator, _In("attention_decode")]
-    attention_latent_decode: Annotated[_Operator, _In("attention_latent")]
-    attention_latent_prefill: Annotated[_Operator, _In("attention_latent")]
-    attention_prefill: Annotated[_Operator, _In("attention_prefill")]
-    attention_sinks_decode: Annotated[_Operator, _In("attention_sinks", _TORCH_ONLY)]
-    attention_sinks_prefill: Annotated[_Operator, _In("attention_sinks", _TORCH_ONLY)]
-    attention_softmax_decode: Annotated[_Operator, _In("attention_softmax")]
-    attention_softmax_prefill: Annotated[_Operator, _In("attention_softmax")]
-    attention_sparse_decode: Annotated[_Operator, _In("attention_sparse")]
-    attention_sparse_prefill: Annotated[_Operator, _In("attention_sparse")]
-    attention_standard: Annotated[_Operator, _In("attention_standard")]
-    capacity_experts: Annotated[_Operator, _In("moe", _TORCH_ONLY)]
-    causal_conv_decode: Annotated[_Operator, _In("causal_conv")]
-    causal_conv_prefill: Annotated[_Operator, _In("causal_conv")]
-    greedy: Annotated[_Operator, _In("sampling")]
-    grouped_experts: Annotated[_Operator, _In("moe")]
-    kv_write: Annotated[_Operator, _In("rope_kv_write", _TORCH_ONLY)]
-    linear: Annotated[_Operator, _In("linear")]
-    linear_fp8: Annotated[_Operator, _In("linear_low_precision")]
-    linear_fp8_block: Annotated[_Operator, _In("linear_low_precision")]
-    linear_gguf: Annotated[_Operator, _In("linear_stored", _TORCH_ONLY)]
-    linear_signs: Annotated[_Operator, _In("linear_stored", _TORCH_ONLY)]
-    linear_sparse24: Annotated[_Operator, _In("linear_stored", _TORCH_ONLY)]
-    linear_w4a16: Annotated[_Operator, _In("linear_weight_only")]
-    linear_w4a8: Annotated[_Operator, _In("linear_low_precision", _TORCH_ONLY)]
-    linear_w8a16: Annotated[_Operator, _In("linear_weight_only")]
-    linear_w8a8: Annotated[_Operator, _In("linear_low_precision")]
-    linear_w8a8_static: Annotated[_Operator, _In("linear_low_precision", _TORCH_ONLY)]
-    rms_norm: Annotated[_Operator, _In("rms_norm")]
-    rope: Annotated[_Operator, _In("rope_kv_write", _TORCH_ONLY)]
-    rope_kv_write: Annotated[_Operator, _In("rope_kv_write")]
-    route: Annotated[_Operator, _In("moe")]
-    sample_top_k_top_p: Annotated[_Operator, _In("sampling")]
-    scan_decode: Annotated[_Operator, _In("scan")]
-    scan_prefill: Annotated[_Operator, _In("scan")]
-    verify_greedy: Annotated[_Operator, _In("sampling", _TORCH_ONLY)]
-    verify_stochastic: Annotated[_Operator, _In("sampling", _TORCH_ONLY)]
+    def __init__(self, implementations: Mapping[str, Callable[..., Any]]) -> None:
+        vars(self).update(implementations)
 
-
-KERNELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {name: hint.__metadata__[0].modules for name, hint in get_type_hints(Kernels, include_extras=True).items()}
-)
+    def __getattr__(self, operator: str) -> Callable[..., Any]:
+        raise AttributeError(f"there is no operator {operator!r}")
 
 
 def load_kernels(backend: str = "torch", device: torch.device | None = None) -> Kernels:
@@ -101,11 +80,8 @@ def load_kernels(backend: str = "torch", device: torch.device | None = None) -> 
         if device is not None and device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(device)
             check_capability(torch.cuda.get_device_name(device), 10 * major + minor)
-    kernels = Kernels()
-    for operator, implementations in KERNELS.items():
-        module = import_module(implementations.get(backend, implementations["torch"]))
-        setattr(kernels, operator, getattr(module, operator))
-    return kernels
+    modules = {operator: import_module(row.get(backend, row["torch"])) for operator, row in KERNELS.items()}
+    return Kernels({operator: getattr(module, operator) for operator, module in modules.items()})
 
 
 def check_capability(device: str, capability: int) -> None:
@@ -130,13 +106,9 @@ def _check_library() -> None:
 def check_interpreter(triton: str, numpy: str) -> None:
     """Raises MissingExtraError for versions that do not interpret: before 3.7 Triton makes integers of arrays with one
     element, which NumPy 2.4 refuses."""
-    if _numbers(triton) < _INTERPRETS_NEW_NUMPY and _numbers(numpy) >= _STRICT_NUMPY:
+    first_two = [tuple(int(part) for part in name.split(".")[:2]) for name in (triton, numpy)]
+    if first_two[0] < _INTERPRETS_NEW_NUMPY and first_two[1] >= _STRICT_NUMPY:
         raise MissingExtraError(
             f"triton {triton} does not interpret kernels with numpy {numpy}, which makes no integers of arrays: "
             f"pip install 'numpy<2.4', or triton 3.7, or unset TRITON_INTERPRET."
         )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The first two of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])

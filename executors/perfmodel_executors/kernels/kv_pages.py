@@ -1,25 +1,16 @@
-"""Keys and values as integers of 2, 4 or 8 bits, several to a byte, with a scale and a zero point for each group.
+"""Pages of keys and values of one layer, plain or quantised, and what quantising means.
 
-A group is `group_size` neighbouring elements of one token's head; asymmetric, q = round((x - least) / step) (the
-quantiser of Liu et al. 2024, KIVI, along each token, so that a token is stored when it comes). Element i of a head
-shares its byte with i + H / n, i + 2 H / n, ...: unpacked halves or quarters follow each other.
-
-Pages of keys and values of one layer, plain or quantised, and what quantising means.
-
-    float (bf16, fp16, fp32)  as they are
-    fp8                       e4m3 with unit scale, saturating at +-448: what engines do without calibrated scales
-    int8                      a scale per token and head, amax / 127, kept beside the pages; rounded to nearest even
-    packed                    integers of 8, 4 or 2 bits in groups, see above; read by the torch kernels only
-
-Scales lie [block, head, token], so that what one head reads of a page is contiguous, as its kernels want it.
-
-Random pages for problems, and the same keys and values contiguous, as library calls want them.
+float (bf16, fp16, fp32)  as they are
+fp8                       e4m3 with unit scale, saturating at +-448: what engines do without calibrated scales
+int8                      a scale per token and head, amax / 127, kept beside the pages; rounded to nearest even
+packed                    integers of 8, 4 or 2 bits in groups of neighbouring elements of one token's head, with a
+                          scale and a zero point each: q = round((x - least) / step), along each token, so that a
+                          token is stored when it comes (the quantiser of Liu et al. 2024, KIVI); torch only
 """
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,11 +19,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from perfmodel_executors.kernels.problem import Inputs
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+INT8_MAX = 127.0
+LEAST_SCALE = 1e-30  # of a token whose keys or values are all zero
 _LEAST_STEP = 2.0**-24  # the smallest fp16: of groups of equal elements
 
 
 class Packing(NamedTuple):
-    """bits: of an element; group_size: elements that share a scale and a zero point, in fp16."""
+    """bits: of an element; group_size: elements that share a scale and a zero point, in fp16.
+
+    Element i of a head shares its byte with i + H / n, i + 2 H / n, ...: unpacked halves or quarters follow each other.
+    """
 
     bits: int
     group_size: int
@@ -54,9 +52,8 @@ def packed(x_TKH: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
     scales = torch.stack((((largest - least) / most).clamp_(min=_LEAST_STEP), least), dim=-1).half()
     step, zero = scales.float().unbind(-1)
     numbers = ((groups - zero[..., None]) / step[..., None]).round_().clamp_(0, most).to(torch.uint8).flatten(-2)
-    parts = numbers.chunk(packing.per_byte, dim=-1)
-    result = parts[0]
-    for index, part in enumerate(parts[1:], start=1):
+    result, *others = numbers.chunk(packing.per_byte, dim=-1)
+    for index, part in enumerate(others, start=1):
         result = result | part << index * packing.bits
     return result, scales
 
@@ -71,16 +68,10 @@ def unpacked(bytes_TKP: Tensor, scales_TKG2: Tensor, packing: Packing, dtype: to
     return torch.addcmul(zero[..., None], groups, step[..., None]).flatten(-2)
 
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
-INT8_MAX = 127.0
-LEAST_SCALE = 1e-30  # of a token whose keys or values are all zero
-
-
 class KVPages(NamedTuple):
-    """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens, and their scales [B, K, S] if int8.
+    """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens; with `packing`, bytes of several elements.
 
-    With `packing`, bytes of several elements, and scales [B, S, K, G, 2].
+    Scales: [B, K, S] if int8, so that what one head reads of a page is contiguous; [B, S, K, G, 2] with `packing`.
     """
 
     k_BSKH: Tensor
@@ -93,6 +84,11 @@ class KVPages(NamedTuple):
     def tensors(self) -> tuple[Tensor, ...]:
         """All that is stored."""
         return tuple(tensor for tensor in self[:4] if tensor is not None)
+
+    @property
+    def sides(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
+        """(elements, scales) of keys, of values."""
+        return (self.k_BSKH, self.k_scale_BKS), (self.v_BSKH, self.v_scale_BKS)
 
     @property
     def v_dim(self) -> int:
@@ -122,60 +118,60 @@ class KVPages(NamedTuple):
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
+        scales = [None if scale is None else _grown(scale, num_blocks) for _, scale in self.sides]
         k, v = _grown(self.k_BSKH, num_blocks), _grown(self.v_BSKH, num_blocks)
-        k_scale, v_scale = (
-            None if scale is None else _grown(scale, num_blocks) for scale in (self.k_scale_BKS, self.v_scale_BKS)
-        )
-        return KVPages(k, v, k_scale, v_scale, self.packing)
+        return KVPages(k, v, scales[0], scales[1], self.packing)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys [M * S, K, H] and values of the named blocks, in `dtype`."""
-        if self.packing is not None:
-            k, v = (self._unpacked(side, blocks_M, dtype) for side in (0, 1))
+        if self.packing is None:
+            k, v = (dequantized(values, scales, blocks_M, dtype) for values, scales in self.sides)
             return k, v
-        k = dequantized(self.k_BSKH, self.k_scale_BKS, blocks_M, dtype)
-        return k, dequantized(self.v_BSKH, self.v_scale_BKS, blocks_M, dtype)
+        keys, values, k_scales, v_scales = (part.index_select(0, blocks_M).flatten(0, 1) for part in self.tensors)
+        return unpacked(keys, k_scales, self.packing, dtype), unpacked(values, v_scales, self.packing, dtype)
 
-    def _unpacked(self, side: int, blocks_M: Tensor, dtype: torch.dtype) -> Tensor:
-        assert self.packing is not None
-        tensors = self.tensors
-        rows, scales = (tensors[i].index_select(0, blocks_M).flatten(0, 1) for i in (side, 2 + side))
-        return unpacked(rows, scales, self.packing, dtype)
+    def write(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor) -> None:
+        """Row t of k and v goes to slot `slots[t] = block_id * block_size + offset`, quantised as the pages are."""
+        for x_TKH, (pages, scales) in zip((k_TKH, v_TKH), self.sides, strict=True):
+            values, own_scales = self._encoded(x_TKH)
+            _as_bytes(pages).flatten(0, 1).index_copy_(0, slots_T, _as_bytes(values))
+            if scales is not None and own_scales is not None:
+                self._set_scales(scales, slots_T, own_scales)
 
     def move(self, sources_M: Tensor, targets_M: Tensor) -> None:
         """Copy the tokens in slots `sources` to slots `targets`; all are read before any is written."""
-        size = self.block_size
-        if self.packing is not None:
-            for tensor in self.tensors:
-                rows = tensor.flatten(0, 1)
-                rows[targets_M] = rows[sources_M]
-            return
-        for pages_BSKH in (self.k_BSKH, self.v_BSKH):
-            rows = (pages_BSKH.view(torch.uint8) if self.dtype == FP8 else pages_BSKH).flatten(0, 1)
+        for pages, scales in self.sides:
+            rows = _as_bytes(pages).flatten(0, 1)
             rows[targets_M] = rows[sources_M]
-        for scale_BKS in (self.k_scale_BKS, self.v_scale_BKS):
-            if scale_BKS is not None:
-                moved_MK = scale_BKS[sources_M // size, :, sources_M % size]
-                scale_BKS[targets_M // size, :, targets_M % size] = moved_MK
+            if scales is not None and self.packing is None:
+                moved_MK = scales[sources_M // self.block_size, :, sources_M % self.block_size]
+                self._set_scales(scales, targets_M, moved_MK)
+            elif scales is not None:
+                self._set_scales(scales, targets_M, scales.flatten(0, 1)[sources_M])
 
     def fill_normal(self, first_block: int) -> None:
         """Random contents for the blocks from `first_block` on: standard normal."""
-        if self.packing is not None:
-            for values, scales in (self.tensors[0::2], self.tensors[1::2]):
-                shape = (*values.shape[:3], values.shape[3] * self.packing.per_byte)
-                normal = torch.randn(len(values) - first_block, *shape[1:], device=values.device)
-                values[first_block:], scales[first_block:] = packed(normal, self.packing)
-            return
-        for pages_BSKH, scale_BKS in ((self.k_BSKH, self.k_scale_BKS), (self.v_BSKH, self.v_scale_BKS)):
+        per_byte = 1 if self.packing is None else self.packing.per_byte
+        for pages, scales in self.sides:
+            new = pages[first_block:]
             if not self.is_quantized:
-                pages_BSKH[first_block:].normal_()
+                new.normal_()
                 continue
-            new_BSKH = pages_BSKH[first_block:]
-            normal = torch.randn(new_BSKH.shape, device=new_BSKH.device)
-            values, scale_BSK = quantized(normal, self.dtype)
-            new_BSKH.copy_(values)
-            if scale_BKS is not None and scale_BSK is not None:
-                scale_BKS[first_block:] = scale_BSK.transpose(1, 2)
+            values, own_scales = self._encoded(torch.randn(*new.shape[:3], new.shape[3] * per_byte, device=new.device))
+            new.copy_(values)
+            if scales is not None and own_scales is not None:
+                scales[first_block:] = own_scales.transpose(1, 2) if self.packing is None else own_scales
+
+    def _encoded(self, x_TKH: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.packing is not None:
+            return packed(x_TKH, self.packing)
+        return (x_TKH, None) if x_TKH.dtype == self.dtype else quantized(x_TKH, self.dtype)
+
+    def _set_scales(self, scales: Tensor, slots_T: Tensor, own_scales: Tensor) -> None:
+        if self.packing is None:
+            scales[slots_T // self.block_size, :, slots_T % self.block_size] = own_scales
+        else:
+            scales.flatten(0, 1).index_copy_(0, slots_T, own_scales)
 
 
 def empty_pages(
@@ -188,12 +184,14 @@ def empty_pages(
     packing: Packing | None = None,
 ) -> KVPages:
     """Pages of zeros; `head_dims` are those of keys and of values."""
+    tokens = (num_blocks, block_size, num_kv_heads)
     if packing is not None:
-        zeros = partial(torch.zeros, num_blocks, block_size, num_kv_heads)
-        k, v = (zeros(d // packing.per_byte, dtype=torch.uint8, device=device) for d in head_dims)
-        k_scale, v_scale = (zeros(d // packing.group_size, 2, dtype=torch.float16, device=device) for d in head_dims)
+        k, v = (torch.zeros(*tokens, d // packing.per_byte, dtype=torch.uint8, device=device) for d in head_dims)
+        k_scale, v_scale = (
+            torch.zeros(*tokens, d // packing.group_size, 2, dtype=torch.float16, device=device) for d in head_dims
+        )
         return KVPages(k, v, k_scale, v_scale, packing)
-    k, v = (torch.zeros(num_blocks, block_size, num_kv_heads, d, dtype=dtype, device=device) for d in head_dims)
+    k, v = (torch.zeros(*tokens, d, dtype=dtype, device=device) for d in head_dims)
     if dtype != torch.int8:
         return KVPages(k, v)
     k_scale, v_scale = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in range(2))
@@ -213,12 +211,15 @@ def quantized(x_TKH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]
 
 def dequantized(pages_BSKH: Tensor, scale_BKS: Tensor | None, blocks_M: Tensor, dtype: torch.dtype) -> Tensor:
     """The tokens of the named blocks, [M * S, K, H] in `dtype`."""
-    # Bytes, since not every build of CUDA gathers e4m3.
-    stored = pages_BSKH.view(torch.uint8) if pages_BSKH.dtype == FP8 else pages_BSKH
-    rows = stored.index_select(0, blocks_M).view(pages_BSKH.dtype)
+    rows = _as_bytes(pages_BSKH).index_select(0, blocks_M).view(pages_BSKH.dtype)
     if scale_BKS is not None:
         rows = rows * scale_BKS.index_select(0, blocks_M).transpose(1, 2)[..., None]
     return rows.flatten(0, 1).to(dtype)
+
+
+def _as_bytes(pages: Tensor) -> Tensor:
+    """The CPU scatters no e4m3, and not every build of CUDA gathers it."""
+    return pages.view(torch.uint8) if pages.dtype == FP8 else pages
 
 
 def _grown(pages: Tensor, num_blocks: int) -> Tensor:
@@ -244,13 +245,16 @@ def random_pages(
     kv_dtype: torch.dtype,
 ) -> KVPages:
     """Standard normal keys and values of `dtype`, stored as `kv_dtype`."""
-    pages: list[Tensor] = []
-    scales: list[Tensor | None] = []
-    for dim in head_dims:
-        values, scale = quantized(inputs.normal(num_blocks, block_size, num_kv_heads, dim, dtype=dtype), kv_dtype)
-        pages.append(values)
-        scales.append(None if scale is None else scale.transpose(1, 2).contiguous())
-    return KVPages(pages[0], pages[1], scales[0], scales[1])
+    (k, k_scale), (v, v_scale) = (
+        quantized(inputs.normal(num_blocks, block_size, num_kv_heads, dim, dtype=dtype), kv_dtype) for dim in head_dims
+    )
+    scales = [None if scale is None else scale.transpose(1, 2).contiguous() for scale in (k_scale, v_scale)]
+    return KVPages(k, v, scales[0], scales[1])
+
+
+def shuffled_tables(inputs: Inputs, num_seqs: int, width: int) -> Tensor:
+    """Block tables [num_seqs, width] into pages of one block more than they name."""
+    return inputs.permutation(width * num_seqs + 1)[: width * num_seqs].view(num_seqs, width)
 
 
 def contiguous_kv(pages: KVPages, tables_DM: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,7 @@
-"""The one place where Triton kernels are launched.
+"""The one place where Triton kernels are launched, on tensors of any device.
 
-Every kernel goes through `launch`, on tensors of any device. What changes from step to step (numbers of tokens, widths
-of block tables) is named in a kernel's `do_not_specialize`: else Triton compiles it again in the middle of a serving
-run, for the first such number that is 1, or divisible by 16. Within `recording()` nothing runs: the launches are kept,
-with all that their compilation depends on, so that a kernel can be compiled ahead of time for any GPU from exactly the
-call that would have run it (on tensors of the `meta` device, which have shapes and no memory).
+What changes from step to step (numbers of tokens, widths of block tables) is named in a kernel's `do_not_specialize`:
+else Triton compiles it again in the middle of a serving run, for the first such number that is 1, or divisible by 16.
 """
 
 from collections.abc import Iterator
@@ -50,7 +47,8 @@ _recorder: ContextVar[list[Launch] | None] = ContextVar("recorder", default=None
 
 @contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Keeps the launches made inside instead of running them."""
+    """Keeps the launches made inside instead of running them, with all that their compilation depends on: a kernel can
+    be compiled ahead of time for any GPU from the very call (on the `meta` device, whose tensors have no memory)."""
     launches: list[Launch] = []
     token = _recorder.set(launches)
     try:
@@ -86,7 +84,7 @@ def kernel_error(name: str, where: str, constants: dict[str, Any], error: Except
 
 def _is_compilers(error: Exception) -> bool:
     """Triton's own errors, and its compiler passes' (plain RuntimeErrors); the interpreter's are bugs of a kernel."""
-    names = {each.__name__ for each in type(error).__mro__}
+    names = {kind.__name__ for kind in type(error).__mro__}
     if "TritonError" in names:
         return "InterpreterError" not in names
     return isinstance(error, RuntimeError) and "PassManager" in str(error)

@@ -1,9 +1,6 @@
 """Mixture of experts: routing, then each touched expert on its own tokens, by its format's linear layer.
 
 The time of the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens.
-
-Problems, compared with library calls: from one decoding token to a prefill chunk: Mixtral, Qwen3-30B-A3B, and one of
-fine experts.
 """
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
@@ -24,15 +21,13 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.cards import load_model
 from perfmodel.ops.feedforward import experts as experts_work
 from perfmodel.ops.feedforward import route as route_work
-from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.routing import TILE_ROWS, ExpertLoad
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.dispatch import load_kernels
+from perfmodel_executors.kernels.linear import BF16, FORMATS, dense_weight
 from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.swiglu import activate
-from perfmodel_executors.kernels.weight_formats.dequantize import dense_weight
-from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
-from perfmodel_executors.kernels.weight_formats.samples import FORMATS
 
 LEAST_SUM = 1e-20  # of scores, before weights are divided by it (DeepSeek-V3)
 
@@ -85,25 +80,18 @@ def route(
     logits_TE = logits_TE.float()
     scores_TE = torch.softmax(logits_TE, dim=-1) if rule.scoring == "softmax" else torch.sigmoid(logits_TE)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
-    if rule.num_groups > 1:
-        choice_TE = _within_best_groups(choice_TE, rule)
+    if rule.num_groups > 1:  # experts of other groups than the best are not chosen
+        members_TGM = choice_TE.view(len(choice_TE), rule.num_groups, -1)
+        num_best = 1 if rule.groups_by == "max" else 2
+        groups_TG = members_TGM.topk(num_best, dim=-1).values.sum(dim=-1)
+        best = torch.topk(groups_TG, rule.top_k_groups, dim=-1).indices
+        is_best_TG = torch.zeros_like(groups_TG, dtype=torch.bool).scatter_(1, best, True)
+        choice_TE = members_TGM.masked_fill(~is_best_TG[..., None], -math.inf).flatten(1)
     experts_TX = torch.topk(choice_TE, top_k, dim=-1).indices
     weights_TX = scores_TE.gather(1, experts_TX)
     if rule.renormalizes:
         weights_TX = weights_TX / (weights_TX.sum(dim=-1, keepdim=True) + LEAST_SUM)
     return weights_TX * rule.scale, experts_TX
-
-
-def _within_best_groups(choice_TE: Tensor, rule: RoutingRule) -> Tensor:
-    """Scores of the experts of the best groups; -inf for the others."""
-    members_TGM = choice_TE.view(len(choice_TE), rule.num_groups, -1)
-    if rule.groups_by == "max":
-        groups_TG = members_TGM.amax(dim=-1)
-    else:
-        groups_TG = members_TGM.topk(2, dim=-1).values.sum(dim=-1)
-    best = torch.topk(groups_TG, rule.top_k_groups, dim=-1).indices
-    is_best_TG = torch.zeros_like(groups_TG, dtype=torch.bool).scatter_(1, best, True)
-    return members_TGM.masked_fill(~is_best_TG[..., None], -math.inf).flatten(1)
 
 
 def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer) -> Tensor:
@@ -127,13 +115,7 @@ def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer:
     return torch.zeros_like(x_TC).index_add_(0, tokens, y_sorted)
 
 
-def capacity_experts(
-    x_TC: Tensor,
-    weights_TX: Tensor,
-    experts_TX: Tensor,
-    layer: ExpertLayer,
-    num_rows: int,
-) -> Tensor:
+def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, num_rows: int) -> Tensor:
     """As `grouped_experts`, where every expert multiplies `num_rows` rows: buffers are padded with zeros, and what
     exceeds them adds nothing. First choices go before second ones, in the order of the tokens.
 
@@ -164,30 +146,13 @@ def capacity_experts(
 
 def _loop(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer) -> Tensor:
     """BLAS calls over the touched experts; asks the device how many rows each has."""
-    return grouped_experts(x_TC, weights_TX, experts_TX, _dense(layer, x_TC.dtype))
+    up_EFC, down_ECI = _dense(layer, x_TC.dtype)
+    return grouped_experts(x_TC, weights_TX, experts_TX, replace(layer, up_EFC=up_EFC, down_ECI=down_ECI))
 
 
 def _grouped(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer) -> Tensor:
     """Grouped products (torch >= 2.11, bf16, experts without biases), for which the host need not know."""
-    return _grouped_products(x_TC, weights_TX, experts_TX, _dense(layer, x_TC.dtype))
-
-
-EXPERTS_BY_LIBRARY: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"grouped_mm": _grouped, "loop": _loop})
-
-
-def _dense(layer: ExpertLayer, dtype: torch.dtype) -> ExpertLayer:
-    """Experts in fewer bits are dequantised at their first call."""
-    return replace(layer, up_EFC=_plain(layer.up_EFC, dtype), down_ECI=_plain(layer.down_ECI, dtype))
-
-
-def _plain(weight: Tensor | ExpertWeight, dtype: torch.dtype) -> Tensor:
-    return dense_weight(weight.stacked, dtype).view(weight.shape) if isinstance(weight, ExpertWeight) else weight
-
-
-def _grouped_products(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer) -> Tensor:
-    up_EFC, down_ECI = layer.up_EFC, layer.down_ECI
-    assert isinstance(up_EFC, Tensor)
-    assert isinstance(down_ECI, Tensor)
+    up_EFC, down_ECI = _dense(layer, x_TC.dtype)
     num_tokens, top_k = experts_TX.shape
     ids, order = torch.sort(experts_TX.flatten(), stable=True)
     experts = torch.arange(up_EFC.shape[0], device=ids.device)
@@ -199,11 +164,22 @@ def _grouped_products(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, laye
     return torch.bmm(weights_TX.to(y_AC.dtype)[:, None], y_AC)[:, 0]
 
 
+EXPERTS_BY_LIBRARY: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"grouped_mm": _grouped, "loop": _loop})
+
+
+def _dense(layer: ExpertLayer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Matrices of both products; experts in fewer bits are dequantised at their first call."""
+    up, down = (
+        dense_weight(weight.stacked, dtype).view(weight.shape) if isinstance(weight, ExpertWeight) else weight
+        for weight in (layer.up_EFC, layer.down_ECI)
+    )
+    return up, down
+
+
 _GROUPED = RoutingRule("sigmoid", scale=2.5, num_groups=8, top_k_groups=4, groups_by="top2")  # DeepSeek-V3
 
 _Choices = list[list[int]]  # each token's experts
 
-_BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # the reference rounds every product
 # Where activations are quantised: of a value on the edge, either code may be taken, before each product.
 _TOLERANCE_8_BITS = {torch.float32: 1e-2, torch.float16: 4e-2, torch.bfloat16: 4e-2}
@@ -222,49 +198,41 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
     routes += [_route(9, 60, 6, dtype, rule, bool(n % 2)) for n, rule in enumerate(rules)]
     biased = [(tokens, replace(ffn, bias=True, activation="swiglu_oai", gated=True)) for tokens, ffn in shapes]
     plain = [_experts(tokens, 40, ffn, dtype) for tokens, ffn in (*shapes, *biased)]
-    stored = [
-        _experts(tokens, width, ffn, dtype, form=form)
-        for form, tokens, width, ffn in (
-            ("int8_wo", 1, 40, shapes[0][1]),
-            ("int8_wo", 5, 40, shapes[1][1]),
-            ("int4_wo_32", 5, 64, MoEFFN(9, 3, 32)),
-            ("int4_wo_zeros", 19, 64, MoEFFN(3, 1, 64, gated=False, activation="gelu")),
-            ("fp8_wo", 19, 40, shapes[2][1]),
-            ("fp8", 5, 40, shapes[0][1]),
-            ("int8", 19, 40, shapes[2][1]),
-            ("int8_wo", 5, 40, biased[1][1]),
-            ("w4a16_mxfp4", 5, 64, MoEFFN(4, 2, 64, activation="swiglu_oai", bias=True)),
-            ("w4a16_nvfp4", 19, 64, MoEFFN(3, 1, 64)),
-            ("fp8_block", 5, 128, MoEFFN(4, 2, 128)),
-        )
-    ]
-    return [*routes, *plain, *stored]
+    small, wide = shapes[0][1], MoEFFN(3, 1, 64)
+    stored = (
+        ("int8_wo", 1, 40, small),
+        ("int8_wo", 5, 40, shapes[1][1]),
+        ("int4_wo_32", 5, 64, MoEFFN(9, 3, 32)),
+        ("int4_wo_zeros", 19, 64, replace(wide, gated=False, activation="gelu")),
+        ("fp8_wo", 19, 40, shapes[2][1]),
+        ("fp8", 5, 40, small),
+        ("int8", 19, 40, shapes[2][1]),
+        ("int8_wo", 5, 40, biased[1][1]),
+        ("w4a16_mxfp4", 5, 64, MoEFFN(4, 2, 64, activation="swiglu_oai", bias=True)),
+        ("w4a16_nvfp4", 19, 64, wide),
+        ("fp8_block", 5, 128, MoEFFN(4, 2, 128)),
+    )
+    return [*routes, *plain, *(_experts(tokens, width, ffn, dtype, form=form) for form, tokens, width, ffn in stored)]
 
 
 def serving() -> list[Problem]:
     """Decode batches, whose time is the weights of the experts they touch, and chunks."""
-    blocks = [_block(name) for name in _MODELS]
-    products = [
-        _experts(tokens, width, ffn, torch.bfloat16, _balanced(tokens, ffn.num_experts, ffn.top_k))
-        for width, ffn in blocks
-        for tokens in _TOKENS
+    blocks = []
+    for model in map(load_model, _MODELS):
+        ffn = next(layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN))
+        blocks.append((model.hidden_size, ffn))
+    sizes: list[tuple[int, int, MoEFFN, str | None]] = [
+        (tokens, *block, None) for block in blocks for tokens in _TOKENS
     ]
-    stored = [
+    sizes += [(tokens, *block, form) for tokens in _STORED_TOKENS for block in blocks for form in _STORED_FORMATS]
+    products = [
         _experts(tokens, width, ffn, torch.bfloat16, _balanced(tokens, ffn.num_experts, ffn.top_k), form)
-        for tokens in _STORED_TOKENS
-        for width, ffn in blocks
-        for form in _STORED_FORMATS
+        for tokens, width, ffn, form in sizes
     ]
     # Routers' logits are fp32 as the cost model counts them.
     routes = [_route(t, ffn.num_experts, ffn.top_k, torch.float32) for _, ffn in blocks for t in (1, 64, 4096)]
     routes += [_route(t, 256, 8, torch.float32, _GROUPED, has_bias=True) for t in (1, 64, 4096)]
-    return [*products, *stored, *routes]
-
-
-def _block(model: str) -> tuple[int, MoEFFN]:
-    """Width and feed-forward block of a model's MoE layers."""
-    spec = load_model(model)
-    return spec.hidden_size, next(layer.ffn for layer, _ in spec.layers if isinstance(layer.ffn, MoEFFN))
+    return [*products, *routes]
 
 
 def _logits(inputs: Inputs, tokens: int, num_experts: int, dtype: torch.dtype) -> Tensor:
@@ -300,12 +268,6 @@ def _balanced(tokens: int, num_experts: int, top_k: int) -> _Choices:
     return [[(begin + choice * stride) % num_experts for choice in range(top_k)] for begin in first]
 
 
-def _load(chosen: _Choices) -> ExpertLoad:
-    rows = Counter(expert for token in chosen for expert in token).values()
-    tiles = tuple(float(sum(-(-count // size) for count in rows)) for size in TILE_ROWS)
-    return ExpertLoad(len(rows), sum(rows), tiles)
-
-
 def _experts(
     tokens: int,
     width: int,
@@ -327,33 +289,21 @@ def _experts(
 
     def make(inputs: Inputs) -> tuple[Tensor | ExpertLayer, ...]:
         weights, experts = route(_logits(inputs, tokens, ffn.num_experts, torch.float32), ffn.top_k)
-        return (
-            inputs.normal(tokens, width, dtype=dtype),
-            weights,
-            inputs.of(chosen, torch.int64) if chosen else experts,
-            ExpertLayer(
-                matrices(inputs, rows, width),
-                matrices(inputs, width, inner),
-                ffn.activation,
-                ffn.gated,
-                bias(inputs, rows),
-                bias(inputs, width),
-            ),
-        )
+        x = inputs.normal(tokens, width, dtype=dtype)
+        experts = inputs.of(chosen, torch.int64) if chosen else experts
+        up, down = matrices(inputs, rows, width), matrices(inputs, width, inner)
+        biases = (bias(inputs, rows), bias(inputs, width))
+        return x, weights, experts, ExpertLayer(up, down, ffn.activation, ffn.gated, *biases)
 
-    sizes = {
-        "num_tokens": tokens,
-        "hidden_size": width,
-        "inter_size": inner,
-        "topk": ffn.top_k,
-        "num_experts": ffn.num_experts,
-        "moe_tp_size": 1,
-        "moe_ep_size": 1,
-        "distribution": "balanced" if chosen else "random",
-        "moe_dtype": form or str(dtype).removeprefix("torch."),
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-    counted = FORMATS[form].form if form else _BF16
-    work = experts_work(tokens, ffn, _load(chosen), counted, width=width, intermediate=inner) if chosen else None
+    name = str(dtype).removeprefix("torch.")
+    sizes = {"num_tokens": tokens, "hidden_size": width, "inter_size": inner, "topk": ffn.top_k,
+             "num_experts": ffn.num_experts, "moe_tp_size": 1, "moe_ep_size": 1,
+             "distribution": "balanced" if chosen else "random", "moe_dtype": form or name, "dtype": name}  # fmt: skip
+    counted, work = FORMATS[form].form if form else BF16, None
+    if chosen:
+        counts = Counter(expert for token in chosen for expert in token).values()
+        tiles = tuple(float(sum(-(-count // size) for count in counts)) for size in TILE_ROWS)
+        load = ExpertLoad(len(counts), sum(counts), tiles)
+        work = experts_work(tokens, ffn, load, counted, width=width, intermediate=inner)
     tolerance = (_TOLERANCE_8_BITS if counted.quantizes_input else _TOLERANCE)[dtype]
     return Problem("grouped_experts", sizes, make, work, tolerance, EXPERTS_BY_LIBRARY)

@@ -2,10 +2,6 @@
 
 The module of an operator has two lists of them: `tiny(dtype)`, odd sizes that an interpreter gets through, and
 `serving()`, the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory.
-
-Left to itself torch's scaled_dot_product_attention, which kernels of attention are compared with, takes the first
-backend that its heuristics allow, which need not be the fastest, and does not say which. A backend that does not take a
-call raises RuntimeError.
 """
 
 from collections.abc import Callable, Mapping
@@ -98,10 +94,13 @@ _BACKENDS = {
 
 
 def by_backend(attend: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]]:
-    """`attend`, which calls SDPA, by each backend alone."""
-    return {f"sdpa {name}": partial(_forced, backend, attend) for name, backend in _BACKENDS.items()}
+    """`attend`, which calls SDPA, by each backend alone, which raises RuntimeError where it does not take a call.
 
+    Left to itself SDPA takes the first one that its heuristics allow, which need not be the fastest.
+    """
 
-def _forced(backend: SDPBackend, attend: Callable[..., Tensor], *args: object) -> Tensor:
-    with sdpa_kernel(backend):
-        return attend(*args)
+    def forced(backend: SDPBackend, *args: object) -> Tensor:
+        with sdpa_kernel(backend):
+            return attend(*args)
+
+    return {f"sdpa {name}": partial(forced, backend) for name, backend in _BACKENDS.items()}

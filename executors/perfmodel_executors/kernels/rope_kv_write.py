@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.ops.elementwise import kv_write as write_work
+from perfmodel.ops.elementwise import kv_write as kv_write_work
 from perfmodel.ops.elementwise import rope as rope_work
-from perfmodel.ops.work import Work
-from perfmodel_executors.kernels.kv_pages import FP8, NAMES, TOLERANCE, KVPages, empty_pages, packed, quantized
+from perfmodel_executors.kernels.kv_pages import FP8, NAMES, TOLERANCE, KVPages, empty_pages
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
 
@@ -34,24 +33,7 @@ def rope(x_TNH: Tensor, cos_sin_TH: Tensor) -> Tensor:
 
 def kv_write(k_TKH: Tensor, v_TKH: Tensor, pages: KVPages, slots_T: Tensor) -> None:
     """Writes row t of k and v to slot `slots[t] = block_id * block_size + offset`, in place, quantised as pages are."""
-    if pages.packing is not None:
-        k_bytes, v_bytes, k_scales, v_scales = pages.tensors
-        for x_TKH, *stored in ((k_TKH, k_bytes, k_scales), (v_TKH, v_bytes, v_scales)):
-            for tensor, rows in zip(stored, packed(x_TKH, pages.packing), strict=True):
-                tensor.flatten(0, 1).index_copy_(0, slots_T, rows)
-        return
-    size = pages.block_size
-    sides = ((k_TKH, pages.k_BSKH, pages.k_scale_BKS), (v_TKH, pages.v_BSKH, pages.v_scale_BKS))
-    for x_TKH, pages_BSKH, scale_BKS in sides:
-        if x_TKH.dtype == pages_BSKH.dtype:
-            pages_BSKH.flatten(0, 1).index_copy_(0, slots_T, x_TKH)
-            continue
-        values_TKH, scale_TK = quantized(x_TKH, pages_BSKH.dtype)
-        if pages_BSKH.dtype == FP8:  # as bytes: the CPU scatters no fp8
-            values_TKH, pages_BSKH = values_TKH.view(torch.uint8), pages_BSKH.view(torch.uint8)
-        pages_BSKH.flatten(0, 1).index_copy_(0, slots_T, values_TKH)
-        if scale_BKS is not None and scale_TK is not None:
-            scale_BKS[slots_T // size, :, slots_T % size] = scale_TK
+    pages.write(k_TKH, v_TKH, slots_T)
 
 
 def rope_kv_write(
@@ -69,7 +51,7 @@ def rope_kv_write(
     """
     if cos_sin_TH is not None:
         q_TNH, k_TKH = rope(q_TNH, cos_sin_TH), rope(k_TKH, cos_sin_TH)
-    kv_write(k_TKH, v_TKH, pages, slots_T)
+    pages.write(k_TKH, v_TKH, slots_T)
     return q_TNH
 
 
@@ -112,6 +94,13 @@ def _problem(
         pages = empty_pages(num_blocks, _PAGE, heads[1], dims, kv_dtype, inputs.device)
         return *parts, table, pages, inputs.permutation(num_blocks * _PAGE)[:num_tokens]
 
+    # Both operators' FLOPs; of keys, the rotated ones are not written and read again.
+    work = kv_write_work(num_tokens, widths[1] + widths[2], dtype.itemsize, kv_dtype.itemsize)
+    if has_rope:
+        queries = rope_work(num_tokens, widths[0], dtype.itemsize)
+        rotated = rope_work(num_tokens, widths[0] + widths[1], dtype.itemsize)
+        num_bytes = work.activation_bytes + queries.activation_bytes
+        work = replace(work, name="rope_kv_write", flops=rotated.flops, activation_bytes=num_bytes)
     tolerance = TOLERANCE[dtype]
     if dtype != torch.float32 and kv_dtype != dtype:  # one step of the quantiser, where the roundings before it differ
         tolerance = max(tolerance, 1 / 8 if kv_dtype == FP8 else 1 / 127)
@@ -120,21 +109,6 @@ def _problem(
         {"tokens": num_tokens, "num_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": dims[0],
          "kv_cache_dtype": NAMES[kv_dtype], "dtype": NAMES[dtype], "rope": "yes" if has_rope else "no"},
         make,
-        _work(num_tokens, widths, dtype, kv_dtype, has_rope),
+        work,
         tolerance,
     )  # fmt: skip
-
-
-def _work(num_tokens: int, widths: list[int], dtype: torch.dtype, kv_dtype: torch.dtype, has_rope: bool) -> Work:
-    """Both operators' FLOPs; of keys, the rotated ones are not written and read again."""
-    write = write_work(num_tokens, widths[1] + widths[2], dtype.itemsize, kv_dtype.itemsize)
-    if not has_rope:
-        return write
-    queries = rope_work(num_tokens, widths[0], dtype.itemsize)
-    rotated = rope_work(num_tokens, widths[0] + widths[1], dtype.itemsize)
-    return replace(
-        write,
-        name="rope_kv_write",
-        flops=rotated.flops,
-        activation_bytes=write.activation_bytes + queries.activation_bytes,
-    )

@@ -85,8 +85,12 @@ def padded(dim: int) -> int:
 def pipelined_bytes(tile_bytes: int, config: TileConfig, capability: int) -> int:
     """Shared memory of a software pipeline whose stages hold `tile_bytes` each."""
     stages = config.options.num_stages
-    overlaps = 90 <= capability < 120
-    return tile_bytes * (stages if overlaps else max(1, stages - 1))
+    return tile_bytes * (stages if has_copy_engine(capability) else max(1, stages - 1))
+
+
+def has_copy_engine(capability: int) -> bool:
+    """Whether the compiler uses it there; 90 for sm_90."""
+    return 90 <= capability < 120
 
 
 def fitting(

@@ -72,13 +72,10 @@ def attend(
         pages = KVPages(k_TKH.contiguous()[:, None], v_TKH.contiguous()[:, None])  # a block for each token
     if is_standard:
         return _standard(kernels, q_TNH, pages, batch)
-    how: tuple[Any, ...] = (mixer.window, mixer.chunk)
+    how: tuple[Any, ...] = (mixer.window, mixer.chunk, mixer.logit_cap, sinks_N)
     decode, prefill = kernels.attention_decode, kernels.attention_prefill
     if mixer.sparsity is not None:
         decode, prefill, how = kernels.attention_sparse_decode, kernels.attention_sparse_prefill, (mixer.sparsity,)
-    if has_own_softmax:
-        decode, prefill = kernels.attention_softmax_decode, kernels.attention_softmax_prefill
-        how = (*how, mixer.logit_cap, sinks_N)
     split, end = batch.num_decodes, batch.num_decodes + batch.num_chunk_tokens
     parts: list[Tensor] = []
     if split:

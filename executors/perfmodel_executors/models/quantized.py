@@ -18,8 +18,9 @@ from perfmodel.models.architecture import Attention, LatentAttention, Layer, MoE
 from perfmodel.models.number_formats import METHODS
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import GGUF_MIXES, table_formats, tensor_formats
+from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES
+from perfmodel_executors.kernels.stored_rows import join_rows, quantize_experts
 from perfmodel_executors.kernels.weight_formats import (
-    BLOCK_SIZES,
     FP8_BLOCK,
     OUTLIER_THRESHOLD,
     GgufWeight,
@@ -27,8 +28,6 @@ from perfmodel_executors.kernels.weight_formats import (
     MatrixWeight,
     RowsWeight,
     Weight,
-    join_rows,
-    quantize_experts,
     quantize_fp8,
     quantize_fp8_block,
     quantize_gguf,

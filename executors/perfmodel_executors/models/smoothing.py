@@ -20,8 +20,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, QuantizationSpec
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import load_kernels
-from perfmodel_executors.kernels.weight_formats import Int8Weight, quantize_int8
-from perfmodel_executors.kernels.weight_formats.quantize import INT8_MAX
+from perfmodel_executors.kernels.weight_formats import INT8_MAX, Int8Weight, quantize_int8
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, Weight
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
+from perfmodel_executors.kernels.weight_formats import GgufWeight, Weight
 from perfmodel_executors.parallel.experts import LocalExperts
 
 

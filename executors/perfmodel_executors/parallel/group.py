@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perfmodel.ops.sharding import stages
-from perfmodel_executors.kernels.weight_formats import GgufWeight, table_rows
+from perfmodel_executors.kernels.stored_rows import table_rows
+from perfmodel_executors.kernels.weight_formats import GgufWeight
 from perfmodel_executors.parallel.experts import ExpertSharing
 
 

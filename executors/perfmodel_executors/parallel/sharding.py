@@ -18,7 +18,8 @@ from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.routing import Placement
 from perfmodel.ops.sharding import Sharding
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, LowRankWeight, Weight
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
+from perfmodel_executors.kernels.weight_formats import GgufWeight, LowRankWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 from perfmodel_executors.parallel.group import PipelineStage, TensorGroup

@@ -11,6 +11,7 @@ by their softmax sums. How many splits there are follows from shapes alone, so t
 """
 
 import math
+from functools import partial
 
 import torch
 import triton
@@ -29,7 +30,6 @@ from perfmodel_executors.kernels.triton.kv_pages import (
     raw,
     token_rows,
 )
-from perfmodel_executors.kernels.triton.softmax_terms import begin_softmax, soft_capped
 
 _MOST_ROWS = 64  # query heads of one program
 _MOST_SPLITS = 64
@@ -48,6 +48,28 @@ _CANDIDATES = [
     TileConfig({"TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
 _QUANTIZED = _CANDIDATES[1]  # to trust first
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def soft_capped(scores, CAP: tl.constexpr):
+    """c tanh(s / c) = c (1 - 2 / (exp(2 s / c) + 1)) of scores in units of log2, with `CAP` in natural ones (Gemma 2,
+    section 2). No overflow: an infinite power leaves the cap."""
+    power = tl.exp2(scores * (2.0 / CAP))
+    return (CAP * _LOG2_E) * (1.0 - 2.0 / (power + 1.0))
+
+
+@triton.jit
+def begin_softmax(sinks_ptr, query_head, has_sink, LEAST: tl.constexpr, ROWS: tl.constexpr):
+    """(largest score, sum of powers) [ROWS] before any key: those of the sinks of rows that have one (gpt-oss): a sink
+    is where the running softmax begins, its logit is the largest so far, and the sum is one."""
+    largest = tl.full([ROWS], LEAST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + query_head, mask=has_sink, other=0.0).to(tl.float32)
+        largest = tl.where(has_sink, sink * _LOG2_E, largest)
+        total = tl.where(has_sink, 1.0, total)
+    return largest, total
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
@@ -162,15 +184,14 @@ def attention_decode(
     context_lens_D: Tensor,
     window: int | None = None,
     chunk: int | None = None,
-    *,
     cap: float | None = None,
     sinks_N: Tensor | None = None,
+    *,
     num_splits: int | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]; zero for a context of zero tokens.
 
-    cap, sinks: scores become cap * tanh(score / cap); a logit for each head beside the scores (`softmax_terms`)
     num_splits: programs that share one sequence and KV head; by default `num_splits_for` the shapes
     """
     num_seqs, num_heads, head_dim = q_DNH.shape
@@ -185,8 +206,7 @@ def attention_decode(
     form = format_of(pages.dtype, q_DNH.device)
     is_paired = form != "plain" and v_dim % 2 == 0
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, v_dim)
-    part = out_DNH if splits == 1 else q_DNH.new_empty(num_seqs, num_heads, splits, v_dim, dtype=torch.float32)
-    lse = None if splits == 1 else q_DNH.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
+    part, lse = split_buffers(out_DNH, splits)
     widths = (padded(head_dim), padded(v_dim))
     values = pages.v_BSKH.view(torch.int16) if is_paired else raw(pages.v_BSKH, form)
     args = (
@@ -206,26 +226,32 @@ def attention_decode(
         launch(_attention_decode_kernel, grid, *args, options=config.options, **constants, **config.sizes)
 
     if config is None:
-        problem = (
-            triton.next_power_of_2(num_seqs),
-            splits.bit_length(),
-            (block_tables_DM.shape[1] * pages.block_size).bit_length(),
-            tuple(constants.values()),
-            q_DNH.dtype,
-            pages.dtype,
-        )
+        length = block_tables_DM.shape[1] * pages.block_size
+        problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), length.bit_length())
+        key = (*problem, tuple(constants.values()), q_DNH.dtype, pages.dtype)
         product = product_dtype(q_DNH, pages).itemsize
-
-        def needed(config: TileConfig, capability: int) -> int:
-            return shared_bytes(config, capability, widths, rows, product, pages.dtype.itemsize)
-
+        law = partial(shared_bytes, widths=widths, rows=rows, product=product, stored=pages.dtype.itemsize)
         # Half the bytes a token: twice the tokens a tile.
-        listed = sorted(_CANDIDATES, key=lambda each: each != _QUANTIZED) if pages.is_quantized else _CANDIDATES
-        config = pick("attention_decode", problem, lambda: listed, needed, run, q_DNH.device)
+        listed = (
+            sorted(_CANDIDATES, key=lambda candidate: candidate != _QUANTIZED) if pages.is_quantized else _CANDIDATES
+        )
+        config = pick("attention_decode", key, lambda: listed, law, run, q_DNH.device)
     run(config)
     if lse is not None:
         combine_splits(part, lse, out_DNH)
     return out_DNH
+
+
+attention_softmax_decode = attention_decode
+
+
+def split_buffers(out_DNH: Tensor, splits: int) -> tuple[Tensor, Tensor | None]:
+    """Where splits write their results and softmax sums (log2): the output itself, and none, for a single one."""
+    if splits == 1:
+        return out_DNH, None
+    num_seqs, num_heads, dim = out_DNH.shape
+    part = out_DNH.new_empty(num_seqs, num_heads, splits, dim, dtype=torch.float32)
+    return part, out_DNH.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
 
 
 def combine_splits(part_DNSH: Tensor, lse_DNS: Tensor, out_DNH: Tensor) -> None:

@@ -1,38 +1,21 @@
-"""Decodes over pages of latents: every latent is read once for all query heads, and is key and value at once.
+"""Attention over pages of latents: decodes absorb the up-projections, prompts expand what they read.
 
-The up-projection of keys is absorbed into the queries before, that of values into the output after (as in torch); in
-between each query head has R + r elements, and meets
+    decode   s_j = q_c . c_j + q_r . r_j,  out = sum_j softmax(s)_j c_j        bytes = b (R + r) C for C tokens
+    prompt   k_j = W_k c_j, v_j = W_v c_j                                      2 R (P + V) FLOPs of a head and token
 
-    s_j = q_c . c_j + q_r . r_j,    out = sum_j softmax(s)_j c_j     bytes = b (R + r) C  for C tokens of context
+Decodes: a program has some query heads of a sequence as the rows of its tile, and walks over tiles of tokens: a tile of
+latents is loaded once, multiplied into the scores and, transposed, into the sums. The context is split where sequences
+do not fill the machine. Hopper has a kernel of its own for the sizes of DeepSeek's models (`hopper_latent`).
 
-A program has some query heads of a sequence as the rows of its tile, and walks over tiles of tokens: a tile of latents
-is loaded once, multiplied into the scores and, transposed, into the sums. R and r are powers of two in all models that
-have them (512 and 64), and are two products, so that nothing is padded. The context is split where sequences do not
-fill the machine, as in `attention_decode`, whose second kernel combines the parts.
-
-Hopper has a kernel of its own for the sizes of DeepSeek's models (`hopper_latent`).
-
-Keys and values of heads from pages of latents: one product for each head, once for all queries of a chunk.
-
-    k_j = W_k c_j, v_j = W_v c_j    FLOPs = 2 R (P + V) for each head and token, bytes written b (P + V)
-
-What is written is what the products of attention want: for each chunk and head, rows as wide as tiles (padded with
-zeros), whole tiles of tokens behind one another (zero behind the context), and the rotated keys beside them, once for
-all heads. So the kernel that reads them needs neither block tables nor masks, and the copy engine can fetch its tiles.
-
-Prompts over pages of latents, with the keys and values of each head made of them first.
-
-Expanded and not absorbed: a pair of a query and a key is then 2 (P + r + V) FLOPs of a head instead of 2 (2 R + r), 640
-instead of 2,176 for DeepSeek-V3, which soon outweighs what expanding costs, once per token of context. Only few new
-tokens behind a long prefix are less work absorbed (`LatentHeads.absorbs`); they go as so many decodes.
-
-A program has a tile of queries of one head and walks over the keys before it, first those that all its queries see
-(no masks), then the diagonal. Keys, rotated keys and values are rows of three matrices, without block tables between:
-where there is a copy engine, it fetches them (tensor descriptors), and no thread computes an address. Heads go in
-groups whose keys and values fit a workspace, which bounds the memory that a long context takes.
+Prompts: expanded and not absorbed, a pair of a query and a key is 2 (P + r + V) FLOPs of a head instead of 2 (2 R + r),
+640 instead of 2,176 for DeepSeek-V3; only few new tokens behind a long prefix are less work absorbed, and go as so many
+decodes. Keys and values are written for each chunk and head as rows as wide as tiles, whole tiles of tokens behind one
+another (zero behind the context), and the rotated keys beside them: so the kernel that reads them needs neither block
+tables nor masks, and the copy engine can fetch its tiles. Heads go in groups whose keys and values fit a workspace.
 """
 
 import math
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -42,11 +25,19 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, padded, pick, pipelined_bytes
-from perfmodel_executors.kernels.triton.attention_decode import combine_splits, num_splits_for
+from perfmodel_executors.kernels.tiles import (
+    TileConfig,
+    capability_of,
+    compute_units,
+    has_copy_engine,
+    padded,
+    pick,
+    pipelined_bytes,
+)
+from perfmodel_executors.kernels.triton.attention_decode import combine_splits, num_splits_for, split_buffers
 from perfmodel_executors.kernels.triton.hopper_latent import HEADS, hopper_latent_kernel, is_for_hopper
 from perfmodel_executors.kernels.triton.kv_pages import page_buffers, token_rows
-from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch, row_tiles, tile_rows
+from perfmodel_executors.kernels.triton.many_tokens import provide_scratch
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
 
 _CANDIDATES = [
@@ -55,7 +46,6 @@ _CANDIDATES = [
     TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
 _HOPPER_TILE = TileConfig({}, Options(num_warps=4, num_stages=1))  # of the kernel that has no other
-_LEAST_ROWS = 16  # that a matrix product has
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
@@ -133,39 +123,20 @@ def attention_latent_decode(
 
     num_splits: programs that share one sequence and tile of heads; by default `num_splits_for` the shapes
     """
-    keys_NPR, values_NVR, _ = heads
-    q_DNH, nope = q_DNH.contiguous(), keys_NPR.shape[1]
-    absorbed_NDR = torch.bmm(q_DNH[..., :nope].transpose(0, 1), keys_NPR)
-    queries = (absorbed_NDR, q_DNH[..., nope:])
-    sums_DNR = _weighted_latents(queries, pages, block_tables_DM, context_lens_D, heads.scale, num_splits, config)
-    return torch.bmm(sums_DNR.transpose(0, 1), values_NVR.transpose(1, 2)).transpose(0, 1)
-
-
-def _weighted_latents(
-    queries: tuple[Tensor, Tensor],
-    pages: LatentPages,
-    block_tables_DM: Tensor,
-    context_lens_D: Tensor,
-    scale: float,
-    num_splits: int | None,
-    config: TileConfig | None,
-) -> Tensor:
-    """The latents of each sequence, weighted for each head, [D, N, R].
-
-    queries: absorbed [N, D, R], rotated [D, N, r]
-    """
-    q_NDR, (num_seqs, num_heads, rotated), rank = queries[0], queries[1].shape, queries[0].shape[2]
-    most_tokens = block_tables_DM.shape[1] * pages.block_size
+    keys_NPR, values_NVR, scale = heads
+    q_DNH, (num_heads, nope, rank), num_seqs = q_DNH.contiguous(), keys_NPR.shape, len(q_DNH)
+    absorbed_NDR, q_rotated_DNr = torch.bmm(q_DNH[..., :nope].transpose(0, 1), keys_NPR), q_DNH[..., nope:]
+    rotated, most_tokens = q_rotated_DNr.shape[2], block_tables_DM.shape[1] * pages.block_size
     tiles = triton.cdiv(num_heads, HEADS)
-    splits = num_splits or num_splits_for(num_seqs * tiles, most_tokens, compute_units(q_NDR.device))
-    out_DNR = q_NDR.new_empty(num_seqs, num_heads, rank)
-    part = out_DNR if splits == 1 else q_NDR.new_empty(num_seqs, num_heads, splits, rank, dtype=torch.float32)
-    lse = None if splits == 1 else q_NDR.new_empty(num_seqs, num_heads, splits, dtype=torch.float32)
+    splits = num_splits or num_splits_for(num_seqs * tiles, most_tokens, compute_units(q_DNH.device))
+    sums_DNR = q_DNH.new_empty(num_seqs, num_heads, rank)
+    part, lse = split_buffers(sums_DNR, splits)
     args = (
-        *queries, pages.latents_BSW, block_tables_DM, context_lens_D, part, lse,
+        absorbed_NDR, q_rotated_DNr, pages.latents_BSW, block_tables_DM, context_lens_D, part, lse,
         block_tables_DM.stride(0), splits, scale * math.log2(math.e),
     )  # fmt: skip
-    sizes = {"N": num_heads, "WIDTH": queries[1].stride(1), "RANK": rank, "ROTATED": rotated, "PAGE": pages.block_size}
+    width = q_rotated_DNr.stride(1)
+    sizes = {"N": num_heads, "WIDTH": width, "RANK": rank, "ROTATED": rotated, "PAGE": pages.block_size}
     widths = (padded(rank), padded(rotated))
     paddings = {"RANK_PAD": widths[0], "ROTATED_PAD": widths[1], "IS_SPLIT": splits > 1}
 
@@ -178,19 +149,16 @@ def _weighted_latents(
 
     if config is None:
         problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), most_tokens.bit_length())
-        key = (*problem, *sizes.values(), splits > 1, q_NDR.dtype)
-
-        def needed(config: TileConfig, capability: int) -> int:
-            return latent_shared_bytes(config, capability, widths, q_NDR.element_size())
-
+        law = partial(latent_shared_bytes, widths=widths, element_bytes=q_DNH.element_size())
         listed = list(_CANDIDATES)
-        if is_for_hopper(q_NDR, rotated):
+        if is_for_hopper(absorbed_NDR, rotated):
             listed.insert(0 if num_heads > HEADS // 2 else len(listed), _HOPPER_TILE)
-        config = pick("attention_latent_decode", key, lambda: listed, needed, run, q_NDR.device)
+        key = (*problem, *sizes.values(), splits > 1, q_DNH.dtype)
+        config = pick("attention_latent_decode", key, lambda: listed, law, run, q_DNH.device)
     run(config)
     if lse is not None:
-        combine_splits(part, lse, out_DNR)
-    return out_DNR
+        combine_splits(part, lse, sums_DNR)
+    return torch.bmm(sums_DNR.transpose(0, 1), values_NVR.transpose(1, 2)).transpose(0, 1)
 
 
 def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], element_bytes: int) -> int:
@@ -271,34 +239,29 @@ def _expand_latents_kernel(
 
 def expand_latents(pages: LatentPages, chunks: Chunks, heads: LatentHeads, which: slice) -> ExpandedKV:
     """Keys and values of the heads `which` for all tokens of all chunks; behind a chunk's context, anything."""
-    tables_GM, (num_chunks, width) = chunks[0], chunks[0].shape
+    tables_GM, (num_chunks, width), latents = chunks[0], chunks[0].shape, pages.latents_BSW
     num_heads, nope, rank = heads.keys_NPR[which].shape
-    value, rotated = heads.values_NVR.shape[1], pages.latents_BSW.shape[2] - rank
+    value, rotated = heads.values_NVR.shape[1], latents.shape[2] - rank
     length = triton.cdiv(width * pages.block_size, TOKENS) * TOKENS
     wide = {"NOPE_PAD": padded(nope), "ROTATED_PAD": padded(rotated), "VALUE_PAD": padded(value)}
-    latents = pages.latents_BSW
     expanded = ExpandedKV(
         latents.new_empty(num_chunks, num_heads, length, wide["NOPE_PAD"]),
         latents.new_empty(num_chunks, length, wide["ROTATED_PAD"]),
         latents.new_empty(num_chunks, num_heads, length, wide["VALUE_PAD"]),
     )
-    args = (
-        latents, *chunks, heads.keys_NPR, heads.values_NVR, *expanded, tables_GM.stride(0), length,
-        which.start,
-    )  # fmt: skip
+    args = (latents, *chunks, heads.keys_NPR, heads.values_NVR, *expanded, tables_GM.stride(0), length, which.start)
     sizes = {"RANK": rank, "NOPE": nope, "ROTATED": rotated, "VALUE": value, **wide, "PAGE": pages.block_size}
-    operands = TOKENS + wide["NOPE_PAD"] + wide["VALUE_PAD"]
+    row_bytes = (TOKENS + wide["NOPE_PAD"] + wide["VALUE_PAD"]) * latents.element_size()
 
     def run(config: TileConfig) -> None:
         grid = (num_heads, length // TOKENS, num_chunks)
         launch(_expand_latents_kernel, grid, *args, options=config.options, TOKENS=TOKENS, **sizes, **config.sizes)
 
     def needed(config: TileConfig, capability: int) -> int:
-        return pipelined_bytes(operands * config.sizes["BLOCK_K"] * latents.element_size(), config, capability)
+        return pipelined_bytes(row_bytes * config.sizes["BLOCK_K"], config, capability)
 
     problem = (num_heads, num_chunks.bit_length(), length.bit_length(), *sizes.values(), latents.dtype)
-    copies = has_copy_engine(capability_of(latents.device) or 0)
-    listed = _EXPANDING if copies else _EXPANDING[-1:]
+    listed = _EXPANDING if has_copy_engine(capability_of(latents.device) or 0) else _EXPANDING[-1:]
     run(pick("expand_latents", problem, lambda: listed, needed, run, latents.device))
     return expanded
 
@@ -319,6 +282,26 @@ _LOADED = [
     TileConfig({"ROWS": 128, "KEYS": 32, "DESCRIPTORS": 0}, Options(num_warps=8, num_stages=2)),
     TileConfig({"ROWS": 32, "KEYS": 16, "DESCRIPTORS": 0}, Options(num_warps=4, num_stages=2)),
 ]
+
+
+@triton.jit
+def row_tiles(matrix_ptr, num_rows, ROWS: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTORS: tl.constexpr):
+    """What `tile_rows` takes tiles of `ROWS` rows of a gapless matrix from: addresses that each thread computes
+    (cp.async), or a descriptor for the copy engine, made once a program."""
+    if DESCRIPTORS:
+        return tl.make_tensor_descriptor(matrix_ptr, [num_rows, WIDTH], [WIDTH, 1], [ROWS, WIDTH])
+    else:
+        return matrix_ptr
+
+
+@triton.jit
+def tile_rows(matrix, row, ROWS: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTORS: tl.constexpr):
+    """[ROWS, WIDTH] from `row` on."""
+    if DESCRIPTORS:
+        return matrix.load([row, 0])
+    else:
+        rows = row.to(tl.int64) + tl.arange(0, ROWS)
+        return tl.load(matrix + rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])
 
 
 @triton.jit
@@ -408,33 +391,22 @@ def attention_latent_prefill(
     """Prompt chunks, [T, N, V], whose latents are in their pages; the reference says what the arguments are."""
     num_tokens, num_heads, _ = q_TNH.shape
     num_chunks, width = block_tables_GM.shape
-    chunks = (block_tables_GM, query_starts_G, num_computed_G)
+    nope, value = heads.keys_NPR.shape[1], heads.values_NVR.shape[1]
     if heads.absorbs(-(-num_tokens // num_chunks), width * pages.block_size):
-        return _as_decodes(q_TNH, pages, chunks, heads)
+        # Each token as a sequence of its own, that ends with it.
+        token_T = torch.arange(num_tokens, device=q_TNH.device)
+        chunk_T = torch.searchsorted(query_starts_G, token_T, right=True) - 1
+        context_T = num_computed_G[chunk_T] + token_T - query_starts_G[chunk_T] + 1
+        return attention_latent_decode(q_TNH, pages, block_tables_GM[chunk_T], context_T, heads)
     q_TNH = q_TNH.contiguous()
-    out_TNV = q_TNH.new_empty(num_tokens, num_heads, heads.values_NVR.shape[1])
-    at_once = _heads_at_once(num_chunks * width * pages.block_size, heads, q_TNH.element_size())
+    out_TNV = q_TNH.new_empty(num_tokens, num_heads, value)
+    head_bytes = num_chunks * width * pages.block_size * (padded(nope) + padded(value)) * q_TNH.element_size()
+    at_once = max(1, min(num_heads, _WORKSPACE_BYTES // max(1, head_bytes)))
     for first in range(0, num_heads, at_once):
         which = slice(first, min(first + at_once, num_heads))
-        expanded = expand_latents(pages, chunks, heads, which)
+        expanded = expand_latents(pages, (block_tables_GM, query_starts_G, num_computed_G), heads, which)
         _attend(q_TNH, expanded, query_starts_G, num_computed_G, heads, which, out_TNV, config)
     return out_TNV
-
-
-def _as_decodes(q_TNH: Tensor, pages: LatentPages, chunks: Chunks, heads: LatentHeads) -> Tensor:
-    """Each token as a sequence of its own, that ends with it."""
-    tables_GM, starts_G, computed_G = chunks
-    token_T = torch.arange(len(q_TNH), device=q_TNH.device)
-    chunk_T = torch.searchsorted(starts_G, token_T, right=True) - 1
-    context_T = computed_G[chunk_T] + token_T - starts_G[chunk_T] + 1
-    return attention_latent_decode(q_TNH, pages, tables_GM[chunk_T], context_T, heads)
-
-
-def _heads_at_once(num_tokens: int, heads: LatentHeads, element_bytes: int) -> int:
-    """Heads whose keys and values of `num_tokens` fit the workspace; one at least."""
-    (num_heads, nope, _), value = heads.keys_NPR.shape, heads.values_NVR.shape[1]
-    per_head = num_tokens * (padded(nope) + padded(value)) * element_bytes
-    return max(1, min(num_heads, _WORKSPACE_BYTES // max(1, per_head)))
 
 
 def _attend(
@@ -468,14 +440,10 @@ def _attend(
 
     if config is None:
         problem = (num_tokens.bit_length(), num_chunks.bit_length(), length.bit_length(), at_once)
-
-        def needed(config: TileConfig, capability: int) -> int:
-            return expanded_shared_bytes(config, capability, widths, q_TNH.element_size())
-
+        law = partial(expanded_shared_bytes, widths=widths, element_bytes=q_TNH.element_size())
+        listed = [*_COPIED, *_LOADED] if has_copy_engine(capability_of(q_TNH.device) or 0) else _LOADED
         key = (*problem, *constants.values(), q_TNH.dtype)
-        copies = has_copy_engine(capability_of(q_TNH.device) or 0)
-        listed = [*_COPIED, *_LOADED] if copies else _LOADED
-        config = pick("attention_latent_prefill", key, lambda: listed, needed, run, q_TNH.device)
+        config = pick("attention_latent_prefill", key, lambda: listed, law, run, q_TNH.device)
     run(config)
 
 

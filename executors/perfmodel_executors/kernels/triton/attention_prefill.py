@@ -1,10 +1,4 @@
-"""Tiles of flash attention: how many query rows and keys a program works on, and the SRAM that they take.
-
-Where the tensor cores read their operands from SRAM (Hopper and later), tiles are large; before, queries and keys pass
-through registers, of which a tile of 128 x 64 with heads of 128 needs more than there are: the compiler spills. The
-binaries of every candidate that comes first were read (registers, spills) on sm_80, sm_90 and sm_100.
-
-Flash attention of prompt chunks over paged keys and values.
+"""Flash attention of prompt chunks over paged keys and values.
 
 A program has a tile of queries of one KV head: the heads of its group side by side for each token, so that keys and
 values are read once for all of them and short chunks (and trees of drafted tokens) still fill a tile. It walks over the
@@ -13,8 +7,9 @@ masks: nearly all of a long prompt), and the diagonal or the tree (masked).
 
     FLOPs = 2 (H + H_v) N pairs    HBM bytes = b N (H + H_v) T + b_kv K (H + H_v) keys, re-read from L2 by later tiles
 
-Tiles of all chunks lie behind one another in the grid (`segments`). The last tiles of a chunk see the most keys and
-come first.
+Tiles of all chunks lie behind one another in the grid (`segments`); the last ones of a chunk see the most keys and come
+first. Tiles are large where the tensor cores read their operands from SRAM (Hopper and later); before, queries and keys
+pass through registers, of which a tile of 128 x 64 with heads of 128 needs more than there are: the compiler spills.
 """
 
 import math
@@ -24,10 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from perfmodel_executors.kernels.attention_prefill import check_tree
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.spans import check_tree
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, padded, pick
+from perfmodel_executors.kernels.triton.attention_decode import begin_softmax, soft_capped
 from perfmodel_executors.kernels.triton.kv_pages import (
     format_of,
     load_pages,
@@ -37,7 +33,6 @@ from perfmodel_executors.kernels.triton.kv_pages import (
     token_rows,
 )
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
-from perfmodel_executors.kernels.triton.softmax_terms import begin_softmax, soft_capped
 
 _ROWS = (16, 32, 64, 128)
 _WIDE = 128  # heads above take twice the registers for their sums
@@ -231,17 +226,14 @@ def attention_prefill(
     num_computed_G: Tensor,
     window: int | None = None,
     chunk: int | None = None,
+    cap: float | None = None,
+    sinks_N: Tensor | None = None,
     ancestors_T: Tensor | None = None,
     num_nodes_G: Tensor | None = None,
     *,
-    cap: float | None = None,
-    sinks_N: Tensor | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v]: the reference says what the arguments are.
-
-    cap, sinks: as those of `attention_decode`
-    """
+    """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v]: the reference says what the arguments are."""
     check_tree(ancestors_T, window, chunk)
     num_tokens, num_heads, head_dim = q_TNH.shape
     kv_heads, v_dim, num_chunks = pages.num_kv_heads, pages.v_BSKH.shape[3], block_tables_GM.shape[0]
@@ -266,23 +258,15 @@ def attention_prefill(
         launch(_attention_prefill_kernel, (tiles, kv_heads), *args, options=config.options, **constants, **config.sizes)
 
     if config is None:
-        candidates = partial(
-            candidates_for,
-            *(-(-num_tokens // num_chunks) * group, group, max(widths)),
-            *(capability_of(q_TNH.device), pages.is_quantized),
-        )
-        problem = (
-            num_tokens.bit_length(),
-            num_chunks.bit_length(),
-            tuple(constants.values()),
-            q_TNH.dtype,
-            pages.dtype,
-        )
-        product = product_dtype(q_TNH, pages)
-
-        def needed(config: TileConfig, capability: int) -> int:
-            return shared_bytes(config, capability, widths, product.itemsize, pages.dtype.itemsize)
-
-        config = pick("attention_prefill", problem, candidates, needed, run, q_TNH.device)
+        rows, capability = -(-num_tokens // num_chunks) * group, capability_of(q_TNH.device)
+        listing = partial(candidates_for, rows, group, max(widths), capability, pages.is_quantized)
+        problem = (num_tokens.bit_length(), num_chunks.bit_length(), tuple(constants.values()))
+        product = product_dtype(q_TNH, pages).itemsize
+        law = partial(shared_bytes, widths=widths, product=product, stored=pages.dtype.itemsize)
+        key = (*problem, q_TNH.dtype, pages.dtype)
+        config = pick("attention_prefill", key, listing, law, run, q_TNH.device)
     run(config)
     return out_TNH
+
+
+attention_softmax_prefill = attention_prefill

@@ -2,12 +2,10 @@
 
 Tiles of x times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or
 through the copy engine of sm_90 and newer (tensor descriptors). Hopper has its own kernel (`hopper_product`). Where
-there are fewer tiles than the device runs at once, K is cut into slices. Each slice writes its sums to a workspace, a
-second kernel adds them up in order: no atomics, so equal inputs give equal bits, and nothing that a CUDA graph could
-not capture.
+there are fewer tiles than the device runs at once, K is cut into slices, as in `swapped_product`.
 
 Codes are summed as they are (INT8 in int32, e4m3 in fp32) and scaled once; e4m3 in blocks joins the sums in fp32 after
-each 128 inputs, with the scales of its block, which are loaded one block ahead.
+each 128 inputs (Hopper sums FP8 products with fewer bits), with the scales of its block, loaded one block ahead.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,17 +19,16 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, pick
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, has_copy_engine, pick
 from perfmodel_executors.kernels.triton.hopper_product import HOPPER, hopper_product, hopper_shared_bytes
-from perfmodel_executors.kernels.triton.row_tiles import has_copy_engine, provide_scratch
-from perfmodel_executors.kernels.triton.split_k import (
+from perfmodel_executors.kernels.triton.operand import Operand
+from perfmodel_executors.kernels.triton.swapped_product import (
     add_slices,
     grouped_tile,
     num_slices,
     own_blocks,
     slice_buffer,
 )
-from perfmodel_executors.kernels.weight_formats.operand import Operand
 
 _NOWHERE = 1 << 30  # bytes that no device has
 _LEAST_SUMS = 64 * 128  # of a unit, for warps with roles: with fewer, slices of K fill the device better
@@ -147,13 +144,36 @@ def many_tokens_product(
     (m, k), n = x_MK.shape, operand.shape[0]
     values_MK, scales = codes or (x_MK, None)
     y_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
-    run = partial(_run, values_MK, scales, operand, bias_N, y_MN)
+    shape = (m, n, k, values_MK.stride(0), operand.values.stride(0))
+
+    def run(config: TileConfig) -> None:
+        sizes = config.sizes
+        if sizes["DESCRIPTORS"]:
+            provide_scratch(x_MK.device)
+        out = slice_buffer(y_MN, sizes["SPLIT_K"])
+        tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
+        tiles = triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"])
+        if "STAGES" in sizes:
+            hopper_product(tensors, shape, min(tiles, compute_units(x_MK.device)), operand.form, config)
+            return
+        constants = {"FORMAT": operand.form, "EVEN_K": k % sizes["BLOCK_K"] == 0, **sizes}
+        grid = (tiles, sizes["SPLIT_K"])
+        launch(_many_tokens_kernel, grid, *tensors, *shape, m * n, options=config.options, **constants)
+        if sizes["SPLIT_K"] > 1:
+            add_slices(out, bias_N, y_MN)
+
     if config is None:
         problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
         law = partial(many_tokens_shared_bytes, operand)
         config = pick(kernel, problem, partial(_candidates, values_MK, operand), law, run, x_MK.device)
     run(config)
     return y_MN
+
+
+def provide_scratch(device: torch.device) -> None:
+    """Before a launch: global memory in which a kernel writes its descriptors."""
+    if device.type == "cuda":
+        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
 
 def many_tokens_shared_bytes(operand: Operand, config: TileConfig, capability: int) -> int:
@@ -176,42 +196,11 @@ def many_tokens_shared_bytes(operand: Operand, config: TileConfig, capability: i
     return operands * stages + barriers
 
 
-def _run(
-    values_MK: Tensor,
-    scales: Tensor | None,
-    operand: Operand,
-    bias_N: Tensor | None,
-    y_MN: Tensor,
-    config: TileConfig,
-) -> None:
-    (m, k), n, sizes = values_MK.shape, y_MN.shape[1], config.sizes
-    if sizes["DESCRIPTORS"]:
-        provide_scratch(values_MK.device)
-    out = slice_buffer(y_MN, sizes["SPLIT_K"])
-    tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
-    shape = (m, n, k, values_MK.stride(0), operand.values.stride(0))
-    tiles = triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"])
-    if "STAGES" in sizes:
-        hopper_product(tensors, shape, min(tiles, compute_units(values_MK.device)), operand.form, config)
-        return
-    launch(
-        _many_tokens_kernel,
-        (tiles, sizes["SPLIT_K"]),
-        *(*tensors, *shape, m * n),
-        options=config.options,
-        FORMAT=operand.form,
-        EVEN_K=k % sizes["BLOCK_K"] == 0,
-        **sizes,
-    )
-    if sizes["SPLIT_K"] > 1:
-        add_slices(out, bias_N, y_MN)
-
-
 def _candidates(values_MK: Tensor, operand: Operand) -> Iterator[TileConfig]:
     """The tile with the least estimated time first; without descriptors before with, of which no pipeline is sure."""
     (m, k), n = values_MK.shape, operand.shape[0]
     element_bytes = operand.values.element_size()
-    is_aligned = all(each.stride(0) * element_bytes % 16 == 0 for each in (values_MK, operand.values))
+    is_aligned = all(part.stride(0) * element_bytes % 16 == 0 for part in (values_MK, operand.values))
     is_hopper, units = capability_of(values_MK.device) == HOPPER, compute_units(values_MK.device)
     if is_hopper and is_aligned and element_bytes <= 2 and m * n >= units * _LEAST_SUMS:
         # Blocks have 128 columns, and the compiler has no product of integers with more.

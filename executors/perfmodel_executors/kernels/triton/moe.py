@@ -4,15 +4,8 @@ Renormalised over the chosen, softmax over all experts is softmax over the chose
 needed. Other rules score all experts first, and may leave only those of the best groups to choose from (DeepSeek-V3).
 Of equal scores the lowest expert id comes first (the reference leaves their order open).
 
-All experts' feed-forward blocks in two grouped products and a sum, without the host knowing who goes where.
-
-    hidden[pair] = act(x[token] gate^T) * (x[token] up^T)
-    out[token]   = sum over its pairs of weight[pair] * (hidden[pair] down^T)
-
-A pair is (token, choice): token * top_k + choice. A program computes one tile, some rows of one expert by some columns
-(`moe_tiles`). Launches: 2 for one token, 3 for a few, else 4 (the first sorts); experts in 8 or 4 bits (`moe_stored`)
-take 3 even for one token, and 2 more where activations are quantised for them. No atomics: equal inputs give equal
-results.
+All experts' feed-forward blocks in two grouped products and a sum (`moe_products`), without the host knowing who goes
+where: a pair is (token, choice), token * top_k + choice. No atomics: equal inputs give equal results.
 """
 
 import torch
@@ -22,28 +15,19 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import LEAST_SUM, PLAIN_RULE, ExpertLayer, RoutingRule
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.tiles import TileConfig
-from perfmodel_executors.kernels.triton import moe_stored
 from perfmodel_executors.kernels.triton.moe_products import grouped_down, grouped_up
 from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, block_rows
-from perfmodel_executors.kernels.weight_formats.experts import ExpertWeight
 
 _BLOCK_ELEMENTS = 2048  # logits that a program of four warps holds
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _route_kernel(
-    logits_ptr,
-    weights_ptr,
-    experts_ptr,
-    num_tokens,
-    num_experts,
-    row_stride,
-    TOP_K: tl.constexpr,
-    CHOICES: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    logits_ptr, weights_ptr, experts_ptr, num_tokens, num_experts, row_stride,
+    TOP_K: tl.constexpr, CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert = tl.arange(0, EXPERTS)
     choice = tl.arange(0, CHOICES)
@@ -131,50 +115,26 @@ def route(
     logits_TE: Tensor, top_k: int, rule: RoutingRule = PLAIN_RULE, bias_E: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(weights, expert ids), both [T, top_k], by the model's rule; bias_E is added to the scores for the choice."""
-    if rule != PLAIN_RULE or bias_E is not None:
-        return _route_by_rule(logits_TE, top_k, rule, bias_E)
     num_tokens, num_experts = logits_TE.shape
     weights_TX = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
     experts_TX = torch.empty(num_tokens, top_k, dtype=torch.int64, device=logits_TE.device)
-    width = max(2, triton.next_power_of_2(num_experts))
-    rows = max(1, min(8, triton.next_power_of_2(num_tokens), _BLOCK_ELEMENTS // width))
-    launch(
-        _route_kernel,
-        (triton.cdiv(num_tokens, rows),),
-        *(logits_TE, weights_TX, experts_TX, num_tokens, num_experts, logits_TE.stride(0)),
-        options=Options(num_warps=max(1, min(4, rows * width // 256)), num_stages=1),
-        TOP_K=top_k,
-        CHOICES=triton.next_power_of_2(top_k),
-        EXPERTS=width,
-        BLOCK_T=rows,
-    )
-    return weights_TX, experts_TX
-
-
-def _route_by_rule(logits_TE: Tensor, top_k: int, rule: RoutingRule, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
-    num_tokens, num_experts = logits_TE.shape
-    weights_TX = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
-    experts_TX = torch.empty(num_tokens, top_k, dtype=torch.int64, device=logits_TE.device)
+    is_plain = rule == PLAIN_RULE and bias_E is None
     members = num_experts // rule.num_groups
     groups, width = triton.next_power_of_2(rule.num_groups), max(2, triton.next_power_of_2(members))
     rows = max(1, min(8, triton.next_power_of_2(num_tokens), _BLOCK_ELEMENTS // (groups * width)))
+    grid, options = (triton.cdiv(num_tokens, rows),), Options(max(1, min(4, rows * groups * width // 256)), 1)
+    sizes = {"TOP_K": top_k, "CHOICES": triton.next_power_of_2(top_k), "BLOCK_T": rows}
+    if is_plain:
+        args = (logits_TE, weights_TX, experts_TX, num_tokens, num_experts, logits_TE.stride(0))
+        launch(_route_kernel, grid, *args, options=options, **sizes, EXPERTS=width)
+        return weights_TX, experts_TX
     launch(
-        _route_by_rule_kernel,
-        (triton.cdiv(num_tokens, rows),),
-        *(logits_TE, bias_E, weights_TX, experts_TX, num_tokens, members, logits_TE.stride(0), float(rule.scale)),
-        options=Options(num_warps=max(1, min(4, rows * groups * width // 256)), num_stages=1),
-        TOP_K=top_k,
-        CHOICES=triton.next_power_of_2(top_k),
-        NUM_GROUPS=rule.num_groups,
-        GROUPS=groups,
-        MEMBERS=width,
-        TOP_K_GROUPS=rule.top_k_groups,
-        SCORING=rule.scoring,
-        BY_TWO=rule.groups_by == "top2",
-        RENORMALIZES=rule.renormalizes,
-        BLOCK_T=rows,
-        LEAST=LEAST_SUM,
-    )
+        _route_by_rule_kernel, grid,
+        logits_TE, bias_E, weights_TX, experts_TX, num_tokens, members, logits_TE.stride(0), float(rule.scale),
+        options=options, **sizes, NUM_GROUPS=rule.num_groups, GROUPS=groups, MEMBERS=width,
+        TOP_K_GROUPS=rule.top_k_groups, SCORING=rule.scoring, BY_TWO=rule.groups_by == "top2",
+        RENORMALIZES=rule.renormalizes, LEAST=LEAST_SUM,
+    )  # fmt: skip
     return weights_TX, experts_TX
 
 
@@ -186,14 +146,11 @@ def grouped_experts(
     The ids of a token's experts are distinct, as `route` gives them; columns of x and of the weights are contiguous.
     config: tiles of both products, instead of the ones that fit the problem
     """
-    num_tokens, top_k = experts_TX.shape
-    num_experts, is_stored = layer.up_EFC.shape[0], isinstance(layer.up_EFC, ExpertWeight)
-    if config is not None:
-        rows = config.sizes["BLOCK_M"]
-    elif isinstance(layer.up_EFC, ExpertWeight):
-        rows = moe_stored.block_rows(num_tokens, num_experts, top_k, layer.up_EFC)
+    num_experts = layer.up_EFC.shape[0]
+    if config is None:
+        stored = layer.up_EFC if isinstance(layer.up_EFC, ExpertWeight) else None
+        rows = block_rows(len(experts_TX), num_experts, experts_TX.shape[1], stored)
     else:
-        rows = block_rows(num_tokens, num_experts, top_k)
-    placement = ExpertRows.of(experts_TX, num_experts, rows)
-    up, down = (moe_stored.grouped_up, moe_stored.grouped_down) if is_stored else (grouped_up, grouped_down)
-    return down(up(x_TC, placement, layer, config), weights_TX, placement, layer, config)
+        rows = config.sizes["BLOCK_M"]
+    placement = ExpertRows(experts_TX, num_experts, rows)
+    return grouped_down(grouped_up(x_TC, placement, layer, config), weights_TX, placement, layer, config)

@@ -1,13 +1,19 @@
-"""hidden[pair] = act(x[token] gate^T) * (x[token] up^T): both in one program, the activation before the store.
+"""Both products of experts: hidden[pair] = act(x[token] gate^T) * (x[token] up^T), the activation before the store, and
 
-out[token] = sum over its pairs of weight * (hidden[pair] down^T).
+    out[token] = sum over its pairs of weight * (hidden[pair] down^T)
 
-The product writes each pair's row, times its weight, in parts of the sum over I when few experts are touched; a second
-kernel sums a token's rows. One token needs no such rows: a program reads its columns of each chosen expert in turn and
-stores the sum, without a second launch.
+A tile is rows of one expert's matrix by some of its pairs. `down` writes each pair's row, times its weight, in parts of
+the sum over I when few experts are touched; a second kernel sums a token's rows. One token needs no such rows: there a
+program reads its columns of each chosen expert in turn and stores the sum.
+
+Of stored matrices, W is the left operand, as in linear layers of these formats; activations that are quantised, too,
+take a launch before each product. Where experts have a gate, a tile of `up` holds stored rows of both halves, eight by
+eight: a thread that has row i of a fragment has row i + 8, so that gate and up meet without a shuffle.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -16,9 +22,24 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import ExpertLayer
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
-from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, candidates, num_splits, own_tile, shared_bytes
+from perfmodel_executors.kernels.triton.linear import quantize_tokens
+from perfmodel_executors.kernels.triton.moe_tiles import (
+    ExpertRows,
+    candidates,
+    num_splits,
+    own_tile,
+    shared_bytes,
+    stored_candidates,
+)
+from perfmodel_executors.kernels.triton.operand import Operand, operand_of
+from perfmodel_executors.kernels.triton.stored_weights import check_format, scaled, tile_sums
+from perfmodel_executors.kernels.triton.swapped_product import shared_bytes as stored_shared_bytes
 from perfmodel_executors.kernels.triton.swiglu import act, act_gated
+
+_ONE_COLUMNS = 8  # that a program of the kernel for one token sums
+_HALF = tl.constexpr(8)  # stored rows of gate, then of up, that follow each other in a tile
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -70,42 +91,6 @@ def _up_kernel(
         hidden = act(up_sum, ACTIVATION)
     hidden_at = hidden_ptr + pair.to(tl.int64)[:, None] * inner + column[None, :]
     tl.store(hidden_at, hidden.to(hidden_ptr.dtype.element_ty), mask=mask[:, None] & (column < inner)[None, :])
-
-
-def grouped_up(x_TC: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: TileConfig | None = None) -> Tensor:
-    """[A, I]: the activated up projection of every pair, in the order of pairs."""
-    up_EFC, gated = layer.up_EFC, layer.gated
-    assert isinstance(up_EFC, Tensor)
-    width, gates = x_TC.shape[1], 2 if gated else 1
-    inner = up_EFC.shape[1] // gates
-    hidden_AI = torch.empty(placement.experts_TX.numel(), inner, dtype=x_TC.dtype, device=x_TC.device)
-
-    def run(config: TileConfig) -> None:
-        launch(
-            _up_kernel,
-            (placement.num_tiles * triton.cdiv(inner, config.sizes["BLOCK_N"]),),
-            *placement.arguments,
-            *(x_TC, up_EFC, layer.up_bias_EF, hidden_AI, width, inner),
-            *(x_TC.stride(0), up_EFC.stride(0), up_EFC.stride(1)),
-            options=config.options,
-            **placement.constants,
-            ACTIVATION=layer.activation,
-            GATED=gated,
-            EVEN_K=width % config.sizes["BLOCK_K"] == 0,
-            **config.sizes,
-        )
-
-    problem = (placement.rows, placement.form, up_EFC.shape, x_TC.dtype, str(forced or ""))
-
-    def listed() -> list[TileConfig]:
-        return [forced] if forced else candidates("up", placement.rows, capability_of(x_TC.device))
-
-    law = shared_bytes(gates, x_TC.element_size())
-    run(pick("moe_up", problem, listed, law, run, x_TC.device))
-    return hidden_AI
-
-
-_ONE_COLUMNS = 8  # that a program of the kernel for one token sums
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -188,6 +173,104 @@ def _down_one_kernel(
     tl.store(out_ptr + column, sums.to(out_ptr.dtype.element_ty), mask=column < width)
 
 
+@triton.jit(do_not_specialize=["num_tokens"])
+def _up_stored_kernel(
+    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, x_ptr, x_scales_ptr, x_stride, values_ptr,
+    row_scales_ptr, group_scales_ptr, zeros_ptr, row_stride, num_rows, K, bias_ptr, hidden_ptr, inner,
+    TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr, FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    expert, pair, mask, block, is_live = own_tile(
+        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(inner, COLUMNS), BLOCK_M, TOP_K, CHOICES,
+        GROUP, FORM,
+    )  # fmt: skip
+    if not is_live:
+        return
+    place = tl.arange(0, BLOCK_N)
+    # Columns beyond the last wrap around to valid ones: their products are not stored, and the loads need no mask.
+    if GATED:
+        row = (block * COLUMNS + place // (2 * _HALF) * _HALF + place % _HALF) % inner + place // _HALF % 2 * inner
+        row += expert * 2 * inner
+    else:
+        row = (block * COLUMNS + place) % inner + expert * inner
+    pair = tl.maximum(pair, 0)  # of rows without one: stored nowhere
+    sums = tile_sums(
+        x_ptr, x_scales_ptr, num_tokens, x_stride, pair // TOP_K, values_ptr, group_scales_ptr, zeros_ptr, row_stride,
+        row, num_rows, K, 0, tl.cdiv(K, BLOCK_K), FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    sums = scaled(sums, x_scales_ptr, pair // TOP_K, row_scales_ptr, row, FORMAT)
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+    if GATED:
+        halves = tl.reshape(sums, (BLOCK_N // (2 * _HALF), 2, _HALF, BLOCK_M))
+        gate, up = tl.split(tl.permute(halves, (0, 2, 3, 1)))
+        hidden = tl.reshape(act_gated(gate, up, ACTIVATION), (COLUMNS, BLOCK_M))
+    else:
+        hidden = act(sums, ACTIVATION)
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    hidden_ptrs = hidden_ptr + pair.to(tl.int64)[None, :] * inner + column[:, None]
+    tl.store(hidden_ptrs, hidden.to(hidden_ptr.dtype.element_ty), mask=mask[None, :] & (column < inner)[:, None])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _down_stored_kernel(
+    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, x_ptr, x_scales_ptr, x_stride, values_ptr,
+    row_scales_ptr, group_scales_ptr, zeros_ptr, row_stride, num_rows, K, bias_ptr, weights_ptr, y_ptr, width,
+    TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SPLITS: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, pair, mask, block, is_live = own_tile(
+        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
+        GROUP, FORM,
+    )  # fmt: skip
+    if not is_live:
+        return
+    split = tl.program_id(1)
+    steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
+    column = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = column % width + expert * width
+    pair = tl.maximum(pair, 0)
+    sums = tile_sums(
+        x_ptr, x_scales_ptr, num_tokens * TOP_K, x_stride, pair, values_ptr, group_scales_ptr, zeros_ptr, row_stride,
+        row, num_rows, K, split * steps, tl.minimum(split * steps + steps, tl.cdiv(K, BLOCK_K)),
+        FORMAT, GROUP_SIZE, EVEN_K, BY_BITS, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    sums = scaled(sums, x_scales_ptr, pair, row_scales_ptr, row, FORMAT)
+    if bias_ptr is not None and split == 0:
+        sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+    sums *= tl.load(weights_ptr + pair, mask=mask, other=0.0).to(tl.float32)[None, :]
+    y_ptrs = y_ptr + (pair.to(tl.int64) * SPLITS + split)[None, :] * width + column[:, None]
+    tl.store(y_ptrs, sums.to(y_ptr.dtype.element_ty), mask=mask[None, :] & (column < width)[:, None])
+
+
+def grouped_up(x_TC: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: TileConfig | None = None) -> Tensor:
+    """[A, I]: the activated up projection of every pair, in the order of pairs.
+
+    Raises PerfmodelError for e4m3 on a device that knows no such numbers.
+    """
+    up, gates = layer.up_EFC, 2 if layer.gated else 1
+    inner = up.shape[1] // gates
+    hidden_AI = torch.empty(placement.experts_TX.numel(), inner, dtype=x_TC.dtype, device=x_TC.device)
+    own = (layer.up_bias_EF, hidden_AI)
+    operand, matrix = _matrix(up, x_TC)
+
+    def run(config: TileConfig) -> None:
+        columns = config.sizes["BLOCK_N"] // (1 if operand is None else gates)
+        constants = _constants(placement, operand, x_TC, config) | {"ACTIVATION": layer.activation}
+        grid = (placement.num_tiles * triton.cdiv(inner, columns),)
+        if operand is None:
+            kernel, args = _up_kernel, (*matrix[:2], *own, x_TC.shape[1], inner, *matrix[2:])
+        else:
+            kernel, args = _up_stored_kernel, (*matrix, *own, inner)
+        launch(kernel, grid, *placement.arguments, *args, options=config.options, **constants, GATED=layer.gated)
+
+    _run_in_tiles("up", up, operand, placement, x_TC, gates, forced, run)
+    return hidden_AI
+
+
 def grouped_down(
     hidden_AI: Tensor,
     weights_TX: Tensor,
@@ -196,91 +279,76 @@ def grouped_down(
     forced: TileConfig | None = None,
 ) -> Tensor:
     """[T, C]: the weighted sum of each token's experts, in hidden's dtype."""
-    down_ECI, weights_TX = layer.down_ECI, weights_TX.contiguous()
-    assert isinstance(down_ECI, Tensor)
-    operands = (hidden_AI, down_ECI, layer.down_bias_EC, weights_TX)
-    strides = (down_ECI.stride(0), down_ECI.stride(1))
-    out_TC = torch.empty(weights_TX.shape[0], down_ECI.shape[1], dtype=hidden_AI.dtype, device=hidden_AI.device)
-    if placement.form == "one" and forced is None:
-        _down_one(placement.experts_TX, *operands, out_TC)
+    down, weights_TX = layer.down_ECI, weights_TX.contiguous()
+    (num_tokens, top_k), (_, width, inner) = placement.experts_TX.shape, down.shape
+    out_TC = torch.empty(num_tokens, width, dtype=hidden_AI.dtype, device=hidden_AI.device)
+    operand, matrix = _matrix(down, hidden_AI)
+    if placement.form == "one" and forced is None and operand is None:
+        block = max(16, min(1024, triton.next_power_of_2(inner)))
+        launch(
+            _down_one_kernel, (triton.cdiv(width, _ONE_COLUMNS),),
+            placement.experts_TX, *matrix[:2], layer.down_bias_EC, weights_TX, out_TC, width, inner, *matrix[3:],
+            options=Options(num_warps=8, num_stages=1),
+            TOP_K=top_k, EVEN_K=inner % block == 0, BLOCK_N=_ONE_COLUMNS, BLOCK_K=block,
+        )  # fmt: skip
         return out_TC
-    _, width, inner = down_ECI.shape
 
     def run(config: TileConfig) -> None:
-        def product(y: Tensor, splits: int) -> None:
-            launch(
-                _down_kernel,
-                (placement.num_tiles * triton.cdiv(width, config.sizes["BLOCK_N"]), splits),
-                *(*placement.arguments, *operands, y, width, inner, *strides),
-                options=config.options,
-                **placement.constants,
-                SPLITS=splits,
-                EVEN_K=inner % config.sizes["BLOCK_K"] == 0,
-                **config.sizes,
-            )
+        splits = num_splits(num_tokens, placement.num_experts, top_k, width, inner, config)
+        dtype, parts = torch.float32 if splits > 1 else out_TC.dtype, top_k * splits
+        y = torch.empty(num_tokens * parts, width, dtype=dtype, device=out_TC.device)
+        constants = _constants(placement, operand, hidden_AI, config) | {"SPLITS": splits}
+        grid = (placement.num_tiles * triton.cdiv(width, config.sizes["BLOCK_N"]), splits)
+        own = (layer.down_bias_EC, weights_TX, y, width)
+        if operand is None:
+            kernel, args = _down_kernel, (*matrix[:2], *own, inner, *matrix[3:])
+        else:
+            kernel, args = _down_stored_kernel, (*matrix, *own)
+        launch(kernel, grid, *placement.arguments, *args, options=config.options, **constants)
+        rows = triton.next_power_of_2(parts)
+        block = max(16, min(triton.next_power_of_2(width), 4096 // rows))
+        sizes, options = {"PARTS": parts, "ROWS": rows, "BLOCK": block}, Options(num_warps=4, num_stages=1)
+        launch(_combine_kernel, (num_tokens, triton.cdiv(width, block)), y, out_TC, width, options=options, **sizes)
 
-        sum_in_splits(product, placement, inner, config, out_TC)
-
-    few = weights_TX.shape[0] if placement.form == "few" else 0
-    problem = (placement.rows, placement.form, few, down_ECI.shape, out_TC.dtype, str(forced or ""))
-
-    def listed() -> list[TileConfig]:
-        return [forced] if forced else candidates("down", placement.rows, capability_of(out_TC.device))
-
-    law = shared_bytes(1, hidden_AI.element_size())
-    run(pick("moe_down", problem, listed, law, run, out_TC.device))
+    _run_in_tiles("down", down, operand, placement, hidden_AI, 1, forced, run)
     return out_TC
 
 
-def _down_one(
-    experts_1X: Tensor,
-    hidden_XI: Tensor,
-    down_ECI: Tensor,
-    bias_EC: Tensor | None,
-    weights_1X: Tensor,
-    out_1C: Tensor,
+def _matrix(weight: Tensor | ExpertWeight, x_AK: Tensor) -> tuple[Operand | None, tuple[Any, ...]]:
+    """(what is known of a stored matrix; x, quantised if the format says so, the matrix, and their strides)."""
+    if isinstance(weight, Tensor):
+        return None, (x_AK, weight, x_AK.stride(0), weight.stride(0), weight.stride(1))
+    check_format(weight.stacked, x_AK.device)
+    operand = operand_of(weight.stacked)
+    values, scales = quantize_tokens(x_AK, operand) if operand.meets_codes else (x_AK, None)
+    return operand, (values, scales, values.stride(0), *operand.arguments, *operand.shape)
+
+
+def _constants(placement: ExpertRows, operand: Operand | None, x_AK: Tensor, config: TileConfig) -> dict[str, Any]:
+    depth = config.sizes["BLOCK_K"]
+    own = {"EVEN_K": x_AK.shape[1] % depth == 0} if operand is None else operand.constants(x_AK, depth)
+    return {**placement.constants, **own, **config.sizes}
+
+
+def _run_in_tiles(
+    product: str,
+    weight: Tensor | ExpertWeight,
+    operand: Operand | None,
+    placement: ExpertRows,
+    x_AK: Tensor,
+    gates: int,
+    forced: TileConfig | None,
+    run: Callable[[TileConfig], None],
 ) -> None:
-    _, width, inner = down_ECI.shape
-    block = max(16, min(1024, triton.next_power_of_2(inner)))
-    tensors = (experts_1X, hidden_XI, down_ECI, bias_EC, weights_1X, out_1C)
-    launch(
-        _down_one_kernel,
-        (triton.cdiv(width, _ONE_COLUMNS),),
-        *(*tensors, width, inner, down_ECI.stride(0), down_ECI.stride(1)),
-        options=Options(num_warps=8, num_stages=1),
-        TOP_K=experts_1X.shape[1],
-        EVEN_K=inner % block == 0,
-        BLOCK_N=_ONE_COLUMNS,
-        BLOCK_K=block,
-    )
-
-
-def sum_in_splits(
-    product: Callable[[Tensor, int], None], placement: ExpertRows, inner: int, config: TileConfig, out_TC: Tensor
-) -> None:
-    """Each token's rows of a product over `inner` values, summed into `out_TC`.
-
-    product: writes a row for each pair and part of the sum, given where and in how many parts
-    """
-    (num_tokens, top_k), width = placement.experts_TX.shape, out_TC.shape[1]
-    splits = num_splits(num_tokens, placement.num_experts, top_k, width, inner, config)
-    dtype = torch.float32 if splits > 1 else out_TC.dtype
-    y = torch.empty(num_tokens * top_k * splits, width, dtype=dtype, device=out_TC.device)
-    product(y, splits)
-    _combine(y, out_TC, top_k * splits)
-
-
-def _combine(y: Tensor, out_TC: Tensor, parts: int) -> None:
-    """The sum of each token's `parts` rows of y."""
-    num_tokens, width = out_TC.shape
-    rows = triton.next_power_of_2(parts)
-    block = max(16, min(triton.next_power_of_2(width), 4096 // rows))
-    launch(
-        _combine_kernel,
-        (num_tokens, triton.cdiv(width, block)),
-        *(y, out_TC, width),
-        options=Options(num_warps=4, num_stages=1),
-        PARTS=parts,
-        ROWS=rows,
-        BLOCK=block,
-    )
+    """Runs `up` or `down` with the tile that is forced, or the one that fits the problem."""
+    few = len(placement.experts_TX) if placement.pairs is None and product == "down" else 0
+    problem: tuple[object, ...] = (placement.rows, placement.form, few, weight.shape, x_AK.dtype, str(forced or ""))
+    law: Callable[[TileConfig, int], int]
+    if operand is None:
+        kernel, law = f"moe_{product}", shared_bytes(gates, x_AK.element_size())
+        listing = partial(candidates, product, placement.rows, capability_of(x_AK.device))
+    else:
+        kernel, law = f"moe_{product}_stored", partial(stored_shared_bytes, operand, x_AK.element_size())
+        listing = partial(stored_candidates, placement.rows, operand, capability_of(x_AK.device))
+        problem = (*problem, *operand.problem)
+    run(pick(kernel, problem, (lambda: [forced]) if forced else listing, law, run, x_AK.device))

@@ -1,31 +1,25 @@
-"""How the products of experts are cut: rows of a tile, candidate tiles, splits of the sum; all known on the host.
+"""How the products of experts are cut: rows of a tile, candidate tiles, splits of the sum, all known on the host; and
+which tile a program computes: an expert, its rows, and a block of columns.
 
-Where each expert has few rows its weights are read once and little is multiplied: the tile has 16 rows, and what counts
-is bytes in flight. A pipeline of 4 stages keeps 48 KiB of weights coming per program, so two programs a multiprocessor
-cover the latency of HBM (about 25 KiB a multiprocessor at 4 TB/s and 0.8 us) with room for the fills and ends of
-others. Where experts have many rows the tile grows to what the tensor cores are kept busy by.
+Where each expert has few rows its weights are read once and little is multiplied: the tile has 16 rows (8 of stored
+weights: then Hopper, too, multiplies by warps, which read their codes as words), and what counts is bytes in flight. A
+pipeline of 4 stages keeps 48 KiB of weights coming per program, so two programs a multiprocessor cover the latency of
+HBM (about 25 KiB a multiprocessor at 4 TB/s and 0.8 us). Where experts have many rows the tile grows.
 
-Sort (token, choice) pairs by expert and cut each expert's rows into tiles, in one launch and without the host.
+sorted  (token, choice) pairs by expert, cut into tiles in one launch, without the host. One program an expert counts
+        the rows of all, so it knows where its own begin, then scans the ids again and writes its pairs in their order.
+        Only whole tiles are handed out, and none to an expert without rows; the host launches the most there can be:
 
-One program an expert: it counts the rows of all experts, so it knows where its own begin, then scans the ids again and
-writes its pairs in their order. Only whole tiles are handed out, and none to an expert without rows; how many there are
-stays on the device. The host knows the most there can be and launches as many; the programs beyond them exit.
+            tiles = sum over experts of ceil(rows / B)  <=  D + (A - D) / B,   A pairs, D = min(E, A) experts with rows
 
-    tiles = sum over experts of ceil(rows / B)  <=  D + (A - D) / B,   A pairs, D = min(E, A) experts with rows
-
-Which tile a program computes: an expert, its rows, and a block of columns.
-
-sorted  `sort_pairs` made the tiles. Programs walk down `GROUP` tiles before they take the next columns, so that the
-        rows of an expert that needs several tiles find its weights in the L2.
-few     An expert's rows are one tile, and the program finds them in the routing table itself, which is cheaper
-        than another launch. The grid has a tile for each pair; those whose expert an earlier pair has exit.
+        Programs walk down `GROUP` tiles before they take the next columns, so that the rows of an expert that needs
+        several tiles find its weights in the L2.
+few     An expert's rows are one tile, and the program finds them in the routing table itself, which is cheaper than
+        another launch. The grid has a tile for each pair; those whose expert an earlier pair has exit.
 one     One token: each of its pairs is a tile.
 """
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
@@ -36,12 +30,18 @@ from torch import Tensor
 
 from perfmodel.ops.routing import distinct_experts
 from perfmodel_executors.kernels.launch import Options, launch
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.tiles import TileConfig, pipelined_bytes
+from perfmodel_executors.kernels.triton.operand import Operand
 
+GROUP = 8
+FEW_TOKENS = 16
+_FEW_PER_EXPERT = 2  # pairs: beyond, the programs that only exit take as long as sorting
+_BLOCK = 2048  # ids that a program looks at in one pass
 _ROWS = (16, 32, 64, 128)
 _GROUP_ROWS = 64  # that a warp group multiplies at least
 _WARP_PRODUCTS = 80  # a compute capability whose warps multiply, each on its own
-_MOST_SUMS = 64  # a thread can hold beside what it multiplies
+_MOST_SUMS, _MOST_SUMS_GROUPED = 64, 32  # a thread can hold beside what it multiplies; twice
 _BARRIER_BYTES = 16
 _PROGRAMS = 512  # wanted in flight: the multiprocessors of a large GPU, two to four times
 _LEAST_STEPS = 8  # steps along the sum that a split has at least, to be worth the start of its pipeline
@@ -61,11 +61,42 @@ _DOWN = {
 }
 
 
-def block_rows(num_tokens: int, num_experts: int, top_k: int) -> int:
-    """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson."""
+# The same of stored weights; columns are those of gate and of up together.
+_FEW = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
+_WEIGHT_ONLY = {
+    8: _FEW,
+    16: _FEW,
+    32: ((64, 128, 4, 4), (128, 128, 4, 4), (64, 128, 4, 3)),
+    64: ((64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 8, 3), (64, 64, 4, 3)),
+    128: ((128, 64, 8, 4), (128, 64, 8, 3), (64, 64, 8, 3)),
+}
+_FEW_8_BITS = ((64, 256, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3))
+_8_BITS = {
+    16: _FEW_8_BITS,
+    32: _FEW_8_BITS,
+    64: ((64, 128, 4, 4), (128, 128, 4, 4), (64, 128, 4, 3)),
+    128: ((128, 128, 8, 3), (128, 128, 4, 3), (64, 128, 4, 3)),
+}
+_BLOCKS = {  # have the sums of 128 inputs beside the sums of all
+    16: ((64, 128, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3)),
+    32: ((64, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3)),
+    64: ((64, 128, 4, 4), (128, 128, 8, 3), (64, 128, 4, 3)),
+    128: ((64, 128, 4, 3), (64, 128, 8, 3)),
+}
+
+
+def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeight | None = None) -> int:
+    """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson.
+
+    Of a stored `weight` as many as the tokens where those are few, and eight at least, or 16 where both operands are
+    codes.
+    """
     mean = num_tokens * top_k / num_experts
     needed = mean + 2.5 * sqrt(mean)
-    return next((rows for rows in _ROWS if rows >= needed), _ROWS[-1])
+    if weight is not None:
+        needed = max(needed, min(num_tokens, FEW_TOKENS))
+    sizes = (8, *_ROWS) if weight is not None and not weight.quantizes_input else _ROWS
+    return next((rows for rows in sizes if rows >= needed), sizes[-1])
 
 
 def candidates(kernel: str, rows: int, capability: int | None) -> list[TileConfig]:
@@ -79,6 +110,20 @@ def candidates(kernel: str, rows: int, capability: int | None) -> list[TileConfi
         TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth}, Options(warps, stages))
         for columns, depth, warps, stages in table[rows]
         if not by_warps or gates * rows * columns <= _MOST_SUMS * 32 * warps
+    ]
+
+
+def stored_candidates(rows: int, operand: Operand, capability: int | None) -> list[TileConfig]:
+    """The same of stored weights, as deep as whole groups are.
+
+    Formats in groups have the sums of a group beside the sums of all: where warps multiply, all of these are registers.
+    """
+    table = _BLOCKS if operand.form == "blocks" else _8_BITS if operand.meets_codes else _WEIGHT_ONLY
+    is_tight = operand.form in ("int4", "fp4", "blocks") and capability is not None and not 90 <= capability < 120
+    return [
+        TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": operand.depth(depth)}, Options(warps, stages))
+        for columns, depth, warps, stages in table[rows]
+        if not is_tight or rows * columns <= _MOST_SUMS_GROUPED * 32 * warps
     ]
 
 
@@ -114,9 +159,6 @@ def _has_group_products(rows: int, capability: int) -> bool:
     return 90 <= capability < 120 and rows >= _GROUP_ROWS
 
 
-_BLOCK = 2048  # ids that a program looks at in one pass
-
-
 class SortedPairs(NamedTuple):
     """order:     [A] pairs (token * top_k + choice) in the order of their experts, each expert's in ascending order
     tiles:     [most, 3] of each tile: its expert, where in `order` it begins, how many rows it has; valid up to
@@ -130,16 +172,9 @@ class SortedPairs(NamedTuple):
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _sort_kernel(
-    experts_ptr,
-    order_ptr,
-    tiles_ptr,
-    num_tiles_ptr,
-    num_pairs,
-    num_experts,
-    BLOCK_M: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
+    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts,
+    BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
     own = tl.program_id(0)
     counts = tl.zeros([EXPERTS], tl.int32)
     for begin in range(0, num_pairs, BLOCK):
@@ -173,15 +208,10 @@ def sort_pairs(experts_TX: Tensor, num_experts: int, block_rows: int) -> SortedP
     order, num_tiles = (torch.empty(n, dtype=torch.int32, device=experts_TX.device) for n in (pairs, 1))
     tiles = torch.empty(most_tiles(pairs, num_experts, block_rows), 3, dtype=torch.int32, device=experts_TX.device)
     block = max(16, min(_BLOCK, triton.next_power_of_2(pairs)))
-    launch(
-        _sort_kernel,
-        (num_experts,),
-        *(experts_TX, order, tiles, num_tiles, pairs, num_experts),
-        options=Options(num_warps=max(1, min(8, block // 256)), num_stages=1),
-        BLOCK_M=block_rows,
-        BLOCK=block,
-        EXPERTS=max(16, triton.next_power_of_2(num_experts)),
-    )
+    sizes = {"BLOCK_M": block_rows, "BLOCK": block, "EXPERTS": max(16, triton.next_power_of_2(num_experts))}
+    options = Options(num_warps=max(1, min(8, block // 256)), num_stages=1)
+    args = (experts_TX, order, tiles, num_tiles, pairs, num_experts)
+    launch(_sort_kernel, (num_experts,), *args, options=options, **sizes)
     return SortedPairs(order, tiles, num_tiles)
 
 
@@ -191,27 +221,17 @@ def most_tiles(num_pairs: int, num_experts: int, block_rows: int) -> int:
     return touched + (num_pairs - touched) // block_rows
 
 
-GROUP = 8
-FEW_TOKENS = 16
-_FEW_PER_EXPERT = 2  # pairs: beyond, the programs that only exit take as long as sorting
-
-
-@dataclass(frozen=True)
 class ExpertRows:
-    """Which rows go to which expert: `experts_TX`, contiguous, or what sorting made of it; tiles of `rows` rows."""
+    """Which rows go to which expert: `experts_TX`, contiguous, or what sorting made of it; tiles of `rows` rows.
 
-    experts_TX: Tensor
-    num_experts: int
-    rows: int
-    pairs: SortedPairs | None
+    Sorted unless the tokens, and so the rows of any expert, are few enough to fit one tile.
+    """
 
-    @classmethod
-    def of(cls, experts_TX: Tensor, num_experts: int, rows: int) -> "ExpertRows":
-        """Sorted unless the tokens, and so the rows of any expert, are few enough to fit one tile."""
-        experts_TX = experts_TX.contiguous()
+    def __init__(self, experts_TX: Tensor, num_experts: int, rows: int) -> None:
+        self.experts_TX, self.num_experts, self.rows = experts_TX.contiguous(), num_experts, rows
         num_tokens, num_pairs = experts_TX.shape[0], experts_TX.numel()
         is_few = num_tokens <= min(rows, FEW_TOKENS) and num_pairs <= _FEW_PER_EXPERT * num_experts
-        return cls(experts_TX, num_experts, rows, None if is_few else sort_pairs(experts_TX, num_experts, rows))
+        self.pairs = None if is_few else sort_pairs(self.experts_TX, num_experts, rows)
 
     @property
     def form(self) -> str:
@@ -241,18 +261,9 @@ class ExpertRows:
 
 @triton.jit
 def own_tile(
-    experts_ptr,
-    order_ptr,
-    tiles_ptr,
-    num_tiles_ptr,
-    num_tokens,
-    blocks,
-    BLOCK_M: tl.constexpr,
-    TOP_K: tl.constexpr,
-    CHOICES: tl.constexpr,
-    GROUP: tl.constexpr,
-    FORM: tl.constexpr,
-):
+    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, blocks,
+    BLOCK_M: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
     """(expert, its pairs, which rows have one, block of columns, whether there is anything to do)."""
     program = tl.program_id(0)
     row = tl.arange(0, BLOCK_M)

@@ -5,11 +5,10 @@ Greedy, in two stages: the best of each piece of the vocabulary (enough programs
 Sampling keeps what reaches a threshold (see its definition in torch), which radix selection finds: the bits of a
 weight, as an integer, are in the order of the weights, and are settled digit by digit, the exponent first, then 8, 8
 and 7 bits of the mantissa. A pass adds up, for each value that the next digit can have, what top-k counts (tokens: a
-histogram of each program, added to the row's) or what top-p sums (integers of weights: atomics, which give equal sums
-in any order). The next pass begins by choosing the digit. Four passes for each of the two; a row that does not ask for
-one leaves at once. The last two kernels sum up what is kept of each piece, choose the piece and in it the token. The
-row is read from L2 some eleven times, by as many programs as it has pieces; one program a row, bisecting, took some 250
-us at a vocabulary of 128k. Nothing depends on the host.
+histogram of each program) or top-p sums (integers of weights: atomics, equal in any order); the next begins by choosing
+the digit. The last two kernels sum up what is kept of each piece, choose the piece and in it the token. The row is read
+from L2 some eleven times, by as many programs as it has pieces; one program a row, bisecting, took some 250 us at a
+vocabulary of 128k.
 """
 
 import torch

@@ -1,29 +1,16 @@
-"""One step of a scan: bound by reading each state once and writing it once.
+"""Scans in tiles of 64 tokens: what runs from tile to tile, and what all tiles do at once.
 
-A program has some columns of the state of a sequence's head in registers, decays it, writes the new value to its key
-and multiplies it by the query; rows of the state are reduced across threads.
+    step                      a decode: bound by reading each state once and writing it once
+    erase (the delta rule)    [W | U] of the WY form, of every tile: what its tokens write, but for the state before it
 
-What tokens of a tile write under the gated delta rule, but for the state before the tile: [W | U] of the WY form.
+            (I + L) [W | U] = [b k e^g | b v],    L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t
 
-    (I + L) [W | U] = [b k e^g | b v],    L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t
-
-The inverse X of I + L, in two parts, as rows of sixteen:
-
-    D = (I + L_diagonal)^-1      row by row; the rows of all blocks of sixteen at once
-    X = (I - N) (I + N^2) D      with N = D L_rest, whose fourth power is zero in a tile of four blocks
-
-Powers of the whole L would cancel where keys are alike (entries of 10^18 for 64 equal keys, in sums that are 1); in
-blocks, D takes them away before anything is squared.
-
-Prompts through a scan, in tiles of 64 tokens: what runs from tile to tile, and what all tiles do at once.
-
-    erase (the delta rule)    [W | U] of every tile
     states                    from tile to tile: S' = e^g S + K^T (e^(g_end - g) w), of what its tokens write
     outputs                   every tile: (Q K^T e^(g_t - g_s)) w + e^g Q S
 
-A program of the second has some columns of the state of one head of one sequence in registers and walks over its
-tiles: two products a tile at most, in a chain. It leaves behind the state before each tile, so that the third needs no
-order. What tokens write is b v, or U - W S under the delta rule, which then lies where U lay.
+A program of the states has some columns of the state of one head of one sequence in registers and walks over its tiles:
+two products a tile at most, in a chain. It leaves behind the state before each tile, so that the outputs need no order.
+What tokens write is b v, or U - W S under the delta rule, which then lies where U lay.
 """
 
 import torch
@@ -97,7 +84,14 @@ _PRECISION = "tf32"
 
 @triton.jit
 def _inverse(lower, TILE: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1 of a strictly lower triangular [TILE, TILE]."""
+    """(I + lower)^-1 = X of a strictly lower triangular [TILE, TILE], in two parts, as rows of sixteen:
+
+        D = (I + L_diagonal)^-1      row by row; the rows of all blocks of sixteen at once
+        X = (I - N) (I + N^2) D      with N = D L_rest, whose fourth power is zero in a tile of four blocks
+
+    Powers of the whole L would cancel where keys are alike (entries of 10^18 for 64 equal keys, in sums that are 1); in
+    blocks, D takes them away before anything is squared.
+    """
     row = tl.arange(0, TILE)[:, None]
     column = tl.arange(0, TILE)[None, :]
     is_near = row // _BLOCK == column // _BLOCK
@@ -154,27 +148,7 @@ def _erase_terms_kernel(
     tl.store(u_ptr + (own * H + head)[:, None] * V + v_column[None, :], u.to(u_ptr.dtype.element_ty), mask=is_v)
 
 
-def erase_terms(inputs: ScanInputs, starts_G: Tensor) -> tuple[Tensor, Tensor]:
-    """(W [T, H, K], U [T, H, V]) in the dtype of the values."""
-    _, k_TGK, v_THV = inputs[:3]
-    (num_tokens, heads, values), (groups, keys) = v_THV.shape, k_TGK.shape[1:]
-    num_chunks = len(starts_G) - 1
-    w_THK, u_THV = (v_THV.new_empty(num_tokens, heads, width) for width in (keys, values))
-    args = (
-        k_TGK, v_THV, inputs.log_decay_TH, inputs.beta_TH, starts_G, w_THK, u_THV, num_chunks,
-        k_TGK.stride(0), v_THV.stride(0),
-    )  # fmt: skip
-    sizes = {
-        "H": heads, "G": groups, "K": keys, "V": values, "K_PAD": padded(keys), "V_PAD": padded(values), "TILE": TILE,
-        "PRECISION": "ieee" if v_THV.dtype.itemsize == 4 else _PRECISION,
-    }  # fmt: skip
-    grid = (heads, num_tiles(num_tokens, num_chunks, TILE))
-    launch(_erase_terms_kernel, grid, *args, options=_OPTIONS, **sizes)
-    return w_THK, u_THV
-
-
 _STATES = Options(num_warps=4, num_stages=2)
-_OUTPUTS = Options(num_warps=4, num_stages=1)
 _STATE_COLUMNS = 32  # of a program that walks: a long prompt alone has heads times four of them
 _OUTPUT_COLUMNS = 64
 
@@ -272,21 +246,28 @@ def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RH
     (num_tokens, heads, values), (groups, keys) = v_THV.shape, q_TGK.shape[1:]
     num_chunks = len(rows_G)
     tiles = num_tiles(num_tokens, num_chunks, TILE)
-    w_THK, u_THV = erase_terms(inputs, starts_G) if inputs.erases else (None, None)
+    sizes = {"H": heads, "G": groups, "K": keys, "V": values, "K_PAD": padded(keys), "TILE": TILE}
+    strides = (k_TGK.stride(0), v_THV.stride(0))
+    w_THK, u_THV = None, None
+    if inputs.erases:
+        w_THK, u_THV = (v_THV.new_empty(num_tokens, heads, width) for width in (keys, values))
+        precision = "ieee" if v_THV.dtype.itemsize == 4 else _PRECISION
+        args = (k_TGK, v_THV, decay_TH, beta_TH, starts_G, w_THK, u_THV, num_chunks, *strides)
+        own = {"V_PAD": padded(values), "PRECISION": precision}
+        launch(_erase_terms_kernel, (heads, tiles), *args, options=_OPTIONS, **sizes, **own)
     before = v_THV.new_empty(tiles, heads, keys, values)
     out_THV = torch.empty(num_tokens, heads, values, dtype=v_THV.dtype, device=v_THV.device)
-    sizes = {"H": heads, "G": groups, "K": keys, "V": values, "ERASES": inputs.erases, "K_PAD": padded(keys)}
-    strides = (k_TGK.stride(0), v_THV.stride(0))
+    sizes["ERASES"] = inputs.erases
     columns = min(_STATE_COLUMNS, padded(values))
     launch(
         _scan_states_kernel, (triton.cdiv(values, columns), heads, num_chunks),
         k_TGK, v_THV, decay_TH, beta_TH, w_THK, u_THV, rows_G, starts_G, states_RHKV, before, *strides,
-        options=_STATES, **sizes, TILE=TILE, COLUMNS=columns,
+        options=_STATES, **sizes, COLUMNS=columns,
     )  # fmt: skip
     columns = min(_OUTPUT_COLUMNS, padded(values))
     launch(
         _scan_outputs_kernel, (triton.cdiv(values, columns), heads, tiles),
         q_TGK, k_TGK, v_THV, decay_TH, beta_TH, skip_H, u_THV, starts_G, before, out_THV, num_chunks, q_TGK.stride(0),
-        *strides, options=_OUTPUTS, **sizes, TILE=TILE, COLUMNS=columns,
+        *strides, options=_OPTIONS, **sizes, COLUMNS=columns,
     )  # fmt: skip
     return out_THV

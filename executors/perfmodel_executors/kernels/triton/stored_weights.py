@@ -1,23 +1,17 @@
-"""Loops over weights in four bits, which become the activations' dtype by their bits, without a conversion.
-
-INT4: a code below the mantissa of 128 (bf16; 1024 in fp16) is 128 + code, exactly; with the zero point taken off that
-is 1.4 instructions a weight. The scale of each group multiplies the group's sums.
-
-E2M1: exponent and mantissa go where bf16 (fp16) has the lowest bits of its exponent and the highest of its mantissa.
-That is the number times 2^-126 (2^-14), subnormals included, so that the group's scale times 2^126 (2^14) makes it what
-it stands for, in one multiplication. To stay within the range of both, the scale is 2^8 smaller, and the sums larger.
-
-A matrix that many tokens meet is written out once, by `expand_int4` or `expand_fp4`, in place of once a tile.
-
-Products with weights as they are stored, W on the left: codes are widened between SRAM and the tensor cores.
+"""Products with weights as they are stored, W on the left: codes are widened between SRAM and the tensor cores.
 
 `tile_sums` is the one loop of linear layers and of experts, whatever the format; what becomes of its sums is theirs.
-
 Plain weights are multiplied as they come. INT8 and e4m3 become the activations' dtype by a conversion (none where the
-activations are in 8 bits, too), and the scale of each output multiplies the sum. Four bits are widened as above.
+activations are in 8 bits, too), and the scale of each output multiplies the sum. Four bits are widened by their bits:
 
-A stored weight written out in the activations' dtype, once, for a product with so many tokens that widening its
-codes in every tile would take longer than reading them wide.
+INT4  a code below the mantissa of 128 (bf16; 1024 in fp16) is 128 + code, exactly; with the zero point taken off that
+      is 1.4 instructions a weight. The scale of each group multiplies the group's sums.
+E2M1  exponent and mantissa go where bf16 (fp16) has the lowest bits of its exponent and the highest of its mantissa:
+      the number times 2^-126 (2^-14), subnormals included, so that the group's scale times 2^126 (2^14) makes it what
+      it stands for. To stay within the range of both, the scale is 2^8 smaller, and the sums larger.
+
+For so many tokens that widening codes in every tile would take longer than reading them wide, `expand_weight` writes a
+matrix out once in the activations' dtype.
 """
 
 from collections.abc import Iterator
@@ -29,9 +23,8 @@ import triton.language as tl
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import limits_of
-from perfmodel_executors.kernels.weight_formats.containers import BlockFp8Weight, Fp8Weight, MatrixWeight
-from perfmodel_executors.kernels.weight_formats.operand import Operand
-from perfmodel_executors.kernels.weight_formats.quantize import SPAN
+from perfmodel_executors.kernels.triton.operand import Operand
+from perfmodel_executors.kernels.weight_formats import FP4_SPAN, BlockFp8Weight, Fp8Weight, MatrixWeight
 
 # Four bytes of two codes each -> (low codes, high codes), each as four values 128 + code (1024 + code in fp16).
 _WIDEN_BF16 = tl.constexpr(
@@ -149,34 +142,6 @@ def add_fp4(
                     acc += tl.dot(low, x_low, input_precision="ieee") * low_scale[:, None]
                     acc += tl.dot(high, x_high, input_precision="ieee") * high_scale[:, None]
     return acc * _SPARE if GROUPS == 1 else acc
-
-
-@triton.jit
-def expand_int4(packed_ptrs, scales_ptr, zeros_ptr, row, num_rows, out_ptrs, mask, group, GROUP_SIZE: tl.constexpr):
-    """Writes a group's inputs [N, GROUP_SIZE / 2] twice: `packed_ptrs` and `out_ptrs` begin at the group."""
-    packed = tl.load(packed_ptrs)
-    scale = tl.load(scales_ptr + group * num_rows + row).to(tl.float32)[:, None]
-    zero = 8.0
-    if zeros_ptr is not None:
-        zero = tl.load(zeros_ptr + group * num_rows + row).to(tl.float32)[:, None]
-    low, high = ((packed & 15).to(tl.float32) - zero) * scale, ((packed >> 4).to(tl.float32) - zero) * scale
-    tl.store(out_ptrs, low.to(out_ptrs.dtype.element_ty), mask=mask)
-    tl.store(out_ptrs + GROUP_SIZE // 2, high.to(out_ptrs.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def expand_fp4(
-    packed_ptrs, scales_ptr, row, num_rows, out_ptrs, mask, span, SPAN: tl.constexpr, GROUP_SIZE: tl.constexpr
-):
-    """Writes a span's inputs [N, SPAN / 2] twice: `packed_ptrs` and `out_ptrs` begin at the span."""
-    HALF: tl.constexpr = SPAN // 2
-    packed = tl.load(packed_ptrs)
-    group = span * (SPAN // GROUP_SIZE) + tl.arange(0, HALF) // GROUP_SIZE
-    group_ptrs = scales_ptr + group[None, :] * num_rows + row[:, None]
-    low = _e2m1(packed & 15) * _scale(tl.load(group_ptrs), GROUP_SIZE)
-    high = _e2m1(packed >> 4) * _scale(tl.load(group_ptrs + HALF // GROUP_SIZE * num_rows), GROUP_SIZE)
-    tl.store(out_ptrs, low.to(out_ptrs.dtype.element_ty), mask=mask)
-    tl.store(out_ptrs + HALF, high.to(out_ptrs.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -333,12 +298,8 @@ def _add_blocks(
 
 def check_format(weight: MatrixWeight, device: torch.device) -> None:
     """Raises PerfmodelError for e4m3 on a device that knows no such numbers."""
-    limits = limits_of(device)
-    if (
-        isinstance(weight, Fp8Weight | BlockFp8Weight)
-        and limits is not None
-        and limits.capability < _LEAST_CAPABILITY_FP8
-    ):
+    limits = limits_of(device) if isinstance(weight, Fp8Weight | BlockFp8Weight) else None
+    if limits is not None and limits.capability < _LEAST_CAPABILITY_FP8:
         raise PerfmodelError(
             f"e4m3 weights need sm_{_LEAST_CAPABILITY_FP8} or newer; {limits.name} is sm_{limits.capability}. Set "
             f"engine.quantization to int8, or to w8a16."
@@ -359,21 +320,30 @@ def _expand_kernel(
     is_row = (own < rows)[:, None]
     row = first + tl.minimum(own, rows - 1)
     unit = tl.program_id(1)
-    if FORMAT == "rows":
-        k = tl.arange(0, UNIT)
-        mask = is_row & (unit * UNIT + k < K)[None, :]
-    else:
-        k = tl.arange(0, UNIT // 2)
-        mask = is_row & (k >= 0)[None, :]
+    HALF: tl.constexpr = UNIT // 2
+    k = tl.arange(0, UNIT if FORMAT == "rows" else HALF)
     out_ptrs = out_ptr + own.to(tl.int64)[:, None] * K + unit * UNIT + k[None, :]
     value_ptrs = values_ptr + row.to(tl.int64)[:, None] * row_stride + k[None, :]
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
     if FORMAT == "rows":
+        mask = is_row & (unit * UNIT + k < K)[None, :]
         values = tl.load(value_ptrs + unit * UNIT, mask=mask, other=0.0)
-        tl.store(out_ptrs, values.to(out_ptr.dtype.element_ty), mask=mask)
-    elif FORMAT == "int4":
-        expand_int4(value_ptrs + unit * (UNIT // 2), scales_ptr, zeros_ptr, row, N, out_ptrs, mask, unit, GROUP_SIZE)
+        tl.store(out_ptrs, values.to(dtype), mask=mask)
     else:
-        expand_fp4(value_ptrs + unit * (UNIT // 2), scales_ptr, row, N, out_ptrs, mask, unit, UNIT, GROUP_SIZE)
+        mask = is_row & (k >= 0)[None, :]
+        packed = tl.load(value_ptrs + unit * HALF)
+        if FORMAT == "int4":
+            scale = tl.load(scales_ptr + unit * N + row).to(tl.float32)[:, None]
+            zero = 8.0
+            if zeros_ptr is not None:
+                zero = tl.load(zeros_ptr + unit * N + row).to(tl.float32)[:, None]
+            low, high = ((packed & 15).to(tl.float32) - zero) * scale, ((packed >> 4).to(tl.float32) - zero) * scale
+        else:
+            group_ptrs = scales_ptr + (unit * (UNIT // GROUP_SIZE) + k // GROUP_SIZE)[None, :] * N + row[:, None]
+            low = _e2m1(packed & 15) * _scale(tl.load(group_ptrs), GROUP_SIZE)
+            high = _e2m1(packed >> 4) * _scale(tl.load(group_ptrs + HALF // GROUP_SIZE * N), GROUP_SIZE)
+        tl.store(out_ptrs, low.to(dtype), mask=mask)
+        tl.store(out_ptrs + HALF, high.to(dtype), mask=mask)
 
 
 def expand_weight(operand: Operand, dtype: torch.dtype) -> Iterator[tuple[int, Operand]]:
@@ -383,20 +353,14 @@ def expand_weight(operand: Operand, dtype: torch.dtype) -> Iterator[tuple[int, O
     """
     n, k = operand.shape
     most = min(n, max(_ROWS, _MOST_ELEMENTS // k // _ROWS * _ROWS))
-    unit = SPAN if operand.form == "fp4" else operand.group_size or _DEPTH
+    unit = FP4_SPAN if operand.form == "fp4" else operand.group_size or _DEPTH
     buffer_NK = torch.empty(most, k, dtype=dtype, device=operand.values.device)
     for first in range(0, n, most):
         rows = min(most, n - first)
-        launch(
-            _expand_kernel,
-            (triton.cdiv(rows, _ROWS), triton.cdiv(k, unit)),
-            *(operand.values, operand.group_scales, operand.zeros, operand.values.stride(0), buffer_NK),
-            *(n, first, rows, k),
-            options=Options(num_warps=4, num_stages=1),
-            FORMAT=operand.form,
-            GROUP_SIZE=operand.group_size,
-            UNIT=unit,
-            ROWS=_ROWS,
-        )
+        matrix = (operand.values, operand.group_scales, operand.zeros, operand.values.stride(0))
+        grid, sizes = (triton.cdiv(rows, _ROWS), triton.cdiv(k, unit)), {"UNIT": unit, "ROWS": _ROWS}
+        constants = {"FORMAT": operand.form, "GROUP_SIZE": operand.group_size, **sizes}
+        args = (*matrix, buffer_NK, n, first, rows, k)
+        launch(_expand_kernel, grid, *args, options=Options(num_warps=4, num_stages=1), **constants)
         scales_N = operand.row_scales if operand.row_scales is None else operand.row_scales[first : first + rows]
         yield first, Operand("plain", 8 * dtype.itemsize, (rows, k), buffer_NK[:rows], scales_N)

@@ -1,13 +1,12 @@
-"""Tiles of products with the weight on the left, and the SRAM they take: of linear layers, and of experts in few bits.
-
-Up to eight tokens a tile with codes has eight columns, and Hopper runs the instructions of Ampere, which let a thread
-read its codes as words; its own instructions want them two by two.
-
-y^T = W x^T: W is the left operand, so that it fills the 64 to 128 rows that a tensor-core instruction has and the
+"""y^T = W x^T: W is the left operand, so that it fills the 64 to 128 rows that a tensor-core instruction has and the
 tokens its columns, of which 8 are enough. Nothing of W is read twice while the tokens are few.
 
-Tensor cores take fragments of the left operand from registers, where codes are widened on their way from SRAM: how is
-the format's (`weight_formats`). With few tiles K is cut into slices, which a second kernel adds up.
+Tensor cores take fragments of the left operand from registers, where codes are widened on their way from SRAM. Up to
+eight tokens a tile with codes has eight columns, and Hopper runs the instructions of Ampere, which let a thread read
+its codes as words; its own instructions want them two by two.
+
+With few tiles K is cut into slices, whose sums a second kernel adds up: one order, so equal inputs give equal bits; no
+host synchronisation, no counters that outlive a call, nothing that a CUDA graph could not capture.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,25 +20,75 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.tiles import TileConfig, pick
-from perfmodel_executors.kernels.triton.split_k import (
-    add_slices,
-    grouped_tile,
-    num_slices,
-    own_blocks,
-    slice_buffer,
-)
+from perfmodel_executors.kernels.tiles import TileConfig, compute_units, pick
+from perfmodel_executors.kernels.triton.operand import Operand
 from perfmodel_executors.kernels.triton.stored_weights import scaled, tile_sums
-from perfmodel_executors.kernels.weight_formats.operand import Operand
-from perfmodel_executors.kernels.weight_formats.quantize import SPAN
+from perfmodel_executors.kernels.weight_formats import FP4_SPAN
 
 FEW_TOKENS = 64
+_LEAST_BLOCKS = 4  # of K in a slice: a pipeline of fewer never fills
+_MOST_SLICES = 32
+_GROUP = tl.constexpr(8)  # tiles of tokens that are walked together, so that the L2 cache gives them their rows of W
+
+
+@triton.jit
+def grouped_tile(tiles_m, tiles_n):
+    """(row, column) of this program's tile, in groups of rows."""
+    tile = tl.program_id(0)
+    group = tile // (_GROUP * tiles_n)
+    rows = tl.minimum(tiles_m - group * _GROUP, _GROUP)
+    return group * _GROUP + tile % (_GROUP * tiles_n) % rows, tile % (_GROUP * tiles_n) // rows
+
+
+@triton.jit
+def own_blocks(num_blocks, SPLIT_K: tl.constexpr):
+    """(first, last + 1) of the blocks of K in this program's slice."""
+    blocks = tl.cdiv(num_blocks, SPLIT_K)
+    first = tl.program_id(1) * blocks
+    return first, tl.minimum(first + blocks, num_blocks)
+
+
+@triton.jit
+def _add_slices_kernel(sums_ptr, bias_ptr, y_ptr, elements, N, SLICES: tl.constexpr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = element < elements
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for piece in tl.static_range(SLICES):
+        total += tl.load(sums_ptr + piece * elements + element, mask=mask, other=0.0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + element % N, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + element, total.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def num_slices(tiles: int, blocks_of_k: int, device: torch.device, blocks_per_unit: int) -> int:
+    """How many slices make `tiles` output tiles fill the device; each has four blocks of K or more, none is empty.
+
+    blocks_per_unit: how many thread blocks a compute unit should have
+    """
+    wanted = blocks_per_unit * compute_units(device) // max(1, tiles)
+    slices = max(1, min(wanted, blocks_of_k // _LEAST_BLOCKS, _MOST_SLICES))
+    return -(-blocks_of_k // -(-blocks_of_k // slices))
+
+
+def slice_buffer(y_MN: Tensor, slices: int) -> Tensor:
+    """Where the product goes: y itself, or fp32 [slices, M, N]."""
+    if slices == 1:
+        return y_MN
+    return torch.empty(slices, *y_MN.shape, dtype=torch.float32, device=y_MN.device)
+
+
+def add_slices(sums_SMN: Tensor, bias_N: Tensor | None, y_MN: Tensor) -> None:
+    """y = the sum of the slices + bias."""
+    elements, block = y_MN.numel(), 512
+    grid = (triton.cdiv(elements, block),)
+    args = (sums_SMN, bias_N, y_MN, elements, y_MN.shape[1])
+    launch(_add_slices_kernel, grid, *args, options=Options(num_warps=4), SLICES=sums_SMN.shape[0], BLOCK=block)
 
 
 class _Tiles(NamedTuple):
-    """few: outputs, depth, warps, stages; many: tokens, then as few (none where
-    another kernel takes over). blocks: wanted of a compute unit with few tokens;
-    least: columns of a tile; with fewer than 16, Hopper and Blackwell fall back to the instructions of Ampere"""
+    """few: outputs, depth, warps, stages; many: tokens, then as few (none where another kernel takes over)
+    blocks: wanted of a compute unit with few tokens
+    least:  columns of a tile; with fewer than 16, Hopper and Blackwell fall back to the instructions of Ampere"""
 
     few: tuple[tuple[int, int, int, int], ...]
     many: tuple[tuple[int, int, int, int, int], ...]
@@ -47,52 +96,20 @@ class _Tiles(NamedTuple):
     least: int
 
 
-# 32 to 64 KB of plain weights under way in each block, two or three blocks to a unit.
-_PLAIN = _Tiles(
-    few=(
-        (64, 128, 4, 4),
-        (128, 64, 4, 4),
-        (128, 128, 4, 3),
-        (64, 256, 4, 3),
-        (64, 128, 4, 3),
-        (32, 256, 4, 4),
-    ),
-    many=(),
-    blocks=2,
-    least=16,
-)
 _FEW_CODES = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
-_WEIGHT_ONLY = _Tiles(
-    few=_FEW_CODES,
-    # Not 256 tokens: there Triton 3.6 lets widened codes change while Hopper's products still read them.
-    many=((128, 128, 64, 8, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 3)),
-    blocks=3,
-    least=8,
-)
-_INT4 = _Tiles(
-    few=_FEW_CODES,
-    many=((128, 128, 128, 8, 3), (64, 128, 128, 8, 3), (64, 64, 128, 4, 3)),
-    blocks=4,
-    least=8,
-)
-_8_BITS = _Tiles(
-    few=((64, 256, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (128, 256, 4, 3), (64, 128, 4, 3)),
-    many=(),
-    blocks=2,
-    least=16,
-)
-_BLOCKS = _Tiles(
-    few=((64, 128, 4, 5), (128, 128, 4, 4), (64, 128, 4, 4), (64, 128, 4, 3)),
-    many=(),
-    blocks=2,
-    least=16,
-)
+# 32 to 64 KB of plain weights under way in each block, two or three blocks to a unit.
+_FEW_PLAIN = ((64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 4, 3), (64, 256, 4, 3), (64, 128, 4, 3), (32, 256, 4, 4))
+_FEW_8_BITS = ((64, 256, 4, 4), (128, 128, 4, 4), (64, 128, 4, 5), (128, 256, 4, 3), (64, 128, 4, 3))
+_FEW_BLOCKS = ((64, 128, 4, 5), (128, 128, 4, 4), (64, 128, 4, 4), (64, 128, 4, 3))
+# Not 256 tokens: there Triton 3.6 lets widened codes change while Hopper's products still read them.
+_MANY_ROWS = ((128, 128, 64, 8, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 3))
+_INT4 = _Tiles(_FEW_CODES, ((128, 128, 128, 8, 3), (64, 128, 128, 8, 3), (64, 64, 128, 4, 3)), blocks=4, least=8)
 _TILES: Mapping[tuple[str, bool], _Tiles] = MappingProxyType(
     {
-        ("plain", False): _PLAIN,
-        ("rows", False): _WEIGHT_ONLY,
-        ("rows", True): _8_BITS,
-        ("blocks", True): _BLOCKS,
+        ("plain", False): _Tiles(_FEW_PLAIN, (), blocks=2, least=16),
+        ("rows", False): _Tiles(_FEW_CODES, _MANY_ROWS, blocks=3, least=8),
+        ("rows", True): _Tiles(_FEW_8_BITS, (), blocks=2, least=16),
+        ("blocks", True): _Tiles(_FEW_BLOCKS, (), blocks=2, least=16),
         ("int4", False): _INT4,
         ("fp4", False): _INT4,
     }
@@ -128,20 +145,17 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     values = sizes["BLOCK_N"] * sizes["BLOCK_K"] * operand.bits // 8
     x = sizes["BLOCK_M"] * sizes["BLOCK_K"] * (1 if operand.meets_codes else element_bytes)
     if operand.form == "fp4":  # inputs are loaded for one group of a half at a time
-        x *= SPAN // 2 // operand.group_size
+        x *= FP4_SPAN // 2 // operand.group_size
     if operand.is_widened and is_ahead and capability >= 100:
         return (values + x) * (stages - 1) + 8
     values_stages = stages - (operand.is_widened or not is_ahead)
-    pipeline = values * values_stages + x * (stages - (not is_ahead)) + _beside(operand, element_bytes, config)
+    rows, columns, beside = sizes["BLOCK_N"], sizes["BLOCK_M"], 0
+    if operand.form == "blocks":
+        beside = 4 * rows + 8 * columns
+    elif operand.form == "int4" and rows == 32 * config.options.num_warps:
+        beside = element_bytes * rows
+    pipeline = values * values_stages + x * (stages - (not is_ahead)) + beside
     return pipeline + (16 if is_ahead and capability >= 100 else 0)
-
-
-def _beside(operand: Operand, element_bytes: int, config: TileConfig) -> int:
-    """Bytes that scales pass through."""
-    rows, columns = config.sizes["BLOCK_N"], config.sizes["BLOCK_M"]
-    if operand.form == "int4":
-        return element_bytes * rows if rows == 32 * config.options.num_warps else 0
-    return 4 * rows + 8 * columns if operand.form == "blocks" else 0
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -188,37 +202,23 @@ def swapped_product(
     config:  the tile, instead of the one that fits the problem
     codes:   x in the weight's format, and the scales of its rows, where activations are quantised
     """
-    x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
     m, (n, k) = len(x_MK), operand.shape
     y_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
-    run = partial(_run, x_MK, operand, bias_N, codes, y_MN)
+    values_MK, scales_M = codes or (x_MK, None)
+
+    def run(config: TileConfig) -> None:
+        sizes = config.sizes
+        out = slice_buffer(y_MN, sizes["SPLIT_K"])
+        grid = (triton.cdiv(n, sizes["BLOCK_N"]) * triton.cdiv(m, sizes["BLOCK_M"]), sizes["SPLIT_K"])
+        args = (values_MK, scales_M, values_MK.stride(0), *operand.arguments, bias_N, out, m, n, k, m * n)
+        constants = {**operand.constants(x_MK, sizes["BLOCK_K"]), "MANY": m > sizes["BLOCK_M"], **sizes}
+        launch(_swapped_product_kernel, grid, *args, options=config.options, **constants)
+        if sizes["SPLIT_K"] > 1:
+            add_slices(out, bias_N, y_MN)
+
     if config is None:
         problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
         law = partial(shared_bytes, operand, x_MK.element_size())
         config = pick(kernel, problem, partial(candidates, operand, m, x_MK.device), law, run, x_MK.device)
     run(config)
     return y_MN
-
-
-def _run(
-    x_MK: Tensor,
-    operand: Operand,
-    bias_N: Tensor | None,
-    codes: tuple[Tensor, Tensor] | None,
-    y_MN: Tensor,
-    config: TileConfig,
-) -> None:
-    (m, k), n, sizes = x_MK.shape, y_MN.shape[1], config.sizes
-    values_MK, scales_M = codes or (x_MK, None)
-    out = slice_buffer(y_MN, sizes["SPLIT_K"])
-    launch(
-        _swapped_product_kernel,
-        (triton.cdiv(n, sizes["BLOCK_N"]) * triton.cdiv(m, sizes["BLOCK_M"]), sizes["SPLIT_K"]),
-        *(values_MK, scales_M, values_MK.stride(0), *operand.arguments, bias_N, out, m, n, k, m * n),
-        options=config.options,
-        MANY=m > sizes["BLOCK_M"],
-        **operand.constants(x_MK, sizes["BLOCK_K"]),
-        **sizes,
-    )
-    if sizes["SPLIT_K"] > 1:
-        add_slices(out, bias_N, y_MN)

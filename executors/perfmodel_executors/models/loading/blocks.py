@@ -22,16 +22,8 @@ from perfmodel.models.architecture import (
     Mixer,
     MoEFFN,
 )
-from perfmodel_executors.kernels.weight_formats import (
-    ExpertWeight,
-    MatrixWeight,
-    Weight,
-    dequantize,
-    fp4_from_pairs,
-    join_rows,
-    reordered,
-    stack_experts,
-)
+from perfmodel_executors.kernels.stored_rows import ExpertWeight, join_rows, reordered, stack_experts
+from perfmodel_executors.kernels.weight_formats import MatrixWeight, Weight, dequantize, fp4_from_pairs
 from perfmodel_executors.models.loading.files import Reader
 from perfmodel_executors.models.loading.names import halved, rotated_rows, split_pairs
 from perfmodel_executors.models.weights import (

@@ -18,14 +18,14 @@ from torch import Tensor
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.headers import weight_files
+from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES
+from perfmodel_executors.kernels.stored_rows import reordered
 from perfmodel_executors.kernels.weight_formats import (
-    BLOCK_SIZES,
     FP8_BLOCK,
     BlockFp8Weight,
     GgufWeight,
     MatrixWeight,
     dequantize,
-    reordered,
 )
 from perfmodel_executors.models.loading.names import NAMES
 

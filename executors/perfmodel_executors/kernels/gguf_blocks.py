@@ -1,0 +1,265 @@
+"""llama.cpp's blocks (layouts of ggml-common.h) as numbers, and numbers as blocks; all fields of all blocks at once.
+
+A weight is code * scale + offset, with a scale (and an offset) for each group of a block. Blocks of 32 have one group,
+and their scale in fp16; those of 256 ("k") have 8 or 16 groups, whose scales are integers times one of the block.
+Groups are rounded to nearest: without the searches of llama.cpp's own quantiser.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.models.weights.gguf import GGML_BLOCKS
+
+_HIGH_SHIFTS = (0, 2, 4, 6)  # of two-bit fields in a byte
+_TINY = 1e-12  # in place of the scale of a block of zeros
+
+
+class _Groups(NamedTuple):
+    """codes [..., elements], scales and offsets [..., groups] in fp32; offsets None: 0"""
+
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor | None = None
+
+
+def unpack_blocks(blocks_NJ: Tensor, form: str) -> Tensor:
+    """fp32 [N, K] of bytes [N, K / elements * size]; `form`: a key of BLOCK_SIZES."""
+    elements, size = BLOCK_SIZES[form]
+    blocks = blocks_NJ.view(len(blocks_NJ), -1, size)
+    codes, scales, offsets = _CODECS[form][0](blocks)
+    groups = scales.shape[-1]
+    values = codes.reshape(*blocks.shape[:2], groups, elements // groups).to(torch.float32).mul_(scales[..., None])
+    if offsets is not None:
+        values.add_(offsets[..., None])
+    return values.view(len(blocks_NJ), -1)
+
+
+def pack_blocks(weight_NK: Tensor, form: str) -> Tensor:
+    """Bytes, as `unpack_blocks` reads them.
+
+    Raises PerfmodelError where blocks do not fill the rows.
+    """
+    elements, _ = BLOCK_SIZES[form]
+    n, k = weight_NK.shape
+    if k % elements:
+        raise PerfmodelError(
+            f"a weight with {k} inputs has no whole blocks of {elements}, as {form} has them; set "
+            f"engine.quantization to q8_0, all of whose blocks have 32, or to w8a16, which has none."
+        )
+    return _CODECS[form][1](weight_NK.float().view(n, -1, elements)).flatten(1).contiguous()
+
+
+# Fields, read and written.
+
+
+def _half(field: Tensor) -> Tensor:
+    return field.contiguous().view(torch.float16).float()
+
+
+def _half_bytes(half: Tensor) -> Tensor:
+    return half.to(torch.float16).contiguous().view(torch.uint8)
+
+
+def _nibbles(field: Tensor, run: int) -> Tensor:
+    """Codes of four bits: the low ones of each `run` bytes, then their high ones."""
+    runs = field.reshape(*field.shape[:-1], -1, run).contiguous()
+    return torch.cat((runs & 15, runs >> 4), dim=-1).flatten(-2)
+
+
+def _nibble_bytes(codes: Tensor, run: int) -> Tensor:
+    runs = codes.reshape(*codes.shape[:-1], -1, 2, run)
+    return (runs[..., 0, :] & 15 | (runs[..., 1, :] & 15) << 4).flatten(-2)
+
+
+def _pairs(field: Tensor, run: int = 32) -> Tensor:
+    """Codes of two bits: the lowest ones of each `run` bytes, then their next ones."""
+    runs = field.reshape(*field.shape[:-1], -1, run).contiguous()
+    return torch.cat([runs >> shift & 3 for shift in _HIGH_SHIFTS], dim=-1).flatten(-2)
+
+
+def _pair_bytes(codes: Tensor, run: int = 32) -> Tensor:
+    shifts = torch.tensor(_HIGH_SHIFTS, dtype=torch.uint8, device=codes.device)[:, None]
+    runs = codes.reshape(*codes.shape[:-1], -1, 4, run) & 3
+    return (runs << shifts).sum(dim=-2, dtype=torch.uint8).flatten(-2)
+
+
+def _bits_in_turn(field: Tensor) -> Tensor:
+    """The 32 bits of four bytes, the lowest one first."""
+    places = torch.arange(32, dtype=torch.int32, device=field.device)
+    return (field.contiguous().view(torch.int32) >> places & 1).to(torch.uint8)
+
+
+def _bits_across(field: Tensor) -> Tensor:
+    """The lowest bits of all bytes, then their next ones."""
+    return (field[..., None, :] >> torch.arange(8, dtype=torch.uint8, device=field.device)[:, None] & 1).flatten(-2)
+
+
+def _bit_bytes(bits: Tensor, are_across: bool) -> Tensor:
+    """Eight of `bits` to a byte, the first in its lowest bit: neighbours, or those an eighth of all apart."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    if are_across:
+        return (bits.reshape(*bits.shape[:-1], 8, -1) << places[:, None]).sum(dim=-2, dtype=torch.uint8)
+    return (bits.reshape(*bits.shape[:-1], -1, 8) << places).sum(dim=-1, dtype=torch.uint8)
+
+
+def _six_bits(field: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minima of six bits in twelve bytes; of the last four, the two highest bits lie apart."""
+    first, second, low = field[..., :4], field[..., 4:8], field[..., 8:]
+    scales = torch.cat((first & 63, low & 15 | first >> 2 & 48), dim=-1)
+    return scales, torch.cat((second & 63, low >> 4 | second >> 2 & 48), dim=-1)
+
+
+def _six_bit_bytes(scales: Tensor, minima: Tensor) -> Tensor:
+    first, second = ((part[..., :4] | (part[..., 4:] >> 4) << 6) for part in (scales, minima))
+    return torch.cat((first, second, scales[..., 4:] & 15 | (minima[..., 4:] & 15) << 4), dim=-1)
+
+
+# Codes and scales of numbers.
+
+
+def _rounded(half: Tensor) -> Tensor:
+    """A scale as fp16 has it, which codes are made for; never 0."""
+    return half.to(torch.float16).float().clamp_min(_TINY)
+
+
+def _codes(values: Tensor, most: int) -> Tensor:
+    return values.round().clamp_(0, most).to(torch.uint8)
+
+
+def _between(blocks: Tensor, groups: int, bits: int, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(scale and step of minima of blocks, integer scales, integer minima, codes): from 0 or less up to the largest,
+    with scales and minima up to `most`."""
+    grouped = blocks.reshape(*blocks.shape[:-1], groups, -1)
+    least = -grouped.amin(dim=-1).clamp_max(0.0)
+    wanted = (grouped.amax(dim=-1).clamp_min(0.0) + least) / (2**bits - 1)
+    both = torch.stack((wanted.amax(dim=-1), least.amax(dim=-1)), dim=-1) / most
+    scale, step = (part[..., None] for part in _rounded(both).unbind(-1))
+    scales, minima = _codes(wanted / scale, most), _codes(least / step, most)
+    divisors = (scales * scale).clamp_min(_TINY)[..., None]
+    codes = _codes((grouped + (minima * step)[..., None]) / divisors, 2**bits - 1)
+    return both, scales, minima, codes.flatten(-2)
+
+
+def _about_zero(blocks: Tensor, bits: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(scale of blocks, integer scales of sixteen groups up to `most`, codes about their middle)"""
+    grouped, middle = blocks.reshape(*blocks.shape[:-1], 16, -1), 1 << bits - 1
+    wanted = grouped.abs().amax(dim=-1) / (middle - 1)
+    whole = wanted.amax(dim=-1, keepdim=True) / most
+    scales = _codes(wanted / _rounded(whole), most)
+    divisors = (scales * _rounded(whole)).clamp_min(_TINY)[..., None]
+    return whole, scales, _codes(grouped / divisors + middle, 2 * middle - 1).flatten(-2)
+
+
+# Formats: 32 weights with one scale, about the middle code (q4_0, q5_0) or from a least value (q4_1, q5_1).
+
+
+def _read_32(b: Tensor, bits: int, has_least: bool) -> _Groups:
+    scales, begin = _half(b[..., :2]), 4 if has_least else 2
+    offsets = _half(b[..., 2:4]) if has_least else scales * -(1 << bits - 1)
+    if bits == 4:
+        return _Groups(_nibbles(b[..., begin:], 16), scales, offsets)
+    codes = _nibbles(b[..., begin + 4 :], 16) | _bits_in_turn(b[..., begin : begin + 4]) << 4
+    return _Groups(codes, scales, offsets)
+
+
+def _write_32(blocks: Tensor, bits: int, has_least: bool) -> Tensor:
+    """Without a least value, the largest magnitude goes on the lowest code."""
+    most = 2**bits - 1
+    if has_least:
+        least = blocks.amin(dim=-1, keepdim=True).to(torch.float16).float()
+        scale = (blocks.amax(dim=-1, keepdim=True) - least) / most
+        codes, fields = _codes((blocks - least) / _rounded(scale), most), [_half_bytes(scale), _half_bytes(least)]
+    else:
+        middle = 1 << bits - 1
+        largest = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
+        scale = (largest / -middle).to(torch.float16).float()
+        codes, fields = _codes(blocks / torch.where(scale == 0, 1.0, scale) + middle, most), [_half_bytes(scale)]
+    if bits == 5:
+        fields.append(_bit_bytes(codes >> 4, are_across=False))
+    return torch.cat((*fields, _nibble_bytes(codes, 16)), dim=-1)
+
+
+def _read_q8_0(b: Tensor) -> _Groups:
+    return _Groups(b[..., 2:].view(torch.int8), _half(b[..., :2]))
+
+
+def _write_q8_0(blocks: Tensor) -> Tensor:
+    scale = blocks.abs().amax(dim=-1, keepdim=True) / 127
+    codes = (blocks / _rounded(scale)).round().clamp_(-127, 127).to(torch.int8)
+    return torch.cat((_half_bytes(scale), codes.view(torch.uint8)), dim=-1)
+
+
+def _read_q2_k(b: Tensor) -> _Groups:
+    scales, both = b[..., :16], _half(b[..., 80:])
+    return _Groups(_pairs(b[..., 16:80]), (scales & 15) * both[..., :1], (scales >> 4) * -both[..., 1:])
+
+
+def _write_q2_k(blocks: Tensor) -> Tensor:
+    both, scales, minima, codes = _between(blocks, 16, 2, 15)
+    return torch.cat((scales | minima << 4, _pair_bytes(codes), _half_bytes(both)), dim=-1)
+
+
+def _read_q3_k(b: Tensor) -> _Groups:
+    """A code is 4 less where its high bit is not set."""
+    scales = _nibbles(b[..., 96:104], 8) | _pairs(b[..., 104:108], 4) << 4
+    scales = scales.float().sub_(32) * _half(b[..., 108:])
+    return _Groups(_pairs(b[..., 32:96]) | _bits_across(b[..., :32]) << 2, scales, scales * -4)
+
+
+def _write_q3_k(blocks: Tensor) -> Tensor:
+    whole, scales, codes = _about_zero(blocks, 3, 31)
+    scales = scales + 32
+    scale_bytes = (_nibble_bytes(scales, 8), _pair_bytes(scales >> 4, 4), _half_bytes(whole))
+    return torch.cat((_bit_bytes(codes >> 2, are_across=True), _pair_bytes(codes), *scale_bytes), dim=-1)
+
+
+def _read_minima_k(b: Tensor, bits: int) -> _Groups:
+    (scales, minima), both = _six_bits(b[..., 4:16]), _half(b[..., :4])
+    codes = _nibbles(b[..., 16 if bits == 4 else 48 :], 32)
+    if bits == 5:
+        codes = codes | _bits_across(b[..., 16:48]) << 4
+    return _Groups(codes, scales * both[..., :1], minima * -both[..., 1:])
+
+
+def _write_minima_k(blocks: Tensor, bits: int) -> Tensor:
+    both, scales, minima, codes = _between(blocks, 8, bits, 63)
+    high = [_bit_bytes(codes >> 4, are_across=True)] if bits == 5 else []
+    return torch.cat((_half_bytes(both), _six_bit_bytes(scales, minima), *high, _nibble_bytes(codes, 32)), dim=-1)
+
+
+def _read_q6_k(b: Tensor) -> _Groups:
+    scales = b[..., 192:208].view(torch.int8) * _half(b[..., 208:])
+    return _Groups(_nibbles(b[..., :128], 64) | _pairs(b[..., 128:192]) << 4, scales, scales * -32)
+
+
+def _write_q6_k(blocks: Tensor) -> Tensor:
+    whole, scales, codes = _about_zero(blocks, 6, 127)
+    return torch.cat((_nibble_bytes(codes, 64), _pair_bytes(codes >> 4), scales, _half_bytes(whole)), dim=-1)
+
+
+_CODECS: MappingProxyType[str, tuple[Callable[[Tensor], _Groups], Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        f"q{bits}_{int(has_least)}": (
+            partial(_read_32, bits=bits, has_least=has_least),
+            partial(_write_32, bits=bits, has_least=has_least),
+        )
+        for bits in (4, 5)
+        for has_least in (False, True)
+    }
+    | {
+        "q8_0": (_read_q8_0, _write_q8_0),
+        "q2_k": (_read_q2_k, _write_q2_k),
+        "q3_k": (_read_q3_k, _write_q3_k),
+        **{f"q{n}_k": (partial(_read_minima_k, bits=n), partial(_write_minima_k, bits=n)) for n in (4, 5)},
+        "q6_k": (_read_q6_k, _write_q6_k),
+    }
+)
+
+# Format -> (weights, bytes) of a block.
+BLOCK_SIZES = MappingProxyType({name: sizes for name, *sizes in GGML_BLOCKS.values() if name in _CODECS})

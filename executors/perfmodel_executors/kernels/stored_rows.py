@@ -1,0 +1,154 @@
+"""Rows of stored weights: those of all experts of a layer, put below one another, reordered, looked up one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel_executors.kernels.weight_formats import (
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp4Weight,
+    Fp8Weight,
+    GgufWeight,
+    Int4Weight,
+    Int8Weight,
+    MatrixWeight,
+    RowsWeight,
+    Weight,
+    dequantize,
+)
+
+Stacked = Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeight:
+    """[E, N, K]: the experts' matrices one below the other, `stacked` as one weight [E N, K]. `weight[e]` is one's own.
+
+    Scales belong to outputs, or to groups within one, so that stacking and quantising can change places; blocks of 128
+    outputs are whole in each expert.
+    """
+
+    stacked: Stacked
+    num_experts: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        rows, k = self.stacked.shape
+        return self.num_experts, rows // self.num_experts, k
+
+    @property
+    def quantizes_input(self) -> bool:
+        return self.stacked.quantizes_input
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stacked.num_bytes
+
+    def __getitem__(self, expert: int) -> Stacked:
+        """The same object at each call: what is remembered beside a weight stays."""
+        return self._experts[expert]
+
+    @cached_property
+    def _experts(self) -> tuple[Stacked, ...]:
+        return tuple(self._expert(number) for number in range(self.num_experts))
+
+    def _expert(self, number: int) -> Stacked:
+        """Each tensor's part along the dimension of outputs, which its name tells: N, or R for blocks of them."""
+        parts: dict[str, Any] = {}
+        for name, tensor in self.stacked.tensors.items():
+            dim = name.rpartition("_")[2].translate({ord("R"): "N"}).index("N")
+            rows = tensor.shape[dim] // self.num_experts
+            parts[name] = tensor.narrow(dim, number * rows, rows)
+        return replace(self.stacked, **parts)
+
+
+def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -> ExpertWeight:
+    """All experts by one of the ways of `weight_formats`.
+
+    Raises PerfmodelError for a format that grouped products do not know.
+    """
+    stacked = quantize(weight_ENK.flatten(0, 1))
+    if isinstance(stacked, BlockFp8Weight):
+        _check_blocks(weight_ENK.shape[1])
+    if not isinstance(stacked, Stacked):
+        raise PerfmodelError(
+            f"experts are not stored as {type(stacked).__name__}; use int8, int4 or fp8 weights, or 4-bit floats."
+        )
+    return ExpertWeight(stacked, len(weight_ENK))
+
+
+def stack_experts(weights: Sequence[Weight]) -> Tensor | ExpertWeight:
+    """The experts' own matrices as those of a layer: all plain ones, or all in e4m3 blocks.
+
+    Raises PerfmodelError for blocks that are not whole in each expert.
+    """
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    if len(plain) == len(weights):
+        return torch.stack(plain)
+    _check_blocks(weights[0].shape[0])
+    stacked = join_rows([weight for weight in weights if isinstance(weight, BlockFp8Weight)])
+    assert isinstance(stacked, BlockFp8Weight)
+    assert len(stacked.values_NK) == sum(weight.shape[0] for weight in weights), "experts in different formats"
+    return ExpertWeight(stacked, len(weights))
+
+
+def _check_blocks(rows: int) -> None:
+    if rows % FP8_BLOCK:
+        raise PerfmodelError(
+            f"experts in blocks of {FP8_BLOCK} x {FP8_BLOCK} have whole blocks of outputs; {rows} are none. Set "
+            f"engine.quantization to fp8, or to none where a checkpoint has them."
+        )
+
+
+def join_rows(parts: Sequence[MatrixWeight]) -> MatrixWeight | RowsWeight:
+    """The rows of all `parts` in turn: one matrix where their formats allow it, else several that are multiplied one
+    after the other."""
+    joined = [parts[0]]
+    for part in parts[1:]:
+        both = _joined(joined[-1], part)
+        joined[-1:] = [joined[-1], part] if both is None else [both]
+    return joined[0] if len(joined) == 1 else RowsWeight(tuple(joined))
+
+
+def _joined(above: MatrixWeight, below: MatrixWeight) -> MatrixWeight | None:
+    if isinstance(above, Tensor) and isinstance(below, Tensor):
+        return torch.cat((above, below))
+    if isinstance(above, GgufWeight) and isinstance(below, GgufWeight) and above.form == below.form:
+        return GgufWeight(torch.cat((above.blocks_NJ, below.blocks_NJ)), above.form)
+    if isinstance(above, BlockFp8Weight) and isinstance(below, BlockFp8Weight) and not above.shape[0] % FP8_BLOCK:
+        values_NK = torch.cat((above.values_NK, below.values_NK))
+        return BlockFp8Weight(values_NK, torch.cat((above.scales_RG, below.scales_RG)))
+    return None
+
+
+def reordered(weight: MatrixWeight, order: Callable[[Tensor], Tensor]) -> MatrixWeight:
+    """The weight with its rows as `order` puts those of a matrix; `order` may give back what it is given.
+
+    Raises PerfmodelError for blocks that have rows of several outputs.
+    """
+    if isinstance(weight, GgufWeight):
+        return GgufWeight(order(weight.blocks_NJ).contiguous(), weight.form)
+    if isinstance(weight, Tensor):
+        return order(weight)
+    assert isinstance(weight, BlockFp8Weight)
+    rows_N = torch.arange(weight.shape[0], device=weight.values_NK.device)
+    if (order(rows_N[:, None])[:, 0] // FP8_BLOCK != rows_N // FP8_BLOCK).any():
+        raise PerfmodelError(
+            f"rows that are rotated together lie in several blocks of {FP8_BLOCK}, which share a scale, and cannot be "
+            f"put into our order; set engine.quantization to none, which dequantises the file's weights."
+        )
+    values_NK = order(weight.values_NK.view(torch.uint8)).contiguous().view(weight.values_NK.dtype)
+    return BlockFp8Weight(values_NK, weight.scales_RG)
+
+
+def table_rows(table: Tensor | GgufWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """[ids, K] in `dtype`: rows of an embedding as it is stored."""
+    if isinstance(table, Tensor):
+        return table[ids]
+    return dequantize(GgufWeight(table.blocks_NJ[ids], table.form)).to(dtype)

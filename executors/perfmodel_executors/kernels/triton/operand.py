@@ -1,0 +1,90 @@
+"""A weight as kernels multiply by it: its tensors in the order of `tile_sums`, and what is compiled in."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from perfmodel_executors.kernels.weight_formats import (
+    FP4_SPAN,
+    FP8_BLOCK,
+    BlockFp8Weight,
+    Fp4Weight,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    MatrixWeight,
+)
+
+_WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by instructions of the device
+
+
+class Operand(NamedTuple):
+    """A stored matrix [N, K].
+
+    form:         plain, rows (8 bits, a scale for each output), int4, fp4 (groups of inputs), blocks (of e4m3)
+    bits:         of a stored value
+    shape:        N, K
+    values:       as stored, a row for each output
+    row_scales, group_scales, zeros: as the containers have them
+    group_size:   inputs that share a scale; 0 without groups
+    unit:         inputs that are packed together: a step is as deep as whole units; 0: any depth
+    meets_codes:  whether activations are quantised, too
+    """
+
+    form: str
+    bits: int
+    shape: tuple[int, int]
+    values: Tensor
+    row_scales: Tensor | None = None
+    group_scales: Tensor | None = None
+    zeros: Tensor | None = None
+    group_size: int = 0
+    unit: int = 0
+    meets_codes: bool = False
+
+    @property
+    def arguments(self) -> tuple[Tensor | int | None, ...]:
+        """What `tile_sums` is passed, from the values to their stride."""
+        return self.values, self.row_scales, self.group_scales, self.zeros, self.values.stride(0)
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether codes pass through registers on their way to the tensor cores."""
+        return self.form != "plain" and not self.meets_codes
+
+    @property
+    def problem(self) -> tuple[object, ...]:
+        """What the best tile depends on, beside the shape."""
+        return self.form, self.values.dtype, self.group_size, self.zeros is None, self.meets_codes
+
+    def constants(self, x: Tensor, block_k: int) -> dict[str, Any]:
+        """Compile-time constants of `tile_sums`, for activations x as they came and a depth of `block_k`."""
+        by_bits = self.is_widened and x.device.type != "cpu" and x.dtype in _WIDE
+        even = self.shape[1] % block_k == 0
+        return {"FORMAT": self.form, "GROUP_SIZE": self.group_size, "EVEN_K": even, "BY_BITS": by_bits}
+
+    def depth(self, wanted: int) -> int:
+        """The largest depth of a step, up to `wanted`, that is whole groups and leaves none over."""
+        if not self.unit:
+            return wanted
+        if self.form == "blocks":  # each ends with a sum of its own; the last may be smaller
+            return self.unit
+        units, most = self.shape[1] // self.unit, max(1, wanted // self.unit)
+        return self.unit * next(count for count in range(most, 0, -1) if units % count == 0)
+
+
+def operand_of(weight: MatrixWeight) -> Operand:
+    """What kernels are given of a weight, which is in one of the formats that they know."""
+    match weight:
+        case Tensor():
+            return Operand("plain", 8 * weight.element_size(), (weight.shape[0], weight.shape[1]), weight)
+        case Int4Weight(codes, scales, zeros, group):
+            return Operand("int4", 4, weight.shape, codes, None, scales, zeros, group, group)
+        case Fp4Weight(codes, scales, rows):
+            return Operand("fp4", 4, weight.shape, codes, rows, scales, None, weight.group_size, FP4_SPAN)
+        case BlockFp8Weight(values, scales):
+            return Operand("blocks", 8, weight.shape, values, None, scales, None, FP8_BLOCK, FP8_BLOCK, True)
+        case Int8Weight(values, scales, meets_codes) | Fp8Weight(values, scales, meets_codes):
+            return Operand("rows", 8, weight.shape, values, scales, meets_codes=meets_codes)
+    raise AssertionError(f"no kernel reads {type(weight).__name__}")
