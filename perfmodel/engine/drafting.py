@@ -22,14 +22,13 @@ were, what it computes stands behind those; what it computes for a request that 
 Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
-from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.running import OnPreempted, RunningRequests
 
 _TOO_MANY = 1 << 40  # tokens: more than any budget
 
@@ -61,15 +60,10 @@ class AcceptanceEstimate:
 
 
 class DraftingRequests(RunningRequests):
-    """As its base, for a `config` with speculation.
+    """As its base, for a `config` with speculation."""
 
-    blocks, key, on_preempted: as of `RunningRequests`
-    """
-
-    def __init__(
-        self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
-    ) -> None:
-        super().__init__(config, blocks, key, on_preempted)
+    def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
+        super().__init__(config, blocks, on_preempted)
         assert config.speculation is not None
         self._speculation = config.speculation
         self._num_lookahead = config.speculation.num_lookahead
