@@ -20,6 +20,7 @@ or the cache holds, in the order that they would have left it one by one.
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from perfmodel.engine.host_blocks import HostBlocks
@@ -53,14 +54,12 @@ class BlockListener(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class _Lot:
     """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
 
-    __slots__ = ("blocks", "has_hashed")
-
-    def __init__(self, blocks: list[int], has_hashed: bool) -> None:
-        self.blocks = blocks
-        self.has_hashed = has_hashed
+    blocks: list[int]
+    has_hashed: bool
 
 
 class KVBlockManager:
@@ -85,12 +84,10 @@ class KVBlockManager:
         host: HostBlocks | None = None,
         reuses_partial_first: bool = True,
     ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.enable_prefix_caching = enable_prefix_caching and span is None
         self.most_per_request: int | None = None if span is None else -(-span // block_size)
-        self.num_buffers = num_buffers
-        self.host = host
+        self.num_buffers, self.host = num_buffers, host
         self._reuses_partial_first = reuses_partial_first and self.enable_prefix_caching
         self.listener: BlockListener | None = None
         self.most_weight = 1  # the most that `weight` says
@@ -195,7 +192,7 @@ class KVBlockManager:
         return None
 
     def set_aside(self, count: int) -> None:
-        """Take `count` blocks, which must be free, for requests that `hand_out` will name."""
+        """Take `count` blocks, which must be free, for requests that `hand_out` names."""
         self.num_free -= count
         self._num_to_pop += count
 
@@ -353,7 +350,7 @@ class KVBlockManager:
                 self._queue.popleft()
 
     def _is_waiting_in(self, block: int, lot: _Lot) -> bool:
-        # A hashed block may have been claimed back from this lot, and even freed again into a later one.
+        """A hashed block may have been claimed back from this lot, and even freed again into a later one."""
         return block not in self._hash_of or self._lot_of.get(block) is lot
 
     def _forget(self, block: int) -> None:
@@ -425,9 +422,8 @@ class KVBlockManager:
         assert known.isdisjoint(self._aside), "a block set aside is owned, cached or free"
         assert len(waiting) + len(owners) + len(self._aside) == self.num_blocks, "a block is lost"
         for block, count in owners.items():
-            assert count == self._owners.get(block, 1), (
-                f"block {block} has {count} owners, not {self._owners.get(block)}"
-            )
+            known_count = self._owners.get(block, 1)
+            assert count == known_count, f"block {block} has {count} owners, not {known_count}"
         copies = [(content, block) for content, blocks in self._copies.items() for block in blocks]
         for content, block in [*self._block_of.items(), *copies]:
             assert self._hash_of[block] == content

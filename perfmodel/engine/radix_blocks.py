@@ -10,30 +10,22 @@ the tree has the same contents already, the request goes on with the tree's bloc
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.request import Request
 
 
+@dataclass(slots=True, eq=False)
 class RadixNode:
-    """`blocks` with `contents`, one behind the other, behind those of `parent`.
+    """`blocks` with `contents`, one behind the other, behind those of `parent`."""
 
-    children:    first content -> node
-    num_locks:   requests that hold it, or a node behind it
-    last_access: when it was last looked at, on the tree's own clock
-    """
-
-    __slots__ = ("blocks", "children", "contents", "last_access", "num_locks", "parent")
-
-    def __init__(
-        self, parent: "RadixNode | None", contents: Sequence[Hashable], blocks: list[int], last_access: float
-    ) -> None:
-        self.parent = parent
-        self.contents = contents
-        self.blocks = blocks
-        self.children: dict[Hashable, RadixNode] = {}
-        self.num_locks = 0
-        self.last_access = last_access
+    parent: "RadixNode | None"
+    contents: Sequence[Hashable]
+    blocks: list[int]
+    last_access: float  # when it was last looked at, on the tree's own clock
+    children: "dict[Hashable, RadixNode]" = field(default_factory=dict)  # by their first contents
+    num_locks: int = 0  # requests that hold it, or a node behind it
 
 
 class RadixKVBlocks(KVBlockManager):
@@ -121,8 +113,10 @@ class RadixKVBlocks(KVBlockManager):
         self._pop_set_aside()
         if not self.enable_prefix_caching:
             return
-        num_full = num_tokens // self.block_size
-        self._name(request, num_full)
+        num_full, num_known = num_tokens // self.block_size, len(request.contents)
+        if num_known < num_full:  # blocks that are like no other get names of their own
+            own = (("of request", request.request_id, number) for number in range(num_known, num_full))
+            request.contents = (*request.contents, *own)
         node, num_there = self._insert(request, num_full)
         num_prompt = request.num_prompt_tokens // self.block_size
         if 0 < num_prompt < num_full:
@@ -135,13 +129,6 @@ class RadixKVBlocks(KVBlockManager):
         self._lock(node)
         self._node_of[request] = node
         request.num_hashed_blocks = num_full
-
-    def _name(self, request: Request, num_blocks: int) -> None:
-        """See that the first blocks of `request` have contents; those that are like no other get names of their own."""
-        known = request.contents
-        if len(known) < num_blocks:
-            own = (("of request", request.request_id, number) for number in range(len(known), num_blocks))
-            request.contents = (*known, *own)
 
     def _insert(self, request: Request, num_blocks: int) -> tuple[RadixNode, int]:
         """The node that ends the first blocks of `request`, and how many of them were there before."""

@@ -98,8 +98,9 @@ class Request:
     def afresh(self) -> "Request":
         """The same request as it was before any engine had it."""
         lengths = self.num_prompt_tokens, self.max_output_tokens
-        of_user = self.block_hashes, self.priority, self.session, self.turn, self.num_source_tokens
-        return Request(self.request_id, self.arrival, *lengths, *of_user)
+        request = Request(self.request_id, self.arrival, *lengths, self.block_hashes, self.priority)
+        request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn
+        return request
 
     def __repr__(self) -> str:
         return (

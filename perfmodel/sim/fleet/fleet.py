@@ -99,15 +99,13 @@ class Fleet:
 
     def start(self) -> bool:
         """One more: a replica that drains goes on, or one that is off starts. False if there is none."""
-        for state in ("draining", "off"):
-            if state in self._states:
-                number = self._states.index(state)
-                if state == "draining":
-                    self._serve(number)
-                else:
-                    self._begin(number)
-                return True
-        return False
+        if "draining" in self._states:
+            self._serve(self._states.index("draining"))
+        elif "off" in self._states:
+            self._begin(self._states.index("off"))
+        else:
+            return False
+        return True
 
     def drain(self) -> None:
         """One less: the last that is up takes no more requests and stops when it has none."""

@@ -10,7 +10,10 @@ All clients are equally patient, so deadlines pass in the order of arrival: one 
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
+
+from simpy.events import Event
 
 from perfmodel.engine import Request
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
@@ -20,6 +23,7 @@ from perfmodel.sim.traffic.distributions import hashed
 from perfmodel.specs.cluster import GatewaySpec, RateLimit
 
 Fate = Literal["failed", "timed_out"]
+HandOver = Callable[[Request, EngineRank], None]
 
 
 class RequestServer(Protocol):
@@ -44,18 +48,16 @@ class LostRequest(NamedTuple):
     is_over_rate: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Sent:
-    """What a client has sent and not been answered; `server` has its newest try, if any does."""
+    """What a client has sent and not been answered."""
 
-    __slots__ = ("arrival", "deadline", "is_queued", "num_tries", "request", "server")
-
-    def __init__(self, request: Request, deadline: int | None) -> None:
-        self.request = request
-        self.arrival = request.arrival
-        self.deadline = deadline
-        self.is_queued = False
-        self.num_tries = 1
-        self.server: RequestServer | None = None
+    request: Request
+    arrival: int
+    deadline: int | None
+    is_queued: bool = False
+    num_tries: int = 1
+    server: RequestServer | None = None  # has its newest try, if any does
 
 
 class _TokenBucket:
@@ -123,7 +125,7 @@ class Gateway:
     def add(self, request: Request) -> None:
         """A client sends `request` now."""
         deadline = self.env.ticks + self._patience if self._patience is not None else None
-        sent = self._live[request.request_id] = _Sent(request, deadline)
+        sent = self._live[request.request_id] = _Sent(request, request.arrival, deadline)
         self.num_sent += 1
         if deadline is not None:
             self._deadlines.append((deadline, sent))
@@ -137,15 +139,12 @@ class Gateway:
         elif self.num_outstanding < self._most:
             self._pass_on(sent)
         elif self.num_queued < self._spec.max_queue:
-            self._enqueue(sent)
+            self._num_turns += 1
+            self.num_queued += 1
+            sent.is_queued = True
+            heapq.heappush(self._queue, (sent.request.priority, self._num_turns, sent))
         else:
             self._refuse(sent)
-
-    def _enqueue(self, sent: _Sent) -> None:
-        self._num_turns += 1
-        self.num_queued += 1
-        sent.is_queued = True
-        heapq.heappush(self._queue, (sent.request.priority, self._num_turns, sent))
 
     def _pass_on(self, sent: _Sent) -> None:
         """Send the newest try to a replica."""
@@ -251,13 +250,13 @@ class Gateway:
         self._alarm = None
         if deadlines:
             delay = deadlines[0][0] - self.env.ticks
-            self._alarm = Alarm(self.env, delay, lambda _: self._give_up(), ARRIVAL_PRIORITY)
+            self._alarm = Alarm(self.env, delay, self._give_up, ARRIVAL_PRIORITY)
 
-    def _give_up(self) -> None:
+    def _give_up(self, _: Event) -> None:
         """Those whose deadline is now lose patience."""
         deadlines, now = self._deadlines, self.env.ticks
         while deadlines and deadlines[0][0] <= now:
-            _, sent = deadlines.popleft()
+            sent = deadlines.popleft()[1]
             if self._live.get(sent.request.request_id) is not sent:
                 continue
             del self._live[sent.request.request_id]
@@ -275,7 +274,7 @@ class Entrance:
     on_waiting: called when a request has to wait
     """
 
-    def __init__(self, router: FleetRouter, hand_over: Callable[[Request, EngineRank], None]) -> None:
+    def __init__(self, router: FleetRouter, hand_over: HandOver) -> None:
         self.router = router
         self.on_waiting: list[Callable[[], None]] = []
         self._hand_over = hand_over
