@@ -81,10 +81,15 @@ class EngineRank:
             return
         env = self._lockstep.env
         delay = self._front_end.delay(request, env.ticks) if self._front_end is not None else 0
+
+        def enter(_: object) -> None:
+            if request.status is not RequestStatus.ABORTED and not self.is_dead:
+                self._lockstep.enter(self, request)
+
         if delay:
-            Alarm(env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
+            Alarm(env, delay, enter, ARRIVAL_PRIORITY)
         else:
-            self._lockstep.enter(self, request)
+            enter(None)
 
     def abort(self, request: Request) -> bool:
         """`request`, which was added here, gives up; False if it is done, and on its way to the client."""
@@ -98,10 +103,6 @@ class EngineRank:
     def drop(self, request: Request) -> None:
         """The KV of `request`, which has blocks for it, is not coming."""
         self._lockstep.abort(self, request)
-
-    def _enter(self, request: Request) -> None:
-        if request.status is not RequestStatus.ABORTED and not self.is_dead:
-            self._lockstep.enter(self, request)
 
     def die(self) -> None:
         """It fails undetected and loses all that it has: what is sent here, or was, waits in vain until it is aborted.

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.sim.driver import simulate
-from perfmodel.sim.traffic.conversations import Conversation, Turn, read_conversations, turns_of
+from perfmodel.sim.traffic.conversations import Conversation, Turn, turns_of
+from perfmodel.sim.traffic.traces import read_conversations
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import load_scenario
 
