@@ -70,8 +70,7 @@ class Reservations:
     """What `config` and its batching `discipline` set apart for a request."""
 
     def __init__(self, config: SchedulerConfig, discipline: Discipline) -> None:
-        self._config = config
-        self._discipline = discipline
+        self._config, self._discipline = config, discipline
         drafts = config.speculation
         self._spare_slots = drafts.spare_slots if drafts is not None else 0
         self._num_lookahead = drafts.num_lookahead if drafts is not None else 0

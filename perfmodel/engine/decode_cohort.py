@@ -27,30 +27,19 @@ _ADMISSION = attrgetter("admission")
 
 
 class DecodeCohort:
-    """Members hold blocks of `blocks`; `spans` are the attention spans under which contexts are summed.
-
-    joined:         member -> age when it joined
-    age:            tokens granted to each member by all plans so far, members before it joined included
-    context:        sum over the members of the tokens in their KV
-    windowed:       for each span, the sum of min(tokens, span); growing: the members that have not filled it
-    last_index:     of the last plan that granted the members anything
-    last_token_at:  when the last of those plans that has run was over
-    last_admission: the latest admission of anyone who ever was a member
-    watch:          gets the tokens' times, if there is one
-    """
+    """Members hold blocks of `blocks`; `spans` are the attention spans under which contexts are summed."""
 
     def __init__(self, blocks: KVBlockManager, spans: tuple[int, ...]) -> None:
-        self.watch: TokenWatch | None = None
-        self._blocks = blocks
-        self._spans = spans
-        self.joined: dict[Request, int] = {}
-        self.age = 0
-        self.context = 0
-        self.windowed = [0] * len(spans)
-        self.growing = [0] * len(spans)
-        self.last_index = -1
-        self.last_token_at = 0
-        self.last_admission = -1
+        self.watch: TokenWatch | None = None  # gets the tokens' times, if there is one
+        self._blocks, self._spans = blocks, spans
+        self.joined: dict[Request, int] = {}  # member -> age when it joined
+        self.age = 0  # tokens granted to each member by all plans so far, members before it joined included
+        self.context = 0  # sum over the members of the tokens in their KV
+        self.windowed = [0] * len(spans)  # for each span, the sum of min(tokens, span)
+        self.growing = [0] * len(spans)  # the members that have not filled it
+        self.last_index = -1  # of the last plan that granted the members anything
+        self.last_token_at = 0  # when the last of those plans that has run was over
+        self.last_admission = -1  # the latest of anyone who ever was a member
         self._applied = 0  # the age that the plans already executed amount to
         self._dissolved = 0  # plans up to this age were made for members who have left together
         self._phase: dict[Request, int] = {}  # member that will need more blocks -> remainder of the ages it does at
@@ -80,8 +69,6 @@ class DecodeCohort:
     def num_output(self, request: Request) -> int:
         """The output tokens of `request`, member or not, that exist."""
         return request.num_output_tokens + max(self._applied - self.joined.get(request, self._applied), 0)
-
-    # ---------------------------------------------------------------- coming and going
 
     def join(self, request: Request) -> None:
         """`request` lacks one token to compute and decodes from the next plan on."""
@@ -188,10 +175,9 @@ class DecodeCohort:
                 del self._takers[phase][request]
         computed = request.num_computed_tokens
         self.context -= computed
-        if self._spans:
-            for i, span in enumerate(self._spans):
-                self.windowed[i] -= min(computed, span)
-                self.growing[i] -= computed < span
+        for i, span in enumerate(self._spans) if self._spans else ():
+            self.windowed[i] -= min(computed, span)
+            self.growing[i] -= computed < span
 
     def _settle(self, request: Request) -> None:
         """Bring the member's own counters up to date."""
@@ -224,8 +210,6 @@ class DecodeCohort:
         """Give each member the blocks set aside for it, for those who look at block ids before it leaves."""
         for request in self._phase:
             self.hand_out_blocks_of(request)
-
-    # ---------------------------------------------------------------- steps
 
     @property
     def num_blocks_due(self) -> int:
@@ -261,8 +245,6 @@ class DecodeCohort:
             for i, fills in enumerate(self._fills):
                 self.windowed[i] += num_steps * self.growing[i]
                 self.growing[i] -= fills.pop(age, 0)
-
-    # ---------------------------------------------------------------- blocks that members give up
 
     def due_to_release(self, num_in_flight: int) -> list[Request]:
         """Members that give up blocks before the next step, in which steps under way compute so many tokens of each."""
@@ -344,8 +326,6 @@ class DecodeCohort:
                 request.last_token_at = now
         return ended
 
-    # ---------------------------------------------------------------- many equal steps at once
-
     @property
     def num_steps_unchanged(self) -> int:
         """How many more steps the same members get, each sum growing as evenly as in the last."""
@@ -369,8 +349,6 @@ class DecodeCohort:
             self.watch.pass_leap(self._applied + 1, self.last_token_at, self.joined)
         self._applied += times
         self.last_token_at = now
-
-    # ---------------------------------------------------------------- invariants
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the sums are those of the members, and each has its days in the calendars."""

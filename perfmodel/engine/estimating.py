@@ -217,13 +217,13 @@ class EstimatingScheduler(Scheduler):
         self._running = self._decoding = RetractingRequests(config, radix, self._requeue)
         self._running.cohort.watch = watch
         self._queue: list[Request] = []  # who waits, in the order in which they were looked at last; so is `_waiting`
+        # Whether each step looks at those that wait, as one might be urgent enough to take the place of another.
+        self._may_preempt = config.scheduling_policy == "priority"
         self._is_full = False  # nobody is admitted until a request leaves
         self._num_admissions = 0  # how often the queue was sorted
         self._num_decoding = 0  # requests that ran beside the last plan's prompts, if it had any
         self._was_short = False  # the last one refused was refused for want of blocks
         self._begun: dict[StepPlan, list[Request]] = {}  # plan -> those whose prompts end with it, in its order
-
-    # ---------------------------------------------------------------- requests in and out
 
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
@@ -270,25 +270,32 @@ class EstimatingScheduler(Scheduler):
                 f"shorten it, or give the KV cache more memory"
             )
 
-    # ---------------------------------------------------------------- planning
-
     def plan(self, now: int, admits: bool = True) -> StepPlan:
         """The next step at time `now`; see `Scheduler.plan`."""
         plan, running = StepPlan(self._next_index), self._decoding
         if not (running.requests or self._queue):
             return plan
         is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not running.requests
-        self._catch_up()
-        unfinished = running.unfinished_prompt
+        # What the plan before leaves to do once it is under way.
+        unfinished, previous = running.unfinished_prompt, running.previous
+        if unfinished is not None and any(grant.request is unfinished for grant in previous.chunks):
+            self._radix.checkpoint(unfinished, unfinished.num_computed_tokens)
+        had_prompts = bool(previous.chunks or previous.singles)
+        if had_prompts and (unfinished is not None or not self._num_decoding):
+            self._is_full = False
+        if len(running.requests) == (unfinished is not None) or self._may_preempt:
+            self._is_full = False
         if unfinished is not None or (admits and is_polled and self._queue and not self._is_full):
             self._admit_by_estimate(plan, now, unfinished)
         if plan.chunks or plan.singles:
             plan.is_complete = False
-            self._num_decoding = (
-                len(running.requests) - len(self._begun[plan]) - (running.unfinished_prompt is not None)
-            )
-            if not self.config.prefill_exclusive:
-                self._mix(plan)
+            begun, unfinished = self._begun[plan], running.unfinished_prompt
+            self._num_decoding = num_decoding = len(running.requests) - len(begun) - (unfinished is not None)
+            # Decodes go along with the prompts, if there are blocks for them.
+            is_mixed = num_decoding and not self.config.prefill_exclusive and running.decode(plan, begun)
+            if is_mixed and plan.cohort_age:
+                running.put_first([*begun, *filter(None, [unfinished])])
+                self._num_decoding = 0
             self._poll_at = self._next_index + 1
         else:
             running.decode(plan)
@@ -302,67 +309,34 @@ class EstimatingScheduler(Scheduler):
             running.send_out(plan)
         return plan
 
-    def _catch_up(self) -> None:
-        """What the plan before leaves to do once it is under way."""
-        running, previous = self._decoding, self._decoding.previous
-        unfinished = running.unfinished_prompt
-        if unfinished is not None and any(grant.request is unfinished for grant in previous.chunks):
-            self._radix.checkpoint(unfinished, unfinished.num_computed_tokens)
-        had_prompts = bool(previous.chunks or previous.singles)
-        if had_prompts and (unfinished is not None or not self._num_decoding):
-            self._is_full = False
-        if len(running.requests) == (unfinished is not None) or self._may_preempt:
-            self._is_full = False
-
-    @property
-    def _may_preempt(self) -> bool:
-        """Whether each step looks at those that wait, as one might be urgent enough to take the place of another."""
-        return self.config.scheduling_policy == "priority"
-
-    def _mix(self, plan: StepPlan) -> None:
-        """Let decodes go along with the prompts of `plan`, if there are blocks for them."""
-        running = self._decoding
-        if self._num_decoding and running.decode(plan, self._begun[plan]) and plan.cohort_age:
-            running.put_first([*self._begun[plan], *filter(None, [running.unfinished_prompt])])
-            self._num_decoding = 0
-
     def _admit_by_estimate(self, plan: StepPlan, now: int, unfinished: Request | None) -> None:
-        config, running = self.config, self._decoding
+        config, running, rules, queue = self.config, self._decoding, self._rules, self._queue
         num_running = len(running.requests) - (unfinished is not None)
         places = self._max_batch - len(running.requests)
         if places <= 0 and unfinished is None and not self._may_preempt:
             self._is_full = True
             return
-        self._sort_queue()
-        num_decodes = 0 if config.prefill_exclusive else num_running
-        budget = _Budget(self._radix, self._budget, not config.enable_chunked_prefill, num_decodes)
-        budget.total += sum(
-            [running.num_expected(request) for request in running.requests if request is not unfinished]
-        )
-        num_continued = 0
-        if unfinished is not None:
-            num_continued = self._continue(unfinished, budget)
-        admitted = self._choose(budget, places, num_running, bool(num_continued))
-        self._start(plan, now, unfinished, num_continued, admitted)
-
-    def _sort_queue(self) -> None:
-        rules, queue = self._rules, self._queue
-        asked_tree = sort_waiting(queue, self.config.scheduling_policy, self._radix, rules)
-        if self.config.scheduling_policy != "fcfs":
+        asked_tree = sort_waiting(queue, config.scheduling_policy, self._radix, rules)
+        if config.scheduling_policy != "fcfs":
             self._waiting = [((), request) for request in queue]
         if not asked_tree and queue:
             if self._num_admissions % rules.refresh_every == 0:
                 for request in reversed(queue[: rules.most_sorted]):
                     self._radix.match(request, request.num_tokens)
             self._num_admissions += 1
-
-    def _continue(self, unfinished: Request, budget: _Budget) -> int:
-        """How many tokens of the prompt that was begun this step computes."""
-        missing, left = unfinished.num_tokens - unfinished.num_computed_tokens, budget.prompts
-        fitting = min(left, int(budget.left))
-        count = min(missing, fitting if fitting > 0 else left)
-        budget.charge(count, self._clipped(unfinished.max_output_tokens) if count == missing else 0)
-        return count
+        num_decodes = 0 if config.prefill_exclusive else num_running
+        budget = _Budget(self._radix, self._budget, not config.enable_chunked_prefill, num_decodes)
+        budget.total += sum(
+            [running.num_expected(request) for request in running.requests if request is not unfinished]
+        )
+        num_continued = 0
+        if unfinished is not None:  # its prompt goes first
+            missing, left = unfinished.num_tokens - unfinished.num_computed_tokens, budget.prompts
+            fitting = min(left, int(budget.left))
+            num_continued = min(missing, fitting if fitting > 0 else left)
+            budget.charge(num_continued, self._clipped(unfinished.max_output_tokens) if num_continued == missing else 0)
+        admitted = self._choose(budget, places, num_running, bool(num_continued))
+        self._start(plan, now, unfinished, num_continued, admitted)
 
     def _clipped(self, num_output_tokens: int) -> int:
         return min(num_output_tokens, self._rules.most_output_tokens)
@@ -370,7 +344,9 @@ class EstimatingScheduler(Scheduler):
     def _choose(self, budget: _Budget, places: int, num_running: int, continues: bool) -> list[_Admission]:
         """Who of those that wait is admitted, in their order, until the first that is not."""
         admitted: list[_Admission] = []
-        guards = _FreedLater(self, budget) if self._knows_lengths else None
+        # Without a cache, and with answers of known length, it can be said when blocks are given back.
+        knows_ends = not self._rules.ends_early and not self._radix.enable_prefix_caching
+        guards = _FreedLater(self, budget) if knows_ends else None
         for request in self._queue:
             if budget.prompts <= 0 and budget.left > 0 and budget.left_now > 0:
                 break
@@ -390,11 +366,6 @@ class EstimatingScheduler(Scheduler):
             if one is None or is_short or budget.prompts <= 0:
                 break
         return admitted
-
-    @property
-    def _knows_lengths(self) -> bool:
-        """Whether it can be said when those that run will give their blocks back."""
-        return not self._rules.ends_early and not self._radix.enable_prefix_caching
 
     def _fit(
         self,
@@ -453,8 +424,6 @@ class EstimatingScheduler(Scheduler):
         granted = [*filter(None, [unfinished]), *(one.request for one in admitted)]
         self._begun[plan] = [request for request in granted if request is not self._decoding.unfinished_prompt]
 
-    # ---------------------------------------------------------------- what came of a plan
-
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
         """Take the tokens that `plan` has sampled by `now`; returns who is done."""
         kept = plan.decodes, plan.samples, plan.singles, plan.resumed
@@ -475,7 +444,14 @@ class EstimatingScheduler(Scheduler):
                 elif request in sampled and request.status is RequestStatus.FINISHED:
                     self._release(request)
         if finished:
-            self._release_decoded(finished, begun or ())
+            others = [request for request in finished if request not in (begun or ())]
+            if len(others) > 1 and not self.config.prefill_exclusive:
+                places = {request: place for place, request in enumerate(self._running.requests)}
+                others.sort(key=lambda request: places.get(request, -1))
+            for request in others:
+                self._release(request)
+            self._is_full = False
+            self._may_admit = bool(self._queue)
         plan.decodes, plan.samples, plan.singles, plan.resumed = kept
         if not (self._queue or self._running.requests):
             self._decoding.ratio = self._rules.first_ratio
@@ -483,16 +459,6 @@ class EstimatingScheduler(Scheduler):
 
     def _free(self, finished: list[Request]) -> None:
         """Nothing yet: they give their blocks back in the order of their step."""
-
-    def _release_decoded(self, finished: list[Request], begun: Sequence[Request]) -> None:
-        others = [request for request in finished if request not in begun]
-        if len(others) > 1 and not self.config.prefill_exclusive:
-            places = {request: place for place, request in enumerate(self._running.requests)}
-            others.sort(key=lambda request: places.get(request, -1))
-        for request in others:
-            self._release(request)
-        self._is_full = False
-        self._may_admit = bool(self._queue)
 
     def _release(self, request: Request) -> None:
         """`request` is done: all it has computed stays in the tree."""
@@ -515,8 +481,7 @@ class _FreedLater:
     requests give theirs back when they end."""
 
     def __init__(self, scheduler: EstimatingScheduler, budget: _Budget) -> None:
-        self._scheduler = scheduler
-        self._budget = budget
+        self._scheduler, self._budget = scheduler, budget
         self._states: list[tuple[int, int]] | None = None  # (tokens left to generate, tokens held)
 
     def has_room_for(self, request: Request, missing: int, admitted: list[_Admission]) -> bool:

@@ -47,8 +47,6 @@ class GroupedKVBlocks(KVBlockManager):
             kinds.setdefault((group.span is not None, group.span or 0, group.is_chunk), []).append(number)
         self._kinds = sorted(kinds.values(), key=lambda numbers: groups[numbers[0]].span is not None)
 
-    # ---------------------------------------------------------------- how many
-
     def num_filled(self, num_tokens: int) -> int:
         """Blocks that one request of `num_tokens` tokens holds at most on its way there."""
         rows = -(-num_tokens // self.block_size)
@@ -70,8 +68,6 @@ class GroupedKVBlocks(KVBlockManager):
     def _firsts(self, num_computed: int) -> list[int]:
         """The first row that each group keeps behind `num_computed` tokens."""
         return [group.first_row(num_computed, self.block_size) for group in self.groups]
-
-    # ---------------------------------------------------------------- prefixes
 
     def cached_prefix(self, request: Request) -> list[int]:
         """The first group's blocks of the longest beginning of the prompt that all groups have, at most all but its
@@ -127,8 +123,6 @@ class GroupedKVBlocks(KVBlockManager):
             if length and length >= wanted:
                 return row + length
         return length  # from the first row on, however few
-
-    # ---------------------------------------------------------------- taking and giving back
 
     def can_allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> bool:
         if request.tables is not None:

@@ -1,17 +1,14 @@
 """KV blocks: who owns which, which hold content that another request can reuse, and in what order they are reused.
 
-The rules are vLLM v1's. A block is private to one request until its content has a hash; then it is shared by
-reference count, and after its last owner leaves it stays in the cache until it is reused, least recently freed
-first and a request's last block before its first.
-
-Private blocks have no per-block state at all: they move between requests and the free queue as slices of lists.
-Only blocks with a hash carry a reference count, so a workload without shared prefixes never pays for one.
+The rules are vLLM v1's. A block is private to one request until its content has a hash; then it is shared by reference
+count, and after its last owner leaves it stays in the cache until it is reused, least recently freed first and a
+request's last block before its first. Private blocks have no per-block state at all: they move between requests and
+the free queue as slices of lists.
 
 Where every layer overwrites the keys that left its window (`span`), a request holds no more blocks than a window fills,
-and no prefix is reused: its blocks have been overwritten. A span of 0 holds nothing at all.
-
-Beside the blocks that its tokens fill a request may hold buffers (`num_buffers`), as large as so many blocks: for the
-newest tokens, where those take more room than older ones. It has them from its first block on.
+and no prefix is reused: its blocks have been overwritten. A span of 0 holds nothing at all. Beside the blocks that its
+tokens fill a request may hold buffers (`num_buffers`), as large as so many blocks, from its first block on: for the
+newest tokens, where those take more room than older ones.
 
 Which private block a request gets makes no difference to anyone who has no tensors. So blocks can be set aside by
 their number (`set_aside`) and handed out later (`hand_out`): they leave the queue when someone next looks at what it
@@ -43,15 +40,12 @@ class BlockListener(Protocol):
 
     def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
         """Blocks with these contents, one behind the other, are in the cache now; `parent` is what stands before."""
-        ...
 
     def on_removed(self, content: Hashable, group: int) -> None:
         """The block with this content was reused for something else."""
-        ...
 
     def on_cleared(self) -> None:
         """Nothing is in the cache any more."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +63,6 @@ class KVBlockManager:
 
     reuses_partial_first: with a prefix cache, blocks freed before they were full are reused first, the last one freed
                           before the others (vLLM since 0.23); else all blocks in the order in which they were freed
-
-    Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
-    as many owners as its count says and is free exactly when that is zero.
     """
 
     def __init__(
@@ -216,8 +207,7 @@ class KVBlockManager:
         for i in range(first, last):
             self._enter(request.contents[i], request.block_ids[i])
         request.num_hashed_blocks = last
-        if self.listener is not None:
-            self._tell_stored(request.contents, first, last, 0)
+        self._tell_stored(request.contents, first, last, 0)
 
     def _enter(self, content: Hashable, block: int) -> None:
         """`block`, which one request owns, has `content` from now on, be it alone or beside a copy."""
@@ -239,7 +229,6 @@ class KVBlockManager:
         self.publish(request, num_tokens)
 
     def _tell_stored(self, contents: Sequence[Hashable], first: int, end: int, group: int) -> None:
-        """Those numbered `first` up to `end` are in the cache now."""
         if self.listener is not None and first < end:
             self.listener.on_stored(contents[first:end], contents[first - 1] if first else None, group)
 

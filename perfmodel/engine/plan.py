@@ -139,7 +139,6 @@ class Backend(Protocol):
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Run `plan` to its end."""
-        ...
 
 
 class StepRecord(NamedTuple):

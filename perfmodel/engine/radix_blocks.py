@@ -51,8 +51,6 @@ class RadixKVBlocks(KVBlockManager):
         self._oldest: list[tuple[float, int, RadixNode]] = []  # heap; entries may be older than what they are of
         self._num_entered = 0
 
-    # ---------------------------------------------------------------- looking
-
     def match(self, request: Request, num_tokens: int) -> RadixNode:
         """The node that ends the longest prefix of the first `num_tokens` of `request`; all on the way are accessed."""
         self._pop_set_aside()
@@ -105,8 +103,6 @@ class RadixKVBlocks(KVBlockManager):
             runs.append(at.blocks)
             at = at.parent
         return [block for run in reversed(runs) for block in run]
-
-    # ---------------------------------------------------------------- entering
 
     def checkpoint(self, request: Request, num_tokens: int) -> None:
         """Give the full blocks of the first `num_tokens` of `request`, which are computed, to the tree."""
@@ -171,8 +167,6 @@ class RadixKVBlocks(KVBlockManager):
         self._touch(child)
         return parent
 
-    # ---------------------------------------------------------------- holding and leaving
-
     def _lock(self, node: RadixNode) -> None:
         at = node
         while at.parent is not None:
@@ -213,8 +207,6 @@ class RadixKVBlocks(KVBlockManager):
 
     def publish_own(self, request: Request, num_tokens: int) -> None:
         """Nothing: what the tree has of a request that loses its blocks stays, and no more."""
-
-    # ---------------------------------------------------------------- evicting
 
     def can_have(self, num_blocks: int) -> bool:
         """Whether so many more blocks can be had; if not, everything is evicted that can be, as they were asked for."""

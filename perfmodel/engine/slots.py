@@ -49,8 +49,6 @@ class SlottedRequests(RunningRequests):
         self._num_freed = 0
         self._saved: list[Contents] = []  # the second cache, oldest first
 
-    # ---------------------------------------------------------------- coming and going
-
     def take_slot(self, request: Request) -> int:
         """Give `request`, whose blocks it has, a free slot; returns how many tokens of its prompt that holds."""
         number = self._choose(request.contents, request.num_prompt_tokens)
@@ -105,8 +103,6 @@ class SlottedRequests(RunningRequests):
         self._freed_at[number] = self._num_freed
         self._num_freed += 1
 
-    # ---------------------------------------------------------------- the second cache
-
     def _save(self, held: Contents) -> None:
         """Keep what a slot holds, in place of saved prompts that it begins with; unless one begins with it."""
         if not held or any(_num_common(saved, held) == len(held) for saved in self._saved):
@@ -127,8 +123,6 @@ class SlottedRequests(RunningRequests):
         if best >= 0:
             self._held[number] = self._saved.pop(best)
 
-    # ---------------------------------------------------------------- grants
-
     def _chunks(self, budget: int, decodes: bool) -> list[tuple[Request, int]]:
         left = max(budget - len(self.cohort.joined), 0)
         chunks: list[tuple[Request, int]] = []
@@ -137,8 +131,6 @@ class SlottedRequests(RunningRequests):
             left -= num_tokens
             chunks.append((request, num_tokens))
         return chunks
-
-    # ---------------------------------------------------------------- invariants
 
     def check_integrity(self) -> None:
         super().check_integrity()

@@ -44,8 +44,6 @@ class TokenWatch:
             times.reader_wait = max(times.reader_wait, now - times.first_at - times.num_tokens * times.pace)
         times.num_tokens = request.num_output_tokens
 
-    # ---------------------------------------------------------------- requests that decode together
-
     def join(self, request: Request, age: int) -> None:
         """`request` is of the cohort from `age` on."""
         self._fresh[request] = age

@@ -93,8 +93,6 @@ class DisaggregatedServer:
         self._num_sampled = 0 if resamples_first else 1  # tokens with which requests come to decode replicas
         self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether a client still waits or not
 
-    # ---------------------------------------------------------------- the way through
-
     def add(self, request: Request) -> None:
         """`request` arrives now, at the front end if there is one."""
         delay = self._front_end.delay(request, self.env.ticks) if self._front_end is not None else 0
@@ -191,8 +189,6 @@ class DisaggregatedServer:
             self._front_end.deliver(request)
         self._on_finished(replica, request)
 
-    # ---------------------------------------------------------------- what comes to nothing
-
     def abort(self, request: Request) -> bool:
         """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
         passage = self._passages.pop(request.request_id, None)
@@ -243,8 +239,6 @@ class DisaggregatedServer:
             passage.source.release(prefill)
         elif stage is _Stage.DECODE:
             passage.target.abort(request)
-
-    # ---------------------------------------------------------------- invariants
 
     def check_idle(self, engines: Sequence[EngineRank]) -> None:
         """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""

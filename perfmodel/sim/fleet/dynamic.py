@@ -162,8 +162,6 @@ class DynamicCluster:
         self._shares = Shares([], scenario.seed, "models")
         self._shadows: list[tuple[Shares, Callable[[Request], RequestServer]]] = []
 
-    # ---------------------------------------------------------------- what engines call
-
     def on_finished(self, replica: EngineRank, request: Request) -> None:
         """An answer is complete: those that waited for its place go first, then its client goes on."""
         is_awaited = self.gateway.answer(request)
@@ -179,8 +177,6 @@ class DynamicCluster:
         """A step like any other, but the gaps between its tokens are not recorded."""
         replica.loop.scheduler.irregular_gaps.clear()
         self._on_step(replica, record._replace(num_gaps=0))
-
-    # ---------------------------------------------------------------- the way in
 
     def over(self, deployed: Sequence[Deployed]) -> Callable[[Request], "DynamicCluster"]:
         """Stand before these; returns where a request goes."""

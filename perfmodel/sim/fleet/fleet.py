@@ -95,8 +95,6 @@ class Fleet:
     def is_up(self, number: int) -> bool:
         return self._states[number] in ("up", "draining")
 
-    # ---------------------------------------------------------------- coming and going
-
     def start(self) -> bool:
         """One more: a replica that drains goes on, or one that is off starts. False if there is none."""
         if "draining" in self._states:

@@ -31,11 +31,9 @@ class RequestServer(Protocol):
 
     def add(self, request: Request) -> None:
         """`request` arrives now."""
-        ...
 
     def abort(self, request: Request) -> bool:
         """`request`, added before and not done, gives up."""
-        ...
 
 
 class LostRequest(NamedTuple):
@@ -120,8 +118,6 @@ class Gateway:
         """Ticks until the rate limit would let a request in."""
         return 0 if self._bucket is None else self._bucket.wait(self.env.ticks)
 
-    # ---------------------------------------------------------------- in
-
     def add(self, request: Request) -> None:
         """A client sends `request` now."""
         deadline = self.env.ticks + self._patience if self._patience is not None else None
@@ -168,8 +164,6 @@ class Gateway:
                 sent.is_queued = False
                 self.num_queued -= 1
                 self._pass_on(sent)
-
-    # ---------------------------------------------------------------- out
 
     def answer(self, request: Request) -> bool:
         """A replica has finished `request`: whether its client still waits. Its arrival is then the client's again."""
@@ -240,8 +234,6 @@ class Gateway:
         sent.request.arrival = sent.arrival
         lost = LostRequest(sent.request, fate, self.env.ticks, is_over_rate)
         Alarm(self.env, 0, lambda _: self._on_lost(lost), ARRIVAL_PRIORITY)
-
-    # ---------------------------------------------------------------- deadlines
 
     def _watch_deadlines(self) -> None:
         deadlines, live = self._deadlines, self._live

@@ -32,16 +32,13 @@ class Target(Protocol):
     @property
     def num_outstanding(self) -> int:
         """Requests that wait or run there, or are on their way."""
-        ...
 
     @property
     def num_prompt_blocks(self) -> int:
         """KV blocks that the prompts of those requests fill."""
-        ...
 
     def watch(self, on_less: Callable[[int], None]) -> None:
         """Call `on_less` with the target's index whenever it has fewer requests than before."""
-        ...
 
 
 T = TypeVar("T", bound=Target)

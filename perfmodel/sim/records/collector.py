@@ -94,8 +94,7 @@ class _Table:
     """
 
     def __init__(self, names: Sequence[str | None], is_kept: bool, path: Path | None) -> None:
-        self.is_kept = is_kept
-        self._names = names
+        self.is_kept, self._names = is_kept, names
         self._columns = {name: array("d" if name.endswith("_s") else "q") for name in names if name is not None}
         self._rows: list[tuple[int, ...]] = []  # that are in no column yet
         self._file: IO[str] | None = None

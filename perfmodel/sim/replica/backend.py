@@ -103,8 +103,7 @@ class SimulatedBackend:
         self.prompt_time = PromptTime(self._apart if is_split else None)
         self._pricer = pricer
         self._stages = pricer if isinstance(pricer, StagedPricer) else None
-        self._acceptance = acceptance
-        self._ahead = ahead
+        self._acceptance, self._ahead = acceptance, ahead
         self._alone = pricer.fresh() if is_split else pricer  # prices what is not taken
 
     @property

@@ -29,15 +29,12 @@ class Run(Protocol):
 
     def duration(self, num_steps: int) -> int:
         """What the first `num_steps` take."""
-        ...
 
     def step_durations(self, num_steps: int) -> Iterable[int]:
         """Duration of each of the first `num_steps`."""
-        ...
 
     def steps_to_reach(self, elapsed: int) -> int:
         """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
-        ...
 
 
 class LeapingBackend(Protocol):
@@ -45,11 +42,9 @@ class LeapingBackend(Protocol):
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
         """The `Run` of `num_steps` steps from `plan` on; `growth` is what each adds to `plan.decode_windowed`."""
-        ...
 
     def commit(self, run: Any, plan: StepPlan, num_steps: int) -> None:
         """The first `num_steps` of `run`, which began with `plan`, have taken place."""
-        ...
 
 
 class Rank(Protocol):
@@ -60,7 +55,6 @@ class Rank(Protocol):
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
         """A step, or leap, of this rank has ended."""
-        ...
 
 
 class PromptBalance:
@@ -111,10 +105,7 @@ class Lockstep:
         balance: PromptBalance | None = None,
         size: int | None = None,
     ) -> None:
-        self.env = env
-        self.backend = backend
-        self._balance = balance
-        self._size = size
+        self.env, self.backend, self._balance, self._size = env, backend, balance, size
         self._ranks: list[Rank] = []
         self._leaper = leaper
         self._pending: Alarm | None = None  # the end of the step in progress, or a start to come

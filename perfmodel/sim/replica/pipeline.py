@@ -56,11 +56,9 @@ class StagedBackend(Protocol):
 
     def execute(self, plan: StepPlan) -> Outcome:
         """A plan that meets no other."""
-        ...
 
     def pass_through(self, plan: StepPlan) -> StageTicks:
         """What `plan` takes, in ticks."""
-        ...
 
 
 class _Wave(NamedTuple):

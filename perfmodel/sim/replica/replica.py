@@ -61,17 +61,13 @@ class EngineRank:
         on_step: "Callable[[EngineRank, StepRecord], None]",
         front_end: FrontEnd | None = None,
     ) -> None:
-        self.index = index
-        self.loop = loop
+        self.index, self.loop = index, loop
         self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
         self.num_prompt_blocks = 0
         self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
         self.block_size = loop.scheduler.config.block_size
-        self._lockstep = lockstep
-        self._front_end = front_end
-        self._on_finished = on_finished
-        self._on_step = on_step
+        self._lockstep, self._front_end, self._on_finished, self._on_step = lockstep, front_end, on_finished, on_step
         lockstep.join(self)
 
     def add(self, request: Request) -> None:

@@ -30,7 +30,6 @@ class Server(Protocol):
 
     def add(self, request: Request) -> None:
         """`request` arrives now."""
-        ...
 
 
 Route = Callable[[Request], Server]
