@@ -80,7 +80,17 @@ class DecodeCohort:
         self.context += computed
         self._ending.setdefault(last, []).append(request)
         heapq.heappush(self._changes, last)
-        self._foresee_blocks(request, age - computed + 1, last)
+        # When it needs more blocks; `due`: the age at which it has filled those that it holds.
+        blocks, num_held = self._blocks, len(request.block_ids)
+        size, weight = blocks.block_size, blocks.weight(num_held)
+        due = age - computed + 1 + num_held * size
+        if due <= last and weight:  # else what it holds suffices to the end
+            assert due <= age + size, f"{request} has blocks to spare, but not to its end"
+            self._phase[request] = phase = due % size
+            self._due[phase] += weight
+            self._foresee_change(request, due, num_held, last)
+            if self._gives_up_rows:
+                self._takers[phase][request] = None
         if self._gives_up_rows:
             self._releases.setdefault(age + 1, []).append((request, age))
         if self.watch is not None:
@@ -93,19 +103,6 @@ class DecodeCohort:
                 if filled <= last:
                     self._fills[i][filled] = self._fills[i].get(filled, 0) + 1
                     heapq.heappush(self._changes, filled)
-
-    def _foresee_blocks(self, request: Request, born: int, last: int) -> None:
-        """Enter when `request` needs more blocks; `born`: the age that its first token would have had in the cohort."""
-        blocks, num_held = self._blocks, len(request.block_ids)
-        size, weight = blocks.block_size, blocks.weight(num_held)
-        due = born + num_held * size
-        if due <= last and weight:  # else what it holds suffices to the end
-            assert due <= self.age + size, f"{request} has blocks to spare, but not to its end"
-            self._phase[request] = phase = due % size
-            self._due[phase] += weight
-            self._foresee_change(request, due, num_held, last)
-            if self._gives_up_rows:
-                self._takers[phase][request] = None
 
     def _foresee_change(self, request: Request, due: int, num_held: int, last: int) -> None:
         """Enter when its blocks next grow otherwise; `due`: the age at which it needs more than its `num_held` rows."""
@@ -180,7 +177,6 @@ class DecodeCohort:
             self.growing[i] -= computed < span
 
     def _settle(self, request: Request) -> None:
-        """Bring the member's own counters up to date."""
         joined = self.joined[request]
         granted = self.age - joined
         if granted:
@@ -238,9 +234,8 @@ class DecodeCohort:
             num_blocks = self._num_blocks_due_in(num_steps)
             if num_blocks:
                 self._blocks.set_aside(num_blocks)
-        if self._changing:
-            for request in self._changing.pop(age, ()):
-                self._change(request)
+        for request in self._changing.pop(age, ()) if self._changing else ():
+            self._change(request)
         if self._spans:
             for i, fills in enumerate(self._fills):
                 self.windowed[i] += num_steps * self.growing[i]
@@ -275,22 +270,7 @@ class DecodeCohort:
             return 0
         return min(self._releases, default=self._changes[0]) - self.age - 1
 
-    def _exchange_blocks(self, times: int) -> None:
-        """Members give up and take blocks as in the next `times` steps."""
-        start, size = self.age, self._blocks.block_size
-        for age in range(start + 1, start + times + 1):
-            if age in self._releases:
-                self.age = age - 1
-                for request in _in_turn(self.due_to_release(self._num_in_flight)):
-                    num_done = self.num_computed(request) - self._num_in_flight
-                    self.expect_release(request, self._blocks.release(request, num_done))
-            if self._takers[age % size]:
-                self.age = age
-                self._take_due()
-        self.age = start
-
     def _take_due(self) -> None:
-        """Members take the blocks that the last step needs."""
         for request in _in_turn(self._takers[self.age % self._blocks.block_size]):
             self._blocks.allocate(request, self.num_computed(request))
 
@@ -338,8 +318,18 @@ class DecodeCohort:
     def repeat(self, plan: StepPlan, times: int) -> None:
         """As `times` more calls of `advance`, for plans of which `plan` becomes the last."""
         self.last_index += times
-        if self._gives_up_rows:
-            self._exchange_blocks(times)
+        if self._gives_up_rows:  # members give up and take blocks step by step
+            start, size = self.age, self._blocks.block_size
+            for age in range(start + 1, start + times + 1):
+                if age in self._releases:
+                    self.age = age - 1
+                    for request in _in_turn(self.due_to_release(self._num_in_flight)):
+                        num_done = self.num_computed(request) - self._num_in_flight
+                        self.expect_release(request, self._blocks.release(request, num_done))
+                if self._takers[age % size]:
+                    self.age = age
+                    self._take_due()
+            self.age = start
         self._grow(times)
         plan.cohort_age = self.age
 
@@ -374,5 +364,4 @@ class DecodeCohort:
 
 
 def _in_turn(requests: Collection[Request]) -> Iterable[Request]:
-    """`requests` in order of admission."""
     return sorted(requests, key=_ADMISSION) if len(requests) > 1 else requests

@@ -120,7 +120,6 @@ class RetractingRequests(RunningRequests):
         self._radix.want(len(self.cohort.joined) - self.cohort.num_blocks_taken)
 
     def _retract(self, plan: StepPlan) -> None:
-        """Send requests back until the others can decode."""
         decoding = [*self.cohort.dissolve(), *self._joining]
         places = {request: place for place, request in enumerate(self.requests)}
         decoding.sort(key=places.__getitem__)
@@ -234,7 +233,6 @@ class EstimatingScheduler(Scheduler):
         self._waiting.append(((), request))
 
     def _dequeue(self, first: int, count: int) -> None:
-        """So many requests of the queue, from the one at `first` on, wait no more."""
         del self._queue[first : first + count]
         del self._waiting[first : first + count]
 

@@ -42,7 +42,6 @@ class RadixKVBlocks(KVBlockManager):
         self._begin()
 
     def _begin(self) -> None:
-        """An empty tree."""
         self._clock = 0.0
         self.root = RadixNode(None, (), [], 0.0)
         self.root.num_locks = 1
@@ -231,21 +230,17 @@ class RadixKVBlocks(KVBlockManager):
                 self._num_entered += 1
                 heapq.heappush(self._oldest, (node.last_access, self._num_entered, node))
                 continue
-            self._remove(node)
-
-    def _remove(self, node: RadixNode) -> None:
-        parent = node.parent
-        assert parent is not None
-        self._leaves.discard(node)
-        self.num_evictable -= len(node.blocks)
-        self.num_free -= len(node.blocks)
-        self._give_back(node.blocks, False)
-        del parent.children[node.contents[0]]
-        if parent.parent is not None and not parent.children and not parent.num_locks:
-            self._offer(parent)
-        if self.listener is not None:
-            for content in node.contents:
-                self.listener.on_removed(content, 0)
+            parent = node.parent
+            assert parent is not None
+            self._leaves.discard(node)
+            self.num_evictable -= len(node.blocks)
+            self.num_free -= len(node.blocks)
+            self._give_back(node.blocks, False)
+            del parent.children[node.contents[0]]
+            if parent.parent is not None and not parent.children and not parent.num_locks:
+                self._offer(parent)
+            for content in node.contents if self.listener is not None else ():
+                self._tell_removed(content)
 
     def _take(self, count: int, into: list[int]) -> None:
         self._pop_set_aside()

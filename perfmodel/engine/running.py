@@ -131,8 +131,14 @@ class RunningRequests:
             return self._grant_in_order(plan, budget, decodes)
         if self._blocks.gives_up_rows:
             self._release_in_turn(chunks, decodes)
-        if chunks:
-            budget -= self._grant_chunks(chunks, plan)
+        for request, num_new_tokens in chunks:
+            if not num_new_tokens:
+                plan.is_complete = False
+                continue
+            budget -= num_new_tokens
+            self._blocks.allocate(request, request.num_computed_tokens + num_new_tokens)
+            if self._grant_prompt(request, num_new_tokens, plan):
+                self._prompts.remove(request)
         if decodes and cohort.joined:
             budget -= len(cohort.joined)
             cohort.advance(plan)
@@ -157,7 +163,6 @@ class RunningRequests:
         return self._blocks.release(request, num_computed - self._num_in_flight(request))
 
     def _num_in_flight(self, request: Request) -> int:
-        """Tokens of `request` that plans under way compute."""
         joined = self.cohort.joined.get(request)
         count = 0
         for plan in self._under_way:
@@ -196,19 +201,6 @@ class RunningRequests:
         if left == 0 and decodes and self._prompts and self._prompts[0].admission < cohort.last_admission:
             return None  # a prompt may come before a decode that it leaves nothing for
         return chunks
-
-    def _grant_chunks(self, chunks: list[tuple[Request, int]], plan: StepPlan) -> int:
-        """Returns the tokens granted."""
-        total = 0
-        for request, num_new_tokens in chunks:
-            if not num_new_tokens:
-                plan.is_complete = False
-                continue
-            total += num_new_tokens
-            self._blocks.allocate(request, request.num_computed_tokens + num_new_tokens)
-            if self._grant_prompt(request, num_new_tokens, plan):
-                self._prompts.remove(request)
-        return total
 
     def _grant_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> bool:
         """Grant tokens that are not a plain decode step; True if `request` has a new output token after it."""
@@ -354,9 +346,8 @@ class RunningRequests:
         A token in flight is not: it is computed in the plan under way, whose sample nobody has. But for the first one
         of a run of tokens, before which nothing was in flight: vLLM names the blocks of a grant when it is made.
         """
-        previous = self.previous
-        in_flight = request.num_promised_tokens - request.num_output_tokens
-        if in_flight and any(request in begun for begun in (previous.samples, previous.singles, previous.resumed)):
+        in_flight, previous = request.num_promised_tokens - request.num_output_tokens, self.previous
+        if in_flight and request in previous.samples + previous.singles + previous.resumed:
             in_flight -= 1
         return request.num_computed_tokens - in_flight
 

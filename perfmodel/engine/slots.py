@@ -31,7 +31,6 @@ Contents = tuple[Hashable, ...]  # identity of full KV blocks from the first on
 
 
 def _num_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    """Blocks that both begin with."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))
 

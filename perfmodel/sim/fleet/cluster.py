@@ -32,13 +32,11 @@ if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
 class Cluster:
     """Idle pools of replicas of `scenario`; `route` says which one takes a request.
 
-    basis_of:    calibration and profile of a pool's scenario
-    on_step:     called with (replica, record) for each step or leap that has ended
-    can_leap:    whether runs of equal steps are advanced together
-    on_finished: called with (replica, request) for each answer that is complete, and that a client waits for
-    on_lost:     called for each request whose client gets no answer
-    one_of:      the pools have one of so many of their engines
-    scores:      of a draw of what the costs leave unexplained, the same in all pools
+    basis_of: calibration and profile of a pool's scenario; can_leap: runs of equal steps are advanced together
+    on_finished, on_step: called with (replica, request) for each answer that a client waits for, and (replica, record)
+    on_lost:  called for each request whose client gets no answer
+    one_of:   the pools have one of so many of their engines
+    scores:   of a draw of what the costs leave unexplained, the same in all pools
     """
 
     def __init__(

@@ -135,12 +135,10 @@ def add_stragglers(env: TickEnvironment, slowdowns: Sequence[Slowdown], fleets: 
 
 
 class DynamicCluster:
-    """What a cluster of `scenario` has beside its engines. Its callbacks stand between these and the driver.
+    """What a cluster of `scenario` has beside its engines. Its callbacks stand between these and the driver: `on_step`,
+    `on_answer` and `on_lost`, as of a `Cluster`.
 
-    on_step:   called with (replica, record) for each step or leap that has ended
-    on_answer: called with (replica, request) for each answer that a client waits for
-    on_lost:   called for each request whose client gets no answer
-    is_sent:   whether the clients have sent all they will; the driver sets it
+    is_sent: whether the clients have sent all they will; the driver sets it
     """
 
     def __init__(

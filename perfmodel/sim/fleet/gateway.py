@@ -143,7 +143,6 @@ class Gateway:
             self._refuse(sent)
 
     def _pass_on(self, sent: _Sent) -> None:
-        """Send the newest try to a replica."""
         sent.server = server = self._route(sent.request)
         self.num_outstanding += 1
         sent.request.arrival = self.env.ticks  # as the engine sees it
@@ -211,7 +210,6 @@ class Gateway:
         self._again(sent, is_over_rate)
 
     def _again(self, sent: _Sent, is_over_rate: bool = False) -> None:
-        """Try once more, if that is allowed."""
         retries = self._spec.retries
         if retries is None or sent.num_tries > retries.max:
             del self._live[sent.request.request_id]
@@ -245,7 +243,6 @@ class Gateway:
             self._alarm = Alarm(self.env, delay, self._give_up, ARRIVAL_PRIORITY)
 
     def _give_up(self, _: Event) -> None:
-        """Those whose deadline is now lose patience."""
         deadlines, now = self._deadlines, self.env.ticks
         while deadlines and deadlines[0][0] <= now:
             sent = deadlines.popleft()[1]

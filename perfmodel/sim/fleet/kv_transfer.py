@@ -184,8 +184,10 @@ class KvTransfers:
         cost:          what such a transfer takes
         prefill_ticks: how long the prefill took that has ended now; 0 if it ended before
         """
-        links = self._link("out", source), self._link("in", target)
-        head_start = self._head_start(cost, links, prefill_ticks)
+        links, now, head_start = (self._link("out", source), self._link("in", target)), self._env.ticks, 0
+        if self._is_layerwise and not any(link.count or link.queue for link in links):
+            first_layer = now - prefill_ticks * (cost.num_layers - 1) // cost.num_layers
+            head_start = now - max(first_layer, *(self._free_since.get(link, 0) for link in links))
         return self._env.process(self._move(cost, *links, num_tokens, done, head_start))
 
     def abandon(self, transfer: Process) -> None:
@@ -195,14 +197,6 @@ class KvTransfers:
 
     def _link(self, way: str, engine: int) -> Resource:
         return self._links.setdefault((way, engine), Resource(self._env))
-
-    def _head_start(self, cost: TransferCost, links: tuple[Resource, Resource], prefill_ticks: int) -> int:
-        """Ticks in which layers could move before now."""
-        if not self._is_layerwise or any(link.count or link.queue for link in links):
-            return 0
-        now = self._env.ticks
-        first_layer = now - prefill_ticks * (cost.num_layers - 1) // cost.num_layers
-        return now - max(first_layer, *(self._free_since.get(link, 0) for link in links))
 
     def _move(
         self,

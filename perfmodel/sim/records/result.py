@@ -50,7 +50,12 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
         )
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
-    return (*notes, *_engine_notes(scenario), *price_notes(scenario))
+    of_engines = []
+    for pool in scenario.pools:
+        of_engines += serving_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
+        of_engines += balance_notes(scenario, pool.engine)
+    of_engines += engine_notes(*(pool.engine for pool in scenario.pools), roles=[pool.role for pool in scenario.pools])
+    return (*notes, *dict.fromkeys(of_engines), *price_notes(scenario))
 
 
 def workload_notes(workload: Workload) -> list[str]:
@@ -88,17 +93,6 @@ def eager_notes(scenario: Scenario, mean_step_s: float) -> list[str]:
         f"{took} of a decode step. Launches run ahead of the device{planned}: they are hidden in steps that take the "
         f"device longer (here {mean_step_s * 1e3:.1f} ms on average), so enforce_eager costs little or nothing there."
     ]
-
-
-def _engine_notes(scenario: Scenario) -> list[str]:
-    """Notes on what is modelled of the model, on number formats that are not multiplied as they are stored, on
-    balancing without effect, on versions taken for others, and on defaults that were taken for what is not given."""
-    notes = []
-    for pool in scenario.pools:
-        notes += serving_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
-        notes += balance_notes(scenario, pool.engine)
-    notes += engine_notes(*(pool.engine for pool in scenario.pools), roles=[pool.role for pool in scenario.pools])
-    return list(dict.fromkeys(notes))
 
 
 def network_notes(scenario: Scenario) -> list[str]:

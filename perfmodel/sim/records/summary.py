@@ -358,7 +358,6 @@ def _goodput(
 
 
 def _class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str, Any]]:
-    """What became of the requests of each class; latencies of those that were completed."""
     shares, requests = class_shares(scenario), collector.requests()
     done = shares.of_all(requests.request_id)
     lost = [(shares.of(number), fate) for number, fate in collector.lost]

@@ -56,7 +56,6 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
 
 
 def _bubble_share(pools: Sequence[Pool]) -> float | None:
-    """Bubble share of the devices of those `pools` whose engines have several stages."""
     staged = [pool for pool in pools if pool.pipelines]
     if not staged:
         return None
@@ -75,7 +74,6 @@ def _offloaded(cluster: Cluster) -> dict[str, float] | None:
 
 
 def _engine_s(cluster: Cluster, pool: Pool, collector: Collector) -> float:
-    """Seconds that the engines of a pool were there, summed."""
     fleet = None if cluster.dynamic is None else cluster.dynamic.fleet_of(pool)
     if fleet is None:
         return collector.end_tick / 1e12 * len(pool.engines)

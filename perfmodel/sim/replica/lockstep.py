@@ -163,7 +163,6 @@ class Lockstep:
         self.look_again()
 
     def _cut(self, run: Run) -> None:
-        """End the leap with the step that is in progress now."""
         num_steps = run.steps_to_reach(self.env.ticks - self._started)
         if num_steps < self._num_steps:
             self._num_steps = num_steps
@@ -195,7 +194,6 @@ class Lockstep:
             self._finish()
 
     def _execute(self, active: list[tuple[Rank, StepPlan]]) -> int:
-        """Ticks of a single step."""
         duration, outcomes = 0, []
         for _, plan in active:
             outcome = self.backend.execute(plan)
@@ -205,7 +203,6 @@ class Lockstep:
         return duration if self.slowdown == 1 else round(duration * self.slowdown)
 
     def _foresee(self, active: list[tuple[Rank, StepPlan]], num_steps: int) -> int:
-        """Ticks of a leap."""
         assert self._leaper is not None
         self._runs = runs = [self._leaper.foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
         run: Run = runs[0]

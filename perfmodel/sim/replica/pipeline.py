@@ -15,7 +15,6 @@ Steps are taken one by one: no leaps.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from simpy.events import Event
@@ -100,22 +99,18 @@ class Pipeline(Lockstep):
             active = self._plans(now)
             if not active:
                 break
-            waves.append(_Wave(active, now, self._end_of(active, now)))
+            # Of ranks in lockstep, each stage is as long as the slowest of them needs.
+            serial, hidden, stages = zip(*(self.staged.pass_through(plan) for _, plan in active), strict=True)
+            times = StageTicks(max(serial), max(hidden), tuple(map(max, zip(*stages, strict=True))))
+            if (factor := self.slowdown) != 1:
+                slowed = tuple(round(stage * factor) for stage in times.stages)
+                times = StageTicks(round(times.serial * factor), round(times.hidden * factor), slowed)
+            waves.append(_Wave(active, now, self._line.end_of(times, now)))
         self._active = waves[0].active if waves else []
         if waves:
             self._pending = self._alarm(waves[0].end - now, self._end)
         else:
             self._wait(now)
-
-    def _end_of(self, active: Sequence[tuple[Rank, StepPlan]], now: int) -> int:
-        """Send plans that start together on their way: when they are back."""
-        # Of ranks in lockstep, each stage is as long as the slowest of them needs.
-        serial, hidden, stages = zip(*(self.staged.pass_through(plan) for _, plan in active), strict=True)
-        times = StageTicks(max(serial), max(hidden), tuple(map(max, zip(*stages, strict=True))))
-        if (factor := self.slowdown) != 1:
-            slowed = tuple(round(stage * factor) for stage in times.stages)
-            times = StageTicks(round(times.serial * factor), round(times.hidden * factor), slowed)
-        return self._line.end_of(times, now)
 
     def _end(self, event: Event) -> None:
         if event is not self._pending:

@@ -137,7 +137,6 @@ def recorded_conversations(
 
 
 def _drawn_pause(pause: Pause, rng: np.random.Generator) -> float:
-    """Seconds."""
     return pause.mean_s if pause.distribution == "fixed" else float(rng.exponential(pause.mean_s))
 
 
