@@ -223,9 +223,8 @@ class KVBlockManager:
         cache: what no other can have in common with it is found by itself when it comes back, if it is still there."""
         if not self.enable_prefix_caching:
             return
-        num_known, num_full = len(request.contents), num_tokens // self.block_size
-        own = (("of request", request.request_id, number) for number in range(num_known, num_full))
-        request.contents = (*request.contents, *own)
+        if len(request.contents) < num_tokens // self.block_size:
+            request.contents = request.name_blocks(num_tokens // self.block_size)
         self.publish(request, num_tokens)
 
     def _tell_stored(self, contents: Sequence[Hashable], first: int, end: int, group: int) -> None:

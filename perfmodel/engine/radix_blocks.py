@@ -108,10 +108,9 @@ class RadixKVBlocks(KVBlockManager):
         self._pop_set_aside()
         if not self.enable_prefix_caching:
             return
-        num_full, num_known = num_tokens // self.block_size, len(request.contents)
-        if num_known < num_full:  # blocks that are like no other get names of their own
-            own = (("of request", request.request_id, number) for number in range(num_known, num_full))
-            request.contents = (*request.contents, *own)
+        num_full = num_tokens // self.block_size
+        if len(request.contents) < num_full:
+            request.contents = request.name_blocks(num_full)
         node, num_there = self._insert(request, num_full)
         num_prompt = request.num_prompt_tokens // self.block_size
         if 0 < num_prompt < num_full:

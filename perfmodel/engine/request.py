@@ -95,6 +95,11 @@ class Request:
         """Output tokens not yet promised by any plan."""
         return self.max_output_tokens - self.num_promised_tokens
 
+    def name_blocks(self, num_blocks: int) -> tuple[Hashable, ...]:
+        """Contents of its first blocks; those beyond its `contents` are like no other, and get names of their own."""
+        own = (("of request", self.request_id, number) for number in range(len(self.contents), num_blocks))
+        return (*self.contents[:num_blocks], *own)
+
     def afresh(self) -> "Request":
         """The same request as it was before any engine had it."""
         lengths = self.num_prompt_tokens, self.max_output_tokens

@@ -94,10 +94,8 @@ class SlottedRequests(RunningRequests):
 
     def _give_back(self, request: Request) -> None:
         """The slot of `request` is free, with the KV of what was computed."""
-        number, num_full = request.admission, request.num_computed_tokens // self._blocks.block_size
-        known = request.contents[:num_full]
-        own = (("of request", request.request_id, row) for row in range(len(known), num_full))
-        self._held[number] = (*known, *own)
+        number = request.admission
+        self._held[number] = request.name_blocks(request.num_computed_tokens // self._blocks.block_size)
         self._free.add(number)
         self._freed_at[number] = self._num_freed
         self._num_freed += 1

@@ -137,7 +137,7 @@ class DisaggregatedServer:
     def _expect_at(self, request: Request, target: EngineRank) -> None:
         passage = self._passages[request.request_id]
         passage.target, passage.stage = target, _Stage.INBOUND
-        target.await_kv(request, lambda _, loading: self._begin_move(loading))
+        target.await_kv(request, self._begin_move)
 
     def _begin_move(self, request: Request) -> None:
         """`request` has blocks for its KV, unless it has gone since the plan was made that gave it these."""

@@ -81,9 +81,7 @@ class _TokenBucket:
 class Gateway:
     """Takes requests like a replica does and passes them on to those that `route` names, within the limits of `spec`.
 
-    seed:    of the jitter of retries
-    route:   where a request goes
-    on_lost: called for each request whose client gets none
+    seed: of the jitter of retries; on_lost: called for each request whose client gets no answer
     """
 
     def __init__(
@@ -96,8 +94,7 @@ class Gateway:
     ) -> None:
         self.env = env
         self.num_sent = self.num_rejected = self.num_retries = 0
-        self.num_outstanding = 0  # with a replica now
-        self.num_queued = 0
+        self.num_outstanding = self.num_queued = 0  # with a replica now; here
         self._spec, self._seed, self._route, self._on_lost = spec, seed, route, on_lost
         self._most = spec.max_outstanding or float("inf")
         self._bucket = _TokenBucket(spec.rate_limit) if spec.rate_limit is not None else None
@@ -220,12 +217,13 @@ class Gateway:
         sent.request = sent.request.afresh()
         u = hashed(self._seed + number, sent.request.request_id) / 2**64
         delay = retries.backoff_s * retries.factor ** (number - 1) * (1 - retries.jitter * u)
-        Alarm(self.env, to_ticks(delay), lambda _: self._retry(sent), ARRIVAL_PRIORITY)
 
-    def _retry(self, sent: _Sent) -> None:
-        if self._live.get(sent.request.request_id) is sent:  # the client has not given up
-            self.num_retries += 1
-            self._try(sent)
+        def retry(_: Event) -> None:
+            if self._live.get(sent.request.request_id) is sent:  # the client has not given up
+                self.num_retries += 1
+                self._try(sent)
+
+        Alarm(self.env, to_ticks(delay), retry, ARRIVAL_PRIORITY)
 
     def _lose(self, sent: _Sent, fate: Fate, is_over_rate: bool = False) -> None:
         """Notify the client, who may send something else at once: not while this one is being dealt with."""

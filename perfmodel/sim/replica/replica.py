@@ -44,9 +44,8 @@ class FrontEnd:
 class EngineRank:
     """An engine under simulated time.
 
-    index, loop: its number in the cluster; its serve loop
-    front_end:   the HTTP server in front, if there is one
-    lockstep:    the clock of this engine and those that step with it
+    lockstep:    the clock of this engine and those that step with it; index: its number in the cluster
+    loop, front_end: its serve loop; the HTTP server in front, if there is one
     on_finished: called with (replica, request) for each request that is done, before the next step is planned; its
                  times are those of the client if there is a front end
     on_step:     called with (replica, record) for each step or leap that has ended
@@ -156,12 +155,12 @@ class EngineRank:
         """Its steps take `factor` times as long from the next one on."""
         self._lockstep.slow_down(factor)
 
-    def await_kv(self, request: Request, on_load: "Callable[[EngineRank, Request], None]") -> None:
-        """`request`, whose KV is elsewhere, arrives now: once it has blocks for it, `on_load` is called with this rank
-        and `request`, and `finish_load` has to follow."""
+    def await_kv(self, request: Request, on_load: Callable[[Request], None]) -> None:
+        """`request`, whose KV is elsewhere, arrives now: once it has blocks for it, `on_load` is called `request`,
+        and `finish_load` has to follow."""
         self.expect(request)
         if not self.is_dead:
-            self.loop.on_load = lambda loading: on_load(self, loading)
+            self.loop.on_load = on_load
             self._lockstep.enter(self, request)
 
     def finish_load(self, request: Request) -> None:

@@ -99,15 +99,12 @@ _LENGTHS: dict[str, Callable[[RequestDraft], int]] = {
 
 
 class Workload:
-    """The requests of a scenario.
+    """The requests of a scenario. Raises WorkloadError where the engine's max_model_len would clip most prompts.
 
     concurrency:  requests in flight in a closed loop, else None
-    think_time:   ticks that a user of a closed loop pauses after the answer to a request, by its number
     num_requests: how many there will be, where that is known beforehand
     num_drawn, num_clipped, num_cut, num_refused: requests made so far; those whose drawn prompt is clipped to what the
                   engine takes, whose answer ends where the context is full, and that the engine refuses
-
-    Raises WorkloadError where the engine's max_model_len would clip most prompts.
     """
 
     def __init__(self, scenario: Scenario) -> None:
