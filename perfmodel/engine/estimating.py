@@ -215,7 +215,6 @@ class EstimatingScheduler(Scheduler):
         self._radix = radix
         self._running = self._decoding = RetractingRequests(config, radix, self._requeue)
         self._running.cohort.watch = watch
-        self._queue: list[Request] = []  # who waits, in the order in which they were looked at last; so is `_waiting`
         # Whether each step looks at those that wait, as one might be urgent enough to take the place of another.
         self._may_preempt = config.scheduling_policy == "priority"
         self._is_full = False  # nobody is admitted until a request leaves
@@ -226,26 +225,19 @@ class EstimatingScheduler(Scheduler):
 
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
-        self._enqueue(victim)
-
-    def _enqueue(self, request: Request) -> None:
-        self._queue.append(request)
-        self._waiting.append(((), request))
-
-    def _dequeue(self, first: int, count: int) -> None:
-        del self._queue[first : first + count]
-        del self._waiting[first : first + count]
+        self._waiting.append(((), victim))
 
     def add(self, request: Request) -> None:
         """Queue `request`; see `Scheduler.add`."""
         self.check_can_ever_run(request)
-        self._enqueue(request)
+        self._waiting.append(((), request))  # in the order in which they were looked at last
         self._may_admit = not self._is_full
 
     def _withdraw(self, request: Request) -> bool:
-        if request not in self._queue:
+        place = next((i for i, (_, waiting) in enumerate(self._waiting) if waiting is request), None)
+        if place is None:
             return super()._withdraw(request)
-        self._dequeue(self._queue.index(request), 1)
+        del self._waiting[place]
         return True
 
     def abort(self, request: Request) -> bool:
@@ -271,7 +263,7 @@ class EstimatingScheduler(Scheduler):
     def plan(self, now: int, admits: bool = True) -> StepPlan:
         """The next step at time `now`; see `Scheduler.plan`."""
         plan, running = StepPlan(self._next_index), self._decoding
-        if not (running.requests or self._queue):
+        if not (running.requests or self._waiting):
             return plan
         is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not running.requests
         # What the plan before leaves to do once it is under way.
@@ -283,7 +275,7 @@ class EstimatingScheduler(Scheduler):
             self._is_full = False
         if len(running.requests) == (unfinished is not None) or self._may_preempt:
             self._is_full = False
-        if unfinished is not None or (admits and is_polled and self._queue and not self._is_full):
+        if unfinished is not None or (admits and is_polled and self._waiting and not self._is_full):
             self._admit_by_estimate(plan, now, unfinished)
         if plan.chunks or plan.singles:
             plan.is_complete = False
@@ -301,25 +293,26 @@ class EstimatingScheduler(Scheduler):
                 self._is_full = False
         self._sum_up(plan)
         running.previous = plan
-        self._may_admit = bool(self._queue) and not self._is_full
+        self._may_admit = bool(self._waiting) and not self._is_full
         if plan.decodes or plan.chunks:
             self._next_index += 1
             running.send_out(plan)
         return plan
 
     def _admit_by_estimate(self, plan: StepPlan, now: int, unfinished: Request | None) -> None:
-        config, running, rules, queue = self.config, self._decoding, self._rules, self._queue
+        config, running, rules, asked_tree = self.config, self._decoding, self._rules, False
         num_running = len(running.requests) - (unfinished is not None)
         places = self._max_batch - len(running.requests)
         if places <= 0 and unfinished is None and not self._may_preempt:
             self._is_full = True
             return
-        asked_tree = sort_waiting(queue, config.scheduling_policy, self._radix, rules)
         if config.scheduling_policy != "fcfs":
+            queue = [request for _, request in self._waiting]
+            asked_tree = sort_waiting(queue, config.scheduling_policy, self._radix, rules)
             self._waiting = [((), request) for request in queue]
-        if not asked_tree and queue:
+        if not asked_tree and self._waiting:
             if self._num_admissions % rules.refresh_every == 0:
-                for request in reversed(queue[: rules.most_sorted]):
+                for _, request in reversed(self._waiting[: rules.most_sorted]):
                     self._radix.match(request, request.num_tokens)
             self._num_admissions += 1
         num_decodes = 0 if config.prefill_exclusive else num_running
@@ -345,7 +338,7 @@ class EstimatingScheduler(Scheduler):
         # Without a cache, and with answers of known length, it can be said when blocks are given back.
         knows_ends = not self._rules.ends_early and not self._radix.enable_prefix_caching
         guards = _FreedLater(self, budget) if knows_ends else None
-        for request in self._queue:
+        for _, request in self._waiting:
             if budget.prompts <= 0 and budget.left > 0 and budget.left_now > 0:
                 break
             self._is_full |= len(admitted) >= places
@@ -403,7 +396,7 @@ class EstimatingScheduler(Scheduler):
         """Give all who compute prompts in `plan` their blocks, and their grants."""
         if not (num_continued or admitted):
             return
-        self._dequeue(0, len(admitted))
+        del self._waiting[: len(admitted)]
         radix, size = self._radix, self._radix.block_size
         num_tokens = num_continued + sum(one.num_new_tokens for one in admitted)
         num_requests = len(admitted) + bool(num_continued)
@@ -449,9 +442,9 @@ class EstimatingScheduler(Scheduler):
             for request in others:
                 self._release(request)
             self._is_full = False
-            self._may_admit = bool(self._queue)
+            self._may_admit = bool(self._waiting)
         plan.decodes, plan.samples, plan.singles, plan.resumed = kept
-        if not (self._queue or self._running.requests):
+        if not (self._waiting or self._running.requests):
             self._decoding.ratio = self._rules.first_ratio
         return finished
 

@@ -508,13 +508,8 @@ class Scheduler:
             repeats = min(repeats, (self._poll_at - self._next_index) % self.config.poll_every)
         if self.blocks.gives_up_rows and self.num_waiting and self.has_free_slot:
             repeats = min(repeats, cohort.num_steps_before_release)  # what is given up may let a request in
-        if self.most_blocks(repeats) > num_free:
-            repeats = num_free // (len(cohort.joined) * self.blocks.most_weight) * self.blocks.block_size
-        return repeats
-
-    def most_blocks(self, repeats: int) -> int:
-        """An upper bound of the blocks that so many repeats take."""
-        return -(-repeats // self.blocks.block_size) * len(self._running.cohort.joined) * self.blocks.most_weight
+        size, most_per_block = self.blocks.block_size, len(cohort.joined) * self.blocks.most_weight
+        return repeats if -(-repeats // size) * most_per_block <= num_free else num_free // most_per_block * size
 
     @property
     def num_growing(self) -> tuple[int, ...]:
