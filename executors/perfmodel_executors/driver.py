@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
 from perfmodel.sim import Workload
-from perfmodel.sim.replica.flow_line import FlowLine
+from perfmodel.sim.replica.pipeline import FlowLine
 from perfmodel.sim.traffic.workload import ThinkTime, no_think_time
 
 _PS_PER_NS = 1000

@@ -18,7 +18,7 @@ from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
-from perfmodel.sim.replica.flow_line import FlowLine
+from perfmodel.sim.replica.pipeline import FlowLine
 from perfmodel.sim.replica.serving import SecondTier, copied, second_tier
 from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario

@@ -1,8 +1,7 @@
 """Who may join the requests that run: in which order, when, and with how many KV blocks set apart.
 
-Scheduling policies are one function each, from a request to its sort key; the smallest key is served first. The same
-key chooses the victim of a preemption: the running request with the largest one. To add a policy, write the function
-and enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`).
+Scheduling policies are one function each, from a request to its sort key; the smallest key is served first, and the
+largest preempted first. To add a policy, enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`).
 
 Batching disciplines say when waiting requests may join, and what they must reserve to do so:
 
@@ -15,12 +14,7 @@ Batching disciplines say when waiting requests may join, and what they must rese
 | continuous | at any step, within the token budget (vLLM)      | what it holds          | whole or in chunks|
 
 A static or dynamic batch keeps its slots and its KV until its last request is done; rows that are done are not
-computed further.
-
-In which order an engine with a radix tree looks at those that wait (SGLang's schedule policies).
-
-The list of those that wait is sorted anew, and stably, before each admission; it begins in the order in which requests
-came, or came back.
+computed further. An engine with a radix tree has orders of its own (`sort_waiting`, SGLang's schedule policies).
 """
 
 from collections.abc import Callable
@@ -35,22 +29,12 @@ from perfmodel.errors import WorkloadError
 Policy = Callable[[Request], tuple[int, ...]]
 
 
-def fcfs(request: Request) -> tuple[int, ...]:
-    """First come, first served."""
-    return (request.arrival, request.request_id)
-
-
-def priority(request: Request) -> tuple[int, ...]:
-    """Lowest `priority` number first, then first come."""
-    return (request.priority, request.arrival, request.request_id)
-
-
-def shortest_first(request: Request) -> tuple[int, ...]:
-    """Shortest prompt first: the part of the service time that is known on arrival."""
-    return (request.num_prompt_tokens, request.arrival, request.request_id)
-
-
-POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "shortest-first": shortest_first}
+POLICIES: dict[str, Policy] = {
+    "fcfs": lambda request: (request.arrival, request.request_id),
+    "priority": lambda request: (request.priority, request.arrival, request.request_id),
+    # The part of the service time that is known on arrival.
+    "shortest-first": lambda request: (request.num_prompt_tokens, request.arrival, request.request_id),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +70,10 @@ class Reservations:
     """What `config` and its batching `discipline` set apart for a request."""
 
     def __init__(self, config: SchedulerConfig, discipline: Discipline) -> None:
-        self._config = config
-        self._discipline = discipline
-        self._spare_slots = config.speculation.spare_slots if config.speculation is not None else 0
-        self._num_lookahead = config.speculation.num_lookahead if config.speculation is not None else 0
+        self._config, self._discipline = config, discipline
+        drafts = config.speculation
+        self._spare_slots = drafts.spare_slots if drafts is not None else 0
+        self._num_lookahead = drafts.num_lookahead if drafts is not None else 0
 
     def num_tokens(self, request: Request, needed: int, is_load: bool = False) -> int:
         """Tokens that a request is given blocks for when it joins; `needed` now, `is_load`: for KV from elsewhere."""
@@ -137,37 +121,30 @@ class Reservations:
             )
 
 
-Order = Callable[[list[Request], RadixKVBlocks, Estimates], None]
+ORDERS = ("dfs-weight", "fcfs", "lof", "lpm", "priority")  # of `sort_waiting`
 
 
 def sort_waiting(waiting: list[Request], policy: str, blocks: RadixKVBlocks, rules: Estimates) -> bool:
-    """Bring `waiting` into the order of `policy`, under `rules`; whether the tree of `blocks` was asked for all."""
-    asks_tree = policy in _ASK_TREE and blocks.enable_prefix_caching
-    if asks_tree and policy == "lpm" and len(waiting) > rules.most_sorted:
-        return False
-    if asks_tree or policy not in _ASK_TREE:
-        ORDERS[policy](waiting, blocks, rules)
-    return asks_tree
+    """Bring `waiting` into the order of `policy`, under `rules`; whether the tree of `blocks` was asked for all.
+
+    The sort is stable: `waiting` begins in the order in which requests came, or came back.
+    """
+    match policy:
+        case "priority":
+            waiting.sort(key=lambda request: request.priority)
+        case "lof":  # longest output first
+            waiting.sort(key=lambda request: -request.max_output_tokens)
+        case "lpm" if blocks.enable_prefix_caching and len(waiting) <= rules.most_sorted:  # longest prefix first
+            keys = _prefixes(waiting, blocks, rules)
+            waiting.sort(key=lambda request: keys[request][1])
+            return True
+        case "dfs-weight" if blocks.enable_prefix_caching:
+            _sort_by_subtree(waiting, blocks, rules)
+            return True
+    return False
 
 
-def _as_they_came(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
-    """First come, first served."""
-
-
-def _by_priority(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
-    waiting.sort(key=lambda request: request.priority)
-
-
-def _by_longest_output(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
-    waiting.sort(key=lambda request: -request.max_output_tokens)
-
-
-def _by_longest_prefix(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
-    keys = _prefixes(waiting, blocks, rules)
-    waiting.sort(key=lambda request: keys[request][1])
-
-
-def _by_subtree(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
+def _sort_by_subtree(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
     """Depth first through the tree, the child with most of them behind it first."""
     nodes: dict[RadixNode, list[Request]] = {}
     for request, (node, _) in _prefixes(waiting, blocks, rules).items():
@@ -200,11 +177,11 @@ def _children_first(blocks: RadixKVBlocks, weights: dict[RadixNode, int] | None 
 def _prefixes(
     waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates
 ) -> dict[Request, tuple[RadixNode, float]]:
-    """The node that each of `waiting` begins with, and its tokens found with the sign turned; those that begin as
+    """The node that each of `waiting` begins with, and its tokens there with the sign turned; those that begin as
     another one does which also waits have no turn before it."""
     seen: set[object] = set()
     num_same = -(-rules.duplicate_tokens // blocks.block_size)
-    found: dict[Request, tuple[RadixNode, float]] = {}
+    prefixes: dict[Request, tuple[RadixNode, float]] = {}
     for request in waiting:
         node = blocks.match(request, request.num_tokens)
         num_tokens = blocks.depth(node) * blocks.block_size
@@ -215,15 +192,5 @@ def _prefixes(
                 key = float("inf")
             else:
                 seen.add(beginning)
-        found[request] = (node, key)
-    return found
-
-
-ORDERS: dict[str, Order] = {
-    "fcfs": _as_they_came,
-    "priority": _by_priority,
-    "lof": _by_longest_output,
-    "lpm": _by_longest_prefix,
-    "dfs-weight": _by_subtree,
-}
-_ASK_TREE = ("lpm", "dfs-weight")
+        prefixes[request] = (node, key)
+    return prefixes

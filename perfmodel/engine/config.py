@@ -6,31 +6,21 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How far a request that decodes drafts in a step, in tokens and sequences (`DraftingRequests` says how).
+    """How far a request that decodes drafts in a step, in tokens and sequences (`DraftingRequests` says how)."""
 
-    nodes:       tokens verified beside the newest when drafting 0, 1, 2 ... deep; nodes[0] is 0
-    depths:      how deep to draft, by the number of requests that decode in the step (from 1; the last repeats); a row
-                 for each of as many equal parts of [0, 1] in which the estimated acceptance may lie; () = all the way
-    disable_by_batch_size: steps in which more requests decode draft nothing
-    pipelined:   the next draft is made while this one is verified
-    estimate:    where the estimate of acceptance begins
-    past_end:    drafts are as deep however few tokens a request lacks, up to the longest sequence (vLLM)
-    is_ahead:    the next plan is made before it is known which drafts are right, as if all were (vLLM, asynchronous)
-    num_lookahead: KV slots behind those of a step that the drafter writes, up to the longest sequence (vLLM)
-    num_input_tokens: tokens of the budget that a request of a step takes beside its own: the drafter's input (vLLM)
-    rereads_last_block: the last block of a prefix that is found in the cache is computed again, for what the drafter
-                 reads of the model behind it (vLLM)
-    """
-
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...]  # tokens verified beside the newest when drafting 0, 1, 2 ... deep; nodes[0] is 0
+    # How deep to draft, by the number of requests that decode in the step (from 1; the last repeats); a row for each of
+    # as many equal parts of [0, 1] in which the estimated acceptance may lie; () = all the way.
     depths: tuple[tuple[int, ...], ...] = ()
-    disable_by_batch_size: int | None = None
-    pipelined: bool = False
-    estimate: float = 1.0
-    past_end: bool = False
+    disable_by_batch_size: int | None = None  # steps in which more requests decode draft nothing
+    pipelined: bool = False  # the next draft is made while this one is verified
+    estimate: float = 1.0  # where the estimate of acceptance begins
+    past_end: bool = False  # drafts are as deep however few tokens a request lacks, up to the longest sequence (vLLM)
+    # The next plan is made before it is known which drafts are right, as if all were (vLLM, asynchronous).
     is_ahead: bool = False
-    num_lookahead: int = 0
-    num_input_tokens: int = 0
+    num_lookahead: int = 0  # KV slots behind those of a step that the drafter writes, up to the longest sequence (vLLM)
+    num_input_tokens: int = 0  # of the budget, beside a request's own tokens: the drafter's input (vLLM)
+    # The last block of a cached prefix is computed again, for what the drafter reads of the model behind it (vLLM).
     rereads_last_block: bool = False
 
     @property
@@ -62,78 +52,36 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """How an engine that admits by what running requests may still need guesses that (SGLang), in tokens and steps.
+    """How an engine that admits by what running requests may still need guesses that (SGLang), in tokens and steps."""
 
-    most_output_tokens: of an answer, no more are expected
-    first_ratio, least_ratio: the share of their longest answers that running requests are expected to give: where it
-                        begins, and whenever the engine has been idle; and where it ends
-    decay_steps:        steps of decodes in which it falls from the first to the last of these
-    spared_steps:       after a retraction, of each request that stays so many more tokens are expected, and as many are
-                        kept free for each
-    ends_early:         whether answers may end before their longest, so that the ratio counts
-    duplicate_tokens:   by longest prefix, a request that has no more in the cache waits if it begins with as many
-                        tokens of another one that waits
-    most_sorted:        by longest prefix, more requests that wait are served first come, first served
-    refresh_every:      the cache sees the prompts of those that wait as used at every such admission
-    """
-
-    most_output_tokens: int = 4096
+    most_output_tokens: int = 4096  # of an answer, no more are expected
+    # The share of their longest answers that running requests are expected to give: where it begins, and whenever the
+    # engine has been idle; where it ends; and the steps of decodes in which it falls from one to the other.
     first_ratio: float = 0.7
     least_ratio: float = 0.098
     decay_steps: int = 600
-    spared_steps: int = 20
-    ends_early: bool = False
+    spared_steps: int = 20  # after a retraction, so many more tokens are expected and kept free for each that stays
+    ends_early: bool = False  # answers may end before their longest, so that the ratio counts
+    # By longest prefix, a request that has no more in the cache waits if it begins with as many tokens of another one
+    # that waits; and more that wait are served first come, first served.
     duplicate_tokens: int = 32
     most_sorted: int = 128
-    refresh_every: int = 32
+    refresh_every: int = 32  # the cache sees the prompts of those that wait as used at every such admission
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How requests are given slots, each with the KV of its last request (`SlottedRequests` says how).
+    """How requests are given slots, each with the KV of its last request (`SlottedRequests` says how)."""
 
-    least_similarity: a slot is chosen for what it holds where that is more than this share of a prompt
-    reuses:        a request computes only what its slot lacks of its prompt
-    saves_prompts: prompts of free slots are kept in the host's memory, too
-    is_unified:    all slots share one pool of KV; a free slot is emptied once its prompt is saved
-    """
-
-    least_similarity: float = 0.1
-    reuses: bool = True
-    saves_prompts: bool = True
-    is_unified: bool = False
+    least_similarity: float = 0.1  # a slot is chosen for what it holds where that is more than this share of a prompt
+    reuses: bool = True  # a request computes only what its slot lacks of its prompt
+    saves_prompts: bool = True  # prompts of free slots are kept in the host's memory, too
+    is_unified: bool = False  # all slots share one pool of KV; a free slot is emptied once its prompt is saved
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`.
-
-    scheduler_reserve_full_isl: a request is admitted only when blocks for all its known tokens are free, not just for
-                      its first chunk; it is not given more than that chunk needs
-    prefill_exclusive: a step computes prompts or decodes, prompts first (SGLang); else both together (vLLM, TRT-LLM)
-    reserves_output:  a request is admitted with blocks for its whole answer, so it is never preempted (TRT-LLM)
-    stays_of_preempted: what stays in the prefix cache of a request that is preempted, until its blocks are reused: all
-                      full blocks (vLLM), the prompt's (SGLang), or nothing
-    caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone (vLLM before 0.31)
-    poll_every:       arrivals are looked at every so many decodes, and after prompts (SGLang's receive interval)
-    pads_lone_tokens: a request admitted for one token is padded to the length of a verification (vLLM): beside requests
-                      that run, also without any where it is found in the prefix cache (always), or never
-    waits_to_be_padded: one that has no room for that in the longest sequence waits; else it is not padded
-    loads_need_slot:  KV from elsewhere begins to come while fewer than max_num_seqs run (vLLM); else as soon as there
-                      are blocks for it
-    defers_frees:     a plan under way may still write its blocks, and KV from elsewhere could come into them: no
-                      request of such a plan is preempted (vLLM, consumers of KV)
-    keeps_kv:         without, nothing is cached: each step computes all tokens of every sequence that it advances
-    is_contiguous:    each request is given room for the longest sequence allowed (with reserves_output, for its own)
-    rounds_output:    reservations are for answers of the next power of two of tokens (Orca (Pow2))
-    spans:            the model's limits on how far a query sees; plans sum the decodes' context under each
-    speculation:      requests that decode draft tokens, too
-    estimates:        requests are admitted by what those that run may still need; None: by the blocks that are free
-    pipeline_parallel_size: stages of the device that plans pass one after another: so many may be under way at once
-    max_plan_seqs:    with several stages, sequences of one plan; 0: as many as there are
-    slots:            requests take slots that keep their KV (llama-server); with continuous batching, on one stage
-    record_positions: plans carry the token positions and block tables that a backend with real tensors needs
-    """
+    """Names and meanings of vLLM's engine arguments; see `perfmodel.specs.EngineSpec`."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -144,23 +92,32 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"
     batching: str = "continuous"
     batch_timeout: int = 0
+    # A request is admitted only when blocks for all its known tokens are free, not just for its first chunk; it is not
+    # given more than that chunk needs.
     scheduler_reserve_full_isl: bool = True
-    prefill_exclusive: bool = False
-    reserves_output: bool = False
+    prefill_exclusive: bool = False  # prompts or decodes, prompts first (SGLang); else both together (vLLM, TRT-LLM)
+    reserves_output: bool = False  # blocks for the whole answer from the start, so nobody is preempted (TRT-LLM)
+    # What stays in the prefix cache of a preempted request, until its blocks are reused: all full blocks (vLLM), the
+    # prompt's (SGLang), or nothing.
     stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
-    caps_lone_prompts: bool = True
+    caps_lone_prompts: bool = True  # `long_prefill_token_threshold` also holds for a lone request (vLLM before 0.31)
+    # A request admitted for one token is padded to the length of a verification (vLLM): beside requests that run, also
+    # without any where it is found in the prefix cache (always), or never. One that has no room for that in the longest
+    # sequence waits, or is not padded.
     pads_lone_tokens: Literal["never", "beside_running", "always"] = "never"
     waits_to_be_padded: bool = False
-    poll_every: int = 1
-    loads_need_slot: bool = False
+    poll_every: int = 1  # arrivals are looked at every so many decodes, and after prompts (SGLang's receive interval)
+    loads_need_slot: bool = False  # KV from elsewhere comes while fewer than max_num_seqs run (vLLM); else any time
+    # A plan under way may still write its blocks, and KV from elsewhere could come into them: no request of such a plan
+    # is preempted (vLLM, consumers of KV).
     defers_frees: bool = False
-    keeps_kv: bool = True
-    is_contiguous: bool = False
-    rounds_output: bool = False
-    spans: tuple[int, ...] = ()
-    speculation: Speculation | None = None
-    estimates: Estimates | None = None
-    pipeline_parallel_size: int = 1
-    max_plan_seqs: int = 0
-    slots: Slots | None = None
-    record_positions: bool = False
+    keeps_kv: bool = True  # without, each step computes all tokens of every sequence that it advances
+    is_contiguous: bool = False  # each request has room for the longest sequence (with reserves_output, for its own)
+    rounds_output: bool = False  # reservations are for answers of the next power of two of tokens (Orca (Pow2))
+    spans: tuple[int, ...] = ()  # limits on how far a query sees; plans sum the decodes' context under each
+    speculation: Speculation | None = None  # requests that decode draft tokens, too
+    estimates: Estimates | None = None  # requests are admitted by these; None: by the blocks that are free
+    pipeline_parallel_size: int = 1  # stages that plans pass one after another: so many may be under way at once
+    max_plan_seqs: int = 0  # with several stages, sequences of one plan; 0: as many as there are
+    slots: Slots | None = None  # that keep their KV (llama-server); with continuous batching, on one stage
+    record_positions: bool = False  # plans carry the token positions and block tables that a backend with tensors needs

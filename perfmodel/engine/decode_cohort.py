@@ -27,30 +27,19 @@ _ADMISSION = attrgetter("admission")
 
 
 class DecodeCohort:
-    """Members hold blocks of `blocks`; `spans` are the attention spans under which contexts are summed.
-
-    joined:         member -> age when it joined
-    age:            tokens granted to each member by all plans so far, members before it joined included
-    context:        sum over the members of the tokens in their KV
-    windowed:       for each span, the sum of min(tokens, span); growing: the members that have not filled it
-    last_index:     of the last plan that granted the members anything
-    last_token_at:  when the last of those plans that has run was over
-    last_admission: the latest admission of anyone who ever was a member
-    watch:          gets the tokens' times, if there is one
-    """
+    """Members hold blocks of `blocks`; `spans` are the attention spans under which contexts are summed."""
 
     def __init__(self, blocks: KVBlockManager, spans: tuple[int, ...]) -> None:
-        self.watch: TokenWatch | None = None
-        self._blocks = blocks
-        self._spans = spans
-        self.joined: dict[Request, int] = {}
-        self.age = 0
-        self.context = 0
-        self.windowed = [0] * len(spans)
-        self.growing = [0] * len(spans)
-        self.last_index = -1
-        self.last_token_at = 0
-        self.last_admission = -1
+        self.watch: TokenWatch | None = None  # gets the tokens' times, if there is one
+        self._blocks, self._spans = blocks, spans
+        self.joined: dict[Request, int] = {}  # member -> age when it joined
+        self.age = 0  # tokens granted to each member by all plans so far, members before it joined included
+        self.context = 0  # sum over the members of the tokens in their KV
+        self.windowed = [0] * len(spans)  # for each span, the sum of min(tokens, span)
+        self.growing = [0] * len(spans)  # the members that have not filled it
+        self.last_index = -1  # of the last plan that granted the members anything
+        self.last_token_at = 0  # when the last of those plans that has run was over
+        self.last_admission = -1  # the latest of anyone who ever was a member
         self._applied = 0  # the age that the plans already executed amount to
         self._dissolved = 0  # plans up to this age were made for members who have left together
         self._phase: dict[Request, int] = {}  # member that will need more blocks -> remainder of the ages it does at
@@ -81,8 +70,6 @@ class DecodeCohort:
         """The output tokens of `request`, member or not, that exist."""
         return request.num_output_tokens + max(self._applied - self.joined.get(request, self._applied), 0)
 
-    # ---------------------------------------------------------------- coming and going
-
     def join(self, request: Request) -> None:
         """`request` lacks one token to compute and decodes from the next plan on."""
         age, computed = self.age, request.num_computed_tokens
@@ -93,7 +80,17 @@ class DecodeCohort:
         self.context += computed
         self._ending.setdefault(last, []).append(request)
         heapq.heappush(self._changes, last)
-        self._foresee_blocks(request, age - computed + 1, last)
+        # When it needs more blocks; `due`: the age at which it has filled those that it holds.
+        blocks, num_held = self._blocks, len(request.block_ids)
+        size, weight = blocks.block_size, blocks.weight(num_held)
+        due = age - computed + 1 + num_held * size
+        if due <= last and weight:  # else what it holds suffices to the end
+            assert due <= age + size, f"{request} has blocks to spare, but not to its end"
+            self._phase[request] = phase = due % size
+            self._due[phase] += weight
+            self._foresee_change(request, due, num_held, last)
+            if self._gives_up_rows:
+                self._takers[phase][request] = None
         if self._gives_up_rows:
             self._releases.setdefault(age + 1, []).append((request, age))
         if self.watch is not None:
@@ -106,19 +103,6 @@ class DecodeCohort:
                 if filled <= last:
                     self._fills[i][filled] = self._fills[i].get(filled, 0) + 1
                     heapq.heappush(self._changes, filled)
-
-    def _foresee_blocks(self, request: Request, born: int, last: int) -> None:
-        """Enter when `request` needs more blocks; `born`: the age that its first token would have had in the cohort."""
-        blocks, num_held = self._blocks, len(request.block_ids)
-        size, weight = blocks.block_size, blocks.weight(num_held)
-        due = born + num_held * size
-        if due <= last and weight:  # else what it holds suffices to the end
-            assert due <= self.age + size, f"{request} has blocks to spare, but not to its end"
-            self._phase[request] = phase = due % size
-            self._due[phase] += weight
-            self._foresee_change(request, due, num_held, last)
-            if self._gives_up_rows:
-                self._takers[phase][request] = None
 
     def _foresee_change(self, request: Request, due: int, num_held: int, last: int) -> None:
         """Enter when its blocks next grow otherwise; `due`: the age at which it needs more than its `num_held` rows."""
@@ -188,13 +172,11 @@ class DecodeCohort:
                 del self._takers[phase][request]
         computed = request.num_computed_tokens
         self.context -= computed
-        if self._spans:
-            for i, span in enumerate(self._spans):
-                self.windowed[i] -= min(computed, span)
-                self.growing[i] -= computed < span
+        for i, span in enumerate(self._spans) if self._spans else ():
+            self.windowed[i] -= min(computed, span)
+            self.growing[i] -= computed < span
 
     def _settle(self, request: Request) -> None:
-        """Bring the member's own counters up to date."""
         joined = self.joined[request]
         granted = self.age - joined
         if granted:
@@ -225,8 +207,6 @@ class DecodeCohort:
         for request in self._phase:
             self.hand_out_blocks_of(request)
 
-    # ---------------------------------------------------------------- steps
-
     @property
     def num_blocks_due(self) -> int:
         """Blocks that the next step takes."""
@@ -254,15 +234,12 @@ class DecodeCohort:
             num_blocks = self._num_blocks_due_in(num_steps)
             if num_blocks:
                 self._blocks.set_aside(num_blocks)
-        if self._changing:
-            for request in self._changing.pop(age, ()):
-                self._change(request)
+        for request in self._changing.pop(age, ()) if self._changing else ():
+            self._change(request)
         if self._spans:
             for i, fills in enumerate(self._fills):
                 self.windowed[i] += num_steps * self.growing[i]
                 self.growing[i] -= fills.pop(age, 0)
-
-    # ---------------------------------------------------------------- blocks that members give up
 
     def due_to_release(self, num_in_flight: int) -> list[Request]:
         """Members that give up blocks before the next step, in which steps under way compute so many tokens of each."""
@@ -293,22 +270,7 @@ class DecodeCohort:
             return 0
         return min(self._releases, default=self._changes[0]) - self.age - 1
 
-    def _exchange_blocks(self, times: int) -> None:
-        """Members give up and take blocks as in the next `times` steps."""
-        start, size = self.age, self._blocks.block_size
-        for age in range(start + 1, start + times + 1):
-            if age in self._releases:
-                self.age = age - 1
-                for request in _in_turn(self.due_to_release(self._num_in_flight)):
-                    num_done = self.num_computed(request) - self._num_in_flight
-                    self.expect_release(request, self._blocks.release(request, num_done))
-            if self._takers[age % size]:
-                self.age = age
-                self._take_due()
-        self.age = start
-
     def _take_due(self) -> None:
-        """Members take the blocks that the last step needs."""
         for request in _in_turn(self._takers[self.age % self._blocks.block_size]):
             self._blocks.allocate(request, self.num_computed(request))
 
@@ -344,8 +306,6 @@ class DecodeCohort:
                 request.last_token_at = now
         return ended
 
-    # ---------------------------------------------------------------- many equal steps at once
-
     @property
     def num_steps_unchanged(self) -> int:
         """How many more steps the same members get, each sum growing as evenly as in the last."""
@@ -358,8 +318,18 @@ class DecodeCohort:
     def repeat(self, plan: StepPlan, times: int) -> None:
         """As `times` more calls of `advance`, for plans of which `plan` becomes the last."""
         self.last_index += times
-        if self._gives_up_rows:
-            self._exchange_blocks(times)
+        if self._gives_up_rows:  # members give up and take blocks step by step
+            start, size = self.age, self._blocks.block_size
+            for age in range(start + 1, start + times + 1):
+                if age in self._releases:
+                    self.age = age - 1
+                    for request in _in_turn(self.due_to_release(self._num_in_flight)):
+                        num_done = self.num_computed(request) - self._num_in_flight
+                        self.expect_release(request, self._blocks.release(request, num_done))
+                if self._takers[age % size]:
+                    self.age = age
+                    self._take_due()
+            self.age = start
         self._grow(times)
         plan.cohort_age = self.age
 
@@ -369,8 +339,6 @@ class DecodeCohort:
             self.watch.pass_leap(self._applied + 1, self.last_token_at, self.joined)
         self._applied += times
         self.last_token_at = now
-
-    # ---------------------------------------------------------------- invariants
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the sums are those of the members, and each has its days in the calendars."""
@@ -396,5 +364,4 @@ class DecodeCohort:
 
 
 def _in_turn(requests: Collection[Request]) -> Iterable[Request]:
-    """`requests` in order of admission."""
     return sorted(requests, key=_ADMISSION) if len(requests) > 1 else requests

@@ -5,16 +5,16 @@ deep each request drafts, `nodes` how many tokens those are: a chain has one at 
 right is in `Outcome.num_accepted`, for each request of `decodes`: between 0 and its depth. The request then has 1
 token more than that, and the rest was wasted: its counts never advanced, its blocks are kept for what comes.
 
-No request drafts past its end: a request that lacks n tokens drafts at most n - 1 deep, since one token comes in any
-case. Nor does it draft more than the token budget of the step leaves it.
+A request that lacks n tokens drafts at most n - 1 deep, since one token comes in any case, and no more than the token
+budget of the step leaves it.
 
 Pipelined, the drafter works on what follows while the model verifies. Then `num_accepted` may be depth + 1: all drafted
 tokens were right, and so was the drafter about the token that the model adds itself. Only then does the request have a
-draft to verify in the next step; with anything less the drafter starts anew behind what was right, and the next step
-brings one token while it does. A request that has just begun to decode, and one that was left out, starts likewise.
+draft to verify in the next step; with anything less, or when it has just begun to decode or was left out, the drafter
+starts anew behind what was right, and the next step brings one token while it does.
 
-What a request gets from a step differs from request to request, so there is no cohort: each is looked at in every step.
-A plan advances counts by the one token that comes in any case; `take_accepted` adds what was right of the drafts.
+What a request gets differs from request to request, so there is no cohort: each is looked at in every step. A plan
+advances counts by the one token that comes in any case; `take_accepted` adds what was right of the drafts.
 
 Ahead (`Speculation.is_ahead`), a plan is made while drafts of the one before are still being verified. It takes all of
 them for right: it wants blocks behind them, and no room for more than the longest sequence. Once it is known how many
@@ -22,14 +22,14 @@ were, what it computes stands behind those; what it computes for a request that 
 Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import add
 
-from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
-from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.running import OnPreempted, RunningRequests
 
 _TOO_MANY = 1 << 40  # tokens: more than any budget
 
@@ -61,15 +61,10 @@ class AcceptanceEstimate:
 
 
 class DraftingRequests(RunningRequests):
-    """As its base, for a `config` with speculation.
+    """As its base, for a `config` with speculation."""
 
-    blocks, key, on_preempted: as of `RunningRequests`
-    """
-
-    def __init__(
-        self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
-    ) -> None:
-        super().__init__(config, blocks, key, on_preempted)
+    def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
+        super().__init__(config, blocks, on_preempted)
         assert config.speculation is not None
         self._speculation = config.speculation
         self._num_lookahead = config.speculation.num_lookahead
@@ -114,15 +109,6 @@ class DraftingRequests(RunningRequests):
             return super().num_known_tokens(request)
         return request.num_computed_tokens - self._newly_right.pop(request, 0)
 
-    def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
-        depth = self._depth_of_step() if decodes else 0
-        self._continues_prompt = False
-        budget = self._grant_each(plan, budget, decodes, depth)
-        self._has_running = bool(plan)
-        if not plan.num_draft_tokens and not (depth and self._speculation.pipelined):
-            plan.draft_depths = []
-        return budget
-
     def _depth_of_step(self) -> int:
         speculation = self._speculation
         if not speculation.depths and speculation.disable_by_batch_size is None:
@@ -139,8 +125,9 @@ class DraftingRequests(RunningRequests):
             self._estimate.fade()
         return depth
 
-    def _grant_each(self, plan: StepPlan, budget: int, decodes: bool, most_deep: int) -> int:
-        """Grant tokens in order of admission, drafts of at most `most_deep`; returns what is left of the budget."""
+    def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
+        most_deep = self._depth_of_step() if decodes else 0
+        self._continues_prompt = False
         block_size, nodes, running = self._blocks.block_size, self._nodes, RequestStatus.RUNNING
         has_draft = self._has_draft if self._speculation.pipelined else self.requests
         for request in tuple(self.requests):
@@ -173,17 +160,22 @@ class DraftingRequests(RunningRequests):
             if self._num_lookahead:
                 last = max(last, min(last + self._num_lookahead, self._max_model_len))
             if last > len(request.block_ids) * block_size:
-                given_back = self._find_blocks(request, last, plan)
-                if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
-                    plan.is_complete = False
-                    break
-                budget += given_back
+                if self._blocks.num_needed(request, last) > 0:  # else what it gives up suffices
+                    given_back = self._make_room(request, last, plan)
+                    if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
+                        plan.is_complete = False
+                        break
+                    budget += given_back
+                self._blocks.allocate(request, last)
             budget -= num_slots + self.num_input_tokens
             self._continues_prompt |= request.last_step < 0  # no token since it was admitted
             if is_chunk:
                 self._grant_chunk(request, num_slots, plan)
             else:
                 self._grant_decode(request, deep, plan)
+        self._has_running = bool(plan)
+        if not plan.num_draft_tokens and not (most_deep and self._speculation.pipelined):
+            plan.draft_depths = []
         return budget
 
     def padding(self, plan: StepPlan, num_computed: int) -> int:
@@ -201,15 +193,6 @@ class DraftingRequests(RunningRequests):
             return min(num_lacking - 1, most_deep)
         num_slots = self._max_model_len - num_computed - 2  # without the newest token and the one that always comes
         return self._speculation.depth_within(most_deep, max(num_slots, 0))
-
-    def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
-        """Give `request` blocks for `num_tokens`: the tokens taken back from others for it, or None if it fell."""
-        given_back: int | None = 0
-        if self._blocks.num_needed(request, num_tokens) > 0:  # else what it gives up suffices
-            given_back = self._make_room(request, num_tokens, plan)
-        if given_back is not None:
-            self._blocks.allocate(request, num_tokens)
-        return given_back
 
     def _grant_decode(self, request: Request, depth: int, plan: StepPlan) -> None:
         if not request.num_promised_tokens or request.last_step != plan.index - 1:
@@ -281,16 +264,10 @@ class DraftingRequests(RunningRequests):
     def _move_up(self, ahead: StepPlan, moved: Mapping[Request, int]) -> None:
         """`ahead` computes its tokens behind so many more of each request; for those that end now, in vain."""
         ahead.decode_context += sum(moved.values())
-        for number, span in enumerate(self._spans):
-            grown = sum(
-                [
-                    min(request.num_computed_tokens, span) - min(request.num_computed_tokens - right, span)
-                    for request, right in moved.items()
-                ]
-            )
-            windowed = list(ahead.decode_windowed)
-            windowed[number] += grown
-            ahead.decode_windowed = tuple(windowed)
+        for request, right in moved.items() if self._spans else ():
+            now = request.num_computed_tokens
+            grown = [min(now, span) - min(now - right, span) for span in self._spans]
+            ahead.decode_windowed = tuple(map(add, ahead.decode_windowed, grown))
         if ahead.positions:
             ahead.positions = [
                 place + moved.get(request, 0) for request, place in zip(ahead.decodes, ahead.positions, strict=True)

@@ -7,7 +7,7 @@ its step and goes on in the next. Once one was refused for want of blocks or slo
 leaves. Prompts are in the prefix cache when their step is over, parts of one when the next step is planned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.radix_blocks import RadixKVBlocks, RadixNode
 from perfmodel.engine.request import Request, RequestStatus
-from perfmodel.engine.retracting import RetractingRequests
+from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.scheduler import Scheduler
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.errors import SpecError, WorkloadError
@@ -37,6 +37,125 @@ def scheduler_for(config: SchedulerConfig, blocks: KVBlockManager, watch: TokenW
     if config.estimates is not None and isinstance(blocks, RadixKVBlocks):
         return EstimatingScheduler(config, blocks, watch)
     return Scheduler(config, blocks, watch)
+
+
+class RetractingRequests(RunningRequests):
+    """Who runs under an engine that decodes all or, where blocks run short, all but a few.
+
+    Decodes are granted together, without a token budget. If the blocks for their next tokens are missing, requests are
+    retracted, those with the shortest answers so far first and of these the longest prompts, until the others fit; one
+    always stays. What the tree has of a retracted request stays in the cache, a token of it in flight is dropped, and
+    it waits behind all others. A step in which blocks are missing that requests with their last token in flight are
+    about to give back decodes nothing. `requests` is in the order in which they came to run.
+
+    ratio:   the share of their longest answers that running requests are expected to give
+    dropped: (plan, request) of samples that come in vain
+    """
+
+    def __init__(self, config: SchedulerConfig, radix: RadixKVBlocks, on_preempted: Callable[[Request], None]) -> None:
+        super().__init__(config, radix, on_preempted)
+        assert config.estimates is not None
+        rules = config.estimates
+        self._radix = radix
+        self._rules = rules
+        self.ratio = rules.first_ratio
+        self.dropped: set[tuple[StepPlan, Request]] = set()
+
+    @property
+    def unfinished_prompt(self) -> Request | None:
+        """The request whose prompt is computed in part, of which there is at most one."""
+        return self._prompts[0] if self._prompts else None
+
+    def continue_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
+        """Grant `request`, the unfinished one, more of its prompt."""
+        if self._grant_prompt(request, num_new_tokens, plan):
+            self._prompts.remove(request)
+
+    def num_expected(self, request: Request) -> float:
+        """Tokens that `request`, which runs, may still need."""
+        rules = self._rules
+        left = min(request.max_output_tokens - self.cohort.num_output(request), rules.most_output_tokens)
+        return left * (self.ratio if rules.ends_early else 1.0)
+
+    def decode(self, plan: StepPlan, beside: Sequence[Request] = ()) -> bool:
+        """Grant all who decode a token; False if there are no blocks for that. Nobody gives way for it in a plan that
+        ends the prompts of `beside`, who do not decode yet."""
+        cohort, radix, may_retract = self.cohort, self._radix, not plan.chunks and not plan.singles
+        cohort.drop_ended()
+        begun = [request for request in self._joining if request in beside]
+        self._joining = [request for request in self._joining if request not in beside]
+        joining = list(self._joining)
+        if joining:
+            self._join_cohort(plan)
+        self._joining = begun
+        if not cohort.joined:
+            return True
+        if not radix.can_have(cohort.num_blocks_due):
+            plan.resumed.clear()
+            for request in joining:
+                cohort.leave_early(request)
+            self._joining = joining + begun
+            if not may_retract or any(not request.num_remaining_tokens for request in self.requests):
+                plan.is_complete = False
+                return False
+            self._retract(plan)
+            if not cohort.joined:
+                return True
+        elif may_retract:
+            self._decay(1)
+        radix.want(len(cohort.joined))
+        cohort.advance(plan)
+        return True
+
+    def _decay(self, num_steps: int) -> None:
+        rules = self._rules
+        decay = (rules.first_ratio - rules.least_ratio) / rules.decay_steps
+        while num_steps and self.ratio > rules.least_ratio and rules.ends_early:
+            self.ratio = max(self.ratio - decay, rules.least_ratio)
+            num_steps -= 1
+
+    def repeat(self, num_steps: int) -> None:
+        """So many more steps of the decode before."""
+        self._decay(num_steps)
+        self._radix.want(len(self.cohort.joined) - self.cohort.num_blocks_taken)
+
+    def _retract(self, plan: StepPlan) -> None:
+        decoding = [*self.cohort.dissolve(), *self._joining]
+        places = {request: place for place, request in enumerate(self.requests)}
+        decoding.sort(key=places.__getitem__)
+        staying = sorted(decoding, key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens), reverse=True)
+        radix, spared = self._radix, self._rules.spared_steps
+        while len(staying) > 1:
+            self._send_back(staying.pop(), plan)
+            radix.evict(-(-len(staying) * spared // radix.block_size))
+            if self._fit(staying):
+                break
+        if not self._fit(staying):  # another engine's KV is in its way
+            self._send_back(staying.pop(), plan)
+        num_known = sum(request.num_output_tokens for request in staying)
+        longest = sum(request.max_output_tokens for request in staying)
+        self.ratio = min(1.0, (num_known + spared * len(staying)) / (longest + 1))
+        kept = set(staying)
+        self._joining = [request for request in decoding if request in kept]
+        self._join_cohort(plan)
+
+    def _fit(self, staying: list[Request]) -> bool:
+        """Whether there are blocks for the next token of each."""
+        size = self._radix.block_size
+        return self._radix.evict(sum(request.num_computed_tokens % size == 0 for request in staying))
+
+    def _send_back(self, victim: Request, plan: StepPlan) -> None:
+        in_flight = victim.num_promised_tokens - victim.num_output_tokens
+        if in_flight:
+            victim.num_promised_tokens -= in_flight
+            self.dropped.add((self.previous, victim))
+        self._radix.free(victim)
+        self._lose_slot(victim, plan)
+
+    def put_first(self, requests: list[Request]) -> None:
+        """`requests` come before those that have decoded beside their prompts."""
+        first = dict.fromkeys(requests)
+        self.requests = {**first, **{request: None for request in self.requests if request not in first}}
 
 
 class _Admission(NamedTuple):
@@ -94,40 +213,31 @@ class EstimatingScheduler(Scheduler):
         assert config.estimates is not None
         self._rules: Estimates = config.estimates
         self._radix = radix
-        self._running = self._decoding = RetractingRequests(config, radix, self._requeue, self._rules)
+        self._running = self._decoding = RetractingRequests(config, radix, self._requeue)
         self._running.cohort.watch = watch
-        self._queue: list[Request] = []  # who waits, in the order in which they were looked at last; so is `_waiting`
+        # Whether each step looks at those that wait, as one might be urgent enough to take the place of another.
+        self._may_preempt = config.scheduling_policy == "priority"
         self._is_full = False  # nobody is admitted until a request leaves
         self._num_admissions = 0  # how often the queue was sorted
         self._num_decoding = 0  # requests that ran beside the last plan's prompts, if it had any
         self._was_short = False  # the last one refused was refused for want of blocks
         self._begun: dict[StepPlan, list[Request]] = {}  # plan -> those whose prompts end with it, in its order
 
-    # ---------------------------------------------------------------- requests in and out
-
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
-        self._enqueue(victim)
-
-    def _enqueue(self, request: Request) -> None:
-        self._queue.append(request)
-        self._waiting.append(((), request))
-
-    def _dequeue(self, first: int, count: int) -> None:
-        """So many requests of the queue, from the one at `first` on, wait no more."""
-        del self._queue[first : first + count]
-        del self._waiting[first : first + count]
+        self._waiting.append(((), victim))
 
     def add(self, request: Request) -> None:
         """Queue `request`; see `Scheduler.add`."""
         self.check_can_ever_run(request)
-        self._enqueue(request)
+        self._waiting.append(((), request))  # in the order in which they were looked at last
         self._may_admit = not self._is_full
 
     def _withdraw(self, request: Request) -> bool:
-        if request not in self._queue:
+        place = next((i for i, (_, waiting) in enumerate(self._waiting) if waiting is request), None)
+        if place is None:
             return super()._withdraw(request)
-        self._dequeue(self._queue.index(request), 1)
+        del self._waiting[place]
         return True
 
     def abort(self, request: Request) -> bool:
@@ -150,42 +260,14 @@ class EstimatingScheduler(Scheduler):
                 f"shorten it, or give the KV cache more memory"
             )
 
-    # ---------------------------------------------------------------- planning
-
     def plan(self, now: int, admits: bool = True) -> StepPlan:
         """The next step at time `now`; see `Scheduler.plan`."""
         plan, running = StepPlan(self._next_index), self._decoding
-        if not (running.requests or self._queue):
+        if not (running.requests or self._waiting):
             return plan
         is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not running.requests
-        self._catch_up()
-        unfinished = running.unfinished_prompt
-        if unfinished is not None or (admits and is_polled and self._queue and not self._is_full):
-            self._admit_by_estimate(plan, now, unfinished)
-        if plan.chunks or plan.singles:
-            plan.is_complete = False
-            self._num_decoding = (
-                len(running.requests) - len(self._begun[plan]) - (running.unfinished_prompt is not None)
-            )
-            if not self.config.prefill_exclusive:
-                self._mix(plan)
-            self._poll_at = self._next_index + 1
-        else:
-            running.decode(plan)
-            if plan.preempted:
-                self._is_full = False
-        self._sum_up(plan)
-        running.previous = plan
-        self._may_admit = bool(self._queue) and not self._is_full
-        if plan.decodes or plan.chunks:
-            self._next_index += 1
-            running.send_out(plan)
-        return plan
-
-    def _catch_up(self) -> None:
-        """What the plan before leaves to do once it is under way."""
-        running, previous = self._decoding, self._decoding.previous
-        unfinished = running.unfinished_prompt
+        # What the plan before leaves to do once it is under way.
+        unfinished, previous = running.unfinished_prompt, running.previous
         if unfinished is not None and any(grant.request is unfinished for grant in previous.chunks):
             self._radix.checkpoint(unfinished, unfinished.num_computed_tokens)
         had_prompts = bool(previous.chunks or previous.singles)
@@ -193,56 +275,59 @@ class EstimatingScheduler(Scheduler):
             self._is_full = False
         if len(running.requests) == (unfinished is not None) or self._may_preempt:
             self._is_full = False
-
-    @property
-    def _may_preempt(self) -> bool:
-        """Whether each step looks at those that wait, as one might be urgent enough to take the place of another."""
-        return self.config.scheduling_policy == "priority"
-
-    def _mix(self, plan: StepPlan) -> None:
-        """Let decodes go along with the prompts of `plan`, if there are blocks for them."""
-        running = self._decoding
-        if self._num_decoding and running.decode(plan, self._begun[plan]) and plan.cohort_age:
-            running.put_first([*self._begun[plan], *filter(None, [running.unfinished_prompt])])
-            self._num_decoding = 0
+        if unfinished is not None or (admits and is_polled and self._waiting and not self._is_full):
+            self._admit_by_estimate(plan, now, unfinished)
+        if plan.chunks or plan.singles:
+            plan.is_complete = False
+            begun, unfinished = self._begun[plan], running.unfinished_prompt
+            self._num_decoding = num_decoding = len(running.requests) - len(begun) - (unfinished is not None)
+            # Decodes go along with the prompts, if there are blocks for them.
+            is_mixed = num_decoding and not self.config.prefill_exclusive and running.decode(plan, begun)
+            if is_mixed and plan.cohort_age:
+                running.put_first([*begun, *filter(None, [unfinished])])
+                self._num_decoding = 0
+            self._poll_at = self._next_index + 1
+        else:
+            running.decode(plan)
+            if plan.preempted:
+                self._is_full = False
+        self._sum_up(plan)
+        running.previous = plan
+        self._may_admit = bool(self._waiting) and not self._is_full
+        if plan.decodes or plan.chunks:
+            self._next_index += 1
+            running.send_out(plan)
+        return plan
 
     def _admit_by_estimate(self, plan: StepPlan, now: int, unfinished: Request | None) -> None:
-        config, running = self.config, self._decoding
+        config, running, rules, asked_tree = self.config, self._decoding, self._rules, False
         num_running = len(running.requests) - (unfinished is not None)
         places = self._max_batch - len(running.requests)
         if places <= 0 and unfinished is None and not self._may_preempt:
             self._is_full = True
             return
-        self._sort_queue()
+        if config.scheduling_policy != "fcfs":
+            queue = [request for _, request in self._waiting]
+            asked_tree = sort_waiting(queue, config.scheduling_policy, self._radix, rules)
+            self._waiting = [((), request) for request in queue]
+        if not asked_tree and self._waiting:
+            if self._num_admissions % rules.refresh_every == 0:
+                for _, request in reversed(self._waiting[: rules.most_sorted]):
+                    self._radix.match(request, request.num_tokens)
+            self._num_admissions += 1
         num_decodes = 0 if config.prefill_exclusive else num_running
         budget = _Budget(self._radix, self._budget, not config.enable_chunked_prefill, num_decodes)
         budget.total += sum(
             [running.num_expected(request) for request in running.requests if request is not unfinished]
         )
         num_continued = 0
-        if unfinished is not None:
-            num_continued = self._continue(unfinished, budget)
+        if unfinished is not None:  # its prompt goes first
+            missing, left = unfinished.num_tokens - unfinished.num_computed_tokens, budget.prompts
+            fitting = min(left, int(budget.left))
+            num_continued = min(missing, fitting if fitting > 0 else left)
+            budget.charge(num_continued, self._clipped(unfinished.max_output_tokens) if num_continued == missing else 0)
         admitted = self._choose(budget, places, num_running, bool(num_continued))
         self._start(plan, now, unfinished, num_continued, admitted)
-
-    def _sort_queue(self) -> None:
-        rules, queue = self._rules, self._queue
-        asked_tree = sort_waiting(queue, self.config.scheduling_policy, self._radix, rules)
-        if self.config.scheduling_policy != "fcfs":
-            self._waiting = [((), request) for request in queue]
-        if not asked_tree and queue:
-            if self._num_admissions % rules.refresh_every == 0:
-                for request in reversed(queue[: rules.most_sorted]):
-                    self._radix.match(request, request.num_tokens)
-            self._num_admissions += 1
-
-    def _continue(self, unfinished: Request, budget: _Budget) -> int:
-        """How many tokens of the prompt that was begun this step computes."""
-        missing, left = unfinished.num_tokens - unfinished.num_computed_tokens, budget.prompts
-        fitting = min(left, int(budget.left))
-        count = min(missing, fitting if fitting > 0 else left)
-        budget.charge(count, self._clipped(unfinished.max_output_tokens) if count == missing else 0)
-        return count
 
     def _clipped(self, num_output_tokens: int) -> int:
         return min(num_output_tokens, self._rules.most_output_tokens)
@@ -250,8 +335,10 @@ class EstimatingScheduler(Scheduler):
     def _choose(self, budget: _Budget, places: int, num_running: int, continues: bool) -> list[_Admission]:
         """Who of those that wait is admitted, in their order, until the first that is not."""
         admitted: list[_Admission] = []
-        guards = _FreedLater(self, budget) if self._knows_lengths else None
-        for request in self._queue:
+        # Without a cache, and with answers of known length, it can be said when blocks are given back.
+        knows_ends = not self._rules.ends_early and not self._radix.enable_prefix_caching
+        guards = _FreedLater(self, budget) if knows_ends else None
+        for _, request in self._waiting:
             if budget.prompts <= 0 and budget.left > 0 and budget.left_now > 0:
                 break
             self._is_full |= len(admitted) >= places
@@ -270,11 +357,6 @@ class EstimatingScheduler(Scheduler):
             if one is None or is_short or budget.prompts <= 0:
                 break
         return admitted
-
-    @property
-    def _knows_lengths(self) -> bool:
-        """Whether it can be said when those that run will give their blocks back."""
-        return not self._rules.ends_early and not self._radix.enable_prefix_caching
 
     def _fit(
         self,
@@ -314,7 +396,7 @@ class EstimatingScheduler(Scheduler):
         """Give all who compute prompts in `plan` their blocks, and their grants."""
         if not (num_continued or admitted):
             return
-        self._dequeue(0, len(admitted))
+        del self._waiting[: len(admitted)]
         radix, size = self._radix, self._radix.block_size
         num_tokens = num_continued + sum(one.num_new_tokens for one in admitted)
         num_requests = len(admitted) + bool(num_continued)
@@ -324,18 +406,14 @@ class EstimatingScheduler(Scheduler):
             self._decoding.continue_prompt(unfinished, num_continued, plan)
         for request, _, num_computed, num_new_tokens in admitted:
             radix.allocate(request, num_computed + num_new_tokens)
-            self.num_prefix_tokens_asked += request.num_tokens
-            self.num_prefix_tokens_hit += num_computed
+            self._count_prefix(request, num_computed)
             if request.first_scheduled_at is None:
-                request.first_scheduled_at = now
-                request.num_cached_tokens = num_computed
+                request.first_scheduled_at, request.num_cached_tokens = now, num_computed
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = num_computed
             self._running.admit(request, num_new_tokens, plan)
         granted = [*filter(None, [unfinished]), *(one.request for one in admitted)]
         self._begun[plan] = [request for request in granted if request is not self._decoding.unfinished_prompt]
-
-    # ---------------------------------------------------------------- what came of a plan
 
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
         """Take the tokens that `plan` has sampled by `now`; returns who is done."""
@@ -357,24 +435,21 @@ class EstimatingScheduler(Scheduler):
                 elif request in sampled and request.status is RequestStatus.FINISHED:
                     self._release(request)
         if finished:
-            self._release_decoded(finished, begun or ())
+            others = [request for request in finished if request not in (begun or ())]
+            if len(others) > 1 and not self.config.prefill_exclusive:
+                places = {request: place for place, request in enumerate(self._running.requests)}
+                others.sort(key=lambda request: places.get(request, -1))
+            for request in others:
+                self._release(request)
+            self._is_full = False
+            self._may_admit = bool(self._waiting)
         plan.decodes, plan.samples, plan.singles, plan.resumed = kept
-        if not (self._queue or self._running.requests):
+        if not (self._waiting or self._running.requests):
             self._decoding.ratio = self._rules.first_ratio
         return finished
 
     def _free(self, finished: list[Request]) -> None:
         """Nothing yet: they give their blocks back in the order of their step."""
-
-    def _release_decoded(self, finished: list[Request], begun: Sequence[Request]) -> None:
-        others = [request for request in finished if request not in begun]
-        if len(others) > 1 and not self.config.prefill_exclusive:
-            places = {request: place for place, request in enumerate(self._running.requests)}
-            others.sort(key=lambda request: places.get(request, -1))
-        for request in others:
-            self._release(request)
-        self._is_full = False
-        self._may_admit = bool(self._queue)
 
     def _release(self, request: Request) -> None:
         """`request` is done: all it has computed stays in the tree."""
@@ -397,8 +472,7 @@ class _FreedLater:
     requests give theirs back when they end."""
 
     def __init__(self, scheduler: EstimatingScheduler, budget: _Budget) -> None:
-        self._scheduler = scheduler
-        self._budget = budget
+        self._scheduler, self._budget = scheduler, budget
         self._states: list[tuple[int, int]] | None = None  # (tokens left to generate, tokens held)
 
     def has_room_for(self, request: Request, missing: int, admitted: list[_Admission]) -> bool:

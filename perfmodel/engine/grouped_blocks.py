@@ -3,10 +3,8 @@
 vLLM's hybrid KV cache manager: each group has a table of blocks for each request, and all take blocks from one pool.
 The table of the first group is `Request.block_ids`, of which the rows given up are `NO_BLOCK`; those of the others are
 in `Request.tables`. When a request is granted tokens it first gives up the rows that it no longer sees (`release`),
-then takes a block for each new row of each group.
-
-A prefix is found in the cache as far as every group has what a query behind it sees: all rows where all are seen, else
-those of the window before it, or of its chunk so far.
+then takes a block for each new row of each group. A prefix is found in the cache as far as every group has what a
+query behind it sees: all rows where all are seen, else those of the window before it, or of its chunk so far.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -20,12 +18,10 @@ NO_BLOCK = -1
 
 
 class GroupedKVBlocks(KVBlockManager):
-    """`num_blocks` blocks of `block_size` tokens in the layers of one of `groups`.
+    """`num_blocks` blocks of `block_size` tokens in the layers of one of `groups`; see `KVBlockManager`.
 
-    enable_prefix_caching: whether prompts find blocks that others have computed
-    max_in_flight_tokens:  that steps under way may compute of one request
-    max_model_len:         tokens of the longest sequence; None: without a limit
-    reuses_partial_first:  see `KVBlockManager`
+    max_in_flight_tokens: that steps under way may compute of one request
+    max_model_len:        tokens of the longest sequence; None: without a limit
     """
 
     def __init__(
@@ -51,8 +47,6 @@ class GroupedKVBlocks(KVBlockManager):
             kinds.setdefault((group.span is not None, group.span or 0, group.is_chunk), []).append(number)
         self._kinds = sorted(kinds.values(), key=lambda numbers: groups[numbers[0]].span is not None)
 
-    # ---------------------------------------------------------------- how many
-
     def num_filled(self, num_tokens: int) -> int:
         """Blocks that one request of `num_tokens` tokens holds at most on its way there."""
         rows = -(-num_tokens // self.block_size)
@@ -75,8 +69,6 @@ class GroupedKVBlocks(KVBlockManager):
         """The first row that each group keeps behind `num_computed` tokens."""
         return [group.first_row(num_computed, self.block_size) for group in self.groups]
 
-    # ---------------------------------------------------------------- prefixes
-
     def cached_prefix(self, request: Request) -> list[int]:
         """The first group's blocks of the longest beginning of the prompt that all groups have, at most all but its
         last token; `NO_BLOCK` for rows that it does not need."""
@@ -84,8 +76,8 @@ class GroupedKVBlocks(KVBlockManager):
             return []
         contents = request.contents[: (request.num_tokens - 1) // self.block_size]
         num_rows = self._num_cached_rows(contents)
-        kept = self._rows_behind(self.groups[0], num_rows)
-        return [NO_BLOCK] * kept.start + [self._block_of[0, contents[i]] for i in kept]
+        first = self.groups[0].first_row(num_rows * self.block_size, self.block_size)
+        return [NO_BLOCK] * first + [self._block_of[0, contents[row]] for row in range(first, num_rows)]
 
     def _num_cached_rows(self, contents: Sequence[Hashable]) -> int:
         """Each kind of groups takes the length that those before it agree on, or the longest below; from the first on
@@ -95,16 +87,17 @@ class GroupedKVBlocks(KVBlockManager):
         is_simple = len(self._kinds) == 2 and self.groups[self._kinds[0][0]].span is None
         all_kinds = set(range(len(self._kinds))) if self.rereads_last_block else set()
         leaving = set(all_kinds)  # kinds that still leave one out
-        found: dict[int, int] = {}  # rows of full attention
+        seen: dict[int, int] = {}  # rows of full attention
         while True:
             for number, numbers in enumerate(self._kinds):
-                if number in found:
-                    num_rows = min(num_rows, found[number])
+                if number in seen:
+                    num_rows = min(num_rows, seen[number])
                     continue
                 leaves_one = number in leaving
                 length = self._longest(numbers, contents, min(num_rows + leaves_one, len(contents)), leaves_one)
+                length = max(length - 1, 0) if leaves_one else length
                 if self.groups[numbers[0]].span is None:
-                    found[number] = length
+                    seen[number] = length
                 leaving.discard(number)
                 if not leaves_one and length < num_rows:
                     leaving = set(all_kinds)
@@ -114,12 +107,8 @@ class GroupedKVBlocks(KVBlockManager):
             before = num_rows
 
     def _longest(self, numbers: Sequence[int], contents: Sequence[Hashable], most: int, leaves_one: bool) -> int:
-        """The longest hit of at most `most` rows of the groups with these numbers, which keep the same; without its
-        last one if that is left out."""
-        length = self._found(numbers, contents, most, leaves_one)
-        return max(length - 1, 0) if leaves_one else length
-
-    def _found(self, numbers: Sequence[int], contents: Sequence[Hashable], most: int, leaves_one: bool) -> int:
+        """The longest hit of at most `most` rows of the groups with these numbers, which keep the same; with
+        `leaves_one`, one for which its last row can be left out."""
         group, size = self.groups[numbers[0]], self.block_size
 
         def is_there(row: int) -> bool:
@@ -135,20 +124,13 @@ class GroupedKVBlocks(KVBlockManager):
                 return row + length
         return length  # from the first row on, however few
 
-    def _rows_behind(self, group: KVGroup, num_rows: int) -> range:
-        """The rows that `group` needs to go on behind the first `num_rows`."""
-        return range(group.first_row(num_rows * self.block_size, self.block_size), num_rows)
-
-    # ---------------------------------------------------------------- taking and giving back
-
     def can_allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> bool:
         if request.tables is not None:
             return self.num_needed(request, num_tokens) <= self.num_free
         return self._num_taken(request, num_tokens, len(list(cached)), is_whole=False) <= self.num_free
 
     def can_admit(self, request: Request, num_tokens: int, num_whole: int, cached: Sequence[int]) -> bool:
-        """As of the base with `num_tokens`, `num_whole` and `cached`; in time a request has given up rows, so it is
-        checked for no more than it holds at once."""
+        """As of the base for `num_tokens`, `num_whole` and `cached`, but for no more than it holds at once."""
         if num_whole > num_tokens and self._num_taken(request, num_whole, len(cached), is_whole=True) > self.num_free:
             return False
         return self._num_taken(request, num_tokens, len(cached), is_whole=False) <= self.num_free
@@ -167,7 +149,7 @@ class GroupedKVBlocks(KVBlockManager):
     def allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> None:
         """Give `request` the cached rows and what `num_tokens` tokens need (`can_allocate` first)."""
         if request.tables is None:
-            request.tables = GroupTables(len(self.groups))
+            request.tables = GroupTables([0] * len(self.groups), [[] for _ in self.groups[1:]])
             self._claim(request, len(list(cached)))
         missing = -(-num_tokens // self.block_size) - len(request.block_ids)
         if missing == 1:  # nearly always: it decodes

@@ -1,15 +1,7 @@
 """`HostBlocks`: KV blocks that left the device and lie in a second tier, where they can be restored from.
 
 Two kinds: all blocks of a preempted request, until it runs again; and blocks of shared content that the device's prefix
-cache has reused for something else, least recently used first out. Room for the first is made by dropping the second.
-How long a copy takes is not known here; from how many tokens on it is worth it, and whether steps wait for copies to
-the tier, are rules that the engine is given.
-
-`HostCopies`: which blocks each plan copies to the second tier and back, for a backend with real tensors.
-
-Within a plan all copies out come before all copies in, both before its tokens are computed: a block that leaves the
-device is read before its new owner writes it. A slot of the tier whose content leaves is used again from the next plan
-on, so what a plan pushes out it can still bring back.
+cache has reused, least recently used first out. Room for the first is made by dropping the second.
 """
 
 from collections import OrderedDict
@@ -20,9 +12,12 @@ from perfmodel.engine.request import Request
 
 
 class HostCopies:
-    """Gives each block in the tier a slot: numbers from 0 on, as few as are in use at once and by one plan.
+    """Which blocks each plan copies to the tier, (block, slot), and back, (slot, block), for a backend with tensors.
 
-    out: (block, slot) of each copy to the tier since `take`; back: (slot, block) of each copy to the device
+    Slots are numbers from 0 on, as few as are in use at once and by one plan. Within a plan all copies out come before
+    all copies in, both before its tokens are computed: a block that leaves the device is read before its new owner
+    writes it. A slot whose content leaves is used again from the next plan on, so what a plan pushes out it can still
+    bring back.
     """
 
     def __init__(self) -> None:
@@ -76,9 +71,7 @@ class HostBlocks:
     def __init__(
         self, capacity: int, least_tokens: int = 1, is_awaited: bool = False, copies: HostCopies | None = None
     ) -> None:
-        self.capacity = capacity
-        self.least_tokens = least_tokens
-        self.is_awaited = is_awaited
+        self.capacity, self.least_tokens, self.is_awaited = capacity, least_tokens, is_awaited
         self._copies = copies
         self._num_planned = 0  # of `num_stored`, those that plans know of
         self.num_stored = self.num_restored = self.num_restored_tokens = 0
@@ -137,8 +130,8 @@ class HostBlocks:
         number = num_cached // block_size
         while number < limit and request.contents[number] in self._contents:
             number += 1
-        found = max(number * block_size, num_cached)
-        return found if found - num_cached >= self.least_tokens else num_cached
+        num_ready = max(number * block_size, num_cached)
+        return num_ready if num_ready - num_cached >= self.least_tokens else num_cached
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
         """`request` is admitted with `num_ready` tokens there, all but the first `num_cached` from here; the blocks, of
@@ -148,7 +141,9 @@ class HostBlocks:
             first, blocks = num_cached // block_size, -(-tokens // block_size)
             contents: Sequence[Hashable] = request.contents[first : first + blocks]
             if parked is None:
-                self._touch(contents)
+                for content in contents:
+                    if content in self._contents:  # the blocks that it now comes to may have pushed it out
+                        self._contents.move_to_end(content)
             else:
                 blocks = min(blocks, parked[1])
                 contents = [(request.request_id, index) for index in range(first, first + blocks)]
@@ -168,11 +163,6 @@ class HostBlocks:
             self._num_planned = self.num_stored
         if self._copies is not None:
             plan.copied_out, plan.copied_back = self._copies.take()
-
-    def _touch(self, contents: Sequence[Hashable]) -> None:
-        for content in contents:
-            if content in self._contents:  # the blocks that it now comes to may have pushed it out
-                self._contents.move_to_end(content)
 
     def _make_room(self, count: int) -> bool:
         if self._num_parked + count > self.capacity:

@@ -1,17 +1,14 @@
 """KV blocks: who owns which, which hold content that another request can reuse, and in what order they are reused.
 
-The rules are vLLM v1's. A block is private to one request until its content has a hash; then it is shared by
-reference count, and after its last owner leaves it stays in the cache until it is reused, least recently freed
-first and a request's last block before its first.
-
-Private blocks have no per-block state at all: they move between requests and the free queue as slices of lists.
-Only blocks with a hash carry a reference count, so a workload without shared prefixes never pays for one.
+The rules are vLLM v1's. A block is private to one request until its content has a hash; then it is shared by reference
+count, and after its last owner leaves it stays in the cache until it is reused, least recently freed first and a
+request's last block before its first. Private blocks have no per-block state at all: they move between requests and
+the free queue as slices of lists.
 
 Where every layer overwrites the keys that left its window (`span`), a request holds no more blocks than a window fills,
-and no prefix is reused: its blocks have been overwritten. A span of 0 holds nothing at all.
-
-Beside the blocks that its tokens fill a request may hold buffers (`num_buffers`), as large as so many blocks: for the
-newest tokens, where those take more room than older ones. It has them from its first block on.
+and no prefix is reused: its blocks have been overwritten. A span of 0 holds nothing at all. Beside the blocks that its
+tokens fill a request may hold buffers (`num_buffers`), as large as so many blocks, from its first block on: for the
+newest tokens, where those take more room than older ones.
 
 Which private block a request gets makes no difference to anyone who has no tensors. So blocks can be set aside by
 their number (`set_aside`) and handed out later (`hand_out`): they leave the queue when someone next looks at what it
@@ -20,6 +17,7 @@ or the cache holds, in the order that they would have left it one by one.
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from perfmodel.engine.host_blocks import HostBlocks
@@ -42,25 +40,20 @@ class BlockListener(Protocol):
 
     def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
         """Blocks with these contents, one behind the other, are in the cache now; `parent` is what stands before."""
-        ...
 
     def on_removed(self, content: Hashable, group: int) -> None:
         """The block with this content was reused for something else."""
-        ...
 
     def on_cleared(self) -> None:
         """Nothing is in the cache any more."""
-        ...
 
 
+@dataclass(slots=True, eq=False)
 class _Lot:
     """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
 
-    __slots__ = ("blocks", "has_hashed")
-
-    def __init__(self, blocks: list[int], has_hashed: bool) -> None:
-        self.blocks = blocks
-        self.has_hashed = has_hashed
+    blocks: list[int]
+    has_hashed: bool
 
 
 class KVBlockManager:
@@ -70,9 +63,6 @@ class KVBlockManager:
 
     reuses_partial_first: with a prefix cache, blocks freed before they were full are reused first, the last one freed
                           before the others (vLLM since 0.23); else all blocks in the order in which they were freed
-
-    Invariants (`check_integrity`): every block is free or owned; a private block has one owner; a hashed block has
-    as many owners as its count says and is free exactly when that is zero.
     """
 
     def __init__(
@@ -85,12 +75,10 @@ class KVBlockManager:
         host: HostBlocks | None = None,
         reuses_partial_first: bool = True,
     ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.enable_prefix_caching = enable_prefix_caching and span is None
         self.most_per_request: int | None = None if span is None else -(-span // block_size)
-        self.num_buffers = num_buffers
-        self.host = host
+        self.num_buffers, self.host = num_buffers, host
         self._reuses_partial_first = reuses_partial_first and self.enable_prefix_caching
         self.listener: BlockListener | None = None
         self.most_weight = 1  # the most that `weight` says
@@ -195,7 +183,7 @@ class KVBlockManager:
         return None
 
     def set_aside(self, count: int) -> None:
-        """Take `count` blocks, which must be free, for requests that `hand_out` will name."""
+        """Take `count` blocks, which must be free, for requests that `hand_out` names."""
         self.num_free -= count
         self._num_to_pop += count
 
@@ -219,8 +207,7 @@ class KVBlockManager:
         for i in range(first, last):
             self._enter(request.contents[i], request.block_ids[i])
         request.num_hashed_blocks = last
-        if self.listener is not None:
-            self._tell_stored(request.contents, first, last, 0)
+        self._tell_stored(request.contents, first, last, 0)
 
     def _enter(self, content: Hashable, block: int) -> None:
         """`block`, which one request owns, has `content` from now on, be it alone or beside a copy."""
@@ -236,13 +223,11 @@ class KVBlockManager:
         cache: what no other can have in common with it is found by itself when it comes back, if it is still there."""
         if not self.enable_prefix_caching:
             return
-        num_known, num_full = len(request.contents), num_tokens // self.block_size
-        own = (("of request", request.request_id, number) for number in range(num_known, num_full))
-        request.contents = (*request.contents, *own)
+        if len(request.contents) < num_tokens // self.block_size:
+            request.contents = request.name_blocks(num_tokens // self.block_size)
         self.publish(request, num_tokens)
 
     def _tell_stored(self, contents: Sequence[Hashable], first: int, end: int, group: int) -> None:
-        """Those numbered `first` up to `end` are in the cache now."""
         if self.listener is not None and first < end:
             self.listener.on_stored(contents[first:end], contents[first - 1] if first else None, group)
 
@@ -353,7 +338,7 @@ class KVBlockManager:
                 self._queue.popleft()
 
     def _is_waiting_in(self, block: int, lot: _Lot) -> bool:
-        # A hashed block may have been claimed back from this lot, and even freed again into a later one.
+        """A hashed block may have been claimed back from this lot, and even freed again into a later one."""
         return block not in self._hash_of or self._lot_of.get(block) is lot
 
     def _forget(self, block: int) -> None:
@@ -425,9 +410,8 @@ class KVBlockManager:
         assert known.isdisjoint(self._aside), "a block set aside is owned, cached or free"
         assert len(waiting) + len(owners) + len(self._aside) == self.num_blocks, "a block is lost"
         for block, count in owners.items():
-            assert count == self._owners.get(block, 1), (
-                f"block {block} has {count} owners, not {self._owners.get(block)}"
-            )
+            known_count = self._owners.get(block, 1)
+            assert count == known_count, f"block {block} has {count} owners, not {known_count}"
         copies = [(content, block) for content, blocks in self._copies.items() for block in blocks]
         for content, block in [*self._block_of.items(), *copies]:
             assert self._hash_of[block] == content

@@ -1,6 +1,7 @@
 """What passes between the scheduler and a backend: plans, outcomes, step records."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -15,107 +16,57 @@ class Grant(NamedTuple):
     num_new_tokens: int
 
 
+@dataclass(slots=True, eq=False)
 class StepPlan:
     """The tokens that run in one step, and nothing about how long they take.
 
     Decode, chunked prefill and a prefix hit are readings of the grants. Grants of one token to sequences whose other
     tokens are all computed are kept apart in `decodes`, because their number and summed context say all that a cost
-    model needs; `grants` gives them all.
-
-    decodes:         requests granted one token each, with all earlier tokens computed; and what they draft beside it
-    draft_depths:    how deep each of `decodes` drafts, in their order (0: it only decodes); empty without drafts.
-                     Pipelined drafters work on what comes after all `decodes` of a plan with depths, of 0, too
-    padded:          requests that are admitted for one token, which is padded to the length of a verification, and the
-                     padding of all, in tokens: computed in vain (vLLM, so that one CUDA graph fits the step)
-    num_wasted_tokens: once applied, tokens of requests that ended with the plan before, after this one was made; these
-                     are not among `decodes` any more
-    num_draft_tokens: drafted tokens that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
-    decode_context:  sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
-    decode_windowed: for each span of the scheduler's config, the sum over `decodes` of min(KV tokens, span)
-    num_accepted_tokens: once applied, how many drafted tokens were right
-    num_accepted:    once applied, the `Outcome`'s, where there are `draft_depths`
-    chunks:          every other grant
-    samples:         requests of `chunks` that have a new output token after this step
-    singles:         requests of `decodes` whose one token ends a prompt, or a sequence to recompute
-    resumed:         requests of `decodes` whose previous output token came earlier than in the step before
-    group_tokens:    tokens of the plans of all ranks that step together with this one; 0: it steps alone
-    num_stalled:     how many more of `decodes` that is true for, their previous tokens having come in one step
-    cohort_age:      the age of the `DecodeCohort` with this plan, if it granted its members anything, else 0
-    loads:           requests whose KV begins to come from elsewhere with this plan, into blocks that they have now; or
-                     need not come, of those that run, since it is in the prefix cache
-    preempted:       requests that lost their blocks while this plan was made
-    num_restored_tokens, num_restored_blocks: KV that comes back from a second tier for this step (`HostBlocks`)
-    num_stored_blocks: blocks that go there before this step, where it waits for them
-    num_gaps:        once applied, how many requests had their next token right after the last one's step
-    is_complete:     every running request with tokens to compute has a grant
-    positions:       tokens computed before this step, per request of `decodes`  } only with
-    block_tables:    block ids per request id of all grants                      } `record_positions`
-    copied_out, copied_back: (block, slot) and (slot, block) of copies to a second tier and back, in this order and
-                     before its tokens are computed; only with `HostCopies`
+    model needs. Where drafts are made, `decodes` also have those that they draft beside it.
     """
 
-    __slots__ = (
-        "block_tables",
-        "chunks",
-        "cohort_age",
-        "copied_back",
-        "copied_out",
-        "decode_context",
-        "decode_windowed",
-        "decodes",
-        "draft_depths",
-        "group_tokens",
-        "index",
-        "is_complete",
-        "loads",
-        "num_accepted",
-        "num_accepted_tokens",
-        "num_chunk_tokens",
-        "num_draft_tokens",
-        "num_gaps",
-        "num_padding_tokens",
-        "num_restored_blocks",
-        "num_restored_tokens",
-        "num_stalled",
-        "num_stored_blocks",
-        "num_wasted_tokens",
-        "padded",
-        "positions",
-        "preempted",
-        "resumed",
-        "samples",
-        "singles",
-    )
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.decodes: list[Request] = []
-        self.decode_context = 0
-        self.decode_windowed: tuple[int, ...] = ()
-        self.draft_depths: list[int] = []
-        self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.padded: tuple[Request, ...] = ()
-        self.num_padding_tokens = self.num_wasted_tokens = 0
-        self.num_accepted: Sequence[int] = ()
-        self.chunks: list[Grant] = []
-        self.num_chunk_tokens = 0
-        self.num_gaps = 0
-        self.num_restored_blocks = 0
-        self.num_restored_tokens = 0
-        self.num_stalled = 0
-        self.num_stored_blocks = 0
-        self.group_tokens = 0
-        self.cohort_age = 0
-        self.samples: list[Request] = []
-        self.singles: list[Request] = []
-        self.resumed: list[Request] = []
-        self.preempted: list[Request] = []
-        self.loads: tuple[Request, ...] = ()
-        self.is_complete = True
-        self.positions: list[int] = []
-        self.block_tables: dict[int, list[int]] = {}
-        self.copied_out: list[tuple[int, int]] = []
-        self.copied_back: list[tuple[int, int]] = []
+    index: int
+    decodes: list[Request] = field(default_factory=list)
+    decode_context: int = 0  # sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
+    decode_windowed: tuple[int, ...] = ()  # for each of the config's spans, the sum of min(KV tokens, span)
+    # How deep each of `decodes` drafts, in their order (0: it only decodes); empty without drafts. Pipelined drafters
+    # work on what comes after all `decodes` of a plan with depths, of 0, too.
+    draft_depths: list[int] = field(default_factory=list)
+    num_draft_tokens: int = 0  # that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
+    num_accepted_tokens: int = 0  # once applied, how many of these were right
+    # Requests that are admitted for one token, which is padded to the length of a verification, and the padding of all,
+    # in tokens: computed in vain (vLLM, so that one CUDA graph fits the step).
+    padded: tuple[Request, ...] = ()
+    num_padding_tokens: int = 0
+    # Once applied, tokens of requests that ended with the plan before, after this one was made; these are not among
+    # `decodes` any more.
+    num_wasted_tokens: int = 0
+    num_accepted: Sequence[int] = ()  # once applied, the `Outcome`'s, where there are `draft_depths`
+    chunks: list[Grant] = field(default_factory=list)  # every other grant
+    num_chunk_tokens: int = 0
+    num_gaps: int = 0  # once applied, how many requests had their next token right after the last one's step
+    num_restored_blocks: int = 0  # KV that comes back from a second tier for this step (`HostBlocks`)
+    num_restored_tokens: int = 0
+    num_stalled: int = 0  # how many more are as `resumed`, their previous tokens having come in one step
+    num_stored_blocks: int = 0  # that go to a second tier before this step, where it waits for them
+    group_tokens: int = 0  # of the plans of all ranks that step together with this one; 0: it steps alone
+    cohort_age: int = 0  # of the `DecodeCohort` with this plan, if it granted its members anything, else 0
+    samples: list[Request] = field(default_factory=list)  # of `chunks`: have a new output token after this step
+    singles: list[Request] = field(default_factory=list)  # of `decodes`: end a prompt, or a sequence to recompute
+    resumed: list[Request] = field(default_factory=list)  # of `decodes`: got no output token in the step before
+    preempted: list[Request] = field(default_factory=list)  # lost their blocks while this plan was made
+    # Requests whose KV begins to come from elsewhere with this plan, into blocks that they have now; or need not come,
+    # of those that run, since it is in the prefix cache.
+    loads: tuple[Request, ...] = ()
+    is_complete: bool = True  # every running request with tokens to compute has a grant
+    # Tokens computed before this step, per request of `decodes`, and block ids per request id of all grants; only with
+    # `record_positions`.
+    positions: Sequence[int] = ()
+    block_tables: dict[int, list[int]] = field(default_factory=dict)
+    # (block, slot) and (slot, block) of copies to a second tier and back, in this order and before its tokens are
+    # computed; only with `HostCopies`.
+    copied_out: Sequence[tuple[int, int]] = ()
+    copied_back: Sequence[tuple[int, int]] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -188,22 +139,16 @@ class Backend(Protocol):
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Run `plan` to its end."""
-        ...
 
 
 class StepRecord(NamedTuple):
-    """One executed step, or `num_steps` equal decode steps advanced together. Times in ticks.
-
-    `first_duration` is that of the first of them. `num_gaps` inter-token gaps end with each of the steps: tokens that a
-    request gets in one step arrive together. `num_drafts` requests drafted `num_draft_tokens` tokens, of which
-    `num_accepted_tokens` were right (vLLM's names).
-    """
+    """One executed step, or `num_steps` equal decode steps advanced together. Times in ticks."""
 
     step: int
     num_steps: int
     start: int
     end: int
-    first_duration: int
+    first_duration: int  # of the first of the steps
     num_tokens: int
     num_decodes: int
     decode_context: int
@@ -211,7 +156,7 @@ class StepRecord(NamedTuple):
     num_running: int
     num_waiting: int
     used_blocks: int
-    num_gaps: int
-    num_drafts: int = 0
+    num_gaps: int  # inter-token gaps that end with each of the steps: tokens that come in one step arrive together
+    num_drafts: int = 0  # requests that drafted (vLLM's names)
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -10,30 +10,22 @@ the tree has the same contents already, the request goes on with the tree's bloc
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.request import Request
 
 
+@dataclass(slots=True, eq=False)
 class RadixNode:
-    """`blocks` with `contents`, one behind the other, behind those of `parent`.
+    """`blocks` with `contents`, one behind the other, behind those of `parent`."""
 
-    children:    first content -> node
-    num_locks:   requests that hold it, or a node behind it
-    last_access: when it was last looked at, on the tree's own clock
-    """
-
-    __slots__ = ("blocks", "children", "contents", "last_access", "num_locks", "parent")
-
-    def __init__(
-        self, parent: "RadixNode | None", contents: Sequence[Hashable], blocks: list[int], last_access: float
-    ) -> None:
-        self.parent = parent
-        self.contents = contents
-        self.blocks = blocks
-        self.children: dict[Hashable, RadixNode] = {}
-        self.num_locks = 0
-        self.last_access = last_access
+    parent: "RadixNode | None"
+    contents: Sequence[Hashable]
+    blocks: list[int]
+    last_access: float  # when it was last looked at, on the tree's own clock
+    children: "dict[Hashable, RadixNode]" = field(default_factory=dict)  # by their first contents
+    num_locks: int = 0  # requests that hold it, or a node behind it
 
 
 class RadixKVBlocks(KVBlockManager):
@@ -50,7 +42,6 @@ class RadixKVBlocks(KVBlockManager):
         self._begin()
 
     def _begin(self) -> None:
-        """An empty tree."""
         self._clock = 0.0
         self.root = RadixNode(None, (), [], 0.0)
         self.root.num_locks = 1
@@ -58,8 +49,6 @@ class RadixKVBlocks(KVBlockManager):
         self._leaves: set[RadixNode] = set()  # of those that can be evicted
         self._oldest: list[tuple[float, int, RadixNode]] = []  # heap; entries may be older than what they are of
         self._num_entered = 0
-
-    # ---------------------------------------------------------------- looking
 
     def match(self, request: Request, num_tokens: int) -> RadixNode:
         """The node that ends the longest prefix of the first `num_tokens` of `request`; all on the way are accessed."""
@@ -114,15 +103,14 @@ class RadixKVBlocks(KVBlockManager):
             at = at.parent
         return [block for run in reversed(runs) for block in run]
 
-    # ---------------------------------------------------------------- entering
-
     def checkpoint(self, request: Request, num_tokens: int) -> None:
         """Give the full blocks of the first `num_tokens` of `request`, which are computed, to the tree."""
         self._pop_set_aside()
         if not self.enable_prefix_caching:
             return
         num_full = num_tokens // self.block_size
-        self._name(request, num_full)
+        if len(request.contents) < num_full:
+            request.contents = request.name_blocks(num_full)
         node, num_there = self._insert(request, num_full)
         num_prompt = request.num_prompt_tokens // self.block_size
         if 0 < num_prompt < num_full:
@@ -135,13 +123,6 @@ class RadixKVBlocks(KVBlockManager):
         self._lock(node)
         self._node_of[request] = node
         request.num_hashed_blocks = num_full
-
-    def _name(self, request: Request, num_blocks: int) -> None:
-        """See that the first blocks of `request` have contents; those that are like no other get names of their own."""
-        known = request.contents
-        if len(known) < num_blocks:
-            own = (("of request", request.request_id, number) for number in range(len(known), num_blocks))
-            request.contents = (*known, *own)
 
     def _insert(self, request: Request, num_blocks: int) -> tuple[RadixNode, int]:
         """The node that ends the first blocks of `request`, and how many of them were there before."""
@@ -184,8 +165,6 @@ class RadixKVBlocks(KVBlockManager):
         self._touch(child)
         return parent
 
-    # ---------------------------------------------------------------- holding and leaving
-
     def _lock(self, node: RadixNode) -> None:
         at = node
         while at.parent is not None:
@@ -227,8 +206,6 @@ class RadixKVBlocks(KVBlockManager):
     def publish_own(self, request: Request, num_tokens: int) -> None:
         """Nothing: what the tree has of a request that loses its blocks stays, and no more."""
 
-    # ---------------------------------------------------------------- evicting
-
     def can_have(self, num_blocks: int) -> bool:
         """Whether so many more blocks can be had; if not, everything is evicted that can be, as they were asked for."""
         return num_blocks <= self.num_free or self.evict(num_blocks)
@@ -252,21 +229,17 @@ class RadixKVBlocks(KVBlockManager):
                 self._num_entered += 1
                 heapq.heappush(self._oldest, (node.last_access, self._num_entered, node))
                 continue
-            self._remove(node)
-
-    def _remove(self, node: RadixNode) -> None:
-        parent = node.parent
-        assert parent is not None
-        self._leaves.discard(node)
-        self.num_evictable -= len(node.blocks)
-        self.num_free -= len(node.blocks)
-        self._give_back(node.blocks, False)
-        del parent.children[node.contents[0]]
-        if parent.parent is not None and not parent.children and not parent.num_locks:
-            self._offer(parent)
-        if self.listener is not None:
-            for content in node.contents:
-                self.listener.on_removed(content, 0)
+            parent = node.parent
+            assert parent is not None
+            self._leaves.discard(node)
+            self.num_evictable -= len(node.blocks)
+            self.num_free -= len(node.blocks)
+            self._give_back(node.blocks, False)
+            del parent.children[node.contents[0]]
+            if parent.parent is not None and not parent.children and not parent.num_locks:
+                self._offer(parent)
+            for content in node.contents if self.listener is not None else ():
+                self._tell_removed(content)
 
     def _take(self, count: int, into: list[int]) -> None:
         self._pop_set_aside()

@@ -1,6 +1,7 @@
 """`Request`: a few counters, and what follows from them. Times are in ticks of whatever clock drives the engine."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -14,136 +15,75 @@ class RequestStatus(Enum):
     ABORTED = "aborted"
 
 
+@dataclass(slots=True, eq=False)
 class TokenTimes:
-    """What a `TokenWatch` knows of a request, in ticks.
+    """What a `TokenWatch` knows of a request, in ticks."""
 
-    first_at:    when its first token came
-    pace:        what its reader takes for a token; None: without a reader
-    num_tokens:  tokens that are accounted for
-    reader_wait: how long its reader has waited in all
-    longest_gap: between two of its tokens
-    """
-
-    __slots__ = ("first_at", "longest_gap", "num_tokens", "pace", "reader_wait")
-
-    def __init__(self, first_at: int, pace: int | None) -> None:
-        self.first_at, self.pace = first_at, pace
-        self.num_tokens = self.reader_wait = self.longest_gap = 0
+    first_at: int  # when its first token came
+    pace: int | None  # what its reader takes for a token; None: without a reader
+    num_tokens: int = 0  # that are accounted for
+    reader_wait: int = 0  # how long its reader has waited in all
+    longest_gap: int = 0  # between two of its tokens
 
 
+@dataclass(slots=True, eq=False)
 class GroupTables:
     """Blocks of a request where groups of layers keep different rows (`GroupedKVBlocks`).
 
     firsts: of each group, the first row that it keeps; others: blocks of each group but the first, from there on
     """
 
-    __slots__ = ("firsts", "others")
-
-    def __init__(self, num_groups: int) -> None:
-        self.firsts = [0] * num_groups
-        self.others: list[list[int]] = [[] for _ in range(num_groups - 1)]
+    firsts: list[int]
+    others: list[list[int]]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """One request as the engine knows it: counts of tokens, never their text.
-
-    request_id, arrival:   its number; when it arrived, in ticks
-    num_prompt_tokens, max_output_tokens: tokens of the prompt; tokens to generate
-    priority:              the least goes first, under the policy `priority`
-    block_hashes:          identity of the prompt's full KV blocks, in order, and of the answer's where the next prompt
-                           of its conversation begins with them; () = a prompt like no other
-    contents:              identity of all its full KV blocks as far as the prefix cache knows them: `block_hashes`, and
-                           once it was preempted those that are like no other, too
-    num_computed_tokens:   tokens whose KV is computed, or will be once the plans made so far have run
-    num_promised_tokens:   output tokens that the plans made so far will have sampled
-    num_output_tokens:     output tokens that exist (promised minus those still in flight)
-    num_source_tokens:     of its prompt before it was shortened, if it was
-    admission:             its place in the order of admissions
-    num_transferred_tokens: leading tokens whose KV another engine has computed; 0 = this engine computes all. While it
-                           waits without blocks, they are to be fetched; with blocks, they have come
-    buffer_ids:            blocks beside those that its tokens fill (see `KVBlockManager`)
-    tables:                blocks of further groups of layers, where there are any
-    session, turn:         whose turn it is in a conversation of several, if it is in one, and which, from 0 (else -1)
-    keeps_blocks:          once done, its KV blocks stay its own until `Scheduler.release`: another engine fetches them
-    first_token_batch, last_token_batch: sequences that sampled a token in the same step as its first, its last
-    token_times: of its tokens, where the engine has a watch
+    """One request as the engine knows it: counts of tokens, never their text. `priority`: the least goes first.
 
     While it decodes beside others its counters stand still: `DecodeCohort` counts for all.
     """
 
-    __slots__ = (
-        "admission",
-        "arrival",
-        "block_hashes",
-        "block_ids",
-        "buffer_ids",
-        "contents",
-        "finished_at",
-        "first_scheduled_at",
-        "first_token_at",
-        "first_token_batch",
-        "keeps_blocks",
-        "last_step",
-        "last_token_at",
-        "last_token_batch",
-        "max_output_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_hashed_blocks",
-        "num_output_tokens",
-        "num_preemptions",
-        "num_promised_tokens",
-        "num_prompt_tokens",
-        "num_source_tokens",
-        "num_transferred_tokens",
-        "priority",
-        "request_id",
-        "session",
-        "status",
-        "tables",
-        "token_times",
-        "turn",
-    )
+    request_id: int
+    arrival: int
+    num_prompt_tokens: int
+    max_output_tokens: int  # tokens to generate
+    # Identity of the prompt's full KV blocks, in order, and of the answer's where the next prompt of its conversation
+    # begins with them; () = a prompt like no other.
+    block_hashes: tuple[Hashable, ...] = ()
+    priority: int = 0
+    session: Hashable | None = None  # whose turn it is in a conversation of several, if it is in one
+    turn: int = -1  # and which, from 0
+    num_source_tokens: int = 0  # of its prompt before it was shortened, if it was
+    status: RequestStatus = RequestStatus.WAITING
+    # Identity of all its full KV blocks as far as the prefix cache knows them: `block_hashes`, and once it was
+    # preempted those that are like no other, too.
+    contents: tuple[Hashable, ...] = field(init=False)
+    num_computed_tokens: int = 0  # whose KV is computed, or will be once the plans made so far have run
+    num_promised_tokens: int = 0  # output tokens that the plans made so far will have sampled
+    num_output_tokens: int = 0  # that exist: promised minus those still in flight
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    num_hashed_blocks: int = 0  # leading blocks already entered in the prefix cache
+    num_preemptions: int = 0
+    # Leading tokens whose KV another engine has computed; 0 = this engine computes all. While it waits without blocks,
+    # they are to be fetched; with blocks, they have come.
+    num_transferred_tokens: int = 0
+    keeps_blocks: bool = False  # once done, until `Scheduler.release`: another engine fetches them
+    block_ids: list[int] = field(default_factory=list)
+    buffer_ids: list[int] = field(default_factory=list)  # beside those that its tokens fill (see `KVBlockManager`)
+    tables: GroupTables | None = None  # blocks of further groups of layers, where there are any
+    admission: int = -1  # its place in the order of admissions
+    last_step: int = -1  # index of the last plan that granted it an output token, -1 since it was preempted
+    first_scheduled_at: int | None = None
+    first_token_at: int | None = None
+    first_token_batch: int = 0  # sequences that sampled a token in the same step as its first
+    last_token_batch: int = 0  # as its last
+    last_token_at: int | None = None
+    finished_at: int | None = None
+    token_times: TokenTimes | None = None  # where the engine has a watch
 
-    def __init__(
-        self,
-        request_id: int,
-        arrival: int,
-        num_prompt_tokens: int,
-        max_output_tokens: int,
-        block_hashes: tuple[Hashable, ...] = (),
-        priority: int = 0,
-    ) -> None:
-        self.request_id = request_id
-        self.arrival = arrival
-        self.num_prompt_tokens = num_prompt_tokens
-        self.max_output_tokens = max_output_tokens
-        self.block_hashes = self.contents = block_hashes
-        self.priority = priority
-        self.session: Hashable | None = None
-        self.turn = -1
-        self.status = RequestStatus.WAITING
-        self.num_computed_tokens = 0
-        self.num_promised_tokens = 0
-        self.num_output_tokens = 0
-        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
-        self.num_hashed_blocks = 0  # leading blocks already entered in the prefix cache
-        self.num_preemptions = 0
-        self.num_transferred_tokens = 0
-        self.num_source_tokens = 0
-        self.keeps_blocks = False
-        self.block_ids: list[int] = []
-        self.buffer_ids: list[int] = []
-        self.tables: GroupTables | None = None
-        self.admission = -1
-        self.last_step = -1  # index of the last plan that granted it an output token, -1 since it was preempted
-        self.first_scheduled_at: int | None = None
-        self.first_token_at: int | None = None
-        self.first_token_batch = 0
-        self.last_token_batch = 0
-        self.last_token_at: int | None = None
-        self.finished_at: int | None = None
-        self.token_times: TokenTimes | None = None
+    def __post_init__(self) -> None:
+        self.contents = self.block_hashes
 
     @property
     def num_tokens(self) -> int:
@@ -155,16 +95,15 @@ class Request:
         """Output tokens not yet promised by any plan."""
         return self.max_output_tokens - self.num_promised_tokens
 
+    def name_blocks(self, num_blocks: int) -> tuple[Hashable, ...]:
+        """Contents of its first blocks; those beyond its `contents` are like no other, and get names of their own."""
+        own = (("of request", self.request_id, number) for number in range(len(self.contents), num_blocks))
+        return (*self.contents[:num_blocks], *own)
+
     def afresh(self) -> "Request":
         """The same request as it was before any engine had it."""
-        request = Request(
-            self.request_id,
-            self.arrival,
-            self.num_prompt_tokens,
-            self.max_output_tokens,
-            self.block_hashes,
-            self.priority,
-        )
+        lengths = self.num_prompt_tokens, self.max_output_tokens
+        request = Request(self.request_id, self.arrival, *lengths, self.block_hashes, self.priority)
         request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn
         return request
 

@@ -9,7 +9,7 @@ one by one. Else the requests are gone through in order.
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 
-from perfmodel.engine.admission import Policy
+from perfmodel.engine.admission import POLICIES
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.decode_cohort import DecodeCohort
 from perfmodel.engine.kv_blocks import KVBlockManager
@@ -17,31 +17,23 @@ from perfmodel.engine.plan import Grant, StepPlan
 from perfmodel.engine.request import Request, RequestStatus
 
 _ADMISSION = attrgetter("admission")
+OnPreempted = Callable[[Request], None]
 
 
 class RunningRequests:
-    """The requests that hold a slot. `on_preempted` is called with each that loses it.
-
-    config: the limits of a step; blocks: the KV blocks; key: the policy's order, the least is preempted last
+    """The requests that hold a slot under `config`, with `blocks`. `on_preempted` is called with each that loses it.
 
     A request in `_prompts` has more to compute than its newest token, or no token yet; one in `_joining` has had a
     token sampled and decodes from the next plan on; the others are of the cohort, or have their last token in flight.
     """
 
-    def __init__(
-        self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
         self.requests: dict[Request, None] = {}  # in order of admission
         self.cohort = DecodeCohort(blocks, config.spans)
-        self._blocks = blocks
-        self._key = key
-        self._is_fcfs = config.scheduling_policy == "fcfs"
-        self._on_preempted = on_preempted
-        self._threshold = config.long_prefill_token_threshold
+        self._config, self._blocks, self._on_preempted = config, blocks, on_preempted
+        self._key = POLICIES.get(config.scheduling_policy, POLICIES["fcfs"])  # the largest is preempted first
         self.caps_prompts = True  # in this step
         self._recomputes = not config.keeps_kv
-        self._defers_frees = config.defers_frees
-        self._stays_of_preempted = config.stays_of_preempted
         self._nodes = config.speculation.nodes if config.speculation is not None else (0,)
         self.num_input_tokens = config.speculation.num_input_tokens if config.speculation is not None else 0
         self._num_admissions = 0
@@ -64,8 +56,8 @@ class RunningRequests:
 
     def chunk(self, missing: int, budget: int) -> int:
         """How many of the `missing` tokens of a prompt a step takes."""
-        if 0 < self._threshold < missing and self.caps_prompts:
-            missing = self._threshold
+        if self.caps_prompts and 0 < self._config.long_prefill_token_threshold < missing:
+            missing = self._config.long_prefill_token_threshold
         return min(missing, budget)
 
     # ---------------------------------------------------------------- coming and going
@@ -103,7 +95,7 @@ class RunningRequests:
 
     def send_out(self, plan: StepPlan) -> None:
         """`plan`, which grants something, is under way from now on."""
-        if self._blocks.gives_up_rows or self._defers_frees:
+        if self._blocks.gives_up_rows or self._config.defers_frees:
             self._under_way.append(plan)
 
     def come_back(self, plan: StepPlan) -> None:
@@ -139,8 +131,14 @@ class RunningRequests:
             return self._grant_in_order(plan, budget, decodes)
         if self._blocks.gives_up_rows:
             self._release_in_turn(chunks, decodes)
-        if chunks:
-            budget -= self._grant_chunks(chunks, plan)
+        for request, num_new_tokens in chunks:
+            if not num_new_tokens:
+                plan.is_complete = False
+                continue
+            budget -= num_new_tokens
+            self._blocks.allocate(request, request.num_computed_tokens + num_new_tokens)
+            if self._grant_prompt(request, num_new_tokens, plan):
+                self._prompts.remove(request)
         if decodes and cohort.joined:
             budget -= len(cohort.joined)
             cohort.advance(plan)
@@ -152,9 +150,8 @@ class RunningRequests:
         cohort = self.cohort
         releasing = [request for request, num_new_tokens in chunks if num_new_tokens]
         if decodes and cohort.joined:
-            releasing += cohort.due_to_release(
-                sum([cohort.covers(plan) for plan in self._under_way if plan.cohort_age])
-            )
+            num_in_flight = sum([cohort.covers(plan) for plan in self._under_way if plan.cohort_age])
+            releasing += cohort.due_to_release(num_in_flight)
         for request in sorted(releasing, key=_ADMISSION):
             num_done = self._release(request, cohort.num_computed(request))
             if request in cohort.joined:
@@ -166,7 +163,6 @@ class RunningRequests:
         return self._blocks.release(request, num_computed - self._num_in_flight(request))
 
     def _num_in_flight(self, request: Request) -> int:
-        """Tokens of `request` that plans under way compute."""
         joined = self.cohort.joined.get(request)
         count = 0
         for plan in self._under_way:
@@ -187,10 +183,9 @@ class RunningRequests:
 
     def _chunks(self, budget: int, decodes: bool) -> list[tuple[Request, int]] | None:
         """What to grant each prompt when all who decode get their token; None if the order must decide."""
-        left, num_blocks = budget, 0
-        if decodes:
-            left -= len(self.cohort.joined)
-            num_blocks = self.cohort.num_blocks_due
+        cohort = self.cohort
+        left = budget - len(cohort.joined) if decodes else budget
+        num_blocks = cohort.num_blocks_due if decodes else 0
         chunks: list[tuple[Request, int]] = []
         for request in self._prompts:
             missing = request.num_tokens - request.num_computed_tokens
@@ -203,22 +198,9 @@ class RunningRequests:
             chunks.append((request, missing))
         if num_blocks > self._blocks.num_free or left < 0:
             return None
-        if left == 0 and decodes and self._prompts and self._prompts[0].admission < self.cohort.last_admission:
+        if left == 0 and decodes and self._prompts and self._prompts[0].admission < cohort.last_admission:
             return None  # a prompt may come before a decode that it leaves nothing for
         return chunks
-
-    def _grant_chunks(self, chunks: list[tuple[Request, int]], plan: StepPlan) -> int:
-        """Returns the tokens granted."""
-        total = 0
-        for request, num_new_tokens in chunks:
-            if not num_new_tokens:
-                plan.is_complete = False
-                continue
-            total += num_new_tokens
-            self._blocks.allocate(request, request.num_computed_tokens + num_new_tokens)
-            if self._grant_prompt(request, num_new_tokens, plan):
-                self._prompts.remove(request)
-        return total
 
     def _grant_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> bool:
         """Grant tokens that are not a plain decode step; True if `request` has a new output token after it."""
@@ -246,7 +228,13 @@ class RunningRequests:
         plan.samples.append(request)
         return True
 
-    # ---------------------------------------------------------------- grants without a cache
+    def _grant_all(self, request: Request, plan: StepPlan) -> None:
+        """All tokens of `request`, none of which stay computed, for the next one."""
+        plan.chunks.append(Grant(request, 0, request.num_tokens))
+        plan.num_chunk_tokens += request.num_tokens
+        plan.samples.append(request)
+        request.num_promised_tokens += 1
+        request.last_step = plan.index
 
     def _grant_sequences(self, plan: StepPlan, budget: int) -> int:
         """`grant` where nothing is kept: in order, all tokens of each sequence that the budget has room for."""
@@ -259,14 +247,6 @@ class RunningRequests:
             budget -= request.num_tokens
             self._grant_all(request, plan)
         return budget
-
-    def _grant_all(self, request: Request, plan: StepPlan) -> None:
-        """All tokens of `request`, none of which stay computed, for the next one."""
-        plan.chunks.append(Grant(request, 0, request.num_tokens))
-        plan.num_chunk_tokens += request.num_tokens
-        plan.samples.append(request)
-        request.num_promised_tokens += 1
-        request.last_step = plan.index
 
     # ---------------------------------------------------------------- grants in order
 
@@ -331,9 +311,9 @@ class RunningRequests:
         """Preempt until `request` can hold `num_tokens`: the granted tokens taken back, or None if it fell itself."""
         given_back = 0
         while not self._blocks.can_allocate(request, num_tokens):
-            # First come, first served: who was admitted last.
-            victim = next(reversed(self.requests)) if self._is_fcfs else max(self.requests, key=self._key)
-            if self._defers_frees and self.is_in_flight(victim, plan):
+            is_fcfs = self._config.scheduling_policy == "fcfs"  # then it is who was admitted last
+            victim = next(reversed(self.requests)) if is_fcfs else max(self.requests, key=self._key)
+            if self._config.defers_frees and self.is_in_flight(victim, plan):
                 return None  # its blocks would not be free now
             num_known = self.num_known_tokens(victim)
             if victim.last_step == plan.index:  # a grant of this plan named them, one token before those under way
@@ -366,9 +346,8 @@ class RunningRequests:
         A token in flight is not: it is computed in the plan under way, whose sample nobody has. But for the first one
         of a run of tokens, before which nothing was in flight: vLLM names the blocks of a grant when it is made.
         """
-        previous = self.previous
-        in_flight = request.num_promised_tokens - request.num_output_tokens
-        if in_flight and any(request in begun for begun in (previous.samples, previous.singles, previous.resumed)):
+        in_flight, previous = request.num_promised_tokens - request.num_output_tokens, self.previous
+        if in_flight and request in previous.samples + previous.singles + previous.resumed:
             in_flight -= 1
         return request.num_computed_tokens - in_flight
 
@@ -378,7 +357,8 @@ class RunningRequests:
         its blocks as full, and would let others find what was never computed."""
         blocks = self._blocks
         if blocks.host is None or not blocks.host.park(victim, num_computed, blocks.num_filled(num_computed)):
-            blocks.publish_own(victim, min(num_computed, num_known, self._staying_of(victim)))
+            staying = {"all": victim.num_tokens, "prompt": victim.num_prompt_tokens, "nothing": 0}
+            blocks.publish_own(victim, min(num_computed, num_known, staying[self._config.stays_of_preempted]))
         blocks.free(victim, num_known)
         self._lose_slot(victim, plan)
 
@@ -391,16 +371,6 @@ class RunningRequests:
         victim.status = RequestStatus.PREEMPTED
         plan.preempted.append(victim)
         self._on_preempted(victim)
-
-    def _staying_of(self, victim: Request) -> int:
-        """The leading tokens of `victim` whose blocks stay in the prefix cache."""
-        match self._stays_of_preempted:
-            case "all":
-                return victim.num_tokens
-            case "prompt":
-                return victim.num_prompt_tokens
-            case _:
-                return 0
 
     # ---------------------------------------------------------------- invariants
 
@@ -422,10 +392,7 @@ class RunningRequests:
 
 
 def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
-    """Take back what `plan`, made in order, has granted `victim`; returns the tokens.
-
-    nodes: tokens that drafts of each depth have
-    """
+    """Take back what `plan`, made in order, has granted `victim`, whose drafts have `nodes`; returns the tokens."""
     given_back = 0
     if victim in plan.decodes:
         place = plan.decodes.index(victim)
@@ -444,3 +411,90 @@ def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
     if victim in plan.resumed:
         plan.resumed.remove(victim)
     return given_back
+
+
+class PipelinedRequests(RunningRequests):
+    """As its base, where several plans are under way at once, on their way through pipeline stages.
+
+    A request whose next token is being computed by one of them is granted nothing until that has come back: the first
+    stage needs it. What it still lacks of its prompt may follow in the next plan at once, since counts advance when a
+    plan is made. So requests that were once granted their token together stay together, and are not moved from one plan
+    to another to make plans equal, as in vLLM v1; other engines limit the sequences of a plan (`max_plan_seqs`), so
+    that those beyond them go into the next.
+
+    Which requests a plan finds differs from plan to plan, so there is no cohort: each is looked at when it is back.
+    """
+
+    def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
+        super().__init__(config, blocks, on_preempted)
+        self._most_in_plan = config.max_plan_seqs or config.max_num_seqs
+        self._ready: dict[Request, None] = {}  # those that lack something, and wait for no token that is under way
+        self._last_back = -1  # index of the last plan that came back
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def has_place(self, plan: StepPlan, most: int) -> bool:
+        in_plan = len(plan.decodes) + len(plan.singles) + len(plan.chunks)
+        return in_plan < self._most_in_plan and super().has_place(plan, most)
+
+    def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
+        super().admit(request, num_new_tokens, plan)
+        self._sort_out()
+        if request.num_promised_tokens == request.num_output_tokens:
+            self._ready[request] = None
+
+    def drop(self, request: Request) -> None:
+        super().drop(request)
+        self._ready.pop(request, None)
+
+    def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
+        left = self._grant_sequences(plan, budget) if self._recomputes else self._grant_in_order(plan, budget, decodes)
+        for request in plan.decodes + plan.samples:
+            self._ready.pop(request, None)
+        return left
+
+    def num_known_tokens(self, request: Request) -> int:
+        return request.num_computed_tokens  # all tokens were known when they were granted
+
+    def is_under_way(self, request: Request) -> bool:
+        chunks = [grant.request for plan in self._under_way for grant in plan.chunks]
+        return request in chunks or any(request in plan.decodes for plan in self._under_way)
+
+    def send_out(self, plan: StepPlan) -> None:
+        self._under_way.append(plan)
+
+    def come_back(self, plan: StepPlan) -> None:
+        if not plan:
+            return  # it has the index of the next one
+        self._last_back = plan.index
+        self._under_way = [other for other in self._under_way if other.index > plan.index]
+        for request in plan.decodes + plan.samples:
+            if request.status is RequestStatus.RUNNING and request.num_promised_tokens < request.max_output_tokens:
+                self._ready[request] = None
+
+    def _in_turn(self) -> Iterable[Request]:
+        return sorted(self._ready, key=_ADMISSION)[: self._most_in_plan]
+
+    def _index_before(self, plan: StepPlan) -> int:
+        return self._last_back
+
+    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
+        super()._preempt(victim, plan, num_computed, num_known)
+        self._ready.pop(victim, None)
+
+    def _sort_out(self) -> None:
+        """No request has to leave those that decode together."""
+        self._prompts.clear()
+        self._joining.clear()
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        assert self._ready.keys() <= self.requests.keys()
+        for request in self.requests:
+            if request.status is not RequestStatus.RUNNING or not request.num_remaining_tokens:
+                assert request not in self._ready, f"{request} has nothing left to be granted"
+            else:
+                is_under_way = request.num_promised_tokens > request.num_output_tokens
+                assert is_under_way != (request in self._ready), f"{request} is lost, or granted twice"

@@ -1,11 +1,24 @@
 """The scheduler: which tokens of which requests run in the next step. It knows tokens and blocks, never seconds.
 
-vLLM v1's rules for continuous batching: one token budget; running requests first, in the order they were admitted
-(`RunningRequests`, which also preempts); then waiting requests, in policy order, while slots, budget and blocks last,
-and none in a step that preempted. There is no prefill and no decode phase, only tokens computed and tokens to compute.
+    add(request) -> heap of those that wait, by policy key (admission.py)
+                              |
+    plan(now):                |  2. _admit: in that order, while slots, budget and blocks last; blocks of a cached
+                              v     prefix, or of KV that comes from elsewhere or from a second tier, first
+    1. RunningRequests.grant: who runs, a token each or a chunk of its prompt (running.py), within one token budget
+         |- DecodeCohort: all who decode, as one; what changes is in calendars of ages (decode_cohort.py)
+         '- _grant_in_order: one by one where budget or blocks are short; preempts the largest key
+                              |
+       KVBlockManager: allocate, publish, free; a cohort's blocks are set aside by their number (kv_blocks.py)
+                              |
+    apply(plan, now): promised tokens are output tokens; who has its last gives blocks and slot back
+    max_repeats(plan) -> repeat, apply_repeated: a leap over equal plans, exactly as one by one (serve_loop.py)
+
+vLLM v1's rules for continuous batching: one token budget; running requests first, in the order they were admitted;
+then waiting requests, and none in a step that preempted. There is no prefill and no decode phase, only tokens computed
+and tokens to compute.
 
 Counts advance when a plan is *made* (`num_computed_tokens`, `num_promised_tokens`), so the next plan can be made while
-this one runs; `apply` then turns promised tokens into output tokens. As lengths are known, none is computed in vain.
+this one runs. As lengths are known, none is computed in vain.
 """
 
 import heapq
@@ -16,52 +29,46 @@ from perfmodel.engine.admission import DISCIPLINES, POLICIES, Reservations
 from perfmodel.engine.config import SchedulerConfig
 from perfmodel.engine.drafting import DraftingRequests
 from perfmodel.engine.kv_blocks import KVBlockManager
-from perfmodel.engine.pipelined import PipelinedRequests
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
-from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.running import PipelinedRequests, RunningRequests
 from perfmodel.engine.slots import SlottedRequests
 from perfmodel.engine.token_watch import TokenWatch
 
 _ADMISSION = attrgetter("admission")
 _MANY = 1 << 40  # more requests than are ever preempted
+Waiting = tuple[tuple[int, ...], Request]  # by its key
 
 
 class Scheduler:
     """Plans steps over `blocks` under `config`. Requests enter by `add` and leave by `apply`."""
 
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, watch: TokenWatch | None = None) -> None:
-        self.config = config
-        self.blocks = blocks
+        self.config, self.blocks = config, blocks
         self.num_preemptions = self._num_skipped = 0
-        self.num_prefix_tokens_asked = 0
-        self.num_prefix_tokens_hit = 0
+        self.num_prefix_tokens_asked = self.num_prefix_tokens_hit = 0
         self._key = POLICIES[config.scheduling_policy]
         self._drafting: DraftingRequests | None = None
         kind = PipelinedRequests if config.pipeline_parallel_size > 1 else RunningRequests
-        self._running: RunningRequests = kind(config, blocks, self._key, self._requeue)
+        self._running: RunningRequests = kind(config, blocks, self._requeue)
         if config.speculation is not None:
-            self._running = self._drafting = DraftingRequests(config, blocks, self._key, self._requeue)
+            self._running = self._drafting = DraftingRequests(config, blocks, self._requeue)
             blocks.rereads_last_block = config.speculation.rereads_last_block
         self._slotted: SlottedRequests | None = None
         if config.slots is not None:
-            self._running = self._slotted = SlottedRequests(config, blocks, self._key, self._requeue)
+            self._running = self._slotted = SlottedRequests(config, blocks, self._requeue)
         self._num_deferred = 0  # of those that wait, how many lacked a slot when the last plan was made
         self.watch = self._running.cohort.watch = watch
-        self._discipline = DISCIPLINES[config.batching]
-        self._reservations = Reservations(config, self._discipline)
-        self._max_batch = min(config.max_num_seqs, self._discipline.max_batch or config.max_num_seqs)
-        self._waiting: list[tuple[tuple[int, ...], Request]] = []  # heap by policy key
+        self._discipline = discipline = DISCIPLINES[config.batching]
+        self._reservations = Reservations(config, discipline)
+        self._max_batch = min(config.max_num_seqs, discipline.max_batch or config.max_num_seqs)
+        self._waiting: list[Waiting] = []  # heap by policy key
         self.detached: dict[int, Request] = {}  # hold blocks but neither wait nor run: KV on its way in, or out
-        self._load_keys: dict[
-            int, tuple[int, ...]
-        ] = {}  # of those of them that wait for KV: their places in `_waiting`
+        self._load_keys: dict[int, tuple[int, ...]] = {}  # of those that wait for KV: their places in `_waiting`
         # (ticks, how many times) between two tokens of a request that sat out steps in between
         self.irregular_gaps: list[tuple[int, int]] = []
-        self._budget = (
-            config.max_num_batched_tokens if self._discipline.uses_budget else config.max_model_len * self._max_batch
-        )
-        self._budget -= self._running.num_input_tokens  # of the last request that a step has room for
+        budget = config.max_num_batched_tokens if discipline.uses_budget else config.max_model_len * self._max_batch
+        self._budget = budget - self._running.num_input_tokens  # of the last request that a step has room for
         self._next_index = 0
         self._loads_without_slot = False  # KV may begin to come while no slot is free
         self._spares_lone_prompts = config.long_prefill_token_threshold > 0 and not config.caps_lone_prompts
@@ -84,8 +91,8 @@ class Scheduler:
 
     def counts(self) -> tuple[int, int, int]:
         """Requests that run, requests that wait, and blocks in use, as step records have them."""
-        num_waiting, blocks = len(self._waiting), self.blocks
-        return len(self._running.requests), num_waiting, blocks.num_blocks - blocks.num_free
+        blocks = self.blocks
+        return len(self._running.requests), len(self._waiting), blocks.num_blocks - blocks.num_free
 
     @property
     def running(self) -> Iterator[Request]:
@@ -176,7 +183,7 @@ class Scheduler:
         key = (-self.num_preemptions,) if self.config.scheduling_policy == "fcfs" else self._key(victim)
         heapq.heappush(self._waiting, (key, victim))
 
-    def _skip(self, key: tuple[int, ...], request: Request) -> tuple[tuple[int, ...], Request]:
+    def _skip(self, key: tuple[int, ...], request: Request) -> Waiting:
         """`request`, which waits under `key`, cannot go on yet; what it waits under from now on: first come, first
         served it is looked at before those that were not skipped."""
         if self.config.scheduling_policy == "fcfs" and key[0] > -_MANY:
@@ -247,7 +254,7 @@ class Scheduler:
         """Let waiting requests in, in policy order, until the first that does not fit; returns how many decode at once,
         with KV from elsewhere."""
         blocks, config, host, num_joined = self.blocks, self.config, self.blocks.host, 0
-        skipped: list[tuple[tuple[int, ...], Request]] = []
+        skipped: list[Waiting] = []
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
             if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
@@ -287,13 +294,20 @@ class Scheduler:
             heapq.heappop(self._waiting)
             blocks.allocate(request, reserved, cached)
             if not has_come:
-                self._restore(request, num_cached, num_ready, plan)
+                self._count_prefix(request, num_ready)
+                if host is not None:
+                    plan.num_restored_blocks += host.restore(request, num_cached, num_ready, blocks.block_size)
+                    plan.num_restored_tokens += num_ready - num_cached
                 if request.num_transferred_tokens:
                     plan.loads += (request,)
                     request.num_transferred_tokens = 0
             num_joined += has_come and missing == 1
             budget -= missing + padding + self._running.num_input_tokens
-            self._enter(request, num_ready, missing, plan, now)
+            if request.first_scheduled_at is None:
+                request.first_scheduled_at, request.num_cached_tokens = now, num_ready
+            request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = num_ready
+            self._running.admit(request, missing, plan)
             if padding and self._drafting is not None:
                 self._drafting.pad(request, padding, plan)
             blocks.publish(request)
@@ -323,11 +337,14 @@ class Scheduler:
                 break
             self.blocks.allocate(request, wanted)
             num_ready = slotted.take_slot(request)
-            self.num_prefix_tokens_asked += request.num_tokens
-            self.num_prefix_tokens_hit += num_ready
+            self._count_prefix(request, num_ready)
             request.first_scheduled_at, request.num_cached_tokens = now, num_ready
             request.status = RequestStatus.RUNNING
         self._num_deferred = len(self._waiting)
+
+    def _count_prefix(self, request: Request, num_hit: int) -> None:
+        self.num_prefix_tokens_asked += request.num_tokens
+        self.num_prefix_tokens_hit += num_hit
 
     def _put_loaded_first(self) -> bool:
         """Nothing runs, since the blocks that whoever is next lacks are held by requests whose KV has come: the first
@@ -341,24 +358,6 @@ class Scheduler:
         heapq.heapify(self._waiting)
         return True
 
-    def _restore(self, request: Request, num_cached: int, num_ready: int, plan: StepPlan) -> None:
-        """`request` is let in with `num_ready` tokens there, all but the first `num_cached` from a second tier."""
-        host = self.blocks.host
-        self.num_prefix_tokens_asked += request.num_tokens
-        self.num_prefix_tokens_hit += num_ready
-        if host is not None:
-            plan.num_restored_blocks += host.restore(request, num_cached, num_ready, self.blocks.block_size)
-            plan.num_restored_tokens += num_ready - num_cached
-
-    def _enter(self, request: Request, num_ready: int, num_new_tokens: int, plan: StepPlan, now: int) -> None:
-        """`request`, with `num_ready` tokens there and blocks for more, runs from `plan` on."""
-        if request.first_scheduled_at is None:
-            request.first_scheduled_at = now
-            request.num_cached_tokens = num_ready
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_ready
-        self._running.admit(request, num_new_tokens, plan)
-
     def _begin_loads(self, plan: StepPlan) -> None:
         """Give those blocks whose KV can come while they wait for a slot, in their order."""
         blocks = self.blocks
@@ -370,7 +369,7 @@ class Scheduler:
                 if not (is_here or self._begin_load(entry, cached, plan)):
                     return
 
-    def _begin_load(self, entry: tuple[tuple[int, ...], Request], cached: list[int], plan: StepPlan) -> bool:
+    def _begin_load(self, entry: Waiting, cached: list[int], plan: StepPlan) -> bool:
         """Give the request of `entry`, which waits, blocks for its KV that comes from elsewhere, beyond `cached`; False
         if they are not free, beside those that prompts under way still need."""
         request = entry[1]
@@ -389,16 +388,15 @@ class Scheduler:
         heapq.heapify(self._waiting)
         key, _ = self._skip(*entry)
         blocks.allocate(request, reserved, cached)
-        self.num_prefix_tokens_asked += request.num_tokens
-        self.num_prefix_tokens_hit += len(cached) * blocks.block_size
+        self._count_prefix(request, len(cached) * blocks.block_size)
         request.num_computed_tokens = total
         self.detached[request.request_id], self._load_keys[request.request_id] = request, key
         plan.loads += (request,)
         return True
 
     def _take_load(self, request: Request) -> bool:
-        """The KV of `request`, which is the next that waits, has come: others may have it now, too. False if none of it
-        has: it waits as if it had not been on its way."""
+        """Let others have the KV of `request`, which has come; False if none has: it waits as if it had not been on its
+        way."""
         if request.num_computed_tokens:
             self.blocks.publish(request)
             return True
@@ -460,18 +458,14 @@ class Scheduler:
             finished = [request for request in finished if request.status is not RequestStatus.ABORTED]
             if len(finished) > 1:
                 finished.sort(key=_ADMISSION)  # the order in which their blocks go free
-            self._finish(finished, plan.num_samples, now)
+            for request in finished:
+                request.finished_at, request.last_token_batch = now, plan.num_samples
+                request.status = RequestStatus.FINISHED
+            if self._discipline.frees_together:
+                self._end_batch()
+            else:
+                self._free(finished)
         return finished
-
-    def _finish(self, finished: list[Request], batch: int, now: int) -> None:
-        for request in finished:
-            request.finished_at = now
-            request.last_token_batch = batch
-            request.status = RequestStatus.FINISHED
-        if self._discipline.frees_together:
-            self._end_batch()
-        else:
-            self._free(finished)
 
     def _end_batch(self) -> None:
         """Free the slots and blocks of a batch that ends together, if all of it is done."""
@@ -514,13 +508,8 @@ class Scheduler:
             repeats = min(repeats, (self._poll_at - self._next_index) % self.config.poll_every)
         if self.blocks.gives_up_rows and self.num_waiting and self.has_free_slot:
             repeats = min(repeats, cohort.num_steps_before_release)  # what is given up may let a request in
-        if self.most_blocks(repeats) > num_free:
-            repeats = num_free // (len(cohort.joined) * self.blocks.most_weight) * self.blocks.block_size
-        return repeats
-
-    def most_blocks(self, repeats: int) -> int:
-        """An upper bound of the blocks that so many repeats take."""
-        return -(-repeats // self.blocks.block_size) * len(self._running.cohort.joined) * self.blocks.most_weight
+        size, most_per_block = self.blocks.block_size, len(cohort.joined) * self.blocks.most_weight
+        return repeats if -(-repeats // size) * most_per_block <= num_free else num_free // most_per_block * size
 
     @property
     def num_growing(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from perfmodel.engine.plan import StepPlan, StepRecord
 from perfmodel.engine.request import Request
 from perfmodel.engine.scheduler import Scheduler
 
+_Counts = tuple[int, int, int]  # as of `Scheduler.counts`
 _new = tuple.__new__  # what a named tuple is called by is a Python function, three times as slow
 
 
@@ -37,8 +38,8 @@ class ServeLoop:
         self.async_scheduling = async_scheduling and can_plan_ahead and self._most_under_way == 1
         self._ahead: StepPlan | None = None
         self.on_load: Callable[[Request], None] | None = None  # called for each of `StepPlan.loads`
-        # Of a leap whose plans are made: index and context of its first, and the counts beside it.
-        self._leap: tuple[int, int, tuple[int, int, int]] | None = None
+        # Of a leap whose plans are made: (index, context) of its first, and the counts beside it.
+        self._leap: tuple[tuple[int, int], _Counts] | None = None
 
     @property
     def has_requests(self) -> bool:
@@ -97,7 +98,8 @@ class ServeLoop:
         self._num_under_way -= 1
         counts = self.scheduler.counts()
         finished = self.scheduler.apply(plan, now, num_accepted)
-        return finished, _record(plan, 1, started, now, now - started, counts, plan.index, plan.decode_context)
+        first = plan.index, plan.decode_context
+        return finished, _record(plan, 1, started, now, now - started, counts, first)
 
     def max_leap(self, plan: StepPlan) -> int:
         """How many steps, `plan` (just started) and equal ones after it, pass before anything changes by itself."""
@@ -109,8 +111,10 @@ class ServeLoop:
         # The same list, not an equal one: a plan whose requests were gone through one by one has a list of its own.
         if self._ahead.decodes is not plan.decodes:
             return 1
-        if plan.decode_windowed and self._ahead.decode_windowed != self._grown(plan):
-            return 1
+        if plan.decode_windowed:
+            grown = tuple(map(add, plan.decode_windowed, self.leap_growth))
+            if self._ahead.decode_windowed != grown:
+                return 1
         return self.scheduler.max_repeats(self._ahead) + 1
 
     @property
@@ -118,13 +122,10 @@ class ServeLoop:
         """Growth of each sum of `decode_windowed` from step to step of a leap, in tokens."""
         return self.scheduler.num_growing
 
-    def _grown(self, plan: StepPlan) -> tuple[int, ...]:
-        return tuple(map(add, plan.decode_windowed, self.leap_growth))
-
     def plan_leap(self, plan: StepPlan, num_steps: int) -> None:
         """Make the plans of a leap of `num_steps`: the scheduler stands as it would while the last of them runs."""
         # A synchronous leap rolls the plan itself forward.
-        self._leap = plan.index, plan.decode_context, self.scheduler.counts()
+        self._leap = (plan.index, plan.decode_context), self.scheduler.counts()
         if num_steps > 1:
             self.scheduler.repeat(self._ahead or plan, num_steps - 1)
 
@@ -146,44 +147,19 @@ class ServeLoop:
         if self._leap is None:
             self.plan_leap(plan, num_steps)
         assert self._leap is not None
-        (index, context, counts), self._leap = self._leap, None
+        (first, counts), self._leap = self._leap, None
         if durations is not None and self.scheduler.watch is not None:
             self.scheduler.watch.begin_leap(started, durations(num_steps))
         self.scheduler.apply_repeated(plan, num_steps, now)
-        return _record(plan, num_steps, started, now, first_duration, counts, index, context)
+        return _record(plan, num_steps, started, now, first_duration, counts, first)
 
 
 def _record(
-    plan: StepPlan,
-    num_steps: int,
-    started: int,
-    now: int,
-    first_duration: int,
-    counts: tuple[int, int, int],
-    index: int,
-    context: int,
+    plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int, counts: _Counts, first: tuple[int, int]
 ) -> StepRecord:
-    """`index` and `context` are those of the first step: a leap has moved the plan's own."""
-    num_decodes = len(plan.decodes)
-    num_running, num_waiting, used_blocks = counts
-    return _new(
-        StepRecord,
-        (
-            index,
-            num_steps,
-            started,
-            now,
-            first_duration,
-            plan.num_tokens,
-            num_decodes,
-            context,
-            len(plan.chunks),
-            num_running,
-            num_waiting,
-            used_blocks,
-            plan.num_gaps,
-            sum(map(bool, plan.draft_depths)) if plan.draft_depths else 0,
-            plan.num_draft_tokens,
-            plan.num_accepted_tokens,
-        ),
-    )
+    """first: index and context of the first step, as a leap has moved the plan's own"""
+    (index, context), depths = first, plan.draft_depths
+    times = index, num_steps, started, now, first_duration
+    drafts = sum(map(bool, depths)) if depths else 0, plan.num_draft_tokens, plan.num_accepted_tokens
+    sizes = plan.num_tokens, len(plan.decodes), context, len(plan.chunks)
+    return _new(StepRecord, (*times, *sizes, *counts, plan.num_gaps, *drafts))

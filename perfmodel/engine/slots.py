@@ -14,15 +14,14 @@ all slots share one pool of KV, so free slots are emptied once they are saved. N
 """
 
 from bisect import insort
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 
-from perfmodel.engine.admission import Policy
 from perfmodel.engine.config import SchedulerConfig, Slots
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request
-from perfmodel.engine.running import RunningRequests
+from perfmodel.engine.running import OnPreempted, RunningRequests
 
 _SLOT = attrgetter("admission")
 _LEAST_KEPT = 0.25  # a saved prompt comes back only where its request begins with so much of it
@@ -32,21 +31,15 @@ Contents = tuple[Hashable, ...]  # identity of full KV blocks from the first on
 
 
 def _num_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    """Blocks that both begin with."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 class SlottedRequests(RunningRequests):
-    """As its base, for a `config` with `slots`: a request's `admission` is the number of its slot.
+    """As its base, for a `config` with `slots`: a request's `admission` is the number of its slot."""
 
-    blocks, key, on_preempted: as of `RunningRequests`
-    """
-
-    def __init__(
-        self, config: SchedulerConfig, blocks: KVBlockManager, key: Policy, on_preempted: Callable[[Request], None]
-    ) -> None:
-        super().__init__(config, blocks, key, on_preempted)
+    def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
+        super().__init__(config, blocks, on_preempted)
         assert config.slots is not None
         self._slots: Slots = config.slots
         self._held: list[Contents] = [()] * config.max_num_seqs  # what each slot has in its KV
@@ -55,15 +48,16 @@ class SlottedRequests(RunningRequests):
         self._num_freed = 0
         self._saved: list[Contents] = []  # the second cache, oldest first
 
-    # ---------------------------------------------------------------- coming and going
-
     def take_slot(self, request: Request) -> int:
         """Give `request`, whose blocks it has, a free slot; returns how many tokens of its prompt that holds."""
         number = self._choose(request.contents, request.num_prompt_tokens)
         num_common = _num_common(self._held[number], request.contents) if self._slots.reuses else 0
         self._free.remove(number)
         if self._slots.saves_prompts:
-            self._save_free()
+            for free in sorted(self._free):
+                self._save(self._held[free])
+                if self._slots.is_unified:
+                    self._held[free] = ()
         request.admission = number
         request.num_computed_tokens = min(num_common * self._blocks.block_size, request.num_prompt_tokens - 1)
         self.requests[request] = None
@@ -100,21 +94,11 @@ class SlottedRequests(RunningRequests):
 
     def _give_back(self, request: Request) -> None:
         """The slot of `request` is free, with the KV of what was computed."""
-        number, num_full = request.admission, request.num_computed_tokens // self._blocks.block_size
-        known = request.contents[:num_full]
-        own = (("of request", request.request_id, row) for row in range(len(known), num_full))
-        self._held[number] = (*known, *own)
+        number = request.admission
+        self._held[number] = request.name_blocks(request.num_computed_tokens // self._blocks.block_size)
         self._free.add(number)
         self._freed_at[number] = self._num_freed
         self._num_freed += 1
-
-    # ---------------------------------------------------------------- the second cache
-
-    def _save_free(self) -> None:
-        for number in sorted(self._free):
-            self._save(self._held[number])
-            if self._slots.is_unified:
-                self._held[number] = ()
 
     def _save(self, held: Contents) -> None:
         """Keep what a slot holds, in place of saved prompts that it begins with; unless one begins with it."""
@@ -136,8 +120,6 @@ class SlottedRequests(RunningRequests):
         if best >= 0:
             self._held[number] = self._saved.pop(best)
 
-    # ---------------------------------------------------------------- grants
-
     def _chunks(self, budget: int, decodes: bool) -> list[tuple[Request, int]]:
         left = max(budget - len(self.cohort.joined), 0)
         chunks: list[tuple[Request, int]] = []
@@ -146,8 +128,6 @@ class SlottedRequests(RunningRequests):
             left -= num_tokens
             chunks.append((request, num_tokens))
         return chunks
-
-    # ---------------------------------------------------------------- invariants
 
     def check_integrity(self) -> None:
         super().check_integrity()

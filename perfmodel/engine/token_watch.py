@@ -1,9 +1,8 @@
-"""`TokenWatch`: of each request, what the times of its single tokens say and those of its first and last do not.
+"""`TokenWatch`: the longest gap between a request's tokens, and how long its reader waits.
 
-Two things: the longest gap between tokens; and how long a reader waits who starts at the first token and takes `pace`
-ticks for each. Token k (from 0), at the time T_k, is read in time if T_k <= T_0 + k pace, so what it comes late is
-T_k - T_0 - k pace, and a reader who goes on as soon as there is something to read has waited, in all, the most of
-these (as in playing a video: each further wait is what the lateness grows beyond the most so far).
+A reader starts at the first token and takes `pace` ticks for each. Token k (from 0), at the time T_k, is read in time
+if T_k <= T_0 + k pace, so what it comes late is T_k - T_0 - k pace, and a reader who goes on as soon as there is
+something to read has waited, in all, the most of these (as in playing a video).
 
 Requests that decode together get a token each in every step (`DecodeCohort`), so single requests are not looked at: at
 the cohort's age a, with the time T, a member is late by (T - a pace) and a constant of its own. The most of that line
@@ -45,10 +44,8 @@ class TokenWatch:
             times.reader_wait = max(times.reader_wait, now - times.first_at - times.num_tokens * times.pace)
         times.num_tokens = request.num_output_tokens
 
-    # ---------------------------------------------------------------- requests that decode together
-
     def join(self, request: Request, age: int) -> None:
-        """`request` is of the cohort from the age `age` on."""
+        """`request` is of the cohort from `age` on."""
         self._fresh[request] = age
         pace = self._pace_of(request)
         if pace is not None and pace not in self._lines:

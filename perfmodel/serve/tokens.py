@@ -23,9 +23,8 @@ from perfmodel.errors import MissingExtraError, SpecError, WorkloadError
 from perfmodel.serve.emulator import beyond_context
 from perfmodel.serve.guided import Guide
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.sim.traffic.conversations import read_conversations
 from perfmodel.sim.traffic.distributions import draw_lengths, hashed, hashes
-from perfmodel.sim.traffic.traces import read_trace
+from perfmodel.sim.traffic.traces import read_conversations, read_trace
 from perfmodel.specs.traffic import Traffic
 
 TokenIds = NDArray[np.int64]

@@ -21,7 +21,7 @@ from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, work
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.sim.replica.replica import EngineRank
-from perfmodel.sim.traffic.clients import ClosedLoopClient, ConversationClient, OpenLoopClient, Route, Server
+from perfmodel.sim.traffic.clients import ClosedLoopClient, Compressor, ConversationClient, OpenLoopClient, Route
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
@@ -62,7 +62,7 @@ def simulate(
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
     """
     basis_of = remembered_basis(calibration, profile)
-    entrance = scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
+    entrance = _entrance(scenario)
     workload = Workload(entrance)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
@@ -94,6 +94,11 @@ def simulate(
         )
     steps = collector.steps()
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
+
+
+def _entrance(scenario: Scenario) -> Scenario:
+    """The pool that requests come to first."""
+    return scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
 
 
 def _serve(
@@ -130,7 +135,16 @@ def _serve(
             collector.add_gap(*gaps.pop())
 
     cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost)
-    route = _past_the_door(env, workload, _way_in(env, scenario, basis_of, cluster), on_lost)
+    route: Route = cluster.route
+    if (shortening := scenario.prompt_compression) is not None and shortening.model is not None:
+        entrance = cluster.pools[0].scenario  # prefill pools come first
+        basis = basis_of(entrance)
+        fits = basis.calibration, basis.profile
+        compressor = Compressor.of(env, entrance, shortening.model, fits, cluster.route)
+        route = lambda _: compressor  # noqa: E731
+    if workload.traffic.trace is not None:  # prompts that leave no room for an answer: vLLM refuses these alone
+        rejecting, accepted = _RejectingServer(env, on_lost), route
+        route = lambda request: rejecting if workload.refuses(request) else accepted(request)  # noqa: E731
     if scenario.traffic.has_conversations:
         client = ConversationClient(env, workload.conversations(), route, workload.concurrency, workload.think_time)
     elif workload.concurrency is None:
@@ -143,7 +157,7 @@ def _serve(
     return cluster
 
 
-class _Refusal:
+class _RejectingServer:
     """Where requests go that the engine refuses: lost at once, with no step of the client's in between."""
 
     def __init__(self, env: TickEnvironment, on_lost: "Callable[[LostRequest], None]") -> None:
@@ -154,31 +168,6 @@ class _Refusal:
         from perfmodel.sim.fleet.gateway import LostRequest
 
         Alarm(self._env, 0, lambda _: self._on_lost(LostRequest(request, "failed", self._env.ticks)), URGENT)
-
-
-def _past_the_door(
-    env: TickEnvironment, workload: Workload, route: Route, on_lost: "Callable[[LostRequest], None]"
-) -> Route:
-    """`route`, but for prompts of a trace that leave no room for an answer: vLLM refuses these requests alone."""
-    if workload.traffic.trace is None:
-        return route
-    refusal = _Refusal(env, on_lost)
-    return lambda request: refusal if workload.refuses(request) else route(request)
-
-
-def _way_in(
-    env: TickEnvironment, scenario: Scenario, basis_of: BasisOf, cluster: Cluster
-) -> Callable[[Request], Server]:
-    """Where a request goes first: to the model that shortens its prompt, or to the cluster."""
-    shortening = scenario.prompt_compression
-    if shortening is None or shortening.model is None:
-        return cluster.route
-    from perfmodel.sim.traffic.clients import Compressor
-
-    entrance = cluster.pools[0].scenario  # prefill pools come first
-    basis = basis_of(entrance)
-    compressor = Compressor.of(env, entrance, shortening.model, (basis.calibration, basis.profile), cluster.route)
-    return lambda _: compressor
 
 
 def _intervals_of(
@@ -202,7 +191,6 @@ def _intervals_of(
 
 def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:
     """The requests of `scenario` under a draw of scores, or under the model itself."""
-    entrance = scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
     with Collector(keep_steps=False) as collector:
-        _serve(scenario, Workload(entrance), basis_of, collector, one_of=one_of, scores=scores)
+        _serve(scenario, Workload(_entrance(scenario)), basis_of, collector, one_of=one_of, scores=scores)
     return collector.requests()

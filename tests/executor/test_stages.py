@@ -18,7 +18,7 @@ from perfmodel.cost import StageTicks  # noqa: E402
 from perfmodel.engine import Outcome  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.ops.sharding import stages  # noqa: E402
-from perfmodel.sim.replica.flow_line import FlowLine  # noqa: E402
+from perfmodel.sim.replica.pipeline import FlowLine  # noqa: E402
 from perfmodel.specs import EngineSpec, load_scenario  # noqa: E402
 from perfmodel_executors import run  # noqa: E402
 from perfmodel_executors.driver import InStages, serve  # noqa: E402

@@ -1,15 +1,24 @@
 """`Cluster`: the pools of a scenario on the simulated clock, and the way of a request through them."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import gcd
 from typing import TYPE_CHECKING
 
-from perfmodel.cost import Calibration, EngineProfile, ServerFit
+from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativePricer, StepPricer
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
+from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
-from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool, build_pool
-from perfmodel.sim.replica.replica import EngineRank, FrontEnd
+from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.replica.acceptance import SimulatedAcceptance
+from perfmodel.sim.replica.backend import SimulatedBackend
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.pipeline import Pipeline
+from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
+from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config, second_tier
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.cluster import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.scenario import Scenario
 
@@ -23,13 +32,11 @@ if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
 class Cluster:
     """Idle pools of replicas of `scenario`; `route` says which one takes a request.
 
-    basis_of:    calibration and profile of a pool's scenario
-    on_step:     called with (replica, record) for each step or leap that has ended
-    can_leap:    whether runs of equal steps are advanced together
-    on_finished: called with (replica, request) for each answer that is complete, and that a client waits for
-    on_lost:     called for each request whose client gets no answer
-    one_of:      the pools have one of so many of their engines
-    scores:      of a draw of what the costs leave unexplained, the same in all pools
+    basis_of: calibration and profile of a pool's scenario; can_leap: runs of equal steps are advanced together
+    on_finished, on_step: called with (replica, request) for each answer that a client waits for, and (replica, record)
+    on_lost:  called for each request whose client gets no answer
+    one_of:   the pools have one of so many of their engines
+    scores:   of a draw of what the costs leave unexplained, the same in all pools
     """
 
     def __init__(
@@ -52,14 +59,17 @@ class Cluster:
         self._env, self._basis_of, self._can_leap = env, basis_of, can_leap
         self._one_of, self._scores = one_of, scores
         if scenario.cluster.is_dynamic:
-            self.dynamic = dynamic = _dynamic_cluster(env, scenario, on_finished, on_step, on_lost)
-            on_finished = dynamic.on_finished
+            from perfmodel.sim.fleet import dynamic
+
+            self.dynamic = dynamic.DynamicCluster(env, scenario, on_finished, on_step, on_lost)
+            on_finished = self.dynamic.on_finished
         if scenario.cluster.is_disaggregated:
             from perfmodel.sim.fleet.disaggregated import kv_transfers
 
             self.transfers = kv_transfers(env, scenario)
-        deployed = [self._deploy(deployment, on_finished, on_step) for deployment in _deployments(scenario)]
-        self.servers = [each.server for each in deployed if each.server is not None]
+        groups = scenario.cluster.deployments or deployments(scenario.pools)  # equal replicas are one
+        deployed = [self._deploy(group, on_finished, on_step) for group in groups]
+        self.servers = [one.server for one in deployed if one.server is not None]
         self.route: Callable[[Request], RequestServer] = deployed[0].route
         if self.dynamic is not None:
             self.route = self.dynamic.over(deployed)
@@ -84,27 +94,39 @@ class Cluster:
         return Deployed(deployment, pools, FleetRouter.over(list(pools.values()), self.scenario), None)
 
     def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
-        mine = self.scenario.of_pool(spec)
-        calibration, profile, memory = self._basis_of(mine)
+        """The pool `spec` with idle replicas, numbered behind those that are there; each asks for its `front_end`."""
+        own, env = self.scenario.of_pool(spec), self._env
+        calibration, profile, memory = self._basis_of(own)
         draw = self._draw(calibration, profile, spec.role != "unified")
         server = _drawn_server(profile, draw) if front_end else ServerFit()
-        pool = build_pool(
-            self._env,
-            self.scenario,
-            spec,
-            memory,
-            calibration,
-            profile,
-            len(self.engines),
-            on_finished,
-            on_step,
-            self._can_leap,
-            self._one_of,
-            lambda: None if server == ServerFit() else FrontEnd(server),
-            draw,
-        )
-        self.pools.append(pool)
-        return pool
+        costs = shared_step_costs(own, calibration, profile)
+        pricer = costs.pricer(draw)
+        backend = _backend(own, pricer, is_split=draw is None)
+        num_ranks = own.engine.data_parallel_size
+        num_engines = spec.most_replicas * num_ranks
+        if num_engines % self._one_of:
+            raise ValueError(f"{spec.most_replicas} x {num_ranks} engines cannot be cut in {self._one_of} equal slices")
+        num_engines //= self._one_of
+        together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
+        locksteps = build_locksteps(own.engine, num_engines, together, env, backend, costs.graph, self._can_leap)
+        tier = second_tier(own, costs)
+        backend.restore = tier.cost if tier is not None else None
+        config = scheduler_config(own, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
+        if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
+            config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
+
+        def engine(index: int, lockstep: Lockstep) -> EngineRank:
+            host = tier.blocks() if tier is not None else None
+            loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config)
+            front = None if server == ServerFit() else FrontEnd(server)
+            return EngineRank(lockstep, index, loop, on_finished, on_step, front)
+
+        engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, len(self.engines))]
+        replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
+        route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed)
+        pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
+        self.pools.append(Pool(spec, own, memory, pricer, replicas, route, backend, pipelines))
+        return self.pools[-1]
 
     def _draw(self, calibration: Calibration, profile: EngineProfile, is_disaggregated: bool) -> Draw | None:
         """The cluster's draw, in the units of one pool's uncertainty."""
@@ -115,38 +137,35 @@ class Cluster:
 
     def _disaggregated(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
         """Prefill pools come first."""
-        from perfmodel.sim.fleet.disaggregated import PrefillDecode
+        from perfmodel.sim.fleet.disaggregated import disaggregated_server
 
         assert self.transfers is not None
-        stages, pools, specs = PrefillDecode(), dict[int, Pool](), self.scenario.pools
+        pools, specs = dict[int, Pool](), self.scenario.pools
         for number in sorted(deployment.pools, key=lambda number: specs[number].role != "prefill"):
-            is_prefill = specs[number].role == "prefill"
-            ends = stages.on_prefilled if is_prefill else stages.on_decoded
-            pools[number] = self._pool(specs[number], ends, on_step, front_end=False)
-        mine = list(pools.values())
-        calibration, profile, _ = self._basis_of(mine[0].scenario)
+            ends: dict[str, OnFinished] = {  # of the server that is joined below, once they run
+                "prefill": lambda replica, request: joined.on_prefilled(replica, request),
+                "decode": lambda replica, request: joined.on_decoded(replica, request),
+            }
+            pools[number] = self._pool(specs[number], ends[specs[number].role], on_step, front_end=False)
+        own = list(pools.values())
+        calibration, profile, _ = self._basis_of(own[0].scenario)
         server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
         front_end = FrontEnd(server) if server != ServerFit() else None
-        joined = stages.join(self._env, self.scenario, mine, on_finished, front_end, self.transfers)
-        self._server_of.update((engine.index, joined) for pool in mine for engine in pool.engines)
+        joined = disaggregated_server(self._env, self.scenario, own, on_finished, front_end, self.transfers)
+        self._server_of.update((engine.index, joined) for pool in own for engine in pool.engines)
         return Deployed(deployment, pools, None, joined)
 
 
-def _deployments(scenario: Scenario) -> tuple[PoolGroup, ...]:
-    """The cluster's deployments; equal replicas are one."""
-    return scenario.cluster.deployments or deployments(scenario.pools)
-
-
-def _dynamic_cluster(
-    env: TickEnvironment,
-    scenario: Scenario,
-    on_finished: OnFinished,
-    on_step: OnStep,
-    on_lost: "Callable[[LostRequest], None]",
-) -> "DynamicCluster":
-    from perfmodel.sim.fleet.dynamic import DynamicCluster
-
-    return DynamicCluster(env, scenario, on_finished, on_step, on_lost)
+def _backend(scenario: Scenario, pricer: StepPricer, is_split: bool) -> SimulatedBackend:
+    config = scenario.engine.speculative_config
+    if config is None:
+        return SimulatedBackend(pricer, is_split=is_split)
+    if config.acceptance is None:
+        raise SpecError(
+            f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "
+            f"the file that `perfmodel execute` has measured."
+        )
+    return SimulatedBackend(pricer, SimulatedAcceptance(config, scenario.seed), config.ahead, is_split)
 
 
 def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:

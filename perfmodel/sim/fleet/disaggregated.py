@@ -15,8 +15,6 @@ from that), so TTFT contains the wait for a decode slot and the transfer. An ans
 replica.
 
 A replica that fails takes with it what it has, and what is on its way to it or from it: `fail`.
-
-`PrefillDecode`: prefill and decode pools, joined by a `DisaggregatedServer` once both are there.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,10 +46,6 @@ class _Stage(Enum):
     DECODE = "with its decode replica"
 
 
-_HAS_SOURCE = (_Stage.PREFILL, _Stage.BETWEEN, _Stage.INBOUND, _Stage.MOVING)
-_HAS_TARGET = (_Stage.INBOUND, _Stage.MOVING, _Stage.DECODE)
-
-
 class _Passage:
     """The way of a client's `request`; `prefill` is what the prefill replica `source` has of it, `target` decodes."""
 
@@ -65,17 +59,17 @@ class _Passage:
 
     def touches(self, engines: set[int]) -> bool:
         """Whether it is with one of these now, or on its way to one or from it."""
-        is_from = self.stage in _HAS_SOURCE and self.source.index in engines
-        return is_from or (self.stage in _HAS_TARGET and self.target.index in engines)
+        has_source = self.stage not in (_Stage.ENTRANCE, _Stage.DECODE)
+        if has_source and self.source.index in engines:
+            return True
+        return self.stage in (_Stage.INBOUND, _Stage.MOVING, _Stage.DECODE) and self.target.index in engines
 
 
 class DisaggregatedServer:
-    """Takes requests like a replica does, and passes each from a prefill to a decode replica.
+    """Takes requests like a replica does, and passes each from a prefill to a decode replica by these routers.
 
-    to_prefill, to_decode: the routers of the two roles
     cost_of: the cost of a transfer between two replicas; transfers: those under way
-    front_end: the HTTP server in front, if there is one
-    resamples_first: decode replicas sample the first token again
+    front_end: the HTTP server in front, if there is one; resamples_first: decode replicas sample the first token again
     on_finished: called with (replica that had it last, request) for each request that is done
     """
 
@@ -98,8 +92,6 @@ class DisaggregatedServer:
         self._passages: dict[int, _Passage] = {}  # of requests that a client waits for, by their numbers
         self._num_sampled = 0 if resamples_first else 1  # tokens with which requests come to decode replicas
         self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether a client still waits or not
-
-    # ---------------------------------------------------------------- the way through
 
     def add(self, request: Request) -> None:
         """`request` arrives now, at the front end if there is one."""
@@ -136,7 +128,7 @@ class DisaggregatedServer:
         if not prefill.keeps_blocks:
             request.first_token_at, request.finished_at = prefill.first_token_at, prefill.finished_at
             request.first_token_batch = request.last_token_batch = prefill.first_token_batch
-            self._deliver(source, request)
+            self.on_decoded(source, request)
             return
         request.num_transferred_tokens = request.num_prompt_tokens
         passage.stage = _Stage.BETWEEN
@@ -145,21 +137,18 @@ class DisaggregatedServer:
     def _expect_at(self, request: Request, target: EngineRank) -> None:
         passage = self._passages[request.request_id]
         passage.target, passage.stage = target, _Stage.INBOUND
-        target.await_kv(request, lambda _, loading: self._begin_move(loading))
+        target.await_kv(request, self._begin_move)
 
     def _begin_move(self, request: Request) -> None:
         """`request` has blocks for its KV, unless it has gone since the plan was made that gave it these."""
         passage = self._passages.get(request.request_id)
-        if passage is not None and passage.request is request:
-            self._move(passage)
-
-    def _move(self, passage: _Passage) -> None:
-        prefill, request = passage.prefill, passage.request
+        if passage is None or passage.request is not request:
+            return
+        prefill = passage.prefill
         if request.status is RequestStatus.RUNNING:  # its prefix cache has it all
             passage.source.release(prefill)
             passage.stage = _Stage.DECODE
             return
-        cost = self._cost_of(passage.source.index, passage.target.index)
         prefill_ticks = 0
         if prefill.finished_at == self.env.ticks and prefill.first_scheduled_at is not None:
             prefill_ticks = self.env.ticks - prefill.first_scheduled_at
@@ -168,6 +157,7 @@ class DisaggregatedServer:
         if passage.source.is_dead:
             return
         ends = passage.source.index, passage.target.index
+        cost = self._cost_of(*ends)
         num_tokens = request.num_computed_tokens - request.num_hashed_blocks * passage.target.block_size
         passage.transfer = self.transfers.start(cost, *ends, num_tokens, lambda: self._arrived(passage), prefill_ticks)
 
@@ -188,21 +178,16 @@ class DisaggregatedServer:
         passage.target.drop(passage.request)
         passage.target.forget((passage.request,))
 
-    def on_decoded(self, replica: EngineRank, request: Request) -> None:
-        """`replica` has sampled the last token of `request`."""
-        self._deliver(replica, request)
-
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled tokens for `batch` sequences until clients have them."""
         return 0 if self._front_end is None else self._front_end.delay_out(batch)
 
-    def _deliver(self, replica: EngineRank, request: Request) -> None:
+    def on_decoded(self, replica: EngineRank, request: Request) -> None:
+        """`replica` has sampled the last token of `request`."""
         del self._passages[request.request_id]
         if self._front_end is not None:
             self._front_end.deliver(request)
         self._on_finished(replica, request)
-
-    # ---------------------------------------------------------------- what comes to nothing
 
     def abort(self, request: Request) -> bool:
         """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
@@ -213,10 +198,8 @@ class DisaggregatedServer:
         return True
 
     def sever(self, ranks: Sequence[EngineRank]) -> None:
-        """The replica of these ranks has failed, undetected: no transfer from it or to it goes on.
-
-        What other replicas hold for it they hold until it is detected: `fail`.
-        """
+        """The replica of these ranks has failed, undetected: no transfer from it or to it goes on. What others hold for
+        it they hold until it is detected: `fail`."""
         engines = {rank.index for rank in ranks}
         for passage in self._moving:
             if passage.touches(engines):
@@ -228,11 +211,8 @@ class DisaggregatedServer:
             passage.transfer = None
 
     def fail(self, ranks: Sequence[EngineRank]) -> list[Request]:
-        """The replica of these ranks has failed: the clients' requests that are lost with it.
-
-        They are those that it has, and those whose KV it keeps or waits for; what other replicas keep for them is free
-        again, and transfers from it and to it are over.
-        """
+        """The replica of these ranks has failed: the clients' requests that are lost with it, those that it has and
+        those whose KV it keeps or waits for. What other replicas keep for them is free again."""
         engines = {rank.index for rank in ranks}
         lost = [passage for passage in self._passages.values() if passage.touches(engines)]
         for passage in lost:
@@ -260,8 +240,6 @@ class DisaggregatedServer:
         elif stage is _Stage.DECODE:
             passage.target.abort(request)
 
-    # ---------------------------------------------------------------- invariants
-
     def check_idle(self, engines: Sequence[EngineRank]) -> None:
         """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
         assert not self._passages
@@ -274,40 +252,34 @@ class DisaggregatedServer:
             assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
 
 
-class PrefillDecode:
-    """What the engines of the two roles call; after `join` it goes to the server between them."""
+def disaggregated_server(
+    env: TickEnvironment,
+    scenario: Scenario,
+    pools: Sequence[Pool],
+    on_finished: OnFinished,
+    front_end: FrontEnd | None,
+    transfers: KvTransfers,
+) -> DisaggregatedServer:
+    """The server between the prefill and the decode pools among `pools` of `scenario`.
 
-    def __init__(self) -> None:
-        self._server: DisaggregatedServer | None = None
+    on_finished: called with (replica that had it last, request); front_end: the HTTP server in front, if any
+    transfers:   those under way on the links
+    """
+    prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
+    routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
+    pool_of = {engine.index: number for number, pool in enumerate(pools) for engine in pool.engines}
+    spec = scenario.cluster.kv_transfer
 
-    def join(
-        self,
-        env: TickEnvironment,
-        scenario: Scenario,
-        pools: Sequence[Pool],
-        on_finished: OnFinished,
-        front_end: FrontEnd | None,
-        transfers: KvTransfers,
-    ) -> DisaggregatedServer:
-        """The server between the prefill and the decode pools among `pools` of `scenario`.
+    @cache
+    def between(source: int, target: int) -> TransferCost:
+        a, b = pools[source].scenario, pools[target].scenario
+        return transfer_cost(a, b, spec.link_of(a.hardware), spec.link_of(b.hardware))
 
-        on_finished: called with (replica that had it last, request); front_end: the HTTP server in front, if any
-        transfers:   those under way on the links
-        """
-        prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
-        routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
-        costs = _transfer_costs(scenario, pools)
-        resamples = any(pool.scenario.engine.rules.resamples_first for pool in decode)
-        self._server = DisaggregatedServer(env, *routers, costs, on_finished, front_end, transfers, resamples)
-        return self._server
+    def cost_of(source: int, target: int) -> TransferCost:
+        return between(pool_of[source], pool_of[target])
 
-    def on_prefilled(self, replica: EngineRank, request: Request) -> None:
-        assert self._server is not None
-        self._server.on_prefilled(replica, request)
-
-    def on_decoded(self, replica: EngineRank, request: Request) -> None:
-        assert self._server is not None
-        self._server.on_decoded(replica, request)
+    resamples = any(pool.scenario.engine.rules.resamples_first for pool in decode)
+    return DisaggregatedServer(env, *routers, cost_of, on_finished, front_end, transfers, resamples)
 
 
 def kv_transfers(env: TickEnvironment, scenario: Scenario) -> KvTransfers:
@@ -318,15 +290,3 @@ def kv_transfers(env: TickEnvironment, scenario: Scenario) -> KvTransfers:
         own = spec.link_of(first.hardware or scenario.hardware).bandwidth_bytes_per_s
         fabric = Fabric(env, spec.fabric_bandwidth_bytes_per_s or own)
     return KvTransfers(env, spec.layerwise, fabric)
-
-
-def _transfer_costs(scenario: Scenario, pools: Sequence[Pool]) -> Callable[[int, int], TransferCost]:
-    pool_of = {engine.index: number for number, pool in enumerate(pools) for engine in pool.engines}
-    spec = scenario.cluster.kv_transfer
-
-    @cache
-    def between(source: int, target: int) -> TransferCost:
-        a, b = pools[source].scenario, pools[target].scenario
-        return transfer_cost(a, b, spec.link_of(a.hardware), spec.link_of(b.hardware))
-
-    return lambda source, target: between(pool_of[source], pool_of[target])

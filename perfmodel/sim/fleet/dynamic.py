@@ -1,18 +1,21 @@
 """`DynamicCluster`: a gateway before pools whose replicas come and go, and traffic split between pools.
 
-What makes replicas come, go or slow down: `Autoscaler` by load, `Failures` by chance or by order, stragglers.
+What makes replicas come, go or slow down: `Autoscaler` by load, failures by chance or by order, stragglers.
 """
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil, log, prod
+
+from simpy.events import Event
 
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.fleet import Fleet
-from perfmodel.sim.fleet.gateway import Entrance, Gateway, LostRequest, RequestServer
+from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, LostRequest, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.distributions import Shares, hashed
@@ -32,17 +35,14 @@ class Autoscaler:
         self._wanted: deque[tuple[int, int]] = deque()  # (tick, replicas) of late, each less than those before it
         self._num_looks = 0
         fleet.entrance.on_waiting.append(self._wake)
-        self._wait()
-
-    def _wait(self) -> None:
-        Alarm(self._env, self._interval, lambda _: self._look(), ARRIVAL_PRIORITY)
+        Alarm(env, self._interval, self._look, ARRIVAL_PRIORITY)
 
     def _wake(self) -> None:
         """A request waits and no replica can take it: it does not wait until the next look."""
         if not self._fleet.num("starting", "failed"):
             self._fleet.start()
 
-    def _look(self) -> None:
+    def _look(self, _: Event) -> None:
         if self._is_over():
             return
         self._num_looks += 1
@@ -51,10 +51,6 @@ class Autoscaler:
                 f"autoscaling has looked at the load {_MOST_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} "
                 f"simulated seconds; raise its interval_s ({self._spec.interval_s:g}), or give traffic that ends sooner"
             )
-        self._resize()
-        self._wait()
-
-    def _resize(self) -> None:
         fleet, now = self._fleet, self._env.ticks
         size, wanted = fleet.num("up", "starting", "dead"), self._desired()
         while self._wanted and self._wanted[-1][1] <= wanted:
@@ -62,11 +58,11 @@ class Autoscaler:
         self._wanted.append((now, wanted))
         while self._wanted[0][0] < now - self._delay:
             self._wanted.popleft()
-        for _ in range(wanted - size):
+        for _more in range(wanted - size):
             fleet.start()
-        least = self._wanted[0][1]
-        for _ in range(min(size - least, fleet.num("up"))):
+        for _less in range(min(size - self._wanted[0][1], fleet.num("up"))):
             fleet.drain()
+        Alarm(self._env, self._interval, self._look, ARRIVAL_PRIORITY)
 
     def _desired(self) -> int:
         spec, fleet = self._spec, self._fleet
@@ -82,88 +78,67 @@ class Autoscaler:
         return min(max(wanted, spec.min_replicas), spec.max_replicas)
 
 
-class Failures:
-    """Makes replicas of `fleets`, by the numbers of their pools, fail as `spec` says, until `is_over`.
+def add_failures(
+    env: TickEnvironment, spec: FailuresSpec, fleets: Mapping[int, Fleet], seed: int, is_over: Callable[[], bool]
+) -> None:
+    """Let replicas of `fleets`, by the numbers of their pools, fail as `spec` says, until `is_over`.
 
     seed: of the times between failures
     """
+    num_draws = 0
 
-    def __init__(
-        self,
-        env: TickEnvironment,
-        spec: FailuresSpec,
-        fleets: Mapping[int, Fleet],
-        seed: int,
-        is_over: Callable[[], bool],
-    ) -> None:
-        self._env, self._spec, self._seed, self._is_over = env, spec, seed, is_over
-        self._num_draws = 0
-        for event in spec.events:
-            down_s = spec.repair_s if event.down_s is None else event.down_s
-            self._at(to_ticks(event.at_s), fleets[event.pool], event.replica, to_ticks(down_s))
-        if spec.mtbf_s is not None:
-            for fleet in fleets.values():
-                fleet.on_up.append(lambda number, fleet=fleet: self._live(fleet, number))  # type: ignore[misc]
-                for number in range(len(fleet.pool.replicas)):
-                    if fleet.is_up(number):
-                        self._live(fleet, number)
+    def fail_after(delay: int, fleet: Fleet, number: int, down_s: float, turn: int | None = None) -> None:
+        def fail(_: Event) -> None:
+            if (turn is None or fleet.is_current(number, turn)) and not is_over():
+                fleet.fail(number, to_ticks(down_s))
 
-    def _live(self, fleet: Fleet, number: int) -> None:
-        """Draw when the replica fails. Times to failure have no memory, so a draining one may be given a new one."""
-        assert self._spec.mtbf_s is not None
-        self._num_draws += 1
-        if self._num_draws > _MOST_EVENTS and not self._env.is_paced:
+        Alarm(env, delay, fail, ARRIVAL_PRIORITY)
+
+    def draw_failure(fleet: Fleet, number: int) -> None:
+        """Times to failure have no memory, so a draining replica may be given a new one."""
+        nonlocal num_draws
+        assert spec.mtbf_s is not None
+        num_draws += 1
+        if num_draws > _MOST_EVENTS and not env.is_paced:
             raise WorkloadError(
-                f"replicas have failed {_MOST_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} simulated s; "
-                f"raise mtbf_s ({self._spec.mtbf_s:g}), or give traffic that ends sooner"
+                f"replicas have failed {_MOST_EVENTS:,} times in {env.ticks / TICKS_PER_S:.4g} simulated s; "
+                f"raise mtbf_s ({spec.mtbf_s:g}), or give traffic that ends sooner"
             )
-        u = (hashed(self._seed, self._num_draws) + 1) / 2**64
-        turn = fleet.turn(number)
-        delay = to_ticks(-log(u) * self._spec.mtbf_s)
-        repair = to_ticks(self._spec.repair_s)
+        u = (hashed(seed, num_draws) + 1) / 2**64
+        fail_after(to_ticks(-log(u) * spec.mtbf_s), fleet, number, spec.repair_s, fleet.turn(number))
 
-        def end() -> None:
-            if fleet.is_current(number, turn) and not self._is_over():
-                fleet.fail(number, repair)
-
-        Alarm(self._env, delay, lambda _: end(), ARRIVAL_PRIORITY)
-
-    def _at(self, tick: int, fleet: Fleet, number: int, down_ticks: int) -> None:
-        def end() -> None:
-            if not self._is_over():
-                fleet.fail(number, down_ticks)
-
-        Alarm(self._env, tick, lambda _: end(), ARRIVAL_PRIORITY)
+    for event in spec.events:
+        down_s = spec.repair_s if event.down_s is None else event.down_s
+        fail_after(to_ticks(event.at_s), fleets[event.pool], event.replica, down_s)
+    for fleet in fleets.values() if spec.mtbf_s is not None else ():
+        fleet.on_up.append(partial(draw_failure, fleet))
+        for number in range(len(fleet.pool.replicas)):
+            if fleet.is_up(number):
+                draw_failure(fleet, number)
 
 
 def add_stragglers(env: TickEnvironment, slowdowns: Sequence[Slowdown], fleets: Mapping[int, Fleet]) -> None:
     """Let replicas of `fleets`, by the numbers of their pools, be as slow as `slowdowns` say; several multiply."""
     factors: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
 
-    def change(slowdown: Slowdown, is_over: bool) -> None:
-        mine = factors[slowdown.pool, slowdown.replica]
-        (mine.remove if is_over else mine.append)(slowdown.factor)
+    def change(slowdown: Slowdown, is_over: bool, _: Event) -> None:
+        present = factors[slowdown.pool, slowdown.replica]
+        (present.remove if is_over else present.append)(slowdown.factor)
         for rank in fleets[slowdown.pool].pool.replicas[slowdown.replica].ranks:
-            rank.slow_down(prod(sorted(mine)))
+            rank.slow_down(prod(sorted(present)))
 
-    for each in slowdowns:
-        begin = to_ticks(each.at_s)
-        Alarm(env, begin, lambda _, each=each: change(each, is_over=False), ARRIVAL_PRIORITY)  # type: ignore[misc]
-        if each.for_s is not None:
-            end = begin + to_ticks(each.for_s)
-            Alarm(env, end, lambda _, each=each: change(each, is_over=True), ARRIVAL_PRIORITY)  # type: ignore[misc]
-
-
-OnFailed = Callable[[Replica], None]
+    for slowdown in slowdowns:
+        begin = to_ticks(slowdown.at_s)
+        Alarm(env, begin, partial(change, slowdown, False), ARRIVAL_PRIORITY)
+        if slowdown.for_s is not None:
+            Alarm(env, begin + to_ticks(slowdown.for_s), partial(change, slowdown, True), ARRIVAL_PRIORITY)
 
 
 class DynamicCluster:
-    """What a cluster of `scenario` has beside its engines. Its callbacks stand between these and the driver.
+    """What a cluster of `scenario` has beside its engines. Its callbacks stand between these and the driver: `on_step`,
+    `on_answer` and `on_lost`, as of a `Cluster`.
 
-    on_step:   called with (replica, record) for each step or leap that has ended
-    on_answer: called with (replica, request) for each answer that a client waits for
-    on_lost:   called for each request whose client gets no answer
-    is_sent:   whether the clients have sent all they will; the driver sets it
+    is_sent: whether the clients have sent all they will; the driver sets it
     """
 
     def __init__(
@@ -185,8 +160,6 @@ class DynamicCluster:
         self._shares = Shares([], scenario.seed, "models")
         self._shadows: list[tuple[Shares, Callable[[Request], RequestServer]]] = []
 
-    # ---------------------------------------------------------------- what engines call
-
     def on_finished(self, replica: EngineRank, request: Request) -> None:
         """An answer is complete: those that waited for its place go first, then its client goes on."""
         is_awaited = self.gateway.answer(request)
@@ -203,20 +176,20 @@ class DynamicCluster:
         replica.loop.scheduler.irregular_gaps.clear()
         self._on_step(replica, record._replace(num_gaps=0))
 
-    # ---------------------------------------------------------------- the way in
-
     def over(self, deployed: Sequence[Deployed]) -> Callable[[Request], "DynamicCluster"]:
         """Stand before these; returns where a request goes."""
-        served = [each for each in deployed if not each.spec.is_shadow]
-        shares = [each.spec.share for each in served if each.spec.share is not None]
-        self._shares = Shares(shares, self._scenario.seed, "models")
-        self._ways_in = [self._way_in(each) for each in served]
-        for each in deployed:
-            if each.spec.is_shadow:
-                assert each.spec.share is not None
-                purpose = f"shadow{each.spec.pools[0]}"
-                self._shadows.append((Shares([each.spec.share], self._scenario.seed, purpose), self._way_in(each)))
-        self._add_failures()
+        spec, seed = self._scenario.cluster.failures, self._scenario.seed
+        served = [one for one in deployed if not one.spec.is_shadow]
+        self._shares = Shares([one.spec.share for one in served if one.spec.share is not None], seed, "models")
+        self._ways_in = [self._way_in(one) for one in served]
+        for one in deployed:
+            if one.spec.is_shadow:
+                assert one.spec.share is not None
+                self._shadows.append((Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}"), self._way_in(one)))
+        if spec is not None:
+            fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
+            add_failures(self._env, spec, fleets, seed, self._is_over)
+            add_stragglers(self._env, spec.slowdowns, fleets)
         return lambda _: self
 
     def add(self, request: Request) -> None:
@@ -248,23 +221,18 @@ class DynamicCluster:
 
     def _way_in(self, deployed: Deployed) -> Callable[[Request], RequestServer]:
         """What takes the requests of a deployment, whose replicas may come and go from now on."""
-        server, router, gateway = deployed.server, deployed.router, self.gateway
+        server, gateway = deployed.server, self.gateway
         if server is not None:
             for number, pool in deployed.pools.items():
                 entrance = server.prefill_entrance if pool.spec.role == "prefill" else server.decode_entrance
-                self._add_fleet(
-                    number,
-                    pool,
-                    entrance,
-                    lambda replica: gateway.fail(server.fail(replica.ranks)),
-                    lambda replica: server.sever(replica.ranks),
-                )
+                self._add_fleet(number, pool, entrance, server.fail, lambda replica: server.sever(replica.ranks))
             return lambda _: server
-        assert router is not None
+        assert deployed.router is not None
         is_shadow = deployed.spec.is_shadow
-        entrance = Entrance(router, (lambda request, replica: replica.add(request)) if is_shadow else gateway.hand_over)
+        hand_over: HandOver = (lambda request, rank: rank.add(request)) if is_shadow else gateway.hand_over
+        entrance = Entrance(deployed.router, hand_over)
         for number, pool in deployed.pools.items():
-            self._add_fleet(number, pool, entrance, lambda replica: gateway.fail(gateway.outstanding_at(replica.ranks)))
+            self._add_fleet(number, pool, entrance, gateway.outstanding_at)
         return entrance
 
     def fleet_of(self, pool: Pool) -> Fleet | None:
@@ -276,31 +244,29 @@ class DynamicCluster:
         number: int,
         pool: Pool,
         entrance: Entrance,
-        on_lost: OnFailed,
-        on_dead: OnFailed = lambda _: None,
+        lost_with: Callable[[Sequence[EngineRank]], list[Request]],
+        on_dead: Callable[[Replica], None] = lambda _: None,
     ) -> None:
         """Adds the fleet of `pool`, number `number`, if its replicas can come or go: each of them is then watched.
 
-        entrance: where its requests wait; on_lost, on_dead: as of a `Fleet`
+        entrance:  where its requests wait; lost_with: the requests that fail with these ranks
+        on_dead:   as of a `Fleet`
         """
-        spec = pool.spec.autoscaling
-        if spec is None and (self._scenario.cluster.failures is None or pool.spec.shadow):
+        spec, failures = pool.spec.autoscaling, self._scenario.cluster.failures
+        if spec is None and (failures is None or pool.spec.shadow):
             return
-        weight_bytes = pool.weight_bytes_per_replica
-        failures = self._scenario.cluster.failures
-        start_s = spec.start_s(weight_bytes) if spec is not None else failures.start_s if failures is not None else 0.0
+        start_s = failures.start_s if failures is not None else 0.0
+        if spec is not None:
+            start_s = spec.start_s(pool.weight_bytes_per_replica)
         dead = to_ticks(failures.detection_s) if failures is not None else 0
+
+        def on_lost(replica: Replica) -> None:
+            self.gateway.fail(lost_with(replica.ranks))
+
         fleet = Fleet(self._env, pool, entrance, pool.spec.replicas, to_ticks(start_s), on_lost, dead, on_dead)
         self.fleets[number] = fleet
         if spec is not None:
             Autoscaler(self._env, spec, fleet, self._is_over)
-
-    def _add_failures(self) -> None:
-        failures = self._scenario.cluster.failures
-        if failures is not None:
-            fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
-            Failures(self._env, failures, fleets, self._scenario.seed, self._is_over)
-            add_stragglers(self._env, failures.slowdowns, fleets)
 
     def _is_over(self) -> bool:
         return self.is_sent() and not self.gateway.has_requests

@@ -13,13 +13,10 @@ _IN_USE: tuple[State, ...] = ("starting", "up", "draining")
 
 
 class Fleet:
-    """The replicas of `pool`, of which the first `num_up` are up from the beginning.
+    """The replicas of `pool`, of which the first `num_up` are up from the beginning; `entrance`: where requests wait.
 
-    entrance:    where requests wait for a replica
-    start_ticks: until a replica that is started takes requests
-    on_lost:     called with a replica that has failed, to say what was with it
-    dead_ticks:  until a failure is noticed
-    on_dead:     called with a replica that has failed unnoticed
+    start_ticks: until a replica that is started takes requests; dead_ticks: until a failure is noticed
+    on_lost, on_dead: called with a replica whose failure is noticed, or is not yet
     on_up:       called with the number of a replica that takes requests from now on
 
     A replica is in use, and paid for, from the beginning of its start until it stops or fails.
@@ -95,19 +92,15 @@ class Fleet:
     def is_up(self, number: int) -> bool:
         return self._states[number] in ("up", "draining")
 
-    # ---------------------------------------------------------------- coming and going
-
     def start(self) -> bool:
         """One more: a replica that drains goes on, or one that is off starts. False if there is none."""
-        for state in ("draining", "off"):
-            if state in self._states:
-                number = self._states.index(state)
-                if state == "draining":
-                    self._serve(number)
-                else:
-                    self._begin(number)
-                return True
-        return False
+        if "draining" in self._states:
+            self._serve(self._states.index("draining"))
+        elif "off" in self._states:
+            self._begin(self._states.index("off"))
+        else:
+            return False
+        return True
 
     def drain(self) -> None:
         """One less: the last that is up takes no more requests and stops when it has none."""
@@ -134,7 +127,6 @@ class Fleet:
         self._later(number, unknown, lambda: self._notice(number, state == "up", down_ticks - unknown))
 
     def _notice(self, number: int, was_up: bool, down_ticks: int) -> None:
-        """The failure of the replica is detected."""
         replica = self.pool.replicas[number]
         if was_up:
             self.entrance.router.leave(replica)

@@ -10,7 +10,10 @@ All clients are equally patient, so deadlines pass in the order of arrival: one 
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
+
+from simpy.events import Event
 
 from perfmodel.engine import Request
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
@@ -20,6 +23,7 @@ from perfmodel.sim.traffic.distributions import hashed
 from perfmodel.specs.cluster import GatewaySpec, RateLimit
 
 Fate = Literal["failed", "timed_out"]
+HandOver = Callable[[Request, EngineRank], None]
 
 
 class RequestServer(Protocol):
@@ -27,11 +31,9 @@ class RequestServer(Protocol):
 
     def add(self, request: Request) -> None:
         """`request` arrives now."""
-        ...
 
     def abort(self, request: Request) -> bool:
         """`request`, added before and not done, gives up."""
-        ...
 
 
 class LostRequest(NamedTuple):
@@ -44,18 +46,16 @@ class LostRequest(NamedTuple):
     is_over_rate: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Sent:
-    """What a client has sent and not been answered; `server` has its newest try, if any does."""
+    """What a client has sent and not been answered."""
 
-    __slots__ = ("arrival", "deadline", "is_queued", "num_tries", "request", "server")
-
-    def __init__(self, request: Request, deadline: int | None) -> None:
-        self.request = request
-        self.arrival = request.arrival
-        self.deadline = deadline
-        self.is_queued = False
-        self.num_tries = 1
-        self.server: RequestServer | None = None
+    request: Request
+    arrival: int
+    deadline: int | None
+    is_queued: bool = False
+    num_tries: int = 1
+    server: RequestServer | None = None  # has its newest try, if any does
 
 
 class _TokenBucket:
@@ -81,9 +81,7 @@ class _TokenBucket:
 class Gateway:
     """Takes requests like a replica does and passes them on to those that `route` names, within the limits of `spec`.
 
-    seed:    of the jitter of retries
-    route:   where a request goes
-    on_lost: called for each request whose client gets none
+    seed: of the jitter of retries; on_lost: called for each request whose client gets no answer
     """
 
     def __init__(
@@ -96,8 +94,7 @@ class Gateway:
     ) -> None:
         self.env = env
         self.num_sent = self.num_rejected = self.num_retries = 0
-        self.num_outstanding = 0  # with a replica now
-        self.num_queued = 0
+        self.num_outstanding = self.num_queued = 0  # with a replica now; here
         self._spec, self._seed, self._route, self._on_lost = spec, seed, route, on_lost
         self._most = spec.max_outstanding or float("inf")
         self._bucket = _TokenBucket(spec.rate_limit) if spec.rate_limit is not None else None
@@ -118,12 +115,10 @@ class Gateway:
         """Ticks until the rate limit would let a request in."""
         return 0 if self._bucket is None else self._bucket.wait(self.env.ticks)
 
-    # ---------------------------------------------------------------- in
-
     def add(self, request: Request) -> None:
         """A client sends `request` now."""
         deadline = self.env.ticks + self._patience if self._patience is not None else None
-        sent = self._live[request.request_id] = _Sent(request, deadline)
+        sent = self._live[request.request_id] = _Sent(request, request.arrival, deadline)
         self.num_sent += 1
         if deadline is not None:
             self._deadlines.append((deadline, sent))
@@ -137,18 +132,14 @@ class Gateway:
         elif self.num_outstanding < self._most:
             self._pass_on(sent)
         elif self.num_queued < self._spec.max_queue:
-            self._enqueue(sent)
+            self._num_turns += 1
+            self.num_queued += 1
+            sent.is_queued = True
+            heapq.heappush(self._queue, (sent.request.priority, self._num_turns, sent))
         else:
             self._refuse(sent)
 
-    def _enqueue(self, sent: _Sent) -> None:
-        self._num_turns += 1
-        self.num_queued += 1
-        sent.is_queued = True
-        heapq.heappush(self._queue, (sent.request.priority, self._num_turns, sent))
-
     def _pass_on(self, sent: _Sent) -> None:
-        """Send the newest try to a replica."""
         sent.server = server = self._route(sent.request)
         self.num_outstanding += 1
         sent.request.arrival = self.env.ticks  # as the engine sees it
@@ -169,8 +160,6 @@ class Gateway:
                 sent.is_queued = False
                 self.num_queued -= 1
                 self._pass_on(sent)
-
-    # ---------------------------------------------------------------- out
 
     def answer(self, request: Request) -> bool:
         """A replica has finished `request`: whether its client still waits. Its arrival is then the client's again."""
@@ -218,7 +207,6 @@ class Gateway:
         self._again(sent, is_over_rate)
 
     def _again(self, sent: _Sent, is_over_rate: bool = False) -> None:
-        """Try once more, if that is allowed."""
         retries = self._spec.retries
         if retries is None or sent.num_tries > retries.max:
             del self._live[sent.request.request_id]
@@ -229,20 +217,19 @@ class Gateway:
         sent.request = sent.request.afresh()
         u = hashed(self._seed + number, sent.request.request_id) / 2**64
         delay = retries.backoff_s * retries.factor ** (number - 1) * (1 - retries.jitter * u)
-        Alarm(self.env, to_ticks(delay), lambda _: self._retry(sent), ARRIVAL_PRIORITY)
 
-    def _retry(self, sent: _Sent) -> None:
-        if self._live.get(sent.request.request_id) is sent:  # the client has not given up
-            self.num_retries += 1
-            self._try(sent)
+        def retry(_: Event) -> None:
+            if self._live.get(sent.request.request_id) is sent:  # the client has not given up
+                self.num_retries += 1
+                self._try(sent)
+
+        Alarm(self.env, to_ticks(delay), retry, ARRIVAL_PRIORITY)
 
     def _lose(self, sent: _Sent, fate: Fate, is_over_rate: bool = False) -> None:
         """Notify the client, who may send something else at once: not while this one is being dealt with."""
         sent.request.arrival = sent.arrival
         lost = LostRequest(sent.request, fate, self.env.ticks, is_over_rate)
         Alarm(self.env, 0, lambda _: self._on_lost(lost), ARRIVAL_PRIORITY)
-
-    # ---------------------------------------------------------------- deadlines
 
     def _watch_deadlines(self) -> None:
         deadlines, live = self._deadlines, self._live
@@ -251,13 +238,12 @@ class Gateway:
         self._alarm = None
         if deadlines:
             delay = deadlines[0][0] - self.env.ticks
-            self._alarm = Alarm(self.env, delay, lambda _: self._give_up(), ARRIVAL_PRIORITY)
+            self._alarm = Alarm(self.env, delay, self._give_up, ARRIVAL_PRIORITY)
 
-    def _give_up(self) -> None:
-        """Those whose deadline is now lose patience."""
+    def _give_up(self, _: Event) -> None:
         deadlines, now = self._deadlines, self.env.ticks
         while deadlines and deadlines[0][0] <= now:
-            _, sent = deadlines.popleft()
+            sent = deadlines.popleft()[1]
             if self._live.get(sent.request.request_id) is not sent:
                 continue
             del self._live[sent.request.request_id]
@@ -275,7 +261,7 @@ class Entrance:
     on_waiting: called when a request has to wait
     """
 
-    def __init__(self, router: FleetRouter, hand_over: Callable[[Request, EngineRank], None]) -> None:
+    def __init__(self, router: FleetRouter, hand_over: HandOver) -> None:
         self.router = router
         self.on_waiting: list[Callable[[], None]] = []
         self._hand_over = hand_over

@@ -36,11 +36,12 @@ from perfmodel.specs.networks import Link
 from perfmodel.specs.scenario import Scenario
 
 
+@dataclass(slots=True, eq=False)
 class _Flow:
-    __slots__ = ("cap", "done", "left", "rate")
-
-    def __init__(self, left: float, cap: float, done: Event) -> None:
-        self.left, self.cap, self.done, self.rate = left, cap, done, 0.0
+    left: float
+    cap: float
+    done: Event
+    rate: float = 0.0
 
 
 class Fabric:
@@ -183,8 +184,10 @@ class KvTransfers:
         cost:          what such a transfer takes
         prefill_ticks: how long the prefill took that has ended now; 0 if it ended before
         """
-        links = self._link("out", source), self._link("in", target)
-        head_start = self._head_start(cost, links, prefill_ticks)
+        links, now, head_start = (self._link("out", source), self._link("in", target)), self._env.ticks, 0
+        if self._is_layerwise and not any(link.count or link.queue for link in links):
+            first_layer = now - prefill_ticks * (cost.num_layers - 1) // cost.num_layers
+            head_start = now - max(first_layer, *(self._free_since.get(link, 0) for link in links))
         return self._env.process(self._move(cost, *links, num_tokens, done, head_start))
 
     def abandon(self, transfer: Process) -> None:
@@ -192,26 +195,8 @@ class KvTransfers:
         self.num_abandoned += 1
         transfer.interrupt()
 
-    def _head_start(self, cost: TransferCost, links: tuple[Resource, Resource], prefill_ticks: int) -> int:
-        """Ticks in which layers could move before now."""
-        if not self._is_layerwise or any(link.count or link.queue for link in links):
-            return 0
-        now = self._env.ticks
-        first_layer = now - prefill_ticks * (cost.num_layers - 1) // cost.num_layers
-        return now - max(first_layer, *(self._free_since.get(link, 0) for link in links))
-
-    def _left_bytes(self, cost: TransferCost, num_tokens: int, head_start: int) -> float:
-        """Bytes over the busiest link that have not moved yet."""
-        whole = cost.link_bytes(num_tokens)
-        if not head_start:
-            return whole
-        return max(whole / cost.num_layers, whole - head_start / TICKS_PER_S * cost.bandwidth_bytes_per_s)
-
     def _link(self, way: str, engine: int) -> Resource:
-        link = self._links.get((way, engine))
-        if link is None:
-            link = self._links[way, engine] = Resource(self._env)
-        return link
+        return self._links.setdefault((way, engine), Resource(self._env))
 
     def _move(
         self,
@@ -223,7 +208,9 @@ class KvTransfers:
         head_start: int,
     ) -> Generator[Event, None, None]:
         asked_at = self._env.ticks
-        left = self._left_bytes(cost, num_tokens, head_start)
+        left = whole = cost.link_bytes(num_tokens)
+        if head_start:
+            left = max(whole / cost.num_layers, whole - head_start / TICKS_PER_S * cost.bandwidth_bytes_per_s)
         try:
             with out.request() as leaves:
                 yield leaves
@@ -235,7 +222,7 @@ class KvTransfers:
         finally:
             self._free_since[out] = self._free_since[into] = self._env.ticks
         self.num_transfers += 1
-        self.num_bytes += cost.link_bytes(num_tokens) * cost.bytes_factor
+        self.num_bytes += whole * cost.bytes_factor
         self.ticks += self._env.ticks - asked_at
         done()
 

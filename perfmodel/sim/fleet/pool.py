@@ -1,15 +1,13 @@
 """`Pool`: equal replicas with one role, their cost model, and the router in front of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import gcd
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from perfmodel.cost import (
     Calibration,
     EngineProfile,
     MemoryPlan,
-    SpeculativePricer,
     StepPricer,
     Usage,
     energy_j,
@@ -17,18 +15,12 @@ from perfmodel.cost import (
     plan_memory,
     scenario_fits,
 )
-from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.engine import Request, StepRecord
-from perfmodel.errors import SpecError
-from perfmodel.sim.clock import TICKS_PER_S, TickEnvironment
-from perfmodel.sim.fleet.routing import ROUTERS, LeastOutstanding, Router
-from perfmodel.sim.replica.acceptance import SimulatedAcceptance
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.fleet.routing import ROUTERS, LeastLoaded, Router
 from perfmodel.sim.replica.backend import SimulatedBackend
-from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
-from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
-from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config, second_tier
-from perfmodel.sim.replica.step_costs import shared_step_costs
+from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.specs.cluster import PoolSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -133,74 +125,6 @@ class Pool:
         return {name: joules * self.devices_per_engine for name, joules in one_of_each.items()}
 
 
-def build_pool(
-    env: TickEnvironment,
-    scenario: Scenario,
-    spec: PoolSpec,
-    memory: MemoryPlan,
-    calibration: Calibration,
-    profile: EngineProfile,
-    first_index: int,
-    on_finished: OnFinished,
-    on_step: OnStep,
-    can_leap: bool,
-    one_of: int,
-    front_end: Callable[[], FrontEnd | None] = lambda: None,
-    draw: Draw | None = None,
-) -> Pool:
-    """The pool `spec` of `scenario` with idle replicas, numbered from `first_index`; each asks for its `front_end`.
-
-    memory:               of one device
-    calibration, profile: what step times come from
-    on_finished, on_step: called with (replica, request) and (replica, record)
-    can_leap:             whether runs of equal steps are advanced together
-    one_of:               the pool has one of so many of its engines
-    draw:                 factors on step times
-    """
-    mine = scenario.of_pool(spec)
-    costs = shared_step_costs(mine, calibration, profile)
-    pricer = costs.pricer(draw)
-    backend = _backend(mine, pricer, is_split=draw is None)
-    num_ranks = mine.engine.data_parallel_size
-
-    num_engines = spec.most_replicas * num_ranks
-    if num_engines % one_of:
-        raise ValueError(f"{spec.most_replicas} x {num_ranks} engines cannot be cut in {one_of} equal slices")
-    num_engines //= one_of
-    together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
-    locksteps = build_locksteps(mine.engine, num_engines, together, env, backend, costs.graph, can_leap)
-
-    tier = second_tier(mine, costs)
-    backend.restore = tier.cost if tier is not None else None
-    config = scheduler_config(mine, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
-    if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
-        config = replace(config, defers_frees=mine.engine.defers_frees, estimates=None)
-
-    def engine(index: int, lockstep: Lockstep) -> EngineRank:
-        host = tier.blocks() if tier is not None else None
-        loop = build_serve_loop(mine, memory.num_kv_blocks, host=host, config=config)
-        return EngineRank(lockstep, index, loop, on_finished, on_step, front_end())
-
-    engines = [engine(first_index + i, lockstep) for i, lockstep in enumerate(locksteps)]
-    replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
-    route = FleetRouter(spec.router or scenario.cluster.router, replicas, scenario.seed)
-    pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
-    return Pool(spec, mine, memory, pricer, replicas, route, backend, pipelines)
-
-
-def _backend(scenario: Scenario, pricer: StepPricer, is_split: bool) -> SimulatedBackend:
-    config = scenario.engine.speculative_config
-    if config is None:
-        return SimulatedBackend(pricer, is_split=is_split)
-    if config.acceptance is None:
-        raise SpecError(
-            f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "
-            f"the file that `perfmodel execute` has measured."
-        )
-    acceptance = SimulatedAcceptance(config, scenario.seed)
-    return SimulatedBackend(pricer, acceptance, config.ahead, is_split)
-
-
 class FleetRouter:
     """The router `name` over replicas of one or more ranks each, which come and go.
 
@@ -209,11 +133,9 @@ class FleetRouter:
     """
 
     def __init__(self, name: str, replicas: Sequence[Replica], seed: int = 0) -> None:
-        self._has_ranks = any(len(replica.ranks) > 1 for replica in replicas)
-        shared = replicas if self._has_ranks else ()
-        self._within: dict[int, Router[EngineRank]] = {each.index: LeastOutstanding(each.ranks) for each in shared}
-        self._singles: Router[EngineRank] = ROUTERS[name](seed=seed)
-        self._replicas: Router[Replica] = ROUTERS[name](seed=seed)
+        shared = replicas if any(len(replica.ranks) > 1 for replica in replicas) else ()
+        self._within = {replica.index: LeastLoaded("num_outstanding", replica.ranks) for replica in shared}
+        self._router: Router[Any] = ROUTERS[name](seed=seed)  # over replicas, or where each is one rank, over these
         for replica in replicas:
             self.join(replica)
 
@@ -226,24 +148,18 @@ class FleetRouter:
 
     def __call__(self, request: Request) -> EngineRank:
         """The engine that `request` goes to; some replica must be there."""
-        if not self._has_ranks:
-            return self._singles(request)
-        return self._within[self._replicas(request).index](request)
+        target = self._router(request)
+        engine: EngineRank = self._within[target.index](request) if self._within else target
+        return engine
 
     def __len__(self) -> int:
         """Replicas that take requests."""
-        return len(self._replicas.targets if self._has_ranks else self._singles.targets)
+        return len(self._router.targets)
 
     def join(self, replica: Replica) -> None:
         """`replica`, one of those known from the start, takes requests from now on."""
-        if self._has_ranks:
-            self._replicas.join(replica)
-        else:
-            self._singles.join(replica.ranks[0])
+        self._router.join(replica if self._within else replica.ranks[0])
 
     def leave(self, replica: Replica) -> None:
         """`replica` takes no more requests, until it joins again."""
-        if self._has_ranks:
-            self._replicas.leave(replica)
-        else:
-            self._singles.leave(replica.ranks[0])
+        self._router.leave(replica if self._within else replica.ranks[0])

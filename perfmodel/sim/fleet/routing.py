@@ -1,13 +1,7 @@
-"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to. One class each.
+"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to; one row each in ROUTERS.
 
-Targets come and go (`join`, `leave`): replicas start, stop and fail. No router looks at all targets for each request,
-and none draws from a common stream: chance is a hash of the seed and the request's number, so what becomes of one
-request does not change where the next goes.
-
-`LeastLoaded`: the target with the least load, without looking at all of them.
-
-A heap with lazy entries. A load that has grown is noticed when its entry comes to the top, and entered anew; one that
-has shrunk is entered when the target says so, and its old entry is passed over. Each change costs O(log n), amortised.
+No router looks at all targets for each request, and none draws from a common stream: chance is a hash of the seed and
+the request's number, so what becomes of one request does not change where the next goes.
 """
 
 import heapq
@@ -15,80 +9,15 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from hashlib import blake2b
-from typing import Generic, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
 
 from perfmodel.engine import Request
 from perfmodel.sim.traffic.distributions import hashed
 
-
-class _Loaded(Protocol):
-    """What has a load, and says when it has shrunk."""
-
-    index: int
-
-    def watch(self, on_less: Callable[[int], None]) -> None:
-        """Call `on_less` with the index whenever the load has shrunk."""
-        ...
-
-
-Member = TypeVar("Member", bound=_Loaded)
-
-
-class LeastLoaded(Generic[Member]):
-    """Targets by `load`; among equals the one with the lowest index is the least."""
-
-    def __init__(self, load: Callable[[Member], int]) -> None:
-        self._load = load
-        self._live: dict[int, Member] = {}
-        self._entered: dict[int, int] = {}  # index -> the least load under which the heap has it
-        self._heap: list[tuple[int, int]] = []
-        self._watched: set[int] = set()
-
-    def join(self, target: Member) -> None:
-        """`target` counts from now on."""
-        self._live[target.index] = target
-        if target.index not in self._watched:
-            self._watched.add(target.index)
-            target.watch(self._shrunk)
-        self._enter(target.index, self._load(target))
-
-    def leave(self, target: Member) -> None:
-        """`target` does not count any more."""
-        del self._live[target.index]
-        self._entered.pop(target.index, None)
-
-    def least(self) -> Member:
-        """The target with the least load. Raises IndexError if there is none."""
-        heap, entered = self._heap, self._entered
-        while True:
-            entry = heap[0]
-            load, index = entry
-            if entered.get(index) != load:
-                heapq.heappop(heap)  # out of date, or gone
-                continue
-            target = self._live[index]
-            now = self._load(target)
-            if now == load:
-                return target
-            entered[index] = now
-            heapq.heapreplace(heap, (now, index))
-
-    def _shrunk(self, index: int) -> None:
-        target = self._live.get(index)
-        if target is not None and (load := self._load(target)) < self._entered[index]:
-            self._enter(index, load)
-
-    def _enter(self, index: int, load: int) -> None:
-        self._entered[index] = load
-        if len(self._heap) > 4 * len(self._live) + 64:
-            self._heap = [(known, i) for i, known in self._entered.items()]
-            heapq.heapify(self._heap)
-        else:
-            heapq.heappush(self._heap, (load, index))
-
-
-_POINTS = 128  # per target: shares of the keys then differ by 1 / sqrt(128), 9 %
+_POINTS = 128  # on a hash ring, per target: shares of the keys then differ by 1 / sqrt(128), 9 %
 # Beginnings of prompts that are remembered per target: as many blocks as the prefix scorer of the Gateway API inference
 # extension remembers of a server unless told otherwise (its lruCapacityPerServer).
 _MOST_HOMES = 31_250
@@ -103,59 +32,16 @@ class Target(Protocol):
     @property
     def num_outstanding(self) -> int:
         """Requests that wait or run there, or are on their way."""
-        ...
 
     @property
     def num_prompt_blocks(self) -> int:
         """KV blocks that the prompts of those requests fill."""
-        ...
 
     def watch(self, on_less: Callable[[int], None]) -> None:
         """Call `on_less` with the target's index whenever it has fewer requests than before."""
-        ...
 
 
 T = TypeVar("T", bound=Target)
-
-
-def _beginning(request: Request, block_size: int) -> Hashable | None:
-    """The first block of its prompt, if that fills one: then come those of the answer, which no router has seen."""
-    return request.block_hashes[0] if request.block_hashes and request.num_prompt_tokens >= block_size else None
-
-
-class _HashRing(Generic[T]):
-    """Consistent hashing (Karger et al. 1997).
-
-    Each target owns the arcs of a ring that end at its points; a key belongs to the arc that its hash falls on.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
-        self._points: list[int] = []
-        self._owners: dict[int, T] = {}
-
-    def join(self, target: T) -> None:
-        """`target` takes its arcs from those who had them."""
-        for point in self._points_of(target):
-            if point not in self._owners:
-                insort(self._points, point)
-                self._owners[point] = target
-
-    def leave(self, target: T) -> None:
-        """The arcs of `target` fall to those behind them."""
-        for point in self._points_of(target):
-            if self._owners.get(point) is target:
-                del self._owners[point]
-                del self._points[bisect_left(self._points, point)]
-
-    def at(self, key: Hashable) -> T:
-        """The owner of `key`, which is hashed by its `repr`."""
-        place = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest())
-        return self._owners[self._points[bisect_left(self._points, place) % len(self._points)]]
-
-    def _points_of(self, target: T) -> list[int]:
-        seed = hashed(self._seed, target.index)
-        return [hashed(seed, number) for number in range(_POINTS)]
 
 
 class Router(ABC, Generic[T]):
@@ -174,18 +60,10 @@ class Router(ABC, Generic[T]):
     def join(self, target: T) -> None:
         """`target` takes requests from now on."""
         self.targets.append(target)
-        self._joined(target)
 
     def leave(self, target: T) -> None:
         """`target` takes no more requests, until it joins again."""
         self.targets.remove(target)
-        self._left(target)
-
-    def _joined(self, target: T) -> None:
-        """Hook of routers that keep more than the list."""
-
-    def _left(self, target: T) -> None:
-        """Hook of routers that keep more than the list."""
 
 
 class RoundRobin(Router[T]):
@@ -214,43 +92,70 @@ class PowerOfTwo(Router[T]):
         if count == 1:
             return targets[0]
         first, drawn = drawn % count, drawn // count
-        other = (first + 1 + drawn % (count - 1)) % count
-        a, b = targets[first], targets[other]
+        a, b = targets[first], targets[(first + 1 + drawn % (count - 1)) % count]
         return b if b.num_outstanding < a.num_outstanding else a
 
 
-class _Least(Router[T]):
-    """The target that has least of something; the first among equals."""
+class LeastLoaded(Router[T]):
+    """The target that has least of what it calls `load`; among equals the one with the lowest index.
 
-    def __init__(self, amount: Callable[[T], int], targets: Iterable[T], seed: int) -> None:
-        self._order: LeastLoaded[T] = LeastLoaded(amount)
+    A heap with lazy entries: a load that has grown is noticed when its entry comes to the top, and entered anew; one
+    that has shrunk is entered when the target says so. Each change costs O(log n), amortised.
+    """
+
+    def __init__(self, load: str, targets: Iterable[T] = (), seed: int = 0) -> None:
+        self._load: Callable[[T], int] = attrgetter(load)
+        self._live: dict[int, T] = {}
+        self._entered: dict[int, int] = {}  # index -> the least load under which the heap has it
+        self._heap: list[tuple[int, int]] = []
+        self._watched: set[int] = set()
         super().__init__(targets, seed)
 
     def __call__(self, request: Request) -> T:
-        return self._order.least()
+        heap, entered = self._heap, self._entered
+        while True:
+            entry = heap[0]
+            load, index = entry
+            if entered.get(index) != load:
+                heapq.heappop(heap)  # out of date, or gone
+                continue
+            target = self._live[index]
+            now = self._load(target)
+            if now == load:
+                return target
+            entered[index] = now
+            heapq.heapreplace(heap, (now, index))
 
-    def _joined(self, target: T) -> None:
-        self._order.join(target)
+    def join(self, target: T) -> None:
+        super().join(target)
+        self._live[target.index] = target
+        if target.index not in self._watched:
+            self._watched.add(target.index)
+            target.watch(self._shrunk)
+        self._enter(target.index, self._load(target))
 
-    def _left(self, target: T) -> None:
-        self._order.leave(target)
+    def leave(self, target: T) -> None:
+        super().leave(target)
+        del self._live[target.index]
+        self._entered.pop(target.index, None)
+
+    def _shrunk(self, index: int) -> None:
+        target = self._live.get(index)
+        if target is not None and (load := self._load(target)) < self._entered[index]:
+            self._enter(index, load)
+
+    def _enter(self, index: int, load: int) -> None:
+        self._entered[index] = load
+        if len(self._heap) > 4 * len(self._live) + 64:
+            self._heap = [(known, i) for i, known in self._entered.items()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (load, index))
 
 
-class LeastOutstanding(_Least[T]):
-    """The target with the fewest requests that wait or run; the first among equals."""
-
-    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
-        super().__init__(lambda target: target.num_outstanding, targets, seed)
-
-
-class LeastKv(_Least[T]):
-    """The target with the fewest KV blocks in the prompts of its requests, in use or promised; the first among equals.
-
-    What answers add is not known to a router when it sends a request, and not counted.
-    """
-
-    def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
-        super().__init__(lambda target: target.num_prompt_blocks, targets, seed)
+def _beginning(request: Request, block_size: int) -> Hashable | None:
+    """The first block of its prompt, if that fills one: then come those of the answer, which no router has seen."""
+    return request.block_hashes[0] if request.block_hashes and request.num_prompt_tokens >= block_size else None
 
 
 class PrefixAffinity(Router[T]):
@@ -261,14 +166,13 @@ class PrefixAffinity(Router[T]):
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
         self._homes: OrderedDict[Hashable, T] = OrderedDict()
-        self._fewest: LeastOutstanding[T] = LeastOutstanding()
+        self._fewest: LeastLoaded[T] = LeastLoaded("num_outstanding")
         super().__init__(targets, seed)
 
     def __call__(self, request: Request) -> T:
-        beginning = _beginning(request, self.targets[0].block_size)
+        beginning, homes = _beginning(request, self.targets[0].block_size), self._homes
         if beginning is None:
             return self._fewest(request)
-        homes = self._homes
         home = homes.get(beginning)
         if home is None:
             home = homes[beginning] = self._fewest(request)
@@ -278,10 +182,12 @@ class PrefixAffinity(Router[T]):
             homes.move_to_end(beginning)
         return home
 
-    def _joined(self, target: T) -> None:
+    def join(self, target: T) -> None:
+        super().join(target)
         self._fewest.join(target)
 
-    def _left(self, target: T) -> None:
+    def leave(self, target: T) -> None:
+        super().leave(target)
         self._fewest.leave(target)
         self._homes = OrderedDict((beginning, home) for beginning, home in self._homes.items() if home is not target)
 
@@ -290,36 +196,47 @@ class SessionAffinity(Router[T]):
     """Requests of one session share a target, by consistent hashing: a target that leaves moves its own sessions only.
 
     Without a session, those whose prompts begin with the same block do; without either, a request goes by its number.
+    Each target owns the arcs of a ring that end at its points; a key belongs to the arc that its hash falls on
+    (Karger et al. 1997).
     """
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
-        self._ring: _HashRing[T] = _HashRing(seed)
+        self._points: list[int] = []
+        self._owners: dict[int, T] = {}
         super().__init__(targets, seed)
 
     def __call__(self, request: Request) -> T:
+        key: tuple[str, Hashable] = ("request", request.request_id)
         if request.session is not None:
-            return self._ring.at(("session", request.session))
-        beginning = _beginning(request, self.targets[0].block_size)
-        if beginning is not None:
-            return self._ring.at(("prefix", beginning))
-        return self._ring.at(("request", request.request_id))
+            key = ("session", request.session)
+        elif (beginning := _beginning(request, self.targets[0].block_size)) is not None:
+            key = ("prefix", beginning)
+        place = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest())
+        return self._owners[self._points[bisect_left(self._points, place) % len(self._points)]]
 
-    def _joined(self, target: T) -> None:
-        self._ring.join(target)
+    def join(self, target: T) -> None:
+        super().join(target)
+        for point in self._points_of(target):
+            if point not in self._owners:
+                insort(self._points, point)
+                self._owners[point] = target
 
-    def _left(self, target: T) -> None:
-        self._ring.leave(target)
+    def leave(self, target: T) -> None:
+        super().leave(target)
+        for point in self._points_of(target):
+            if self._owners.get(point) is target:
+                del self._owners[point]
+                del self._points[bisect_left(self._points, point)]
+
+    def _points_of(self, target: T) -> list[int]:
+        seed = hashed(self._seed, target.index)
+        return [hashed(seed, number) for number in range(_POINTS)]
 
 
-class MakeRouter(Protocol):
-    """One of the classes above."""
-
-    def __call__(self, targets: Iterable[T] = (), seed: int = 0) -> Router[T]: ...
-
-
-ROUTERS: dict[str, MakeRouter] = {
-    "least_kv": LeastKv,
-    "least_outstanding": LeastOutstanding,
+ROUTERS: dict[str, Callable[..., Router[Any]]] = {
+    # KV blocks in the prompts of its requests: what answers add is not known to a router when it sends a request.
+    "least_kv": partial(LeastLoaded, "num_prompt_blocks"),
+    "least_outstanding": partial(LeastLoaded, "num_outstanding"),
     "power_of_two": PowerOfTwo,
     "prefix_affinity": PrefixAffinity,
     "random": RandomChoice,

@@ -1,7 +1,7 @@
 """`Collector`: what a driver hands its finished requests and step records to, on either clock.
 
-It keeps columns, not objects, and can stream the rows to files as they come, so that an interrupted run leaves its
-finished records readable and a long one stays in bounded memory.
+It keeps columns, not objects, and can stream the rows to files as they come: an interrupted run leaves its finished
+records readable, and a long one stays in bounded memory.
 """
 
 from array import array
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from math import exp, floor, log, nan, sqrt
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -95,8 +94,7 @@ class _Table:
     """
 
     def __init__(self, names: Sequence[str | None], is_kept: bool, path: Path | None) -> None:
-        self.is_kept = is_kept
-        self._names = names
+        self.is_kept, self._names = is_kept, names
         self._columns = {name: array("d" if name.endswith("_s") else "q") for name in names if name is not None}
         self._rows: list[tuple[int, ...]] = []  # that are in no column yet
         self._file: IO[str] | None = None
@@ -137,19 +135,12 @@ class _Table:
         return {name: np.frombuffer(column, dtype=_DTYPES[column.typecode]) for name, column in self._columns.items()}
 
 
-def _token_times(request: Request) -> tuple[int, int]:
-    """Nothing for an answer of one token that the prompt's engine gave."""
-    times = request.token_times
-    return (times.reader_wait, times.longest_gap) if times is not None else (0, 0)
-
-
 class Collector:
     """Collects the records of one run; a context manager that closes its files.
 
     out:        folder for `requests.csv` and `steps.csv`, written as the run goes
     keep_steps: whether step records are kept in memory (requests always are: ten numbers each)
-    has_token_times: requests have been watched token by token
-    has_turns:  requests are turns of conversations
+    has_token_times: requests have been watched token by token; has_turns: they are turns of conversations
     """
 
     def __init__(
@@ -162,18 +153,13 @@ class Collector:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
         self._has_token_times, self._has_turns = has_token_times, has_turns
-        columns = REQUEST_COLUMNS
-        columns += _TOKEN_COLUMNS if has_token_times else ()
-        columns += _TURN_COLUMNS if has_turns else ()
+        columns = REQUEST_COLUMNS + (_TOKEN_COLUMNS if has_token_times else ()) + (_TURN_COLUMNS if has_turns else ())
         self._requests = _Table(columns, True, out / "requests.csv" if out else None)
         self._steps = _Table(_STEP_ROW, keep_steps, out / "steps.csv" if out else None)
         self._has_step_sink = keep_steps or out is not None
         self.gaps = GapHistogram()
-        self.num_finished = 0
-        self.num_steps = 0
-        self.end_tick = 0
+        self.num_finished = self.num_steps = self.end_tick = self.busy_ticks = 0
         self.used_blocks_peak: dict[int, int] = {}  # by replica
-        self.busy_ticks = 0
         self.lost: list[tuple[int, Fate]] = []  # numbers of requests that were not answered, and why
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self._decode_ticks = self._sequence_ticks = 0  # in which replicas decode; of each sequence that does
@@ -182,9 +168,7 @@ class Collector:
     def __enter__(self) -> "Collector":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._requests.close()
         self._steps.close()
 
@@ -194,6 +178,9 @@ class Collector:
         assert request.first_token_at is not None
         assert request.finished_at is not None
         self.num_finished += 1
+        # Nothing is watched of an answer of one token that the prompt's engine gave.
+        times = request.token_times
+        watched = (0, 0) if times is None else (times.reader_wait, times.longest_gap)
         self._requests.add(
             (
                 request.request_id,
@@ -206,7 +193,7 @@ class Collector:
                 request.num_cached_tokens,
                 request.num_preemptions,
                 replica,
-                *(_token_times(request) if self._has_token_times else ()),
+                *(watched if self._has_token_times else ()),
                 *((cast("int", request.session), request.turn) if self._has_turns else ()),
             )
         )

@@ -1,7 +1,4 @@
-"""The records of a run as columns: one row per request, one per step.
-
-Statistics of latencies, and what of a run was good: over all requests, or over some.
-"""
+"""The records of a run as columns, one row per request or step; statistics of latencies, and what was good."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -93,7 +90,7 @@ class StepColumns:
 
 
 Bools = NDArray[np.bool_]
-_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def ratio(amount: float, base: float) -> float | None:
@@ -111,9 +108,9 @@ def latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None
     is_finite = np.isfinite(seconds)
     seconds = seconds if is_finite.all() else seconds[is_finite]
     if not len(seconds):
-        return {f"{statistic}_{name}_ms": None for statistic in ("mean", "median", "std", "p90", "p95", "p99")}
+        return {f"{statistic}_{name}_ms": None for statistic in ("mean", "median", "std", *list(QUANTILES)[1:])}
     values = {"mean": seconds.mean(), "median": 0.0, "std": seconds.std()}
-    values |= dict(zip(_QUANTILES, quantiles(seconds, tuple(_QUANTILES.values())), strict=True))
+    values |= dict(zip(QUANTILES, quantiles(seconds, tuple(QUANTILES.values())), strict=True))
     return {f"{statistic}_{name}_ms": finite(value * 1e3) for statistic, value in values.items()}
 
 
@@ -128,12 +125,12 @@ def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[floa
     below = [min(floor(place), last) for place in places]
     above = [min(number + 1, last) for number in below]
     values.partition(sorted({*below, *above}))
-    found = []
+    results = []
     for place, low, high in zip(places, below, above, strict=True):
         start, end, weight = float(values[low]), float(values[high]), place - low
         step = end - start
-        found.append(end - step * (1 - weight) if weight >= 0.5 else start + step * weight)
-    return found
+        results.append(end - step * (1 - weight) if weight >= 0.5 else start + step * weight)
+    return results
 
 
 def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
@@ -212,9 +209,9 @@ def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
 
 def token_latencies(requests: RequestColumns) -> dict[str, float | None]:
     """Statistics of the longest gap between tokens and of readers' waits, where a limit asks for them."""
-    found: dict[str, float | None] = {}
+    statistics: dict[str, float | None] = {}
     if requests.max_itl_s is not None:
-        found |= latencies("max_itl", requests.max_itl_s[requests.num_output_tokens > 1])
+        statistics |= latencies("max_itl", requests.max_itl_s[requests.num_output_tokens > 1])
     if requests.reader_wait_s is not None:
-        found |= latencies("reader_wait", requests.reader_wait_s.copy())
-    return found
+        statistics |= latencies("reader_wait", requests.reader_wait_s.copy())
+    return statistics

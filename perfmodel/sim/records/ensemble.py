@@ -6,12 +6,8 @@ numbers) under each of a few draws, and without. The logarithms of the ratios of
 
 The draws are the rows of a Hadamard matrix and their opposites, one column per score
 (`perfmodel.cost.calibrations.draws`): as each pair of columns is orthogonal, a latency that is a product of powers of
-the factors gets exactly its variance, from eight draws. The pairs separate up from down: near saturation slower
-is worse than faster is good.
-
-Shortened runs have more of what only the beginning of a run has, an idle engine and an empty prefix cache; early
-requests count for themselves alone, and the others for all the rest of the long run. What they do not last for is a
-queue without end: where one grows, waiting times are continued at its pace to the length of the long run.
+the factors gets exactly its variance, from eight draws. Near saturation slower is worse than faster is good, which the
+pairs tell. Where a queue grows without end, waiting times are continued at its pace to the length of the long run.
 """
 
 from collections.abc import Callable
@@ -98,8 +94,8 @@ class Ensemble:
         weights = np.where(requests.request_id < self.num_early, 1.0, self.rest_weight)
         weights = weights * self._chosen(requests, arrived_s)
         waiting = max(self._backlog_s(requests, arrived_s) - chance_s, 0.0)
-        found = mean_latencies(requests, weights)
-        return found | {"ttft": waiting + found["ttft"], "e2el": waiting + found["e2el"]}
+        means = mean_latencies(requests, weights)
+        return means | {"ttft": waiting + means["ttft"], "e2el": waiting + means["e2el"]}
 
 
 def mean_latencies(requests: RequestColumns, weights: Floats) -> dict[str, float]:

@@ -39,8 +39,9 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
     notes += network_notes(scenario)
     if scenario.engine.calibration is not None:
         own = profile_of(scenario.engine)
-        fitted_to = own.source.partition(";")[0]
-        notes.append(f"Host and front end as calibrated on one's own server: {own.name}, {fitted_to}.")
+        notes.append(
+            f"Host and front end as calibrated on one's own server: {own.name}, {own.source.partition(';')[0]}."
+        )
     if scenario.cluster.is_disaggregated and scenario.traffic.has_conversations:
         # vLLM's NixlConnector without bidirectional_kv_xfer (vllm-project/vllm #32553)
         notes.append(
@@ -49,22 +50,27 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
         )
     if scenario.routing.capacity_factor is not None:
         notes += _dropped(scenario, requests, num_steps)
-    return (*notes, *_engine_notes(scenario), *price_notes(scenario))
+    of_engines = []
+    for pool in scenario.pools:
+        of_engines += serving_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
+        of_engines += balance_notes(scenario, pool.engine)
+    of_engines += engine_notes(*(pool.engine for pool in scenario.pools), roles=[pool.role for pool in scenario.pools])
+    return (*notes, *dict.fromkeys(of_engines), *price_notes(scenario))
 
 
 def workload_notes(workload: Workload) -> list[str]:
     """How many of the requests that were made are not as the traffic has them, for want of context."""
-    limit, total, found = f"max_model_len {workload.max_model_len:,}", f"{workload.num_drawn:,} requests", []
+    limit, total, notes = f"max_model_len {workload.max_model_len:,}", f"{workload.num_drawn:,} requests", []
     if workload.num_refused:
-        found.append(
+        notes.append(
             f"{workload.num_refused:,} of {total} have prompts beyond {limit} and are refused, as vLLM does: they "
             f"count as failed."
         )
     if workload.num_clipped:
-        found.append(f"{workload.num_clipped:,} of {total} have prompts that were clipped to {limit}.")
+        notes.append(f"{workload.num_clipped:,} of {total} have prompts that were clipped to {limit}.")
     if workload.num_cut:
-        found.append(f"{workload.num_cut:,} of {total} have answers that end where the context is full, at {limit}.")
-    return found
+        notes.append(f"{workload.num_cut:,} of {total} have answers that end where the context is full, at {limit}.")
+    return notes
 
 
 def eager_notes(scenario: Scenario, mean_step_s: float) -> list[str]:
@@ -87,17 +93,6 @@ def eager_notes(scenario: Scenario, mean_step_s: float) -> list[str]:
         f"{took} of a decode step. Launches run ahead of the device{planned}: they are hidden in steps that take the "
         f"device longer (here {mean_step_s * 1e3:.1f} ms on average), so enforce_eager costs little or nothing there."
     ]
-
-
-def _engine_notes(scenario: Scenario) -> list[str]:
-    """Notes on what is modelled of the model, on number formats that are not multiplied as they are stored, on
-    balancing without effect, on versions taken for others, and on defaults that were taken for what is not given."""
-    notes = []
-    for pool in scenario.pools:
-        notes += serving_notes(pool.model or scenario.model, pool.engine, pool.hardware or scenario.hardware)
-        notes += balance_notes(scenario, pool.engine)
-    notes += engine_notes(*(pool.engine for pool in scenario.pools), roles=[pool.role for pool in scenario.pools])
-    return list(dict.fromkeys(notes))
 
 
 def network_notes(scenario: Scenario) -> list[str]:
@@ -204,8 +199,8 @@ class RunResult(Printable):
     def provenance(self, kind: str = "run") -> dict[str, Any]:
         """Versions, engines, calibrations and the scenario as resolved; the times of an executed run are its own."""
         is_measured = self.clock == "executed"
-        found = provenance_of([self.scenario], self.calibration, self.profile)
-        used = replace(found, fitted=()) if is_measured else found
+        fitted = provenance_of([self.scenario], self.calibration, self.profile)
+        used = replace(fitted, fitted=()) if is_measured else fitted
         return used.to_json(kind, {"clock": self.clock, "scenario": resolved(self.scenario)})
 
     def columns(self, of: str = "requests") -> dict[str, NDArray[Any]]:
@@ -219,7 +214,7 @@ class RunResult(Printable):
         if records is None:
             raise SpecError(f"columns({of!r}): this run has none; simulate with keep_steps=True, and without `out`.")
         columns = {field.name: getattr(records, field.name) for field in fields(records)}
-        found = {name: column for name, column in columns.items() if column is not None}
+        present = {name: column for name, column in columns.items() if column is not None}
         if isinstance(records, RequestColumns):
-            return found | {"ttft_s": records.ttft_s, "tpot_s": records.tpot_s, "e2el_s": records.e2el_s}
-        return found | {"duration_s": records.end_s - records.start_s}
+            return present | {"ttft_s": records.ttft_s, "tpot_s": records.tpot_s, "e2el_s": records.e2el_s}
+        return present | {"duration_s": records.end_s - records.start_s}

@@ -20,55 +20,46 @@ if TYPE_CHECKING:
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
     """Totals of all devices. Each pool's timer has counted one device of each of its engines."""
-    duration = collector.end_tick / 1e12
-    usages = [pool.usage() for pool in cluster.pools]
-    weights = [pool.devices_per_engine for pool in cluster.pools]
-    whole = Usage()
-    for usage, weight in zip(usages, weights, strict=True):
+    pools, dynamic, duration = cluster.pools, cluster.dynamic, collector.end_tick / 1e12
+    whole, device_s, bandwidth_s = Usage(), 0.0, 0.0
+    engine_s = [_engine_s(cluster, pool, collector) for pool in pools]
+    for pool, seconds in zip(pools, engine_s, strict=True):
+        usage, weight = pool.usage(), pool.devices_per_engine
         whole.add(usage, weight)
-    num_devices = sum(pool.num_devices for pool in cluster.pools)
-    engine_s = [_engine_s(cluster, number, collector) for number in range(len(cluster.pools))]
-    device_s = sum(seconds * weight for seconds, weight in zip(engine_s, weights, strict=True))
-    bandwidth_s = sum(
-        weight * usage.hbm_bytes / pool.scenario.hardware.memory_bandwidth
-        for pool, usage, weight in zip(cluster.pools, usages, weights, strict=True)
-    )
+        device_s += seconds * weight
+        bandwidth_s += weight * usage.hbm_bytes / pool.scenario.hardware.memory_bandwidth
     schedulers = [engine.loop.scheduler for engine in cluster.engines]
-    is_plain = len(cluster.pools) == 1 and not (cluster.dynamic and cluster.dynamic.fleets)
+    splits = [pool.energy_split_j(seconds) for pool, seconds in zip(pools, engine_s, strict=True)]
+    is_plain = len(pools) == 1 and not (dynamic and dynamic.fleets)
+    usd_per_hour, prompt_cost_share = _bill(cluster, engine_s, duration)
     return DeviceTotals(
-        num_devices=num_devices,
+        num_devices=sum(pool.num_devices for pool in pools),
         num_preemptions=sum(s.num_preemptions for s in schedulers),
         prefix_tokens_asked=sum(s.num_prefix_tokens_asked for s in schedulers),
         prefix_tokens_hit=sum(s.num_prefix_tokens_hit for s in schedulers),
-        energy_j=sum(pool.energy_j(seconds) for pool, seconds in zip(cluster.pools, engine_s, strict=True)),
-        energy_split_j=_energy_split_j(cluster.pools, engine_s),
+        energy_j=sum(pool.energy_j(seconds) for pool, seconds in zip(pools, engine_s, strict=True)),
+        energy_split_j={name: sum(split[name] for split in splits) for name in splits[0]},
         device_s=device_s,
         mfu=whole.peak_compute_s / device_s if device_s else None,
         mbu=bandwidth_s / device_s if device_s else None,
         bound_share={bound: seconds / whole.busy_s for bound, seconds in whole.bound_s.items()},
-        pipeline_bubble_share=_bubble_share(cluster.pools),
-        kv_cache_usage_peak=max(_usage_peak(pool, collector) for pool in cluster.pools),
-        usd_per_hour=_usd_per_hour(cluster, engine_s, duration),
-        prompt_cost_share=_prompt_cost_share(cluster, engine_s),
-        num_rejected=cluster.dynamic.gateway.num_rejected if cluster.dynamic is not None else 0,
-        num_retries=cluster.dynamic.gateway.num_retries if cluster.dynamic is not None else 0,
-        pools=() if is_plain else tuple(_of_pool(cluster, n, seconds, collector) for n, seconds in enumerate(engine_s)),
+        pipeline_bubble_share=_bubble_share(pools),
+        kv_cache_usage_peak=max(_usage_peak(pool, collector) for pool in pools),
+        usd_per_hour=usd_per_hour,
+        prompt_cost_share=prompt_cost_share,
+        num_rejected=dynamic.gateway.num_rejected if dynamic is not None else 0,
+        num_retries=dynamic.gateway.num_retries if dynamic is not None else 0,
+        pools=() if is_plain else [_of_pool(cluster, *of, collector) for of in zip(pools, engine_s, strict=True)],
         kv_transfer=_transfers(cluster, cluster.transfers, duration) if cluster.transfers is not None else None,
         kv_offload=_offloaded(cluster),
     )
 
 
-def _energy_split_j(pools: Sequence[Pool], engine_s: Sequence[float]) -> dict[str, float]:
-    splits = [pool.energy_split_j(seconds) for pool, seconds in zip(pools, engine_s, strict=True)]
-    return {name: sum(split[name] for split in splits) for name in splits[0]}
-
-
 def _bubble_share(pools: Sequence[Pool]) -> float | None:
-    """Bubble share of the devices of those `pools` whose engines have several stages."""
     staged = [pool for pool in pools if pool.pipelines]
-    return (
-        ratio(sum([pool.bubble_s for pool in staged]), sum([pool.under_way_s for pool in staged])) if staged else None
-    )
+    if not staged:
+        return None
+    return ratio(sum([pool.bubble_s for pool in staged]), sum([pool.under_way_s for pool in staged]))
 
 
 def _offloaded(cluster: Cluster) -> dict[str, float] | None:
@@ -82,41 +73,29 @@ def _offloaded(cluster: Cluster) -> dict[str, float] | None:
     return copied(tiers) if tiers else None
 
 
-def _engine_s(cluster: Cluster, number: int, collector: Collector) -> float:
-    """Seconds that the engines of a pool were there, summed."""
-    pool, fleet = cluster.pools[number], None
-    if cluster.dynamic is not None:
-        fleet = cluster.dynamic.fleet_of(pool)
+def _engine_s(cluster: Cluster, pool: Pool, collector: Collector) -> float:
+    fleet = None if cluster.dynamic is None else cluster.dynamic.fleet_of(pool)
     if fleet is None:
         return collector.end_tick / 1e12 * len(pool.engines)
     return fleet.used_s(collector.end_tick) * len(pool.replicas[0].ranks)
 
 
-def _usd_per_hour(cluster: Cluster, engine_s: list[float], duration: float) -> float | None:
-    """USD per hour of the devices that were there, averaged over the run; None if one of them has no price."""
-    prices = [usd_per_hour(pool.scenario.hardware, cluster.scenario.price) for pool in cluster.pools]
-    if any(price is None for price in prices):
-        return None
-    return sum(
-        (price or 0.0) * seconds / duration * pool.devices_per_engine
-        for price, seconds, pool in zip(prices, engine_s, cluster.pools, strict=True)
-    )
+def _bill(cluster: Cluster, engine_s: Sequence[float], duration: float) -> tuple[float | None, float | None]:
+    """USD per hour of the devices that were there, averaged over the run, and prompts' share of the total: each pool's
+    cost by prompts' share of its step time (`PromptTime`). A pool that took no step is shared as the others are.
 
-
-def _prompt_cost_share(cluster: Cluster, engine_s: list[float]) -> float | None:
-    """Prompts' share of the total cost: each pool's cost by prompts' share of its step time (`PromptTime`).
-
-    A pool that took no step is shared as the others are. None where a device has no price.
+    None where a device has no price.
     """
-    billed = prompts = 0.0
+    hourly = billed = of_prompts = 0.0
     for pool, seconds in zip(cluster.pools, engine_s, strict=True):
         price, share = usd_per_hour(pool.scenario.hardware, cluster.scenario.price), pool.backend.prompt_time.share
         if price is None:
-            return None
+            return None, None
+        hourly += price * seconds / duration * pool.devices_per_engine
         if share is not None:
             billed += price * seconds * pool.devices_per_engine
-            prompts += price * seconds * pool.devices_per_engine * share
-    return ratio(prompts, billed)
+            of_prompts += price * seconds * pool.devices_per_engine * share
+    return hourly, ratio(of_prompts, billed)
 
 
 def _usage_peak(pool: Pool, collector: Collector) -> float:
@@ -124,8 +103,7 @@ def _usage_peak(pool: Pool, collector: Collector) -> float:
     return max(used) / pool.memory.num_kv_blocks
 
 
-def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collector) -> dict[str, object]:
-    pool = cluster.pools[number]
+def _of_pool(cluster: Cluster, pool: Pool, engine_s: float, collector: Collector) -> dict[str, object]:
     usage, price = pool.usage(), usd_per_hour(pool.scenario.hardware, cluster.scenario.price)
     return {
         **({"name": pool.spec.name} if pool.spec.name is not None else {}),
@@ -145,41 +123,39 @@ def _of_pool(cluster: Cluster, number: int, engine_s: float, collector: Collecto
         "preemptions": sum(engine.loop.scheduler.num_preemptions for engine in pool.engines),
         "engines": [pool.engines[0].index, len(pool.engines)],
         "usd_total": None if price is None else price * engine_s * pool.devices_per_engine / 3600,
-        **_dynamics(cluster, number, engine_s, collector),
+        **_dynamics(cluster, pool, engine_s, collector),
     }
 
 
-def _dynamics(cluster: Cluster, number: int, engine_s: float, collector: Collector) -> dict[str, object]:
+def _dynamics(cluster: Cluster, pool: Pool, engine_s: float, collector: Collector) -> dict[str, object]:
     """The figures of a pool whose replicas come and go, or that has a share of the requests."""
-    dynamic, pool, row = cluster.dynamic, cluster.pools[number], dict[str, object]()
+    dynamic = cluster.dynamic
     if dynamic is None:
-        return row
-    row["gpu_hours"] = engine_s * pool.devices_per_engine / 3600
+        return {}
+    row: dict[str, object] = {"gpu_hours": engine_s * pool.devices_per_engine / 3600}
     if (fleet := dynamic.fleet_of(pool)) is not None:
         row |= {"replicas_peak": fleet.most_in_use, "starts": fleet.num_started, "failures": fleet.num_failed}
         row["replicas_over_time"] = [[at / TICKS_PER_S, serving, in_use] for at, serving, in_use in fleet.counts]
         row["failed_at_s"] = [at / TICKS_PER_S for at in fleet.failed_at]
-    first = pool.engines[0].index
+    engines = range(pool.engines[0].index, pool.engines[0].index + len(pool.engines))
     if pool.spec.shadow:
-        mine = range(first, first + len(pool.engines))
-        return row | {"shadow": True, "completed": sum(dynamic.shadowed[index] for index in mine)}
+        return row | {"shadow": True, "completed": sum(dynamic.shadowed[index] for index in engines)}
     requests = collector.requests()
-    mine_too = np.flatnonzero((requests.replica >= first) & (requests.replica < first + len(pool.engines)))
-    some = requests.some(mine_too)
+    is_here = (requests.replica >= engines.start) & (requests.replica < engines.stop)
+    answered = requests.some(np.flatnonzero(is_here))
     return row | {
-        "completed": len(some),
-        **latencies("ttft", some.ttft_s),
-        **latencies("tpot", some.tpot_s),
-        **latencies("e2el", some.e2el_s),
+        "completed": len(answered),
+        **latencies("ttft", answered.ttft_s),
+        **latencies("tpot", answered.tpot_s),
+        **latencies("e2el", answered.e2el_s),
     }
 
 
 def _transfers(cluster: Cluster, transfers: "KvTransfers", duration: float) -> dict[str, float]:
-    count = max(transfers.num_transfers, 1)
     return {
         "transfers": transfers.num_transfers,
         **({"abandoned": transfers.num_abandoned} if cluster.dynamic is not None else {}),
         "bytes": transfers.num_bytes,
-        "mean_ms": transfers.ticks / 1e9 / count,
+        "mean_ms": transfers.ticks / 1e9 / max(transfers.num_transfers, 1),
         "bytes_per_s": transfers.num_bytes / duration,
     }

@@ -1,12 +1,10 @@
 """`WholeRuns`: prediction intervals of clusters whose replicas come and go, from whole runs under opposite draws.
 
-No part of such a run represents the whole: how long requests wait while replicas start, and how many replicas there
-are, depend on step times, too. So whole runs are simulated again, but only two, under opposite draws, where an ensemble
-has eight: the draws in whose direction the mean E2E changes most. A linear function of independent scores has its whole
-standard deviation along its gradient, which is estimated from the (shortened) ensemble of a twin: the same pools with
-constant sizes, their averages. The variance of other latencies along other directions comes from the twin as well.
-
-A run of no more requests than a shortened run is simulated eight times instead, as in the ensemble of any run.
+No part of such a run represents the whole. So whole runs are simulated again, but only two, under opposite draws: those
+in whose direction the mean E2E changes most. A linear function of independent scores has its whole standard deviation
+along its gradient, which is estimated from the (shortened) ensemble of a twin: the same pools with constant sizes,
+their averages. The variance of other latencies along other directions comes from the twin as well. A run of no more
+requests than a shortened run is simulated eight times instead, as in the ensemble of any run.
 """
 
 from collections.abc import Mapping
@@ -37,18 +35,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class WholeRuns:
-    """A run, its twin's ensemble, and two whole runs under opposite draws.
-
-    whole:     requests of the run
-    twin:      the ensemble of the cluster with constant sizes, its averages
-    direction: scores of unit length
-    pair:      requests of the whole runs under `direction` and under its opposite
-    """
+    """A run, its twin's ensemble, and two whole runs under opposite draws."""
 
     whole: RequestColumns
-    twin: Ensemble
-    direction: Scores
-    pair: tuple[RequestColumns, RequestColumns]
+    twin: Ensemble  # of the cluster with constant sizes, its averages
+    direction: Scores  # of unit length
+    pair: tuple[RequestColumns, RequestColumns]  # of the whole runs under `direction` and under its opposite
 
     def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
         """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
@@ -56,13 +48,13 @@ class WholeRuns:
         base = _means(self.whole, arrived_s)
         ends = [_means(requests, arrived_s) for requests in self.pair]
         twin = self.twin.logs()
-        found = {}
+        factors = {}
         for metric, mean in base.items():
             if isfinite(mean) and mean > 0:
                 logs = np.array([[log_ratio(end[metric], mean) for end in ends]])
                 aside = _beside(twin[metric], self.direction) if metric in twin else 0.0
-                found[metric] = interval_of(logs, aside)
-        return found
+                factors[metric] = interval_of(logs, aside)
+        return factors
 
     def duration_factor(self) -> Interval:
         """80 % interval of the time until the last request is answered, as a factor of it."""
@@ -106,7 +98,7 @@ def _steepest(logs: Floats | None) -> Scores:
     """The direction in which a metric grows fastest; all scores alike where it does not move."""
     slopes = np.zeros(NUM_SCORES) if logs is None else _slopes(logs)
     length = float(np.linalg.norm(slopes))
-    return tuple(float(each) for each in slopes / length) if length > 0 else (1 / sqrt(NUM_SCORES),) * NUM_SCORES
+    return tuple((slopes / length).tolist()) if length > 0 else (1 / sqrt(NUM_SCORES),) * NUM_SCORES
 
 
 def _beside(logs: Floats, direction: Scores) -> float:

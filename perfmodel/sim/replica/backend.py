@@ -20,11 +20,10 @@ _new = tuple.__new__  # what a named tuple is called by is a Python function, th
 class PromptTime:
     """Ticks of the steps of one pool, and those of them that prompts cost, by which a bill is split.
 
-    A step that only computes prompts is theirs, one that only decodes is the answers'. A step of both is shared in the
-    proportion of what its prompts would take as a step of their own, and its decodes as another: what both need once
-    (weights read, launches, the host) counts on either side, so neither rides for nothing. Steps of nearly the same
-    sizes are shared alike: the first of them is priced. Tokens that are computed again after a preemption are prompts
-    here, as they are to the engine. What idle devices cost follows the busy time.
+    A step of prompts and decodes is shared in the proportion of what its prompts would take as a step of their own, and
+    its decodes as another: what both need once (weights read, launches, the host) counts on either side. Steps of
+    nearly the same sizes are shared alike: the first of them is priced. Tokens that are computed again after a
+    preemption are prompts here, as they are to the engine. What idle devices cost follows the busy time.
 
     apart: what the prompts of a step would take alone, and its decodes alone, in ticks; None: nothing is counted
     """
@@ -104,8 +103,7 @@ class SimulatedBackend:
         self.prompt_time = PromptTime(self._apart if is_split else None)
         self._pricer = pricer
         self._stages = pricer if isinstance(pricer, StagedPricer) else None
-        self._acceptance = acceptance
-        self._ahead = ahead
+        self._acceptance, self._ahead = acceptance, ahead
         self._alone = pricer.fresh() if is_split else pricer  # prices what is not taken
 
     @property
@@ -156,12 +154,10 @@ class SimulatedBackend:
         self.prompt_time.add_decoding(run.duration(num_steps))
 
     def _apart(self, shape: BatchShape) -> tuple[int, int]:
-        prompts, decodes = shape.apart
-        return self._busy_time(prompts), self._busy_time(decodes)
-
-    def _busy_time(self, shape: BatchShape) -> int:
-        alone = self._alone
-        return sum(alone.pass_through(shape).stages) if isinstance(alone, StagedPricer) else alone.price(shape)
+        alone, (prompts, decodes) = self._alone, shape.apart
+        if isinstance(alone, StagedPricer):
+            return sum(alone.pass_through(prompts).stages), sum(alone.pass_through(decodes).stages)
+        return alone.price(prompts), alone.price(decodes)
 
     def _restoring(self, plan: StepPlan, duration: int, cost: RestoreCost | None) -> int:
         """Ticks by which `plan`, which takes `duration` without, takes longer for KV that comes and goes."""

@@ -29,15 +29,12 @@ class Run(Protocol):
 
     def duration(self, num_steps: int) -> int:
         """What the first `num_steps` take."""
-        ...
 
     def step_durations(self, num_steps: int) -> Iterable[int]:
         """Duration of each of the first `num_steps`."""
-        ...
 
     def steps_to_reach(self, elapsed: int) -> int:
         """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
-        ...
 
 
 class LeapingBackend(Protocol):
@@ -45,11 +42,9 @@ class LeapingBackend(Protocol):
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
         """The `Run` of `num_steps` steps from `plan` on; `growth` is what each adds to `plan.decode_windowed`."""
-        ...
 
     def commit(self, run: Any, plan: StepPlan, num_steps: int) -> None:
         """The first `num_steps` of `run`, which began with `plan`, have taken place."""
-        ...
 
 
 class Rank(Protocol):
@@ -60,7 +55,6 @@ class Rank(Protocol):
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
         """A step, or leap, of this rank has ended."""
-        ...
 
 
 class PromptBalance:
@@ -111,10 +105,7 @@ class Lockstep:
         balance: PromptBalance | None = None,
         size: int | None = None,
     ) -> None:
-        self.env = env
-        self.backend = backend
-        self._balance = balance
-        self._size = size
+        self.env, self.backend, self._balance, self._size = env, backend, balance, size
         self._ranks: list[Rank] = []
         self._leaper = leaper
         self._pending: Alarm | None = None  # the end of the step in progress, or a start to come
@@ -151,8 +142,13 @@ class Lockstep:
 
     def settle(self) -> None:
         """Let the engines stand as they would had all steps been taken one by one; a leap ends with the present one."""
-        if self._run is not None:
-            self._settle(self._run)
+        if self._run is None:
+            return
+        self._cut(self._run)
+        if not self._is_settled:
+            self._is_settled = True
+            for rank, plan in self._active:
+                rank.loop.plan_leap(plan, self._num_steps)
 
     def look_again(self) -> None:
         """Something has changed from outside: idle engines plan anew, a leap ends with the step in progress."""
@@ -167,19 +163,10 @@ class Lockstep:
         self.look_again()
 
     def _cut(self, run: Run) -> None:
-        """End the leap with the step that is in progress now."""
         num_steps = run.steps_to_reach(self.env.ticks - self._started)
         if num_steps < self._num_steps:
             self._num_steps = num_steps
             self._pending = self._alarm(self._started + run.duration(num_steps) - self.env.ticks, self._end)
-
-    def _settle(self, run: Run) -> None:
-        """Cut the leap; the schedulers stand where they would while the step in progress runs."""
-        self._cut(run)
-        if not self._is_settled:
-            self._is_settled = True
-            for rank, plan in self._active:
-                rank.loop.plan_leap(plan, self._num_steps)
 
     def _alarm(self, delay: int, callback: Callable[[Event], None]) -> Alarm:
         return Alarm(self.env, delay, callback, self._priority)
@@ -207,7 +194,6 @@ class Lockstep:
             self._finish()
 
     def _execute(self, active: list[tuple[Rank, StepPlan]]) -> int:
-        """Ticks of a single step."""
         duration, outcomes = 0, []
         for _, plan in active:
             outcome = self.backend.execute(plan)
@@ -217,16 +203,11 @@ class Lockstep:
         return duration if self.slowdown == 1 else round(duration * self.slowdown)
 
     def _foresee(self, active: list[tuple[Rank, StepPlan]], num_steps: int) -> int:
-        """Ticks of a leap."""
         assert self._leaper is not None
-        run: Run
-        if len(active) == 1 and self.slowdown == 1:
-            rank, plan = active[0]
-            run = self._leaper.foresee(plan, rank.loop.leap_growth, num_steps)
-            self._runs = [run]
-        else:
-            self._runs = [self._leaper.foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
-            run = _SlowestRun(self._runs, num_steps, self.slowdown)
+        self._runs = runs = [self._leaper.foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
+        run: Run = runs[0]
+        if len(active) > 1 or self.slowdown != 1:
+            run = _SlowestRun(runs, num_steps, self.slowdown)
         self._run = run
         return run.duration(num_steps)
 
@@ -257,10 +238,9 @@ class Lockstep:
         if len(self._ranks) == 1:
             rank, plan = self._active[0]
             return rank.loop.max_leap(plan)
-        if len(self._active) < len(self._ranks):
-            busy = {id(rank) for rank, _ in self._active}
-            if any(rank.loop.has_requests for rank in self._ranks if id(rank) not in busy):
-                return 1  # it waits for something other than an arrival
+        busy = [rank for rank, _ in self._active]
+        if any(rank.loop.has_requests for rank in self._ranks if rank not in busy):
+            return 1  # it waits for something other than an arrival
         return min([rank.loop.max_leap(plan) for rank, plan in self._active])
 
     def _end(self, event: Event) -> None:
@@ -269,45 +249,23 @@ class Lockstep:
             self._begin()
 
     def _finish(self) -> None:
-        """The step or leap has ended now."""
-        if len(self._active) == 1:
-            self._end_alone()
-        else:
-            self._end_together()
-
-    def _end_alone(self) -> None:
-        """As `_end_together`, for a rank on its own."""
-        (rank, plan), started, now, num_steps = self._active[0], self._started, self.env.ticks, self._num_steps
-        finished: list[Request] = []
-        if self._run is None:
-            finished, record = rank.loop.finish_step(plan, started, now, self._outcomes[0].num_accepted)
-        else:
-            record = self._finish_leap(rank, plan, self._runs[0], now)
-            if self._balance is not None:
-                self._balance.pass_steps(num_steps - 1)
-            self._run = None  # nothing is left to cut
-        rank.end_step(record, finished)
-
-    def _finish_leap(self, rank: Rank, plan: StepPlan, run: Run, now: int) -> StepRecord:
-        assert self._leaper is not None
-        num_steps = self._num_steps
-        self._leaper.commit(run, plan, num_steps)
-        return rank.loop.finish_leap(plan, num_steps, self._started, now, run.first_duration, run.step_durations)
-
-    def _end_together(self) -> None:
-        """All ranks have ended the step, or leap, before any of them is asked what its requests do next."""
-        started, now, num_steps = self._started, self.env.ticks, self._num_steps
+        """The step or leap has ended now; on all ranks before any of them is asked what its requests do next."""
+        active, started, now, num_steps = self._active, self._started, self.env.ticks, self._num_steps
         ended: list[tuple[Rank, StepRecord, list[Request]]] = []
         if self._run is None:
-            for (rank, plan), outcome in zip(self._active, self._outcomes, strict=True):
+            for (rank, plan), outcome in zip(active, self._outcomes, strict=True):
                 finished, record = rank.loop.finish_step(plan, started, now, outcome.num_accepted)
                 ended.append((rank, record, finished))
         else:
-            for (rank, plan), own in zip(self._active, self._runs, strict=True):
-                ended.append((rank, self._finish_leap(rank, plan, own, now), []))
+            assert self._leaper is not None
+            for (rank, plan), run in zip(active, self._runs, strict=True):
+                self._leaper.commit(run, plan, num_steps)
+                first_duration, durations = run.first_duration, run.step_durations
+                record = rank.loop.finish_leap(plan, num_steps, started, now, first_duration, durations)
+                ended.append((rank, record, []))
             if self._balance is not None:
                 self._balance.pass_steps(num_steps - 1)
-        self._run = None  # nothing is left to cut
+            self._run = None  # nothing is left to cut
         for rank, record, finished in ended:
             rank.end_step(record, finished)
 
@@ -316,8 +274,8 @@ class _SlowestRun:
     """Steps of ranks side by side, each as long as the slowest rank needs for it, times `slowdown`."""
 
     def __init__(self, runs: Sequence[Run], num_steps: int, slowdown: float) -> None:
-        each = [run.step_durations(num_steps) for run in runs]
-        slowest = map(max, *each) if len(each) > 1 else each[0]
+        durations = [run.step_durations(num_steps) for run in runs]
+        slowest = map(max, *durations) if len(durations) > 1 else durations[0]
         if slowdown != 1:
             slowest = (round(duration * slowdown) for duration in slowest)
         self._ends: list[int] = list(accumulate(slowest, initial=0))

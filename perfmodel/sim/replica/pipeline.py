@@ -1,6 +1,11 @@
 """`Pipeline`: the clock of engines whose devices are stages, with several plans on their way at once.
 
-When a plan is through its stages is the rule of `FlowLine`.
+A plan begins stage s once it is through the stage before, and the plan in front of it is through s (`FlowLine`):
+
+    begin_s(n) = max( end_{s-1}(n), end_s(n-1) )
+
+The host is the first server of this flow line: what it does before a plan starts takes its time once a plan, what it
+does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.steps.stages`).
 
 As in vLLM's engine core, plans are made while the queue has room and a request can be granted tokens, then the oldest
 plan is waited for, and what arrives meanwhile is looked at then. So two things are decided at the end of a plan only:
@@ -10,7 +15,6 @@ Steps are taken one by one: no leaps.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from simpy.events import Event
@@ -18,8 +22,29 @@ from simpy.events import Event
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.replica.flow_line import FlowLine
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance, Rank
+
+
+class FlowLine:
+    """Stages that plans pass in the order in which they are made."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._ends = [0] * num_stages  # when each stage is through with all that was given to it
+        self._host_end = 0
+
+    @property
+    def num_stages(self) -> int:
+        return len(self._ends)
+
+    def end_of(self, times: StageTicks, now: int) -> int:
+        """Send a plan that takes `times` on its way: when it is back, in ticks."""
+        start = max(now, self._host_end)
+        end, ends = start + times.serial, self._ends
+        self._host_end = end + times.hidden
+        for stage, duration in enumerate(times.stages):
+            free = ends[stage]
+            end = ends[stage] = (free if free > end else end) + duration
+        return max(end, self._host_end)
 
 
 class StagedBackend(Protocol):
@@ -30,11 +55,9 @@ class StagedBackend(Protocol):
 
     def execute(self, plan: StepPlan) -> Outcome:
         """A plan that meets no other."""
-        ...
 
     def pass_through(self, plan: StepPlan) -> StageTicks:
         """What `plan` takes, in ticks."""
-        ...
 
 
 class _Wave(NamedTuple):
@@ -76,20 +99,18 @@ class Pipeline(Lockstep):
             active = self._plans(now)
             if not active:
                 break
-            waves.append(_Wave(active, now, self._end_of(active, now)))
+            # Of ranks in lockstep, each stage is as long as the slowest of them needs.
+            serial, hidden, stages = zip(*(self.staged.pass_through(plan) for _, plan in active), strict=True)
+            times = StageTicks(max(serial), max(hidden), tuple(map(max, zip(*stages, strict=True))))
+            if (factor := self.slowdown) != 1:
+                slowed = tuple(round(stage * factor) for stage in times.stages)
+                times = StageTicks(round(times.serial * factor), round(times.hidden * factor), slowed)
+            waves.append(_Wave(active, now, self._line.end_of(times, now)))
         self._active = waves[0].active if waves else []
         if waves:
             self._pending = self._alarm(waves[0].end - now, self._end)
         else:
             self._wait(now)
-
-    def _end_of(self, active: Sequence[tuple[Rank, StepPlan]], now: int) -> int:
-        """Send plans that start together on their way: when they are back."""
-        each = [self.staged.pass_through(plan) for _, plan in active]
-        times = each[0] if len(each) == 1 else _slowest(each)
-        if self.slowdown != 1:
-            times = _slowed(times, self.slowdown)
-        return self._line.end_of(times, now)
 
     def _end(self, event: Event) -> None:
         if event is not self._pending:
@@ -105,17 +126,3 @@ class Pipeline(Lockstep):
         for rank, record, finished in ended:
             rank.end_step(record, finished)
         self._begin()
-
-
-def _slowed(times: StageTicks, factor: float) -> StageTicks:
-    serial, hidden, stages = times
-    return StageTicks(round(serial * factor), round(hidden * factor), tuple(round(each * factor) for each in stages))
-
-
-def _slowest(each: Sequence[StageTicks]) -> StageTicks:
-    """Stage times of ranks in lockstep: each stage as long as the slowest of them needs."""
-    return StageTicks(
-        max([times.serial for times in each]),
-        max([times.hidden for times in each]),
-        tuple(map(max, zip(*(times.stages for times in each), strict=True))),
-    )

@@ -44,9 +44,8 @@ class FrontEnd:
 class EngineRank:
     """An engine under simulated time.
 
-    index, loop: its number in the cluster; its serve loop
-    front_end:   the HTTP server in front, if there is one
-    lockstep:    the clock of this engine and those that step with it
+    lockstep:    the clock of this engine and those that step with it; index: its number in the cluster
+    loop, front_end: its serve loop; the HTTP server in front, if there is one
     on_finished: called with (replica, request) for each request that is done, before the next step is planned; its
                  times are those of the client if there is a front end
     on_step:     called with (replica, record) for each step or leap that has ended
@@ -61,17 +60,13 @@ class EngineRank:
         on_step: "Callable[[EngineRank, StepRecord], None]",
         front_end: FrontEnd | None = None,
     ) -> None:
-        self.index = index
-        self.loop = loop
+        self.index, self.loop = index, loop
         self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
         self.num_prompt_blocks = 0
         self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
         self.block_size = loop.scheduler.config.block_size
-        self._lockstep = lockstep
-        self._front_end = front_end
-        self._on_finished = on_finished
-        self._on_step = on_step
+        self._lockstep, self._front_end, self._on_finished, self._on_step = lockstep, front_end, on_finished, on_step
         lockstep.join(self)
 
     def add(self, request: Request) -> None:
@@ -81,10 +76,15 @@ class EngineRank:
             return
         env = self._lockstep.env
         delay = self._front_end.delay(request, env.ticks) if self._front_end is not None else 0
+
+        def enter(_: object) -> None:
+            if request.status is not RequestStatus.ABORTED and not self.is_dead:
+                self._lockstep.enter(self, request)
+
         if delay:
-            Alarm(env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
+            Alarm(env, delay, enter, ARRIVAL_PRIORITY)
         else:
-            self._lockstep.enter(self, request)
+            enter(None)
 
     def abort(self, request: Request) -> bool:
         """`request`, which was added here, gives up; False if it is done, and on its way to the client."""
@@ -98,10 +98,6 @@ class EngineRank:
     def drop(self, request: Request) -> None:
         """The KV of `request`, which has blocks for it, is not coming."""
         self._lockstep.abort(self, request)
-
-    def _enter(self, request: Request) -> None:
-        if request.status is not RequestStatus.ABORTED and not self.is_dead:
-            self._lockstep.enter(self, request)
 
     def die(self) -> None:
         """It fails undetected and loses all that it has: what is sent here, or was, waits in vain until it is aborted.
@@ -159,12 +155,12 @@ class EngineRank:
         """Its steps take `factor` times as long from the next one on."""
         self._lockstep.slow_down(factor)
 
-    def await_kv(self, request: Request, on_load: "Callable[[EngineRank, Request], None]") -> None:
-        """`request`, whose KV is elsewhere, arrives now: once it has blocks for it, `on_load` is called with this rank
-        and `request`, and `finish_load` has to follow."""
+    def await_kv(self, request: Request, on_load: Callable[[Request], None]) -> None:
+        """`request`, whose KV is elsewhere, arrives now: once it has blocks for it, `on_load` is called `request`,
+        and `finish_load` has to follow."""
         self.expect(request)
         if not self.is_dead:
-            self.loop.on_load = lambda loading: on_load(self, loading)
+            self.loop.on_load = on_load
             self._lockstep.enter(self, request)
 
     def finish_load(self, request: Request) -> None:

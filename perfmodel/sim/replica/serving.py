@@ -1,11 +1,8 @@
 """From a scenario to its engines: the one place where engine arguments become scheduler settings, for both clocks.
 
 How long a freed slot waits is no rule of an engine but what the serve loop gives (the lag of recorded closed loops, 1
-to 2 steps). Under asynchronous scheduling the plan of step N+1 is made when N starts. A request that ends with step N
-has its slot back when N is over; then N+1, planned, starts, and N+2 is planned, the first that can let someone in: the
-slot stays empty for one whole step, N+1. Without it N+1 is planned after N, and the slot is filled at once.
-
-The second tier of an engine's KV blocks as its scenario has it, for both clocks: room, costs, when copies pay.
+to 2 steps): under asynchronous scheduling the plan of step N+1 is made when N starts, so the slot of a request that
+ends with N stays empty for one whole step, N+1; without it the slot is filled at once.
 """
 
 from collections.abc import Sequence
@@ -23,7 +20,6 @@ from perfmodel.engine import (
     HostCopies,
     KVBlockManager,
     RadixKVBlocks,
-    Request,
     SchedulerConfig,
     ServeLoop,
     Slots,
@@ -103,6 +99,10 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
     """The scheduler's settings as far as they do not depend on the model; sequences have at most `max_model_len`."""
     is_contiguous = engine.kv_cache == "contiguous"
     rules, (max_num_seqs, max_plan_seqs) = engine.rules, engine.sequence_limits
+    # Estimates of what running requests may still need decide who is admitted where one plan of plain blocks is made.
+    is_plain = engine.kv_cache == "paged" and engine.batching == "continuous" and not rules.reserves_output
+    is_plain = is_plain and engine.pipeline_parallel_size == 1 and engine.speculative_config is None
+    is_estimated = is_plain and engine.scheduling_policy != "shortest-first"
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -127,7 +127,7 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
         batch_timeout=to_ticks(engine.batch_timeout_ms / 1e3),
         pipeline_parallel_size=engine.pipeline_parallel_size,
         max_plan_seqs=max_plan_seqs,
-        estimates=_estimates(engine),
+        estimates=Estimates(**rules.estimates.model_dump()) if is_estimated and rules.estimates is not None else None,
         slots=_slots_of(engine),
     )
 
@@ -140,16 +140,6 @@ def _slots_of(engine: EngineSpec) -> Slots | None:
         return None
     is_unified = rules.is_unified_by_default and "max_num_seqs" not in engine.model_fields_set
     return Slots(rules.least_similarity, engine.enable_prefix_caching, rules.saves_prompts, is_unified)
-
-
-def _estimates(engine: EngineSpec) -> Estimates | None:
-    """How the engine estimates what running requests may still need, where that decides who is admitted."""
-    rules = engine.rules.estimates
-    is_plain = engine.kv_cache == "paged" and engine.batching == "continuous" and not engine.rules.reserves_output
-    has_one_plan = engine.pipeline_parallel_size == 1 and engine.speculative_config is None
-    if rules is None or not (is_plain and has_one_plan) or engine.scheduling_policy == "shortest-first":
-        return None
-    return Estimates(**rules.model_dump())
 
 
 def build_serve_loop(
@@ -172,10 +162,8 @@ def build_serve_loop(
         span += config.speculation.nodes[-1]  # a drafted token must not take the place of one that is still seen
     buffers = num_buffers(model, scenario.hardware, engine) if engine.kv_cache != "off" else 0
     groups = kv_groups(scenario.model, scenario.hardware, engine)
-    by_estimates = config.estimates is not None
-    blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host, by_estimates)
-    scheduler = scheduler_for(config, blocks, token_watch(scenario))
-    return ServeLoop(scheduler, engine.plans_ahead)
+    blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host, config.estimates is not None)
+    return ServeLoop(scheduler_for(config, blocks, token_watch(scenario)), engine.plans_ahead)
 
 
 def kv_block_manager(
@@ -218,16 +206,17 @@ def build_locksteps(
 
     `num_ranks` is that of a replica, or what is simulated of it: the tokens that its experts see are the whole group's.
     """
-    locksteps: list[Lockstep] = []
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
     leaper = backend if can_leap and backend.can_leap else None
+    locksteps: list[Lockstep] = []
     for _ in range(num_engines // together):
         balance = PromptBalance(timeout) if timeout else None
         if graph.stages:
-            locksteps += [Pipeline(env, backend, balance, graph.shard.dp)] * together
+            clock: Lockstep = Pipeline(env, backend, balance, graph.shard.dp)
         else:
-            locksteps += [Lockstep(env, backend, leaper, balance, graph.shard.dp)] * together
+            clock = Lockstep(env, backend, leaper, balance, graph.shard.dp)
+        locksteps += [clock] * together
     return locksteps
 
 
@@ -240,8 +229,4 @@ def token_watch(scenario: Scenario) -> TokenWatch | None:
     if len(set(paces)) == 1:
         return TokenWatch(lambda _: paces[0])
     shares = class_shares(scenario)
-
-    def pace_of(request: Request) -> int | None:
-        return paces[shares.of(request.request_id)]
-
-    return TokenWatch(pace_of)
+    return TokenWatch(lambda request: paces[shares.of(request.request_id)])

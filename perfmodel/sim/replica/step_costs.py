@@ -54,57 +54,32 @@ def shared_step_costs(
     """
     if calibration is None or profile is None:
         calibration, profile = scenario_fits(scenario)
-    tables = _tables_of(scenario, calibration, profile)
-    return StepCosts(tables, profile, _drafts_of(scenario, calibration, profile, tables))
-
-
-def _tables_of(scenario: Scenario, calibration: Calibration, profile: EngineProfile) -> StepTables:
     spread = _context_spread(scenario) if calibration.has_ragged_cost else None
-    key, like = _key(scenario, calibration, profile, None), None
-    for known, known_spread, tables in _recent:
-        if known == key:
-            if known_spread == spread:
-                return tables
-            like = like or tables
-    timer = OperatorTimer(scenario.hardware, calibration)
-    tables = StepTables(scenario_graph(scenario, profile, spread), timer, like)
-    _recent.appendleft((key, spread, tables))
-    return tables
-
-
-def _drafts_of(
-    scenario: Scenario, calibration: Calibration, profile: EngineProfile, tables: StepTables
-) -> DraftTables | None:
-    config = scenario.engine.speculative_config
-    if config is None:
-        return None
-    key = _key(scenario, calibration, profile, config)
-    for known, tables_of_drafts in _recent_drafts:
-        if known == key:
-            return tables_of_drafts
-    drafts = scenario_drafts(scenario, calibration, profile, tables.graph)
-    assert drafts is not None
-    _recent_drafts.appendleft((key, drafts))
-    return drafts
+    key = _key(scenario, calibration, profile, None)
+    equal = [(known_spread, tables) for known, known_spread, tables in _recent if known == key]
+    tables = next((tables for known_spread, tables in equal if known_spread == spread), None)
+    if tables is None:
+        timer = OperatorTimer(scenario.hardware, calibration)
+        like = equal[0][1] if equal else None
+        tables = StepTables(scenario_graph(scenario, profile, spread), timer, like)
+        _recent.appendleft((key, spread, tables))
+    config, drafts = scenario.engine.speculative_config, None
+    if config is not None:
+        key = _key(scenario, calibration, profile, config)
+        drafts = next((drafts for known, drafts in _recent_drafts if known == key), None)
+        if drafts is None:
+            drafts = scenario_drafts(scenario, calibration, profile, tables.graph)
+            assert drafts is not None
+            _recent_drafts.appendleft((key, drafts))
+    return StepCosts(tables, profile, drafts)
 
 
 def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, own: Any) -> tuple[Any, ...]:
     """What costs depend on: equal for scenarios with equal costs. `own`: what those in question depend on beside."""
     method = scenario.sampling.method
-    bytes_per_logit = profile.bytes_per_logit(method, scenario.model)
-    engine = scenario.engine.model_dump(exclude=_SCHEDULING | {"speculative_config"})
-    hosted = scenario.engine.plans_ahead
-    return (
-        method,
-        bytes_per_logit,
-        scenario.routing,
-        engine,
-        hosted,
-        scenario.hardware,
-        scenario.model,
-        calibration,
-        own,
-    )
+    logits = method, profile.bytes_per_logit(method, scenario.model)
+    engine = scenario.engine.model_dump(exclude=_SCHEDULING | {"speculative_config"}), scenario.engine.plans_ahead
+    return (*logits, scenario.routing, *engine, scenario.hardware, scenario.model, calibration, own)
 
 
 def _context_spread(scenario: Scenario) -> ContextSpread | None:

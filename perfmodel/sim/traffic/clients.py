@@ -30,10 +30,10 @@ class Server(Protocol):
 
     def add(self, request: Request) -> None:
         """`request` arrives now."""
-        ...
 
 
 Route = Callable[[Request], Server]
+Fits = tuple[Calibration, EngineProfile]
 
 
 class OpenLoopClient:
@@ -131,7 +131,8 @@ class ConversationClient:
         if concurrency is None:
             Alarm(env, 0, self._begin_due, URGENT)
         else:
-            Alarm(env, 0, lambda _: self._begin_all(concurrency), URGENT)
+            for _ in range(concurrency):
+                Alarm(env, 0, lambda _: self._begin_now(), URGENT)
 
     @property
     def is_done(self) -> bool:
@@ -160,10 +161,6 @@ class ConversationClient:
         self._next, self._has_more = turns, turns is not None
         if turns is not None:
             Alarm(self._env, turns[0][1].arrival - now, self._begin_due, ARRIVAL_PRIORITY)
-
-    def _begin_all(self, concurrency: int) -> None:
-        for _ in range(concurrency):
-            self._begin_now()
 
     def _begin_after(self, delay: int) -> Generator[Event, None, None]:
         yield self._env.timeout(delay)
@@ -198,9 +195,7 @@ class ConversationClient:
 class Compressor:
     """Takes requests like a server does, and hands each to its server when its prompt is short."""
 
-    def __init__(
-        self, env: TickEnvironment, seconds_of: Callable[[int], float], route: Callable[[Request], Server]
-    ) -> None:
+    def __init__(self, env: TickEnvironment, seconds_of: Callable[[int], float], route: Route) -> None:
         self._env, self._seconds_of, self._route = env, seconds_of, route
         self._free_at = 0
 
@@ -208,24 +203,14 @@ class Compressor:
         """`request` arrives now, with its prompt in full."""
         tokens = request.num_source_tokens or request.num_prompt_tokens
         self._free_at = max(self._free_at, self._env.ticks) + to_ticks(self._seconds_of(tokens))
-        Alarm(self._env, self._free_at - self._env.ticks, lambda _: self._hand_on(request), ARRIVAL_PRIORITY)
-
-    def _hand_on(self, request: Request) -> None:
-        self._route(request).add(request)
+        delay = self._free_at - self._env.ticks
+        Alarm(self._env, delay, lambda _: self._route(request).add(request), ARRIVAL_PRIORITY)
 
     @classmethod
-    def of(
-        cls,
-        env: TickEnvironment,
-        scenario: Scenario,
-        model: ModelSpec,
-        fits: tuple[Calibration, EngineProfile],
-        route: Callable[[Request], Server],
-    ) -> "Compressor":
-        """One that runs `model` as the scenario's engine would, on one device, with nothing beside the prompt.
+    def of(cls, env: TickEnvironment, scenario: Scenario, model: ModelSpec, fits: Fits, route: Route) -> "Compressor":
+        """One that runs `model` as the engine of `scenario` would, on one device, with nothing beside the prompt.
 
-        fits:  calibration and profile of the device
-        route: where the shortened request goes
+        fits: calibration and profile of the device; route: where the shortened request goes
         """
         engine = EngineSpec(profile=scenario.engine.profile, enforce_eager=scenario.engine.enforce_eager)
         costs = step_costs(scenario.model_copy(update={"model": model, "engine": engine}), *fits)

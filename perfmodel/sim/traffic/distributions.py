@@ -6,18 +6,15 @@ exactly rate x duration requests fill each stage (a Poisson process conditioned 
 Length distributions without an upper end (lognormal, exponential) are clipped to what the engine can take; counts that
 the user wrote down are not, so that a prompt too long is an error and not a surprise.
 
-The content of a shared prefix is a number per KV block. Groups share their first blocks; with
-`num_prompts_per_group`, whole prompts repeat.
-
-Draws that are hashes of what they are for, with SplitMix64 (Steele, Lea and Flood 2014): no state, no table.
-
-What falls to a request so depends neither on who came beside it nor on the order of events.
+Other draws are hashes of what they are for, with SplitMix64 (Steele, Lea and Flood 2014): no state, no table. What
+falls to a request so depends neither on who came beside it nor on the order of events.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat, takewhile
 from math import erfc, exp, inf, log, sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,20 +46,18 @@ def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.G
     return takewhile(lambda t: t <= end, times)
 
 
-def _gaps(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """A chunk of gaps with mean 1 / rate."""
-    if arrivals.process == "constant":
-        return np.full(_CHUNK, 1 / rate)
-    if arrivals.process == "gamma":
-        shape = 1 / arrivals.cv**2
-        return rng.gamma(shape, 1 / (rate * shape), _CHUNK)
-    return rng.exponential(1 / rate, _CHUNK)
-
-
 def _endless(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> Iterator[float]:
+    """Times, in chunks, with gaps of mean 1 / rate."""
     start = 0.0
     while True:
-        times = start + np.cumsum(_gaps(arrivals, rate, rng))
+        if arrivals.process == "constant":
+            gaps = np.full(_CHUNK, 1 / rate)
+        elif arrivals.process == "gamma":
+            shape = 1 / arrivals.cv**2
+            gaps = rng.gamma(shape, 1 / (rate * shape), _CHUNK)
+        else:
+            gaps = rng.exponential(1 / rate, _CHUNK)
+        times = start + np.cumsum(gaps)
         yield from times.tolist()
         start = float(times[-1])
 
@@ -131,27 +126,24 @@ def share_above(lengths: Lengths, limit: int) -> float:
 
 def draw_lengths(lengths: Lengths, rng: np.random.Generator, engine_limit: int) -> Iterator[int]:
     """Token counts from `lengths`, at least `lengths.min`, at most `lengths.max`."""
-    values = _empirical_values(lengths) if lengths.distribution == "empirical" else None
+    values = _empirical_values(lengths) if lengths.distribution == "empirical" else np.empty(0)
     limit = engine_limit if is_unbounded(lengths) else 2**31
     highest = min(lengths.max or limit, limit)
     while True:
-        drawn = np.rint(_chunk(lengths, values, rng))
-        yield from np.clip(drawn, lengths.min, highest).astype(np.int64).tolist()
-
-
-def _chunk(lengths: Lengths, values: NDArray[np.int64] | None, rng: np.random.Generator) -> NDArray[np.float64]:
-    match lengths.distribution:
-        case "fixed":
-            return np.full(_CHUNK, float(lengths.value or 1))
-        case "uniform":
-            return rng.integers(lengths.low or 1, (lengths.high or 1) + 1, _CHUNK).astype(np.float64)
-        case "lognormal":
-            mu, sigma = lognormal_parameters(lengths.mean or 1.0, lengths.p99, lengths.std)
-            return rng.lognormal(mu, sigma, _CHUNK)
-        case "exponential":
-            return rng.exponential(lengths.mean or 1.0, _CHUNK)
-    assert values is not None
-    return rng.choice(values, _CHUNK).astype(np.float64)
+        drawn: NDArray[Any]
+        match lengths.distribution:
+            case "fixed":
+                drawn = np.full(_CHUNK, float(lengths.value or 1))
+            case "uniform":
+                drawn = rng.integers(lengths.low or 1, (lengths.high or 1) + 1, _CHUNK)
+            case "lognormal":
+                mu, sigma = lognormal_parameters(lengths.mean or 1.0, lengths.p99, lengths.std)
+                drawn = rng.lognormal(mu, sigma, _CHUNK)
+            case "exponential":
+                drawn = rng.exponential(lengths.mean or 1.0, _CHUNK)
+            case _:
+                drawn = rng.choice(values, _CHUNK)
+        yield from np.clip(np.rint(drawn.astype(np.float64)), lengths.min, highest).astype(np.int64).tolist()
 
 
 def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
@@ -162,9 +154,8 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
     try:
         lines = read_bounded_text(path, LARGEST_TABLE_BYTES).splitlines()
     except OSError as error:
-        raise WorkloadError(
-            f"{path}: cannot be read ({error.strerror}); give a file with one token count per line"
-        ) from None
+        problem = f"{path}: cannot be read ({error.strerror}); give a file with one token count per line"
+        raise WorkloadError(problem) from None
     values = []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -185,39 +176,25 @@ def prefix_plan(
     longest: tokens of the longest prompt that is served: what lies beyond has no content, for the prompt is refused
     """
     if prefix is None:
-        return ((length, ()) for length in lengths)
+        yield from ((length, ()) for length in lengths)
+        return
+
+    def shared(group: int, length: int) -> tuple[int, ...]:
+        num_blocks = min(prefix.shared_tokens, length, longest) // block_size
+        return tuple(range(group * _GROUP, group * _GROUP + num_blocks))
+
     if prefix.num_prompts_per_group is None:
-        return _groups(prefix, lengths, rng, block_size, longest)
-    return _repeated_prompts(prefix, lengths, rng, block_size, longest)
-
-
-def _shared(group: int, num_blocks: int) -> tuple[int, ...]:
-    return tuple(range(group * _GROUP, group * _GROUP + num_blocks))
-
-
-def _groups(
-    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int, longest: int
-) -> Iterator[tuple[int, tuple[int, ...]]]:
-    for length in lengths:
-        group = int(rng.integers(prefix.num_groups))
-        yield length, _shared(group, min(prefix.shared_tokens, length, longest) // block_size)
-
-
-def _repeated_prompts(
-    prefix: Prefix, lengths: Iterator[int], rng: np.random.Generator, block_size: int, longest: int
-) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The distinct prompts in one random order, over and over."""
-    assert prefix.num_prompts_per_group is not None
-    count = prefix.num_groups * prefix.num_prompts_per_group
+        for length in lengths:
+            yield length, shared(int(rng.integers(prefix.num_groups)), length)
+        return
+    # The distinct prompts in one random order, over and over.
     prompts: list[tuple[int, tuple[int, ...]]] = []
-    for number in range(count):
+    for number in range(prefix.num_groups * prefix.num_prompts_per_group):
         length = next(lengths)
-        hashed = min(length, longest)
-        shared = min(prefix.shared_tokens, hashed) // block_size
-        first = _PROMPT + number * _GROUP
-        own = tuple(range(first, first + hashed // block_size - shared))
-        prompts.append((length, _shared(number // prefix.num_prompts_per_group, shared) + own))
-    order = rng.permutation(count)
+        beginning, first = shared(number // prefix.num_prompts_per_group, length), _PROMPT + number * _GROUP
+        own = range(first, first + min(length, longest) // block_size - len(beginning))
+        prompts.append((length, (*beginning, *own)))
+    order = rng.permutation(len(prompts))
     while True:
         for number in order:
             yield prompts[number]
@@ -251,10 +228,8 @@ def hashes(start: int, count: int) -> NDArray[np.uint64]:
 
 def uniform_draws(seed: int, request_id: int, count: int) -> NDArray[np.float64]:
     """`count` draws from [0, 1) that belong to this request under `seed`."""
-    result: NDArray[np.float64] = (hashes(hashed(seed, request_id) + _GOLDEN, count) >> np.uint64(11)).astype(
-        np.float64
-    )
-    return result * 2.0**-53
+    drawn = hashes(hashed(seed, request_id) + _GOLDEN, count) >> np.uint64(11)
+    return drawn.astype(np.float64) * 2.0**-53
 
 
 class Shares:

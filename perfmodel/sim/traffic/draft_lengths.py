@@ -66,18 +66,19 @@ def draft_lengths(
 
     Rates at the depths keep their proportions: all are multiplied by what the estimate is over what was expected.
     """
-    rates, context = _rates(config), mean_context(scenario)
+    rates, context, depths = _rates(config), mean_context(scenario), range(config.depth + 1)
     expected = _judged_rate(rates)
-    profiles = []
+    most = scenario.engine.max_num_seqs
+    batches = list(range(1, min(most, _ALL_BATCHES_UPTO) + 1))
+    while batches[-1] < most:
+        batches.append(min(batches[-1] + batches[-1] // 8, most))
+    times = {batch: [pricer.expected_time(batch, k, context) for k in depths] for batch in batches}
+    rows = []
     for i in range(_NUM_ESTIMATES):
         factor = (i + 0.5) / _NUM_ESTIMATES / max(expected, 1e-9)
-        profiles.append(tuple(min(rate * factor, 1.0) for rate in rates))
-    tokens = [[config.expected_tokens(k, profile) for k in range(config.depth + 1)] for profile in profiles]
-    batches = _batches(scenario.engine.max_num_seqs)
-    times = {batch: [pricer.expected_time(batch, k, context) for k in range(config.depth + 1)] for batch in batches}
-    rows = []
-    for gains in tokens:
-        best = {b: max(range(config.depth + 1), key=lambda k: gains[k] / times[b][k]) for b in batches}
+        profile = tuple(min(rate * factor, 1.0) for rate in rates)
+        gains = [config.expected_tokens(k, profile) for k in depths]
+        best = {b: max(depths, key=lambda k: gains[k] / times[b][k]) for b in batches}
         row, last = [], 0
         for batch in range(1, batches[-1] + 1):
             last = best.get(batch, last)
@@ -92,13 +93,6 @@ def mean_context(scenario: Scenario) -> int:
     outputs = sum(draft.num_output_tokens for draft in drafts)
     seen = sum(draft.num_output_tokens * (draft.num_prompt_tokens + draft.num_output_tokens / 2) for draft in drafts)
     return max(1, round(seen / outputs)) if outputs else 1
-
-
-def _batches(most: int) -> list[int]:
-    found = list(range(1, min(most, _ALL_BATCHES_UPTO) + 1))
-    while found[-1] < most:
-        found.append(min(found[-1] + found[-1] // 8, most))
-    return found
 
 
 def _rates(config: SpeculativeConfig) -> tuple[float, ...]:

@@ -1,4 +1,6 @@
-"""Readers of request traces. A bad line is reported with its number; nothing is skipped silently.
+"""Readers of recorded traffic. A bad line is reported with its number; nothing is skipped silently.
+
+Requests:
 
 azure:    CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023)
 mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens
@@ -7,19 +9,37 @@ csv:      CSV with `arrival_s`, `input_tokens`, `output_tokens` (or `arrival`, `
 burstgpt: CSV with `Timestamp` (s), `Request tokens`, `Response tokens`; a response of 0 tokens is a recorded failure
 jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optionally `block_hashes`, `hash_block_size`,
           `session_id`
+
+Conversations:
+
+conversations: JSON lines {"arrival_s", "system_tokens", "turns": [{"input_tokens", "output_tokens", "pause_s"}]}, of
+               which only the tokens must be there
+sharegpt:      a JSON array, or JSON lines, of {"conversations": [{"from": "human" | "gpt" | "system", "value": text}]};
+               each answer closes a turn, what is said without one is left out
+aiperf:        JSON lines {"session_id", "turns": [{"text", "output_length", "delay" (ms), "role"}]}, the multi_turn
+               format of AIPerf 0.13 (its guide to custom datasets); a leading system turn begins the prompt
+guidellm:      JSON lines whose columns have the turn's number: {"system_prompt", "prompt_0", "output_tokens_count_0",
+               "prompt_1", ...} (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
+
+Texts are counted as one token for each four characters, begun ones whole: OpenAI's rule of thumb for English. Formats
+without the length of an answer, or its pause, take those of the traffic.
 """
 
 import csv
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from perfmodel.errors import WorkloadError
-from perfmodel.files.reach import bounded_lines, parse_json, refuse_path
+from perfmodel.files.reach import LARGEST_TABLE_BYTES, bounded_lines, parse_json, read_bounded_text, refuse_path
 
 _LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
+_LONGEST_PAUSE_S = 1e9
 _MOST_TOKENS = 1_000_000_000  # of a prompt, or an answer: far beyond any context
+_CHARACTERS_PER_TOKEN = 4
 
 
 class TraceRow(NamedTuple):
@@ -33,66 +53,121 @@ class TraceRow(NamedTuple):
     session: str | int | None = None
 
 
-class _BadLineError(Exception):
-    """What is wrong with a line; the reader adds where."""
+class RecordedTurn(NamedTuple):
+    """None: not in the file."""
+
+    num_new_tokens: int
+    num_output_tokens: int | None
+    pause_s: float | None
+
+
+class RecordedConversation(NamedTuple):
+    """arrival_s: counted as the file does; None where it has no times"""
+
+    turns: tuple[RecordedTurn, ...]
+    arrival_s: float | None = None
+    num_system_tokens: int = 0
+
+
+class _BadRecordError(Exception):
+    """What is wrong with a line or a conversation; `_explaining` adds where."""
+
+
+class _Place:
+    number = 0  # of the line or the conversation that is being read
+
+
+@contextmanager
+def _explaining(path: Path, kind: str) -> Iterator[_Place]:
+    """Errors of what reads the file become sentences with its place, a line or a conversation (`kind`)."""
+    place = _Place()
+    try:
+        yield place
+    except _BadRecordError as error:
+        raise WorkloadError(f"{path}:{place.number}: {error}") from None
+    except OSError as error:
+        raise WorkloadError(f"{path}: the trace cannot be read: {error.strerror or error}") from None
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: is not a CSV file ({error})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        what = f"has no field {error}" if isinstance(error, KeyError) else f"cannot be read ({error})"
+        raise WorkloadError(f"{path}:{place.number}: the {kind} {what}") from None
 
 
 def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
     """Rows of the trace in order of arrival. Raises WorkloadError with file and line for what cannot be read."""
-    path = Path(path)
+    path, first, last = Path(path), None, 0.0
+    columns, parse = _TRACES[format_]
     refuse_path(path)
-    try:
-        file = path.open(encoding="utf-8", newline="")
-    except OSError as error:
-        raise WorkloadError(f"{path}: the trace cannot be read: {error.strerror}") from None
-    with file:
-        yield from _checked(path, _READERS[format_](file))
-
-
-def _checked(path: Path, lines: Iterator[tuple[int, Any]]) -> Iterator[TraceRow]:
-    first, last, number = None, 0.0, 0
-    try:
-        for number, parse in lines:  # noqa: B007  (the handlers below name it)
-            row: TraceRow | None = parse()
+    with _explaining(path, "line") as place, path.open(encoding="utf-8", newline="") as file:
+        for place.number, record in _csv_rows(file, columns) if columns else _json_objects(file):
+            row = parse(record)
             if row is None:
                 continue
             if row.num_prompt_tokens < 1 or row.num_output_tokens < 1:
-                raise _BadLineError(
+                raise _BadRecordError(
                     f"found {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
                     f"expected at least one of each"
                 )
             if max(row.num_prompt_tokens, row.num_output_tokens) > _MOST_TOKENS:
-                raise _BadLineError(f"found more than {_MOST_TOKENS:,} tokens of one request, expected at most that")
+                raise _BadRecordError(f"found more than {_MOST_TOKENS:,} tokens of one request, expected at most that")
             if not abs(row.arrival_s) <= _LATEST_S:  # which what is no number is not, either
-                raise _BadLineError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
+                raise _BadRecordError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
             first = row.arrival_s if first is None else first
             if row.arrival_s - first < last:
-                raise _BadLineError("its arrival is before the previous one's; sort the trace by time")
+                raise _BadRecordError("its arrival is before the previous one's; sort the trace by time")
             last = row.arrival_s - first
-            yield TraceRow(
-                last, row.num_prompt_tokens, row.num_output_tokens, row.block_hashes, row.hash_block_size, row.session
-            )
-    except _BadLineError as error:
-        raise WorkloadError(f"{path}:{number}: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        what = f"has no field {error}" if isinstance(error, KeyError) else f"cannot be read ({error})"
-        raise WorkloadError(f"{path}:{number}: the line {what}") from None
-    except csv.Error as error:
-        raise WorkloadError(f"{path}: is not a CSV file ({error})") from None
+            yield row._replace(arrival_s=last)
     if first is None:
         raise WorkloadError(f"{path}: the trace is empty; it needs at least one request")
 
 
-Lines = Iterator[tuple[int, Callable[[], TraceRow | None]]]
+def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConversation]:
+    """Conversations in the order of the file; those without a whole turn are left out.
+
+    Raises WorkloadError with file and line (in a JSON array: the number of the conversation) for what cannot be read.
+    """
+    path, count, last = Path(path), 0, 0.0
+    refuse_path(path)
+    with _explaining(path, "conversation") as place, path.open(encoding="utf-8") as file:
+        is_array = format_ == "sharegpt" and file.readline(2).strip().startswith("[")
+        file.seek(0)
+        records = enumerate(parse_json(read_bounded_text(path, LARGEST_TABLE_BYTES)), 1) if is_array else None
+        for place.number, record in records or _json_objects(file):
+            conversation = _CONVERSATIONS[format_](_checked_object(record))
+            if conversation.arrival_s is not None and conversation.arrival_s < last:
+                raise _BadRecordError("its arrival is before the previous one's; sort the file by time")
+            last = last if conversation.arrival_s is None else conversation.arrival_s
+            if conversation.turns:
+                count += 1
+                yield conversation
+    if not count:
+        raise WorkloadError(f"{path}: has no conversation with a turn and its answer; it needs at least one")
 
 
-def _csv_lines(file: TextIO, *columns: str) -> Iterator[tuple[int, dict[str, str]]]:
+class _Line(NamedTuple):
+    """A line of JSON, which is parsed once its number is known."""
+
+    text: str
+
+
+def _json_objects(file: TextIO) -> Iterator[tuple[int, Any]]:
+    return ((number, _Line(line)) for number, line in enumerate(bounded_lines(file), 1) if line.strip())
+
+
+def _checked_object(record: Any) -> dict[str, Any]:
+    value = parse_json(record.text) if isinstance(record, _Line) else record
+    if not isinstance(value, dict):
+        raise _BadRecordError(f"found {str(value)[:40]!r}, expected a JSON object")
+    return value
+
+
+def _csv_rows(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """(number, row) of the lines; a column may have a second name, `arrival_s|arrival`, and is given by its first."""
     reader = csv.DictReader(bounded_lines(file))
     header = reader.fieldnames or ()
-    names = {
-        first: next((n for n in (first, *more) if n in header), "") for first, *more in (c.split("|") for c in columns)
-    }
+    choices = [column.split("|") for column in columns]
+    names = {names[0]: next((name for name in names if name in header), "") for names in choices}
     missing = [first for first, name in names.items() if not name]
     if header and missing:
         raise WorkloadError(f"{file.name}:1: found columns {', '.join(header)}; {missing[0]!r} is missing")
@@ -100,76 +175,149 @@ def _csv_lines(file: TextIO, *columns: str) -> Iterator[tuple[int, dict[str, str
         yield reader.line_num, row | {first: row[name] for first, name in names.items()}
 
 
-def _azure(file: TextIO) -> Lines:
-    def parse(row: dict[str, str]) -> TraceRow:
-        stamp = row["TIMESTAMP"]
-        whole, _, fraction = stamp.partition(".")  # seven digits of fraction, one more than datetime takes
-        seconds = datetime.fromisoformat(whole + "+00:00").timestamp()
-        seconds += float("0." + (fraction or "0"))
-        return TraceRow(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-
-    for number, row in _csv_lines(file, "TIMESTAMP", "ContextTokens", "GeneratedTokens"):
-        yield number, lambda row=row: parse(row)  # type: ignore[misc]
+# ---------------------------------------------------------------- requests
 
 
-def _plain_csv(file: TextIO) -> Lines:
-    def parse(row: dict[str, str]) -> TraceRow:
-        lengths = int(row["input_tokens"]), int(row["output_tokens"])
-        return TraceRow(float(row["arrival_s"]), *lengths, session=row.get("session_id") or None)
-
-    for number, row in _csv_lines(file, "arrival_s|arrival", "input_tokens|input", "output_tokens|output"):
-        yield number, lambda row=row: parse(row)  # type: ignore[misc]
+def _azure(row: dict[str, str]) -> TraceRow:
+    whole, _, fraction = row["TIMESTAMP"].partition(".")  # seven digits of fraction, one more than datetime takes
+    seconds = datetime.fromisoformat(whole + "+00:00").timestamp() + float("0." + (fraction or "0"))
+    return TraceRow(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
-def _burstgpt(file: TextIO) -> Lines:
-    def parse(row: dict[str, str]) -> TraceRow | None:
-        outputs = int(row["Response tokens"])
-        return TraceRow(float(row["Timestamp"]), int(row["Request tokens"]), outputs) if outputs else None
-
-    for number, row in _csv_lines(file, "Timestamp", "Request tokens", "Response tokens"):
-        yield number, lambda row=row: parse(row)  # type: ignore[misc]
+def _plain_csv(row: dict[str, str]) -> TraceRow:
+    lengths = int(row["input_tokens"]), int(row["output_tokens"])
+    return TraceRow(float(row["arrival_s"]), *lengths, session=row.get("session_id") or None)
 
 
-def _json_lines(file: TextIO) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
-    for number, line in enumerate(bounded_lines(file), 1):
-        if line.strip():
-            yield number, lambda line=line: _object(line)  # type: ignore[misc]
+def _burstgpt(row: dict[str, str]) -> TraceRow | None:
+    outputs = int(row["Response tokens"])
+    return TraceRow(float(row["Timestamp"]), int(row["Request tokens"]), outputs) if outputs else None
 
 
-def _object(line: str) -> dict[str, Any]:
-    value = parse_json(line)
-    if not isinstance(value, dict):
-        raise _BadLineError(f"found {line.strip()[:40]!r}, expected a JSON object")
+def _mooncake(record: Any) -> TraceRow:
+    row = _checked_object(record)
+    hashes = tuple(int(h) for h in row.get("hash_ids", ()))
+    return TraceRow(row["timestamp"] / 1e3, int(row["input_length"]), int(row["output_length"]), hashes, 512)
+
+
+def _jsonl(record: Any) -> TraceRow:
+    row = _checked_object(record)
+    hashes = tuple(int(h) for h in row.get("block_hashes", ()))
+    size, session = int(row.get("hash_block_size", 16)), row.get("session_id")
+    lengths = int(row["input_tokens"]), int(row["output_tokens"])
+    if not (session is None or isinstance(session, str | int)):
+        raise _BadRecordError(f"found session_id {session!r}, expected a string or a whole number")
+    return TraceRow(float(row["arrival_s"]), *lengths, hashes, size, session)
+
+
+# By format: the columns of a CSV file (none: JSON lines), and what reads a row.
+_TRACES: dict[str, tuple[tuple[str, ...], Callable[[Any], TraceRow | None]]] = {
+    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure),
+    "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), _burstgpt),
+    "csv": (("arrival_s|arrival", "input_tokens|input", "output_tokens|output"), _plain_csv),
+    "jsonl": ((), _jsonl),
+    "mooncake": ((), _mooncake),
+}
+
+# ---------------------------------------------------------------- conversations
+
+
+def _plain(value: dict[str, Any]) -> RecordedConversation:
+    turns = [
+        RecordedTurn(_tokens(turn["input_tokens"]), _tokens(turn["output_tokens"]), _pause(turn.get("pause_s")))
+        for turn in value["turns"]
+    ]
+    system = value.get("system_tokens", 0)
+    return RecordedConversation(tuple(turns), _pause(value.get("arrival_s")), 0 if system == 0 else _tokens(system))
+
+
+_ANSWERS, _SYSTEM = ("gpt", "assistant", "chatgpt", "bard", "bing"), "system"
+_PROMPTS = ("human", "user", "tool", "function", "observation", _SYSTEM)
+
+
+def _sharegpt(value: dict[str, Any]) -> RecordedConversation:
+    turns: list[RecordedTurn] = []
+    asked = system = 0
+    for message in value["conversations"]:
+        who, count = message["from"], _counted(message["value"])
+        if who == _SYSTEM and not turns and not asked:
+            system += count
+        elif who in _ANSWERS:
+            if asked and count:
+                turns.append(RecordedTurn(asked, count, None))
+                asked = 0
+        elif who in _PROMPTS:
+            asked += count
+        else:
+            raise _BadRecordError(f"found a message from {who!r}, expected human, gpt or system")
+    return RecordedConversation(tuple(turns), None, system)
+
+
+def _aiperf(value: dict[str, Any]) -> RecordedConversation:
+    turns: list[RecordedTurn] = []
+    system = 0
+    for turn in value["turns"]:
+        texts = turn.get("texts") or [turn["text"]]
+        # A text, or those of an object {"contents": [...]}.
+        contents = [text["contents"] if isinstance(text, dict) else [text] for text in texts]
+        count = sum(_counted(text) for parts in contents for text in parts)
+        if turn.get("role") == "system" and not turns:
+            system += count
+            continue
+        length, delay = turn.get("output_length"), turn.get("delay")
+        pause = None if delay is None else _pause(delay / 1e3)
+        turns.append(RecordedTurn(max(count, 1), None if length is None else _tokens(length), pause))
+    return RecordedConversation(tuple(turns), None, system)
+
+
+_GUIDELLM = {
+    column: re.compile(rf"(?:{names})(?:es|s)?(?:[-_](?P<turn>\d{{1,6}}))?", re.IGNORECASE)
+    for column, names in {
+        "text": "prompt|instruction|question|input|context|content|conversation|turn|text",
+        "prompt": "prompt_tokens_count|input_tokens_count",
+        "answer": "output_tokens_count|completion_tokens_count",
+        "system": "system_prompt|system|prefix",
+    }.items()
+}
+
+
+def _guidellm(value: dict[str, Any]) -> RecordedConversation:
+    columns: dict[tuple[str, int], Any] = {}
+    for key, field in value.items():
+        for column, pattern in _GUIDELLM.items():
+            if match := pattern.fullmatch(key):
+                columns.setdefault((column, int(match["turn"] or 0)), field)
+    turns = []
+    for number in sorted({turn for column, turn in columns if column in ("text", "prompt")}):
+        count, length = columns.get(("prompt", number)), columns.get(("answer", number))
+        tokens = max(_counted(columns["text", number]), 1) if count is None else _tokens(count)
+        turns.append(RecordedTurn(tokens, None if length is None else _tokens(length), None))
+    return RecordedConversation(tuple(turns), None, _counted(columns.get(("system", 0), "")))
+
+
+def _counted(text: Any) -> int:
+    if not isinstance(text, str):
+        raise _BadRecordError(f"found {str(text)[:40]!r}, expected a text")
+    return -(-len(text) // _CHARACTERS_PER_TOKEN)
+
+
+def _tokens(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_TOKENS:
+        raise _BadRecordError(f"found {value!r} tokens, expected a whole number from 1 to {_MOST_TOKENS:,}")
     return value
 
 
-def _mooncake(file: TextIO) -> Lines:
-    def parse(row: dict[str, Any]) -> TraceRow:
-        hashes = tuple(int(h) for h in row.get("hash_ids", ()))
-        return TraceRow(row["timestamp"] / 1e3, int(row["input_length"]), int(row["output_length"]), hashes, 512)
-
-    for number, load in _json_lines(file):
-        yield number, lambda load=load: parse(load())  # type: ignore[misc]
-
-
-def _jsonl(file: TextIO) -> Lines:
-    def parse(row: dict[str, Any]) -> TraceRow:
-        hashes = tuple(int(h) for h in row.get("block_hashes", ()))
-        size = int(row.get("hash_block_size", 16))
-        lengths = int(row["input_tokens"]), int(row["output_tokens"])
-        session = row.get("session_id")
-        if not (session is None or isinstance(session, str | int)):
-            raise _BadLineError(f"found session_id {session!r}, expected a string or a whole number")
-        return TraceRow(float(row["arrival_s"]), *lengths, hashes, size, session)
-
-    for number, load in _json_lines(file):
-        yield number, lambda load=load: parse(load())  # type: ignore[misc]
+def _pause(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_PAUSE_S:
+        raise _BadRecordError(f"found {value!r} s, expected a number from 0 to {_LONGEST_PAUSE_S:,.0f}")
+    return float(value)
 
 
-_READERS: dict[str, Callable[[TextIO], Lines]] = {
-    "azure": _azure,
-    "burstgpt": _burstgpt,
-    "csv": _plain_csv,
-    "jsonl": _jsonl,
-    "mooncake": _mooncake,
+_CONVERSATIONS: dict[str, Callable[[dict[str, Any]], RecordedConversation]] = {
+    "aiperf": _aiperf,
+    "conversations": _plain,
+    "guidellm": _guidellm,
+    "sharegpt": _sharegpt,
 }

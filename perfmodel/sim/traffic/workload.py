@@ -1,12 +1,8 @@
 """Workloads: traffic made into requests, in order of arrival, drawn as they are needed.
 
 Equal seeds give bit-equal requests. Arrivals, input lengths, output lengths, prefixes and priorities each draw from a
-stream of their own, so changing one leaves the others as they were.
-
-How long users of a closed loop pause between an answer and their next request: drawn by the number of the request.
-
-A draw depends on the seed and on the request that was answered, not on the order of events, so it is the same on every
-clock, with leaps and without.
+stream of their own, so changing one leaves the others as they were. How long users of a closed loop pause is drawn by
+the number of the request that was answered, so it is the same on every clock, with leaps and without.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -20,7 +16,7 @@ import numpy as np
 from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
-from perfmodel.sim.traffic.conversations import Conversation, drawn_conversations, recorded_conversations, turns_of
+from perfmodel.sim.traffic.conversations import drawn_conversations, recorded_conversations, turns_of
 from perfmodel.sim.traffic.distributions import (
     arrival_times,
     class_shares,
@@ -103,15 +99,12 @@ _LENGTHS: dict[str, Callable[[RequestDraft], int]] = {
 
 
 class Workload:
-    """The requests of a scenario.
+    """The requests of a scenario. Raises WorkloadError where the engine's max_model_len would clip most prompts.
 
     concurrency:  requests in flight in a closed loop, else None
-    think_time:   ticks that a user of a closed loop pauses after the answer to a request, by its number
     num_requests: how many there will be, where that is known beforehand
     num_drawn, num_clipped, num_cut, num_refused: requests made so far; those whose drawn prompt is clipped to what the
                   engine takes, whose answer ends where the context is full, and that the engine refuses
-
-    Raises WorkloadError where the engine's max_model_len would clip most prompts.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -129,7 +122,13 @@ class Workload:
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
         self._is_clipped = traffic.input_tokens is not None and is_unbounded(traffic.input_tokens)
         self.num_drawn = self.num_clipped = self.num_cut = self.num_refused = 0
-        self._refuse_clipping()
+        lengths = traffic.input_tokens if traffic.trace is None else None
+        share = share_above(lengths, self._longest_prompt) if lengths is not None else 0.0
+        if lengths is not None and share > _MOST_CLIPPED:
+            raise WorkloadError(
+                f"engine.max_model_len={self.max_model_len} would clip {share:.0%} of the prompts "
+                f"({lengths.distribution}, mean {lengths.mean:g} tokens); raise it, or shorten traffic.input_tokens"
+            )
 
     def requests(self) -> Iterator[Request]:
         """Requests in order of arrival, times in ticks; those of a closed loop carry arrival 0 until they are sent.
@@ -137,7 +136,8 @@ class Workload:
         A trace's prompt that does not fit max_model_len is in it, for the engine to refuse (`refuses`). Raises
         WorkloadError for one that the scenario itself asks for.
         """
-        for number, draft in enumerate(self._in_order()):
+        length, drafts = _LENGTHS.get(self.traffic.arrivals.order), self.drafts()
+        for number, draft in enumerate(drafts if length is None else sorted(drafts, key=length, reverse=True)):
             yield self._request(number, draft)
 
     def drafts(self) -> Iterator[RequestDraft]:
@@ -161,21 +161,22 @@ class Workload:
                 number += 1
             yield turns
 
-    def _in_order(self) -> Iterator[RequestDraft]:
-        """As they stand in line."""
-        length = _LENGTHS.get(self.traffic.arrivals.order)
-        return self.drafts() if length is None else iter(sorted(self.drafts(), key=length, reverse=True))
-
     def _request(self, number: int, draft: RequestDraft) -> Request:
         limit = self.max_model_len
-        if draft.num_prompt_tokens >= limit and self.traffic.trace is None:
+        if self.refuses(draft) and self.traffic.trace is None:
             raise WorkloadError(
                 f"request {number} has a prompt of {draft.num_prompt_tokens} tokens, but max_model_len={limit} leaves "
                 f"room for at most {limit - 1} and one output token; raise engine.max_model_len or shorten the prompt"
             )
         # As vLLM does, an answer ends where the context is full.
         outputs = max(min(draft.num_output_tokens, limit - draft.num_prompt_tokens), 1)
-        self._count(draft, outputs)
+        self.num_drawn += 1
+        if self.refuses(draft):
+            self.num_refused += 1
+        elif outputs < draft.num_output_tokens:
+            self.num_cut += 1
+        length = draft.num_source_tokens or draft.num_prompt_tokens
+        self.num_clipped += self._is_clipped and length >= self._longest_prompt
         arrival = round((draft.arrival_s or 0.0) * TICKS_PER_S)
         request = Request(number, arrival, draft.num_prompt_tokens, outputs, draft.block_hashes, draft.priority)
         if self._classes is not None:
@@ -184,40 +185,24 @@ class Workload:
         request.session, request.turn = draft.session, draft.turn
         return request
 
-    def refuses(self, request: Request) -> bool:
+    def refuses(self, request: Request | RequestDraft) -> bool:
         """Whether the engine refuses it: its prompt leaves no room for an answer."""
         return request.num_prompt_tokens >= self.max_model_len
 
-    def _count(self, draft: RequestDraft, outputs: int) -> None:
-        self.num_drawn += 1
-        if draft.num_prompt_tokens >= self.max_model_len:
-            self.num_refused += 1
-        elif outputs < draft.num_output_tokens:
-            self.num_cut += 1
-        length = draft.num_source_tokens or draft.num_prompt_tokens
-        self.num_clipped += self._is_clipped and length >= self._longest_prompt
-
-    def _refuse_clipping(self) -> None:
-        lengths = self.traffic.input_tokens
-        if self.traffic.trace is not None or lengths is None:
-            return
-        share = share_above(lengths, self._longest_prompt)
-        if share > _MOST_CLIPPED:
-            raise WorkloadError(
-                f"engine.max_model_len={self.max_model_len} would clip {share:.0%} of the prompts "
-                f"({lengths.distribution}, mean {lengths.mean:g} tokens); raise it, or shorten traffic.input_tokens"
-            )
-
-    def _streams(self) -> list[np.random.Generator]:
-        return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(5)]
+    def _streams(self, count: int = 5) -> list[np.random.Generator]:
+        return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(count)]
 
     def _turns(self) -> Iterator[list[RequestDraft]]:
         """Turns of each conversation, as many as fit the context, and as there are to be requests."""
-        left, limit = self.num_requests, self.max_model_len
-        priorities = _priorities(self.traffic, self._streams()[4])
-        for number, conversation in enumerate(self._all_conversations()):
+        left, limit, traffic = self.num_requests, self.max_model_len, self.traffic
+        *streams, for_priorities, for_pauses = self._streams(6)
+        priorities = _priorities(traffic, for_priorities)
+        system = traffic.conversations.system_tokens if traffic.conversations is not None else 0
+        read = drawn_conversations if traffic.trace is None else recorded_conversations
+        conversations = read(traffic, [*streams, for_pauses], max(self._longest_prompt - system, 1))
+        for number, conversation in enumerate(conversations):
             turns = list(islice(turns_of(conversation, number, self.block_size, limit), left))
-            if not turns and self.traffic.trace is None:
+            if not turns and traffic.trace is None:
                 needed = conversation.num_system_tokens + conversation.turns[0].num_new_tokens
                 raise WorkloadError(
                     f"conversation {number} begins with {needed} tokens, but max_model_len={limit} leaves room for at "
@@ -226,24 +211,13 @@ class Workload:
             self.num_refused += not turns
             left = None if left is None else left - len(turns)
             drafts = [
-                RequestDraft(
-                    conversation.arrival_s, *each[:3], next(priorities), session=number, turn=turn, pause_s=each.pause_s
-                )
-                for turn, each in enumerate(turns)
+                RequestDraft(conversation.arrival_s, *prompt[:3], next(priorities), 0, number, place, prompt.pause_s)
+                for place, prompt in enumerate(turns)
             ]
             if drafts:
                 yield drafts
             if left == 0:
                 return
-
-    def _all_conversations(self) -> Iterator[Conversation]:
-        traffic = self.traffic
-        streams = [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(6)]
-        del streams[4]  # priorities'
-        system = traffic.conversations.system_tokens if traffic.conversations is not None else 0
-        longest = max(self._longest_prompt - system, 1)
-        read = drawn_conversations if traffic.trace is None else recorded_conversations
-        return read(traffic, streams, longest)
 
     def _drawn(self) -> Iterator[RequestDraft]:
         traffic = self.traffic

@@ -11,7 +11,7 @@ import pytest
 from perfmodel.engine import GroupedKVBlocks, KVBlockManager, RadixKVBlocks, Scheduler, admission
 from perfmodel.engine.decode_cohort import DecodeCohort
 from perfmodel.engine.drafting import DraftingRequests
-from perfmodel.engine.retracting import RetractingRequests
+from perfmodel.engine.estimating import RetractingRequests
 from perfmodel.engine.running import RunningRequests
 from perfmodel.engine.slots import SlottedRequests
 from perfmodel.evidence.kinds import plans

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment
-from perfmodel.sim.fleet.dynamic import Autoscaler, Failures, add_stragglers
+from perfmodel.sim.fleet.dynamic import Autoscaler, add_failures, add_stragglers
 from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, Slowdown
 
 
@@ -142,7 +142,7 @@ def test_lifetimes_are_exponential_with_the_given_mean() -> None:
     """2,000 lifetimes: mean and deviation are the mtbf within 3 standard errors, and half end before mtbf ln 2."""
     env, count = TickEnvironment(), 2000
     fleet = FailingFleet(env)
-    Failures(env, FailuresSpec(mtbf_s=50, repair_s=7), {0: fleet}, 1, lambda: len(fleet.failed_at) >= count)  # type: ignore[dict-item]
+    add_failures(env, FailuresSpec(mtbf_s=50, repair_s=7), {0: fleet}, 1, lambda: len(fleet.failed_at) >= count)  # type: ignore[dict-item]
     env.run_dry()
     lifetimes = [end - start for start, end in zip([0.0, *fleet.failed_at], fleet.failed_at, strict=False)]
     mean = sum(lifetimes) / len(lifetimes)
@@ -158,7 +158,7 @@ def test_a_failure_event_sets_the_replica_the_time_and_the_downtime() -> None:
     env = TickEnvironment()
     fleets = {0: FailingFleet(env), 4: FailingFleet(env)}
     events = ({"at_s": 3, "down_s": 5, "pool": 4, "replica": 2}, {"at_s": 9}, {"at_s": 11, "pool": 4})
-    Failures(env, FailuresSpec(repair_s=60, events=events), fleets, 0, lambda: env.ticks >= 11 * TICKS_PER_S)  # type: ignore[arg-type]
+    add_failures(env, FailuresSpec(repair_s=60, events=events), fleets, 0, lambda: env.ticks >= 11 * TICKS_PER_S)  # type: ignore[arg-type]
     env.run_dry()
     assert (fleets[0].failed_at, fleets[0].numbers, fleets[0].downs) == ([9.0], [0], [60.0])
     assert (fleets[4].failed_at, fleets[4].numbers, fleets[4].downs) == ([3.0], [2], [5.0])

@@ -11,7 +11,7 @@ from perfmodel.engine import Grant, Request, StepPlan
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.replica.backend import PromptTime, SimulatedBackend, shape_of
-from perfmodel.sim.replica.flow_line import FlowLine
+from perfmodel.sim.replica.pipeline import FlowLine
 from perfmodel.sim.replica.replica import FrontEnd
 from perfmodel.specs import load_scenario
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.sim.driver import simulate
-from perfmodel.sim.traffic.conversations import Conversation, Turn, read_conversations, turns_of
+from perfmodel.sim.traffic.conversations import Conversation, Turn, turns_of
+from perfmodel.sim.traffic.traces import read_conversations
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import load_scenario
 
@@ -302,7 +303,11 @@ def test_every_turn_is_answered_once_whatever_the_blocks(seed, turns, share, blo
 @pytest.mark.parametrize("count", [1, 4])
 def test_conversations_are_spread_evenly_over_groups(count):
     """One of four groups has 100 of 400, within four standard deviations."""
-    grouped = scenario(f"{{turns: {{distribution: fixed, value: 2}}, system_tokens: 64, num_groups: {count}}}")
-    groups = [conversation.group for conversation in islice(Workload(grouped)._all_conversations(), 400)]
-    assert set(groups) == set(range(count))
-    assert max(groups.count(group) for group in range(count)) <= 400 / count + 35
+    grouped = scenario(
+        f"{{turns: {{distribution: fixed, value: 2}}, system_tokens: 64, num_groups: {count}}}",
+        "traffic.num_requests=800",
+    )
+    groups = [turns[0][1].block_hashes[0] for turns in islice(Workload(grouped).conversations(), 400)]
+    assert len(groups) == 400
+    assert len(set(groups)) == count
+    assert max(groups.count(group) for group in set(groups)) <= 400 / count + 35

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.sim.traffic.conversations import read_conversations
+from perfmodel.sim.traffic.traces import read_conversations
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs import Scenario, load_scenario
 
