@@ -11,16 +11,11 @@ UsedBy = Mapping[str, tuple[str, ...]]  # field -> the variants that use it
 
 
 class VariantSpec(Spec):
-    """Rejects a field that the variant does not use, and names the fields that it uses.
+    """Rejects a field that the variant does not use, and names the fields that it uses."""
 
-    discriminator: the field that selects the variant; "" if all fields are always used
-    used_by:       the variants that use a field, for fields that not all variants use
-    alternatives:  groups of mutually exclusive fields
-    """
-
-    discriminator: ClassVar[str] = ""
-    used_by: ClassVar[UsedBy] = {}
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    discriminator: ClassVar[str] = ""  # the field that selects the variant; "" if all fields are always used
+    used_by: ClassVar[UsedBy] = {}  # the variants that use a field, for fields that not all variants use
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()  # groups of mutually exclusive fields
 
     @classmethod
     def unused_fields(cls, variant: object) -> list[str]:

@@ -64,15 +64,12 @@ _WORDS: dict[str, Any] = {
 
 @dataclass
 class Positions:
-    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed.
-
-    named: how errors name fields of a document without a file
-    """
+    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed."""
 
     file: str
     root: yaml.Node | None = None
     overridden: dict[Path, str] = field(default_factory=dict)
-    named: Mapping[Path, str] = field(default_factory=dict)
+    named: Mapping[Path, str] = field(default_factory=dict)  # how errors name fields of a document without a file
 
     def where(self, path: Path) -> str:
         """`file:line` of the nearest enclosing field that is in the file, or the `--set ...` that set it."""

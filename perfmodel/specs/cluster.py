@@ -25,7 +25,6 @@ class AutoscalingSpec(Spec):
                         time, when no request waits; kv_cache_usage: KV blocks in use, `target` being a share of a
                         replica's. Requests whose KV is on its way wait, where it goes to
     scale_down_delay_s: fewer replicas only when fewer would have done for so long; those that go finish what they have
-    min_replicas:       0: the first request that comes starts one
     cold_start_s:       until a new replica serves; by default the time for its weights at `load_bandwidth_bytes_per_s`
                         (of one NVMe drive, or a 25 Gb/s network, per replica) and `engine_start_s` (processes,
                         compilation, CUDA graphs)
@@ -35,7 +34,7 @@ class AutoscalingSpec(Spec):
 
     metric: Literal["concurrency", "queue", "kv_cache_usage"] = "concurrency"
     target: PositiveFloat
-    min_replicas: NonNegativeInt = 1
+    min_replicas: NonNegativeInt = 1  # 0: the first request that comes starts one
     max_replicas: PositiveInt
     interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
     scale_down_delay_s: Annotated[Seconds, Field(ge=0)] = 300.0
@@ -83,15 +82,13 @@ class FailuresSpec(Spec):
     """Replicas die, and what they had in hand and in their KV caches with them; `slowdowns` of some make stragglers.
 
     mtbf_s:      mean time between failures of one replica, exponentially distributed
-    repair_s:    until it may start again
-    start_s:     how long it then takes to start, where no autoscaling says so
     detection_s: until health checks notice that a replica is dead, at the latest when it may start again; requests are
                  sent to it until then, and wait with those that it had
     """
 
     mtbf_s: Annotated[Seconds, Field(gt=0)] | None = None
-    repair_s: Annotated[Seconds, Field(ge=0)] = 60.0
-    start_s: Annotated[Seconds, Field(ge=0)] = 60.0
+    repair_s: Annotated[Seconds, Field(ge=0)] = 60.0  # until it may start again
+    start_s: Annotated[Seconds, Field(ge=0)] = 60.0  # how long it then takes to start, where no autoscaling says so
     detection_s: Annotated[Seconds, Field(ge=0)] = 0.0
     events: tuple[FailureEvent, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
@@ -110,8 +107,6 @@ class PoolSpec(Spec):
                 without a name a unified pool with a share is a deployment of its own, all others are one
     model:    another model, or another version of it, for a `share` of the requests; the scenario's unless given
     share:    of the requests, by a hash of their numbers; else the router chooses among all pools without one
-    shadow:   its `share` are copies: the answers are discarded, and nothing but its cost is counted
-    engine:   in a file, what differs from the scenario's `engine`; here, all of it
     hardware: the scenario's, unless given
     router:   how requests are shared out over the pool's replicas; the cluster's, unless given
 
@@ -122,7 +117,7 @@ class PoolSpec(Spec):
     deployment: str | None = None
     role: Literal["unified", "prefill", "decode"] = "unified"
     replicas: NonNegativeInt = 1
-    engine: EngineSpec = EngineSpec()
+    engine: EngineSpec = EngineSpec()  # in a file, what differs from the scenario's `engine`; here, all of it
     hardware: (
         Annotated[HardwareSpec, Resolved("A name in hardware_specs, or a path; the scenario's unless given")] | None
     ) = None
@@ -131,7 +126,7 @@ class PoolSpec(Spec):
         Annotated[ModelSpec, Resolved("A name in workloads/models, or a path; the scenario's unless given")] | None
     ) = None
     share: float | None = Field(default=None, gt=0, le=1)
-    shadow: bool = False
+    shadow: bool = False  # its `share` are copies: the answers are discarded, and nothing but its cost is counted
     autoscaling: AutoscalingSpec | None = None
 
     @property
@@ -247,11 +242,10 @@ class KvTransferSpec(GivenLink):
     """How KV blocks get from a prefill to a decode replica: every device over its own link, in and out.
 
     latency_s: handshake and descriptors included
-    layerwise: each layer's KV leaves while the next is computed
     shared:    all links lead into one fabric of `fabric_bandwidth_bytes_per_s`, that of one link unless given
     """
 
-    layerwise: bool = False
+    layerwise: bool = False  # each layer's KV leaves while the next is computed
     shared: bool = False
     fabric_bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
 
@@ -263,16 +257,13 @@ class KvTransferSpec(GivenLink):
 
 
 class ClusterSpec(Spec):
-    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ.
-
-    network: between the nodes of a replica that is larger than one; of all pools
-    """
+    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ."""
 
     replicas: NonNegativeInt = 1
     router: RouterName = "round_robin"
     pools: tuple[PoolSpec, ...] = ()
     kv_transfer: KvTransferSpec = KvTransferSpec()
-    network: NetworkSpec | None = None
+    network: NetworkSpec | None = None  # between the nodes of a replica that is larger than one; of all pools
     gateway: GatewaySpec | None = None
     autoscaling: AutoscalingSpec | None = None
     failures: FailuresSpec | None = None

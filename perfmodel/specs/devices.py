@@ -72,28 +72,25 @@ class DeviceFamily(Spec):
 
     operations_per_clock:   of one unit (a CPU's large core) in one clock, dense, by format; `vector`: fp32 without
                             matrix units, where that is less than fp32
-    e_operations_per_clock: the same of a small core
-    shared:                 what `declared` holds for all of them
     columns, devices:       the head of the table, and its rows by the device's name; ~ is a figure that there is not;
                             several sizes of memory are a list, the first of them the one that the name alone means
     exceptions:             what `declared` holds for one of them instead, by its name, or its `operations_per_clock`
     unconfirmed:            columns, `operations_per_clock` or `shared` as a whole, `columns` for all of them, or paths
                             as in a device's own file
-    unconfirmed_devices:    rows none of whose figures a document confirms
     """
 
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
     maker: str
     source: str
     operations_per_clock: dict[str, PositiveFloat] = Field(min_length=1)
-    e_operations_per_clock: dict[str, PositiveFloat] = Field(default={})
-    shared: dict[str, Any]
+    e_operations_per_clock: dict[str, PositiveFloat] = Field(default={})  # the same of a small core
+    shared: dict[str, Any]  # what `declared` holds for all of them
     columns: tuple[Column, ...]
     devices: dict[str, tuple[Any, ...]] = Field(min_length=1)
     aliases: dict[str, tuple[str, ...]] = Field(default={})
     exceptions: dict[str, dict[str, Any]] = Field(default={})
     unconfirmed: tuple[str, ...] = ()
-    unconfirmed_devices: tuple[str, ...] = ()
+    unconfirmed_devices: tuple[str, ...] = ()  # rows none of whose figures a document confirms
 
     @model_validator(mode="after")
     def _is_a_table(self) -> "DeviceFamily":
@@ -240,17 +237,12 @@ _COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSource:
-    """Where a device is described.
-
-    name: what a file of its own is called, or would be
-    row:  its row, where `file` is a table; None for a file of its own
-    size: of its memory, GB, where the name asks for another than the usual one
-    """
+    """Where a device is described."""
 
     file: Path
-    name: str
-    row: str | None = None
-    size: int | None = None
+    name: str  # what a file of its own is called, or would be
+    row: str | None = None  # its row, where `file` is a table; None for a file of its own
+    size: int | None = None  # of its memory, GB, where the name asks for another than the usual one
 
 
 def find_device(name_or_path: str | Path) -> DeviceSource:

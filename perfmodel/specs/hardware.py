@@ -34,14 +34,13 @@ class Price(Spec):
 
     source, date: who says so, and when; a price of one's own (`OWN`) has no date
     kind:        on_demand; reserved for a term; spot, which may be taken away; owned: what it cost over its hours
-    is_unconfirmed: whether no list or quote at hand says so
     """
 
     source: str
     date: datetime.date | None = None
     usd_per_hour: PositiveFloat
     kind: PriceKind | None = None
-    is_unconfirmed: bool = False
+    is_unconfirmed: bool = False  # whether no list or quote at hand says so
 
     @property
     def origin(self) -> str:
@@ -62,11 +61,10 @@ class PriceOverride(Spec):
     """Prices in place of those of the list.
 
     usd_per_gpu_hour: of all devices alike, or of each by its name; a device without one keeps that of the list
-    kind:             of these prices, for the answer to name
     """
 
     usd_per_gpu_hour: _Prices
-    kind: PriceKind | None = None
+    kind: PriceKind | None = None  # of these prices, for the answer to name
 
     @field_validator("usd_per_gpu_hour")
     @classmethod
@@ -133,7 +131,6 @@ class MemoryLevel(Spec):
 
     bus_width_bits:  of the outermost level, all stacks or channels together (a CPU's channel has 64 bits)
     transfers_per_s: of one wire of the bus: 21e9 of GDDR6X at 21 Gbit/s, 4.8e9 of DDR5-4800
-    unified:         the one memory of an integrated GPU and its CPU
     device_share:    of the capacity, what the system lets the device have without being asked
     """
 
@@ -146,7 +143,7 @@ class MemoryLevel(Spec):
     inline_ecc: bool = False  # check bits lie in the same memory: for 16 bytes of data a 17th travels with them
     bus_width_bits: PositiveInt | None = None
     transfers_per_s: Hertz | None = Field(default=None, gt=0)
-    unified: bool = False
+    unified: bool = False  # the one memory of an integrated GPU and its CPU
     device_share: PositiveFloat = Field(default=1.0, le=1)
 
 

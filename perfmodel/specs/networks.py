@@ -64,14 +64,13 @@ class LinkedDevice(Protocol):
 class NetworkFile(Spec):
     """What a vendor or a standard says of a network, and where.
 
-    bandwidth_bytes_per_s: one way, of one port: the line rate
     latency_s:             of one hop of a collective: from device to device, with what the library does in between
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     source: str
-    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
+    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)  # one way, of one port: the line rate
     latency_s: Seconds = Field(ge=0)
     latency_source: str
 
@@ -113,12 +112,11 @@ class GivenLink(Spec):
     name needs a bandwidth.
 
     bandwidth_bytes_per_s: one way, per device; the hardware file's unless given
-    latency_s:             from request to first byte; the link's own unless given
     """
 
     link: str | None = None
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
-    latency_s: Seconds | None = Field(default=None, ge=0)
+    latency_s: Seconds | None = Field(default=None, ge=0)  # from request to first byte; the link's own unless given
 
     def link_of(self, hardware: LinkedDevice) -> Link:
         """The link as a device of `hardware` has it. Raises ValueError for an unknown one."""
@@ -148,11 +146,10 @@ class NetworkSpec(GivenLink):
                            hardware file's `scale_out` link, or DEFAULT_NETWORK
     latency_s:             of one hop of a collective, 5 us where neither a file nor a scenario says
     bandwidth_bytes_per_s: one way, of one network card (port)
-    devices_per_node:      of those that the scale-up link can join, which is all unless given
     nics_per_node:         network cards of a node, which its devices share evenly; one for each device unless given
     """
 
-    devices_per_node: PositiveInt | None = None
+    devices_per_node: PositiveInt | None = None  # of those that the scale-up link can join, which is all unless given
     nics_per_node: PositiveInt | None = None
 
     def is_assumed(self, hardware: LinkedDevice) -> bool:

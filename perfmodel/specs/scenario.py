@@ -31,11 +31,10 @@ _WAY_OUT = "give a current one as price.usd_per_gpu_hour"
 class Overheads(Spec):
     """Multiples of overheads, which no datasheet declares; 1 leaves them as they are, 0.5 halves them.
 
-    kernels: what a kernel costs beside its bytes and FLOPs: launch, ramp-up, drain
     host:    the engine's own time per step, launches without CUDA graphs, and the front end's (HTTP, tokenisation)
     """
 
-    kernels: NonNegativeFloat = 1.0
+    kernels: NonNegativeFloat = 1.0  # what a kernel costs beside its bytes and FLOPs: launch, ramp-up, drain
     host: NonNegativeFloat = 1.0
 
 

@@ -24,16 +24,11 @@ _STDIN, _LONGEST = "-", 2_000_000  # characters, as of a file
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenarioSource:
-    """Where a scenario was read. All sources are equal: scenarios are compared by what they say.
+    """Where a scenario was read. All sources are equal: scenarios are compared by what they say."""
 
-    path:      a name, a path or its own text; empty for a scenario made in Python
-    inside:    the keys of the block of the file that is the scenario
-    overrides: what `--set` changed
-    """
-
-    path: str = ""
-    inside: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
+    path: str = ""  # a name, a path or its own text; empty for a scenario made in Python
+    inside: tuple[str, ...] = ()  # the keys of the block of the file that is the scenario
+    overrides: tuple[str, ...] = ()  # what `--set` changed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ScenarioSource)

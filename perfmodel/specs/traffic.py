@@ -164,14 +164,13 @@ class Conversations(Spec):
     """Requests as turns of conversations: each prompt is all that was said before and, of the traffic's lengths, what
     is new. A turn comes a pause after the answer before it.
 
-    turns:         of a conversation; of recorded ones the file has them
     think_time:    before a user's next turn, where a recorded conversation does not say
     tool_share:    of the turns after the first, those that bring the result of a tool which the answer called, so long
                    after it (`tool_time`) and so many tokens (`tool_tokens`; the traffic's `input_tokens` unless given)
     system_tokens: of the prompt that all conversations of a group begin with, before their first turn
     """
 
-    turns: Lengths | None = None
+    turns: Lengths | None = None  # of a conversation; of recorded ones the file has them
     think_time: Pause = Pause(mean_s=0.0, distribution="fixed")
     tool_share: float = Field(default=0.0, ge=0, le=1)
     tool_time: Pause | None = None
@@ -371,10 +370,8 @@ class Sampling(VariantSpec):
 
     The others are for runs that are executed; what sampling costs in a simulation follows from its method.
 
-    temperature: logits are divided by it
     top_k, top_p, min_p: how many tokens are drawn from, with which share of the probability, from which share of the
                  likeliest one's on; top_k without a figure is 50, top_p 0.9
-    seed:        of the random numbers; else that of the scenario
     """
 
     discriminator = "method"
@@ -386,8 +383,8 @@ class Sampling(VariantSpec):
     }
 
     method: Literal["default", SamplingMethod] = "default"
-    temperature: PositiveFloat = 1.0
+    temperature: PositiveFloat = 1.0  # logits are divided by it
     top_k: PositiveInt | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # of the random numbers; else that of the scenario

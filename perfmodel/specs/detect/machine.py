@@ -160,19 +160,16 @@ _OLDER = {"sse4": "avx", "avx": "avx2"}  # what goes without saying beside the n
 class Processor:
     """A machine's processors.
 
-    name:          as the system calls it; "" where it does not
     num_cores:     of all sockets; num_performance_cores: of them the large ones, where there are two kinds
-    memory_bytes:  that is installed
-    clock_hz:      the highest that is named; None where none is
     """
 
-    name: str
+    name: str  # as the system calls it; "" where it does not
     num_cores: int
     num_sockets: int = 1
     num_performance_cores: int | None = None
     instructions: tuple[str, ...] = ()
-    memory_bytes: float | None = None
-    clock_hz: float | None = None
+    memory_bytes: float | None = None  # that is installed
+    clock_hz: float | None = None  # the highest that is named; None where none is
 
 
 def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Processor:

@@ -39,17 +39,15 @@ class KvTier(Spec):
 class KvOffload(GivenLink):
     """A second tier for KV blocks, in the host's memory or on a disk, behind a link of each device.
 
-    capacity_bytes: of the tier, per device
     link, bandwidth_bytes_per_s, latency_s: the link to it; the latency is that of one block's copy
     rule:           KV of a preempted request, or of a prefix that left the device: copied back (restore), computed
                     again (recompute), or what the cost model says is quicker (faster)
-    overlap:        blocks come layer by layer while earlier layers compute; else the step waits for all of them
     """
 
     link: str | None = "pcie"
-    capacity_bytes: Annotated[Bytes, Field(gt=0)]
+    capacity_bytes: Annotated[Bytes, Field(gt=0)]  # of the tier, per device
     rule: Literal["restore", "recompute", "faster"] = "faster"
-    overlap: bool = True
+    overlap: bool = True  # blocks come layer by layer while earlier layers compute; else the step waits for all of them
 
 
 class PromptCompression(Spec):

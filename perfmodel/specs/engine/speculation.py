@@ -38,7 +38,6 @@ class MeasuredAcceptance(Spec):
     """What an executed run writes and `acceptance.measured` reads: a JSON file.
 
     examined: for each depth, how often a token drafted there came to be judged: all before it were right
-    accepted: how many of those were right
     by_rank:  for each depth, how many of `accepted` were the first, second ... candidate (trees)
     offered:  how many of the first of `examined` there were: a drafter that had none to offer counts as wrong there
     method, model: what was executed, for the reader
@@ -47,7 +46,7 @@ class MeasuredAcceptance(Spec):
     method: str = ""
     model: str = ""
     examined: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    accepted: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    accepted: tuple[NonNegativeInt, ...] = Field(min_length=1)  # how many of those were right
     by_rank: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     offered: NonNegativeInt | None = None
 
@@ -95,11 +94,8 @@ class MeasuredAcceptance(Spec):
 class Acceptance(VariantSpec):
     """How likely a drafted token is right, given that all before it were; one of four ways to say it.
 
-    rate:         the same everywhere
-    per_position: by depth; the last repeats
     per_rank:     by depth, then by candidate: that the r-th candidate is the right one (so they sum to at most 1); the
                   last depth repeats
-    measured:     path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
 
     offered: the share of steps in which the drafter has tokens to offer a sequence; in the others it is wrong, as the
              rates say, and there is nothing to verify: n-gram lookup where no n-gram came before
@@ -107,10 +103,10 @@ class Acceptance(VariantSpec):
 
     alternatives = (("rate", "per_position", "per_rank", "measured"),)
 
-    rate: Probability | None = None
-    per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)
+    rate: Probability | None = None  # the same everywhere
+    per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)  # by depth; the last repeats
     per_rank: tuple[tuple[Probability, ...], ...] | None = Field(default=None, min_length=1)
-    measured: str | None = None
+    measured: str | None = None  # path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
     offered: Probability = 1.0
 
     @model_validator(mode="after")
@@ -187,15 +183,10 @@ class SpeculativeConfig(VariantSpec):
     num_speculative_tokens: how deep a draft goes; of a tree or of lookahead it is the shape that says so
     model:        the draft model                                          (draft_model)
     quantization: what the drafter's weights are quantized to              (self_quantized; draft_model)
-    draft_layers: the first layers that draft                              (self_skip)
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram looked for; vLLM's default is 5    (ngram)
     tree:         candidates by depth: every node of a depth has so many children, all verified under a tree mask
-    lookahead:    its window and guesses                                   (lookahead)
     adaptive:     the draft length is chosen for each step: what gives most tokens per second with so many sequences
-    disable_by_batch_size: steps with more decoding sequences than this draft nothing
-    pipelined:    the next round is drafted while this one is verified     (draft_model)
     has_own_device: pipelined: the drafter runs on as many devices of its own, and shares none of the model's
-    acceptance:   how many tokens are right: needed to simulate, measured when executed
     """
 
     discriminator = "method"
@@ -215,16 +206,16 @@ class SpeculativeConfig(VariantSpec):
     num_speculative_tokens: PositiveInt | None = None
     model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path: the draft model")] | None = None
     quantization: str | None = None
-    draft_layers: PositiveInt | None = None
+    draft_layers: PositiveInt | None = None  # the first layers that draft                              (self_skip)
     prompt_lookup_max: PositiveInt | None = None
     prompt_lookup_min: PositiveInt | None = None
     tree: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
-    lookahead: Lookahead | None = None
+    lookahead: Lookahead | None = None  # its window and guesses                                   (lookahead)
     adaptive: bool = False
-    disable_by_batch_size: PositiveInt | None = None
-    pipelined: bool = False
+    disable_by_batch_size: PositiveInt | None = None  # steps with more decoding sequences than this draft nothing
+    pipelined: bool = False  # the next round is drafted while this one is verified     (draft_model)
     has_own_device: bool = False
-    acceptance: Acceptance | None = None
+    acceptance: Acceptance | None = None  # how many tokens are right: needed to simulate, measured when executed
 
     @field_validator("method", mode="before")
     @classmethod
