@@ -108,10 +108,8 @@ def expanded(path: str | Path) -> Path:
 
 
 def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path | None:
-    """As `find_file`; None where no file is meant.
-
-    Raises SpecError for what can only be a path, and is not there, or may not be touched.
-    """
+    """As `find_file`; None where no file is meant. Raises SpecError for what can only be a path, and is not there, or
+    may not be touched."""
     text = str(name_or_path)
     path = expanded(text)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes

@@ -165,10 +165,8 @@ def _finite(text: str) -> float:
 
 
 def read_rows(path: pathlib.Path, most_bytes: int = LARGEST_TABLE_BYTES) -> list[dict[str, str]]:
-    """The rows of a CSV file by its columns' names, unpacked where its name ends in .gz.
-
-    Raises OSError, and ValueError for what is no CSV or has a line with other cells than the first.
-    """
+    """The rows of a CSV file by its columns' names, unpacked where its name ends in .gz. Raises OSError, and ValueError
+    for what is no CSV or has a line with other cells than the first."""
     import csv
 
     raw = read_bounded(path, most_bytes)

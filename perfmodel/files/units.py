@@ -64,10 +64,8 @@ _SMALLEST = 1e-12  # of what is above 0
 
 
 def parse_quantity(value: Any, dimension: str) -> Any:
-    """`value` in the base unit of `dimension`; numbers and non-strings pass through unchanged.
-
-    Raises ValueError that names the value and the accepted units.
-    """
+    """`value` in the base unit of `dimension`; numbers and non-strings pass through unchanged. Raises ValueError that
+    names the value and the accepted units."""
     if isinstance(value, bool):
         raise ValueError(f"found {str(value).lower()}, allowed a quantity in {dimension}")
     if not isinstance(value, str):

@@ -42,10 +42,8 @@ _ALLOWED_BY_STEM = {
 
 
 def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
-    """An instance of `model_class` from the mapping of one document.
-
-    Raises SpecError with one line per mistake, each with its place, at most five of them and the number of the others.
-    """
+    """An instance of `model_class` from the mapping of one document. Raises SpecError with one line per mistake, each
+    with its place, at most five of them and the number of the others."""
     _drop_unused_fields(model_class, data, positions)
     try:
         return model_class.model_validate(data, context=positions)

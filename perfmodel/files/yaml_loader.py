@@ -135,11 +135,8 @@ class LoadedYaml:
 
 
 def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
-    """The mapping in a YAML file.
-
-    Raises SpecError (`file:line: ...`) for a file that is missing, a folder, not UTF-8, empty, not a mapping, or not
-    YAML; for tabs used as indentation and for a key given twice.
-    """
+    """The mapping in a YAML file. Raises SpecError (`file:line: ...`) for a file that is missing, a folder, not UTF-8,
+    empty, not a mapping, or not YAML; for tabs used as indentation and for a key given twice."""
     return load_yaml_text(_read(pathlib.Path(path)), str(path))
 
 

@@ -282,10 +282,8 @@ def counted_device(text: str) -> tuple[int | None, str]:
 
 
 def read_device(source: DeviceSource) -> LoadedYaml:
-    """What a device's file holds, or would hold: its lines are those of the file or of the row.
-
-    Raises SpecError for a file that is missing or no YAML, and for a table that is none.
-    """
+    """What a device's file holds, or would hold: its lines are those of the file or of the row. Raises SpecError for a
+    file that is missing or no YAML, and for a table that is none."""
     if source.row is None:
         return load_yaml(source.file)
     family, positions = _family_with(source.file, source.row)

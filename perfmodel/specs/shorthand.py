@@ -30,10 +30,8 @@ class Shorthand:
     slo: tuple[tuple[str, float | str], ...] = ()  # its fields as given: {"ttft_ms": "1s"}
 
     def to_data(self) -> dict[str, Any]:
-        """The mapping of the scenario file that it stands for.
-
-        Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
-        """
+        """The mapping of the scenario file that it stands for. Raises SpecError for devices and traffic that no file
+        describes, and for a rate of traffic that has none."""
         counts, names = zip(*map(counted_device, self.hardware), strict=True)
         devices = [name_of("hardware", name) for name in names]
         data: dict[str, Any] = {

@@ -48,11 +48,8 @@ class Arguments:
     notes: list[str] = field(default_factory=list)
 
     def read(self, words: Sequence[str]) -> "Arguments":
-        """Add the flags among `words`.
-
-        Raises SpecError for an unknown flag, with the nearest known ones, for a value that is missing or of another
-        kind, and for a word that nothing is known of.
-        """
+        """Add the flags among `words`. Raises SpecError for an unknown flag, with the nearest known ones, for a value
+        that is missing or of another kind, and for a word that nothing is known of."""
         left = deque(words)
         while left:
             word = left.popleft()

@@ -30,10 +30,8 @@ def is_manifest(text: str) -> bool:
 
 
 def read_manifest(text: str, place: str) -> ShellScript:
-    """The commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes).
-
-    Raises SpecError for what is no YAML, with its line.
-    """
+    """The commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes). Raises
+    SpecError for what is no YAML, with its line."""
     documents = [part for part in re.split(r"^---\s*$", text, flags=re.MULTILINE) if part.strip()]
     data = (load_yaml_text(document, place).data for document in documents)
     return ShellScript(tuple(command for part in data for command in _containers(part, place, True)), {})

@@ -45,9 +45,7 @@ class BackendFacts(Spec):
 
 def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:
     """The backend that `hardware` is run with: the one `asked` for, or the first default one that takes the device.
-
-    Raises SpecError, with those that there are, for one that the engine has not, or has not for the device.
-    """
+    Raises SpecError, with those that there are, for one that the engine has not, or has not for the device."""
     fitting = [name for name, facts in backends.items() if facts.takes(hardware)]
     if asked is not None and asked not in fitting:
         allowed = f"allowed there: {', '.join(fitting)}" if fitting else "which the engine has no backend for"
@@ -422,10 +420,8 @@ def load_engine_description(name_or_path: str | Path) -> EngineDescription:
 
 @lru_cache(maxsize=256)
 def describe_engine(name_or_path: str, version: str | None = None) -> DescribedEngine:
-    """An engine, which of its described versions stands for `version`, and the facts at that.
-
-    Raises SpecError for an unknown engine, a malformed file, or what is no version.
-    """
+    """An engine, which of its described versions stands for `version`, and the facts at that. Raises SpecError for an
+    unknown engine, a malformed file, or what is no version."""
     description = load_engine_description(name_or_path)
     chosen = description.choose(version)
     return DescribedEngine(description, chosen, description.at(chosen.described))

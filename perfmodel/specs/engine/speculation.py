@@ -140,10 +140,8 @@ class Acceptance(VariantSpec):
 
     @property
     def share_offered(self) -> float:
-        """The share of steps of a drafting sequence in which there is a draft to verify.
-
-        Raises SpecError for a measured file that cannot be read.
-        """
+        """The share of steps of a drafting sequence in which there is a draft to verify. Raises SpecError for a
+        measured file that cannot be read."""
         if self.measured is None:
             return self.offered
         counts = MeasuredAcceptance.read(self.measured)
