@@ -16,7 +16,7 @@ from perfmodel.files.variants import VariantSpec, drop_unused_fields
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 
 _S = TypeVar("_S", bound=BaseModel)
-_MOST_SHOWN, _MOST_LOOKED_AT = 5, 100
+_MAX_SHOWN, _MAX_READ = 5, 100
 
 # pydantic's error type -> what is allowed instead, with the limits of the error's context.
 _ALLOWED = {
@@ -48,12 +48,12 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
     try:
         return model_class.model_validate(data, context=positions)
     except ValidationError as error:
-        first = islice(_sentences(error, model_class, data, positions), _MOST_LOOKED_AT)
+        first = islice(_sentences(error, model_class, data, positions), _MAX_READ)
         by_line = sorted(first, key=lambda found: found[0])
         lines = list(dict.fromkeys(sentence for _, sentence in by_line))
-        count = max(len(lines), error.error_count() if len(by_line) == _MOST_LOOKED_AT else 0)
-    more = [f"... and {count - _MOST_SHOWN} more"] if count > _MOST_SHOWN else []
-    raise SpecError("\n".join(lines[:_MOST_SHOWN] + more))
+        count = max(len(lines), error.error_count() if len(by_line) == _MAX_READ else 0)
+    more = [f"... and {count - _MAX_SHOWN} more"] if count > _MAX_SHOWN else []
+    raise SpecError("\n".join(lines[:_MAX_SHOWN] + more))
 
 
 def load_spec(model_class: type[_S], file: pathlib.Path) -> _S:

@@ -13,8 +13,7 @@ from pydantic import Field
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.units import PositiveInt
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 
 
 class Architecture(Spec):
@@ -48,8 +47,7 @@ def find_architecture(name: str | None) -> Architecture:
     file = data_dir("architectures") / f"{name}.yaml"
     if name is None or not file.is_file():
         return Architecture(name=name or "")
-    loaded = load_yaml(file)
-    return parse(Architecture, loaded.data, loaded.positions)
+    return load_spec(Architecture, file)
 
 
 def generations_between(one: str | None, other: str | None) -> int | None:

@@ -1,7 +1,7 @@
 """`ClusterSpec`: replicas or pools of them, what scales and fails, the router and gateway before them, KV between."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
@@ -150,20 +150,20 @@ class PoolGroup(NamedTuple):
     is_shadow: bool
     is_disaggregated: bool
 
-    def check(self, pools: Sequence[PoolSpec]) -> None:
-        """Raise ValueError unless its pools, of the cluster's `pools`, make a deployment."""
+    def conflicts(self, pools: Sequence[PoolSpec]) -> Iterator[str]:
+        """A sentence for each reason why its pools, of the cluster's `pools`, make no deployment."""
         roles = Counter(pools[number].role for number in self.pools)
         where = "" if self.name is None else f" in deployment {self.name}"
         if bool(roles["prefill"]) != bool(roles["decode"]):
             missing = "decode" if roles["prefill"] else "prefill"
-            raise ValueError(f"found no pool with role {missing}{where}; prefill and decode pools need each other")
+            yield f"found no pool with role {missing}{where}; prefill and decode pools need each other"
         if roles["unified"] and roles["prefill"]:
-            raise ValueError(
+            yield (
                 f"found unified pools beside prefill and decode ones{where}; give each kind a `share` of the requests, "
                 f"and a `deployment` name where there are several of a kind"
             )
         if self.is_shadow and self.share is None:
-            raise ValueError(f"found shadow without share{where}; say of which share of the requests it gets copies")
+            yield f"found shadow without share{where}; say of which share of the requests it gets copies"
 
 
 def deployments(pools: Sequence[PoolSpec]) -> tuple[PoolGroup, ...]:
@@ -186,10 +186,11 @@ def completed(pools: Sequence[PoolSpec]) -> tuple[PoolSpec, ...]:
     for numbers in _grouped(pools).values():
         common: dict[str, Any] = {}
         for field in ("model", "share", "shadow"):
-            said = [value for number in numbers if (value := getattr(pools[number], field))]
-            if any(value != said[0] for value in said):
+            values = [value for number in numbers if (value := getattr(pools[number], field))]
+            if any(value != values[0] for value in values):
                 raise ValueError(f"found more than one {field} in the pools of a deployment; give it once for all")
-            common |= {field: said[0]} if said else {}
+            if values:
+                common[field] = values[0]
         for number in numbers if len(numbers) > 1 and common else ():
             complete[number] = pools[number].model_copy(update=common)
     return tuple(complete)
@@ -282,44 +283,42 @@ class ClusterSpec(Spec):
 
     @model_validator(mode="after")
     def _pools_make_a_cluster(self) -> "ClusterSpec":
-        if self.pools and "replicas" in self.model_fields_set:
-            raise ValueError("found replicas beside pools; each pool has its own `replicas`, leave this one out")
-        for deployment in self.deployments:
-            deployment.check(self.pools)
-        if "kv_transfer" in self.model_fields_set and not self.is_disaggregated:
-            raise ValueError("found kv_transfer without a prefill and a decode pool; only between these is KV moved")
-        if self.pools and self.autoscaling is not None:
-            raise ValueError("found autoscaling beside pools; each pool has its own `autoscaling`, move it there")
-        self._check_shares()
-        self._check_failures()
+        for sentence in self._conflicts():
+            raise ValueError(sentence)
         return self
 
-    def _check_shares(self) -> None:
+    def _conflicts(self) -> Iterator[str]:
+        """A sentence for each of the fields that contradict each other."""
+        if self.pools and "replicas" in self.model_fields_set:
+            yield "found replicas beside pools; each pool has its own `replicas`, leave this one out"
+        for deployment in self.deployments:
+            yield from deployment.conflicts(self.pools)
+        if "kv_transfer" in self.model_fields_set and not self.is_disaggregated:
+            yield "found kv_transfer without a prefill and a decode pool; only between these is KV moved"
+        if self.pools and self.autoscaling is not None:
+            yield "found autoscaling beside pools; each pool has its own `autoscaling`, move it there"
         served = [deployment for deployment in self.deployments if not deployment.is_shadow]
         shares = [deployment.share for deployment in served if deployment.share is not None]
         if self.pools and not served:
-            raise ValueError("found shadow pools only; at least one pool must answer the requests")
+            yield "found shadow pools only; at least one pool must answer the requests"
         if shares and (len(shares) < len(served) or abs(sum(shares) - 1) > 1e-6):
-            raise ValueError(
+            yield (
                 f"found shares that add up to {sum(shares):g} in {len(shares)} of {len(served)} pools, or deployments "
                 f"of pools; give each a share (shadow ones aside), together 1"
             )
         if any(pool.model is not None and pool.share is None for pool in self.pools):
-            raise ValueError("found a pool with a model of its own and no share; give its share of the requests")
-
-    def _check_failures(self) -> None:
+            yield "found a pool with a model of its own and no share; give its share of the requests"
         pools = self.pools or (PoolSpec(replicas=self.replicas, autoscaling=self.autoscaling),)
         failures = self.failures or FailuresSpec(mtbf_s=1.0)
-        for what, event in [("failure", each) for each in failures.events] + [
-            ("slowdown", each) for each in failures.slowdowns
-        ]:
+        for event in (*failures.events, *failures.slowdowns):
+            what = "failure" if isinstance(event, FailureEvent) else "slowdown"
             if event.pool >= len(pools) or event.replica >= pools[event.pool].most_replicas:
-                raise ValueError(
+                yield (
                     f"found a {what} of replica {event.replica} in pool {event.pool}; both count from 0, and there "
                     f"are {', '.join(str(pool.most_replicas) for pool in pools)} replicas"
                 )
-            if pools[event.pool].shadow:
-                raise ValueError(f"found a {what} in pool {event.pool}, a shadow; its answers are discarded")
+            elif pools[event.pool].shadow:
+                yield f"found a {what} in pool {event.pool}, a shadow; its answers are discarded"
 
     @property
     def is_dynamic(self) -> bool:

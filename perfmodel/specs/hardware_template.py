@@ -22,22 +22,26 @@ _ON_LEVELS = """  memory:
     # Then what is known of l3, l2, sram (shared memory), tensor_memory, registers. `per: compute_unit`: capacity and
     # bandwidth are those of one unit. A bandwidth that is not known is left out.
 """
-_ON_LINKS = """  # Bandwidth one way, per device: half of what vendors print in "bidirectional" figures. The fastest is taken between
+_ON_LINKS = """\
+  # Bandwidth one way, per device: half of what vendors print in "bidirectional" figures. The fastest is taken between
   # devices that share a model; the other way to the host is called pcie. A topology with the word "switch" lets the
   # fabric add up sums. latency_s: one hop of a collective, with what the library does in between. A device that has
   # no siblings needs no link but pcie. peer_to_peer: false where cards cannot reach each other's memory over it.
 """
-_ON_PEAKS = """  # Dense peaks. Vendors like to print those "with sparsity", which are twice as high: halve them. The keys are fp32,
+_ON_PEAKS = """\
+  # Dense peaks. Vendors like to print those "with sparsity", which are twice as high: halve them. The keys are fp32,
   # tf32, fp16, bf16, fp8, fp4, int8, int4. A format that is left out has no units on this device: a model in it is
   # refused, or its weights are converted on the way, as the engine does.
 """
 
 
-_LEVEL = ("level", "capacity_bytes", "visible_bytes", "bandwidth_bytes_per_s", "per", "bus_width_bits")
-_LEVEL += ("transfers_per_s", "unified", "device_share", "technology", "inline_ecc")
+_LEVEL = (
+    *("level", "capacity_bytes", "visible_bytes", "bandwidth_bytes_per_s", "per", "bus_width_bits"),
+    *("transfers_per_s", "unified", "device_share", "technology", "inline_ecc"),
+)
 _LINK = ("name", "bandwidth_bytes_per_s", "direction", "latency_s", "peer_to_peer", "topology")
-_UNITS = {"transfers_per_s": "Hz", "latency_s": "s", "bandwidth_bytes_per_s": "B/s"}
-_UNITS |= {"capacity_bytes": "B", "visible_bytes": "B"}
+_UNITS = {"capacity_bytes": "B", "visible_bytes": "B", "bandwidth_bytes_per_s": "B/s"}
+_UNITS |= {"transfers_per_s": "Hz", "latency_s": "s"}
 _USAGE = """\
 #   perfmodel hardware show ./FILE.yaml                               what was read, and the ridge points
 #   perfmodel simulate llama-3.1-8b-a100 --set hardware=./FILE.yaml   how it serves"""
@@ -73,7 +77,8 @@ def _about_device(name: str, like: HardwareSpec, is_here: bool) -> Iterator[str]
         yield f"# What this machine says of itself, and for the rest what is known of {like.name}."
         yield f"# {units}"
     else:
-        yield f"# A device that nobody has described yet. The figures are those of {like.name}: replace each by what the"
+        before = f"A device that nobody has described yet. The figures are those of {like.name}"
+        yield f"# {before}: replace each by what the"
         yield f"# vendor's datasheet says. {units}"
     yield _USAGE
     yield f"name: {name}"

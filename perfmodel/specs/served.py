@@ -68,20 +68,17 @@ def _as_served(
     model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
 ) -> ModelSpec:
     """`model` in the formats that `engine` serves it in."""
-    dtype = auto_dtype(engine.dtype, model, engine, hardware)
+    place: Path = (*prefix, "engine", "quantization")
     try:
+        dtype = auto_dtype(engine.dtype, model, engine, hardware)
         model = with_quantization(with_dtype(model, dtype), engine.quantization, engine.quantization_group_size)
-    except SpecError as error:
-        raise SpecError(f"{positions.where((*prefix, 'engine', 'quantization'))}: {error}") from None
-    try:
+        place = ("engine", "quantization_by_layer")
         with_layer_formats(model, engine.quantization_by_layer)
-    except SpecError as error:
-        raise SpecError(f"{positions.where(('engine', 'quantization_by_layer'))}: {error}") from None
-    try:
+        place = (*prefix, "engine", "kv_eviction")
         if engine.kv_eviction is not None:
             model = with_eviction(model, engine.kv_eviction.num_tokens, engine.kv_eviction.recent_tokens)
     except SpecError as error:
-        raise SpecError(f"{positions.where((*prefix, 'engine', 'kv_eviction'))}: {error}") from None
+        raise SpecError(f"{positions.where(place)}: {error}") from None
     return model
 
 

@@ -16,8 +16,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
 from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -414,8 +413,7 @@ class DescribedEngine:
 
 def load_engine_description(name_or_path: str | Path) -> EngineDescription:
     """The engine of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
-    file = find_file("engines", name_or_path)
-    return _read(file, file.stat().st_mtime_ns)
+    return load_spec(EngineDescription, find_file("engines", name_or_path))
 
 
 @lru_cache(maxsize=256)
@@ -425,12 +423,6 @@ def describe_engine(name_or_path: str, version: str | None = None) -> DescribedE
     description = load_engine_description(name_or_path)
     chosen = description.choose(version)
     return DescribedEngine(description, chosen, description.at(chosen.described))
-
-
-@lru_cache(maxsize=64)
-def _read(file: Path, _written_at: int) -> EngineDescription:
-    loaded = load_yaml(file)
-    return parse(EngineDescription, loaded.data, loaded.positions)
 
 
 def _overlaid(base: _S, changes: _S) -> _S:
