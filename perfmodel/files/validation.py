@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.base import VariantSpec, drop_unused_fields
 from perfmodel.files.blocks import Block, block_class
 from perfmodel.files.reach import refuse_path
-from perfmodel.files.variants import VariantSpec, drop_unused_fields
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 
 _S = TypeVar("_S", bound=BaseModel)

@@ -310,7 +310,8 @@ class ClusterSpec(Spec):
             yield "found a pool with a model of its own and no share; give its share of the requests"
         pools = self.pools or (PoolSpec(replicas=self.replicas, autoscaling=self.autoscaling),)
         failures = self.failures or FailuresSpec(mtbf_s=1.0)
-        for event in (*failures.events, *failures.slowdowns):
+        events: tuple[FailureEvent | Slowdown, ...] = (*failures.events, *failures.slowdowns)
+        for event in events:
             what = "failure" if isinstance(event, FailureEvent) else "slowdown"
             if event.pool >= len(pools) or event.replica >= pools[event.pool].most_replicas:
                 yield (

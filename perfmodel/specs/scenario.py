@@ -160,8 +160,7 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":
         """Defaults of the engine's version and formats of the model, however the scenario was made."""
-        parts = (self.model, self.model_changes, self.engine, self.hardware, self.cluster, self.traffic)
-        fields = served_fields(*parts, info.context or Positions(self.name))
+        fields = served_fields(self, info.context or Positions(self.name))
         self.__dict__.update(fields)
         self.model_fields_set.update(fields)
         return self

@@ -6,9 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.base import Spec
+from perfmodel.files.base import Spec, UsedBy, VariantSpec
 from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
-from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
 
@@ -277,9 +276,10 @@ class Traffic(Spec):
             yield "conversations need `turns`, a distribution of how many a conversation has"
         if talk is not None and self.arrivals.order != "given":
             yield f"found order {self.arrivals.order}; turns of conversations come in their own order"
-        for name in ("input_tokens", "output_tokens") if trace is not None else ():
-            may_be_missing = name == "output_tokens" and trace.format in _WITHOUT_ANSWERS
-            if getattr(self, name) is not None and not may_be_missing:
+        for name in ("input_tokens", "output_tokens"):
+            if trace is None or getattr(self, name) is None:
+                continue
+            if name == "input_tokens" or trace.format not in _WITHOUT_ANSWERS:
                 yield f"found {name} beside a trace of {trace.format}, which has them; leave one out"
 
     def _missing(self) -> Iterator[str]:

@@ -136,23 +136,10 @@ def _apple(printed: str) -> Iterator[Graphics]:
         yield Graphics(f"{model} {cores}GPU" if cores else model, "system_profiler")
 
 
-# How /proc/cpuinfo calls what code can rely on: x86's flags, Arm's features.
-_FLAGS = {
-    "sse4_2": "sse4",
-    "avx": "avx",
-    "avx2": "avx2",
-    "avx512f": "avx512",
-    "avx_vnni": "avx_vnni",
-    "avx512_vnni": "avx512_vnni",
-    "avx512_bf16": "avx512_bf16",
-    "amx_tile": "amx",
-    "asimd": "neon",
-    "asimddp": "dotprod",
-    "i8mm": "i8mm",
-    "bf16": "bf16",
-    "sve": "sve",
-    "sme": "sme",
-}
+# What code can rely on, as /proc/cpuinfo calls it (x86's flags, Arm's features); behind the colon our name for it.
+_X86 = "sse4_2:sse4 avx avx2 avx512f:avx512 avx_vnni avx512_vnni avx512_bf16 amx_tile:amx"
+_ARM = "asimd:neon asimddp:dotprod i8mm bf16 sve sme"
+_FLAGS = {flag: name or flag for flag, _, name in (entry.partition(":") for entry in f"{_X86} {_ARM}".split())}
 _OLDER = {"sse4": "avx", "avx": "avx2"}  # what goes without saying beside the newer one
 
 

@@ -5,9 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
 from perfmodel.files.units import Bytes, Milliseconds, NonNegativeInt, PositiveInt
-from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.spec import ModelSpec

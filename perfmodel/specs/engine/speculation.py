@@ -14,10 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
 from perfmodel.files.reach import LARGEST_JSON_BYTES, read_bounded
 from perfmodel.files.units import NonNegativeInt, PositiveInt
-from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import ModelSpec
 
 RIGHT_OF_MTP = 0.85  # of the second tokens that DeepSeek-V3's MTP drafts (its report, section 5.4.3: 85 to 90 %)
