@@ -13,68 +13,37 @@ from typing import Literal
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.reach import PACKAGE, is_only_names, may_touch, refuse_path, refused
 
-Kind = Literal[
-    "models",
-    "hardware",
-    "families",
-    "architectures",
-    "engines",
-    "commands",
-    "networks",
-    "prices",
-    "traffic",
-    "scenarios",
-    "studies",
-    "calibrations",
-    "validated",
-    "techniques",
-    "reports",
-]
+_Hardware = Literal["hardware", "families", "architectures", "engines", "commands", "networks", "prices"]
+_Workloads = Literal["models", "traffic", "scenarios", "studies", "techniques"]
+Kind = Literal[_Hardware, _Workloads, "calibrations", "validated", "reports"]
 
-_FOLDERS: dict[Kind, str] = {
-    "models": "workloads/models",
-    "hardware": "hardware_specs",
-    "families": "hardware_specs/families",
-    "architectures": "hardware_specs/architectures",
-    "engines": "hardware_specs/engines",
-    "commands": "hardware_specs/engines/commands",
-    "networks": "hardware_specs/networks",
-    "prices": "hardware_specs/prices",
-    "traffic": "workloads/traffic",
-    "scenarios": "workloads/scenarios",
-    "studies": "workloads/scenarios/studies",
-    "calibrations": "hardware_specs/calibrations",
-    "validated": "hardware_specs/validated",
-    "techniques": "workloads/techniques",
-    "reports": "reports",
-}
-_SINGULAR: dict[Kind, str] = {
-    "models": "model",
-    "hardware": "hardware",
-    "families": "family of devices",
-    "architectures": "architecture",
-    "engines": "engine",
-    "commands": "command",
-    "networks": "network",
-    "prices": "list of prices",
-    "traffic": "traffic",
-    "scenarios": "scenario",
-    "studies": "study",
-    "calibrations": "calibration",
-    "validated": "index of validations",
-    "techniques": "family of techniques",
-    "reports": "report",
+# The folder of each, and what one of its files is called in errors.
+_KINDS: dict[Kind, tuple[str, str]] = {
+    "models": ("workloads/models", "model"),
+    "hardware": ("hardware_specs", "hardware"),
+    "families": ("hardware_specs/families", "family of devices"),
+    "architectures": ("hardware_specs/architectures", "architecture"),
+    "engines": ("hardware_specs/engines", "engine"),
+    "commands": ("hardware_specs/engines/commands", "command"),
+    "networks": ("hardware_specs/networks", "network"),
+    "prices": ("hardware_specs/prices", "list of prices"),
+    "traffic": ("workloads/traffic", "traffic"),
+    "scenarios": ("workloads/scenarios", "scenario"),
+    "studies": ("workloads/scenarios/studies", "study"),
+    "calibrations": ("hardware_specs/calibrations", "calibration"),
+    "validated": ("hardware_specs/validated", "index of validations"),
+    "techniques": ("workloads/techniques", "family of techniques"),
+    "reports": ("reports", "report"),
 }
 _YAML = (".yaml", ".yml")
-_PACKAGE = PACKAGE
 # `aliases: [a, "b"]` on one or several lines, or a block list, at the top level of a file.
 _ALIASES = re.compile(r"^aliases:[ \t]*(?:\[(?P<flow>[^\]]*)\]|\n(?P<block>(?:[ \t]*-[^\n]*\n?)+))", re.MULTILINE)
 
 
 def data_dir(kind: Kind) -> Path:
     """The folder that holds the files of `kind`: the wheel's if it is there, else the checkout's."""
-    installed = _PACKAGE / "_data" / _FOLDERS[kind]
-    return installed if installed.is_dir() else _PACKAGE.parent / _FOLDERS[kind]
+    installed = PACKAGE / "_data" / _KINDS[kind][0]
+    return installed if installed.is_dir() else PACKAGE.parent / _KINDS[kind][0]
 
 
 def list_names(kind: Kind, suffixes: Sequence[str] = _YAML) -> list[str]:
@@ -108,18 +77,18 @@ def expanded(path: str | Path) -> Path:
 
 
 def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path | None:
-    """As `find_file`; None where no file is meant.
-
-    Raises SpecError for what can only be a path, and is not there, or may not be touched.
-    """
+    """As `find_file`; None where no file is meant. Raises SpecError for what can only be a path, and is not there, or
+    may not be touched."""
     text = str(name_or_path)
     path = expanded(text)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes
     if is_path and may_touch(path) and path.exists():
         return path
-    direct = _direct(kind, text, suffixes)
-    if direct is not None:
-        return direct
+    # A file called exactly so, perhaps with a folder in front (`executor/mixed`), costs one or two stat calls.
+    if text and "\\" not in text and not text.startswith(("/", "~", ".")) and ".." not in text.split("/"):
+        for candidate in (data_dir(kind) / f"{text}{suffix}" for suffix in ("", *suffixes)):
+            if candidate.suffix in suffixes and candidate.is_file():
+                return candidate
     wanted = normal_name(text)
     for file in _files(kind, suffixes):
         if normal_name(file.name.removesuffix(file.suffix)) == wanted:
@@ -131,20 +100,6 @@ def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
         raise SpecError(f"{text}: no such file.") if may_touch(path) else refused(text)
     if is_path:
         refuse_path(name_or_path)
-    return None
-
-
-def _direct(kind: Kind, text: str, suffixes: Sequence[str]) -> Path | None:
-    """The file called exactly `text` (with or without its suffix), the case that costs one or two stat calls.
-
-    A name may have a folder in front, `executor/mixed`: files that belong together.
-    """
-    if not text or "\\" in text or text.startswith(("/", "~", ".")) or ".." in text.split("/"):
-        return None
-    folder = data_dir(kind)
-    for candidate in (folder / text, *(folder / f"{text}{suffix}" for suffix in suffixes)):
-        if candidate.suffix in suffixes and candidate.is_file():
-            return candidate
     return None
 
 
@@ -196,5 +151,5 @@ def unknown_name(kind: Kind, text: str, suffixes: Sequence[str] = _YAML, more_na
     if not near and names:
         shown = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
         near = f" Known: {shown}."
-    where = f"no file of this name in {_FOLDERS[kind]}{'' if is_only_names() else ', and no such path'}"
-    return SpecError(f"unknown {_SINGULAR[kind]} {text!r}: {where}.{near}")
+    where = f"no file of this name in {_KINDS[kind][0]}{'' if is_only_names() else ', and no such path'}"
+    return SpecError(f"unknown {_KINDS[kind][1]} {text!r}: {where}.{near}")

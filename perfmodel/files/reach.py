@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
@@ -91,22 +91,15 @@ def refused(name: str) -> SpecError:
     return SpecError(f"{shown!r} names a file; here only names of the catalog are allowed: drop the file on the page.")
 
 
-@dataclass(frozen=True)
-class _Within:
-    """A function with the limits of who made this, in whatever process."""
-
-    function: Callable[[Any], Any]
-    allowed: tuple[Path, ...]
-
-    def __call__(self, item: Any) -> Any:
-        with without_files(self.allowed):
-            return self.function(item)
-
-
 def within_reach(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`function`, to be called in another process with the limits that hold here."""
     allowed = _ALLOWED.get()
-    return function if allowed is None else _Within(function, allowed)
+    return function if allowed is None else partial(_call_within, function, allowed)
+
+
+def _call_within(function: Callable[[Any], Any], allowed: tuple[Path, ...], item: Any) -> Any:
+    with without_files(allowed):
+        return function(item)
 
 
 # Parsed JSON takes some twenty times its size: half a gigabyte. The largest index of weights has 9 MB (DeepSeek-V3).
@@ -135,10 +128,7 @@ def read_bounded_text(path: pathlib.Path, most_bytes: int) -> str:
 
 
 def read_json(path: pathlib.Path, most_bytes: int = LARGEST_JSON_BYTES, is_strict: bool = False) -> Any:
-    """What a JSON file holds. Raises OSError, and ValueError for what is not JSON.
-
-    most_bytes: of the file; is_strict: as of `parse_json`
-    """
+    """What a JSON file of up to `most_bytes` holds. Raises OSError, and ValueError as `parse_json` does."""
     return parse_json(read_bounded_text(path, most_bytes), is_strict)
 
 
@@ -147,36 +137,38 @@ def parse_json(text: str | bytes, is_strict: bool = False) -> Any:
 
     is_strict: refuse NaN and infinities, which Python writes and JSON does not know
     """
+
+    def finite(text: str) -> float:
+        number = float(text)
+        if not isfinite(number):
+            raise ValueError(f"found {text[:20]}, which is no number of JSON's")
+        return number
+
     try:
-        if is_strict:
-            return json.loads(text, parse_constant=_no_number, parse_float=_finite)
-        return json.loads(text)
+        return json.loads(text, parse_constant=finite, parse_float=finite) if is_strict else json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"found {text[:20]}, which is no number of JSON's")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if isfinite(number) else _no_number(text)
-
-
 def read_rows(path: pathlib.Path, most_bytes: int = LARGEST_TABLE_BYTES) -> list[dict[str, str]]:
-    """The rows of a CSV file by its columns' names, unpacked where its name ends in .gz.
-
-    Raises OSError, and ValueError for what is no CSV or has a line with other cells than the first.
-    """
+    """The rows of a CSV file by its columns' names, unpacked where its name ends in .gz. Raises OSError, and ValueError
+    for what is no CSV or has a line with other cells than the first."""
     import csv
 
     raw = read_bounded(path, most_bytes)
     if path.suffix == ".gz":
-        raw = _unpacked(raw, path, most_bytes)
+        import zlib
+
+        unpacking = zlib.decompressobj(_GZIP)
+        try:
+            raw = unpacking.decompress(raw, most_bytes)
+        except zlib.error as error:
+            raise ValueError(f"not a gzip file ({error})") from None
+        if unpacking.unconsumed_tail:
+            raise _too_large(path, most_bytes)
     reader = csv.DictReader(raw.decode("utf-8-sig").splitlines())
+    rows: list[dict[str, str]] = []
     try:
-        rows: list[dict[str, str]] = []
         for row in reader:
             if None in row or None in row.values():
                 count = len(reader.fieldnames or ())
@@ -185,19 +177,6 @@ def read_rows(path: pathlib.Path, most_bytes: int = LARGEST_TABLE_BYTES) -> list
     except csv.Error as error:
         raise ValueError(str(error)) from None
     return rows
-
-
-def _unpacked(raw: bytes, path: pathlib.Path, most_bytes: int) -> bytes:
-    import zlib
-
-    unpacking = zlib.decompressobj(_GZIP)
-    try:
-        found = unpacking.decompress(raw, most_bytes)
-    except zlib.error as error:
-        raise ValueError(f"not a gzip file ({error})") from None
-    if unpacking.unconsumed_tail:
-        raise _too_large(path, most_bytes)
-    return found
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:

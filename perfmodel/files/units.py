@@ -37,7 +37,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
     "requests/s": _PER_SECOND,
 }
-# The ones that an error message offers.
+# The units that an error message offers, and the smallest (of what is above 0) and the largest amount.
 _USUAL = {
     "bytes": "B, KB, MB, GB, TB, KiB, MiB, GiB",
     "bytes/s": "MB/s, GB/s, TB/s, GiB/s",
@@ -47,27 +47,16 @@ _USUAL = {
     "ms": "ms, s, us, min",
     "requests/s": "req/s, req/min, req/h",
 }
-
-
-# Smallest (of what is above 0) and largest amount.
-_RANGES = {
-    "bytes": (1e-3, 1e18),  # an exabyte
-    "bytes/s": (1e-3, 1e18),
-    "FLOP/s": (1e-3, 1e21),
-    "Hz": (1e-3, 1e15),
-    "s": (1e-12, 1e10),  # the clock's tick to three centuries
-    "ms": (1e-9, 1e13),
-}
+_RANGES = {"bytes": (1e-3, 1e18), "bytes/s": (1e-3, 1e18), "FLOP/s": (1e-3, 1e21), "Hz": (1e-3, 1e15)}
+_RANGES |= {"s": (1e-12, 1e10), "ms": (1e-9, 1e13)}  # the clock's tick to three centuries
 _LARGEST_COUNT = 10**9
 _LARGEST = 1e15
 _SMALLEST = 1e-12  # of what is above 0
 
 
 def parse_quantity(value: Any, dimension: str) -> Any:
-    """`value` in the base unit of `dimension`; numbers and non-strings pass through unchanged.
-
-    Raises ValueError that names the value and the accepted units.
-    """
+    """`value` in the base unit of `dimension`; numbers and non-strings pass through unchanged. Raises ValueError that
+    names the value and the accepted units."""
     if isinstance(value, bool):
         raise ValueError(f"found {str(value).lower()}, allowed a quantity in {dimension}")
     if not isinstance(value, str):
@@ -112,24 +101,22 @@ def shortest_amount(amount: float, unit: str) -> str:
     return min(written, key=lambda text: (len(text.split()[0].replace(".", "")), len(text)))
 
 
-def _within_range(written: Any, dimension: str) -> Any:
-    """As `parse_quantity`. Raises ValueError for amounts that nothing of this dimension has, too."""
-    amount = parse_quantity(written, dimension)
-    if isinstance(amount, int | float) and -inf < amount < inf:  # others have their own sentence
-        smallest, largest = _RANGES[dimension]
-        if abs(amount) > largest or 0 < abs(amount) < smallest:
-            shown = repr(written) if isinstance(written, str) else str(written)
-            raise ValueError(f"found {shown[:60]}, allowed {smallest:g} to {largest:g} {dimension}, or 0")
-    return amount
+def _quantity(dimension: str) -> Any:
+    """A float that may have a unit, and is no amount that nothing of this dimension has."""
 
+    def within_range(written: Any) -> Any:
+        amount = parse_quantity(written, dimension)
+        if isinstance(amount, int | float) and -inf < amount < inf:  # others have their own sentence
+            smallest, largest = _RANGES[dimension]
+            if abs(amount) > largest or 0 < abs(amount) < smallest:
+                shown = repr(written) if isinstance(written, str) else str(written)
+                raise ValueError(f"found {shown[:60]}, allowed {smallest:g} to {largest:g} {dimension}, or 0")
+        return amount
 
-def _quantity(dimension: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: _within_range(value, dimension))
+    return BeforeValidator(within_range)
 
 
 _SCHEMA = WithJsonSchema({"type": ["number", "string"]})
-
-
 Bytes = Annotated[float, _quantity("bytes"), _SCHEMA]
 BytesPerSecond = Annotated[float, _quantity("bytes/s"), _SCHEMA]
 FlopsPerSecond = Annotated[float, _quantity("FLOP/s"), _SCHEMA]

@@ -1,19 +1,22 @@
 """From a mapping to a spec, or to one clear sentence per mistake: `file:line: field: found X, allowed Y`."""
 
+import pathlib
 import types
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from perfmodel.errors import SpecError, did_you_mean
+from perfmodel.files.base import VariantSpec, drop_unused_fields
 from perfmodel.files.blocks import Block, block_class
-from perfmodel.files.variants import VariantSpec, drop_unused_fields
-from perfmodel.files.yaml_loader import Path, Positions
+from perfmodel.files.reach import refuse_path
+from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 
 _S = TypeVar("_S", bound=BaseModel)
-_MOST_SHOWN, _MOST_LOOKED_AT = 5, 100
+_MAX_SHOWN, _MAX_READ = 5, 100
 
 # pydantic's error type -> what is allowed instead, with the limits of the error's context.
 _ALLOWED = {
@@ -39,20 +42,32 @@ _ALLOWED_BY_STEM = {
 
 
 def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
-    """An instance of `model_class` from the mapping of one document.
-
-    Raises SpecError with one line per mistake, each with its place, at most five of them and the number of the others.
-    """
+    """An instance of `model_class` from the mapping of one document. Raises SpecError with one line per mistake, each
+    with its place, at most five of them and the number of the others."""
     _drop_unused_fields(model_class, data, positions)
     try:
         return model_class.model_validate(data, context=positions)
     except ValidationError as error:
-        first = islice(_sentences(error, model_class, data, positions), _MOST_LOOKED_AT)
+        first = islice(_sentences(error, model_class, data, positions), _MAX_READ)
         by_line = sorted(first, key=lambda found: found[0])
         lines = list(dict.fromkeys(sentence for _, sentence in by_line))
-        count = max(len(lines), error.error_count() if len(by_line) == _MOST_LOOKED_AT else 0)
-    more = [f"... and {count - _MOST_SHOWN} more"] if count > _MOST_SHOWN else []
-    raise SpecError("\n".join(lines[:_MOST_SHOWN] + more))
+        count = max(len(lines), error.error_count() if len(by_line) == _MAX_READ else 0)
+    more = [f"... and {count - _MAX_SHOWN} more"] if count > _MAX_SHOWN else []
+    raise SpecError("\n".join(lines[:_MAX_SHOWN] + more))
+
+
+def load_spec(model_class: type[_S], file: pathlib.Path) -> _S:
+    """What a YAML file holds, parsed once for each time that it is written. Raises SpecError as `load_yaml` and `parse`
+    do."""
+    refuse_path(file)
+    written_at = file.stat().st_mtime_ns if file.is_file() else 0  # of one that is missing, reading says so
+    return cast(_S, _loaded(model_class, file, written_at))
+
+
+@lru_cache(maxsize=512)
+def _loaded(model_class: type[BaseModel], file: pathlib.Path, _written_at: int) -> BaseModel:
+    loaded = load_yaml(file)
+    return parse(model_class, loaded.data, loaded.positions)
 
 
 def _drop_unused_fields(model_class: type[BaseModel], data: Any, positions: Positions) -> None:

@@ -9,10 +9,7 @@ from perfmodel.errors import SpecError
 
 def write_wholes(texts: Mapping[Path, str]) -> list[Path]:
     """Write texts to files that belong together, and return these; folders are made, and none is replaced before all
-    are written.
-
-    Raises SpecError where one cannot be written, and then none is changed.
-    """
+    are written. Raises SpecError where one cannot be written, and then none is changed."""
     partials = {file: file.with_name(f"{file.name}.partial") for file in texts}
     try:
         for file, partial in partials.items():

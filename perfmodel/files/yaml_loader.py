@@ -11,6 +11,7 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import yaml
@@ -22,17 +23,14 @@ Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
 
 # Of one file. A megabyte takes two to four seconds; the largest of ours has 26 kB, and lists of lengths have their own
 # files.
-_MOST_BYTES = 2_000_000
-_MOST_VALUES = 300_000  # an alias counts as often as what it stands for is there
-_MOST_DEEP = 50
+_MAX_BYTES = 2_000_000
+_MAX_VALUES = 300_000  # an alias counts as often as what it stands for is there
+_MAX_DEPTH = 50
 _SURELY_DEEP = 1000  # from here on the parser, written in C, is not even asked: it recurses, and then there is no stack
 _LONGEST_NUMBER = 400  # digits: more than a double has before its point
 
-_TAGS: dict[type[yaml.Node], str] = {
-    yaml.ScalarNode: "tag:yaml.org,2002:str",
-    yaml.SequenceNode: "tag:yaml.org,2002:seq",
-    yaml.MappingNode: "tag:yaml.org,2002:map",
-}
+_TAG = "tag:yaml.org,2002:"
+_TAGS = {yaml.ScalarNode: f"{_TAG}str", yaml.SequenceNode: f"{_TAG}seq", yaml.MappingNode: f"{_TAG}map"}
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -64,15 +62,12 @@ _WORDS: dict[str, Any] = {
 
 @dataclass
 class Positions:
-    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed.
-
-    named: how errors name fields of a document without a file
-    """
+    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed."""
 
     file: str
     root: yaml.Node | None = None
     overridden: dict[Path, str] = field(default_factory=dict)
-    named: Mapping[Path, str] = field(default_factory=dict)
+    named: Mapping[Path, str] = field(default_factory=dict)  # how errors name fields of a document without a file
 
     def where(self, path: Path) -> str:
         """`file:line` of the nearest enclosing field that is in the file, or the `--set ...` that set it."""
@@ -82,7 +77,7 @@ class Positions:
             if path[:end] in self.named:
                 return self.named[path[:end]]
         made = next((text for place, text in self.overridden.items() if place[: len(path)] == path and path), None)
-        if made is not None and not self._has(path):
+        if made is not None and len(self._nodes(path)) <= len(path):
             return f"--set {made}"
         line = self.line(path)
         return self.file if line is None else f"{self.file}:{line}"
@@ -91,33 +86,35 @@ class Positions:
         """The scalar at `path` as it was written, where `0.10` is not yet the number 0.1; None where there is none."""
         if path in self.overridden:
             return self.overridden[path].partition("=")[2].strip().strip("\"'")
-        node = self.root
-        for key in path:
-            found = None if node is None else _child(node, key)
-            node = None if found is None else found[1]
+        node = self.node(path)
         return node.value if isinstance(node, yaml.ScalarNode) else None
-
-    def _has(self, path: Path) -> bool:
-        node = self.root
-        for key in path:
-            found = None if node is None else _child(node, key)
-            if found is None:
-                return False
-            node = found[1]
-        return True
 
     def line(self, path: Path) -> int | None:
         """The line (from 1) of the key or list item at `path`, else of the nearest enclosing one."""
-        node = self.root
-        if node is None:
-            return None
-        line: int = node.start_mark.line
+        nodes = self._nodes(path)
+        return nodes[-1][0] + 1 if nodes else None
+
+    def node(self, path: Path) -> yaml.Node | None:
+        """What stands at `path`; None where nothing does."""
+        nodes = self._nodes(path)
+        return nodes[-1][1] if len(nodes) > len(path) else None
+
+    def _nodes(self, path: Path) -> list[tuple[int, yaml.Node]]:
+        """Line (from 0) and node of the document and of each key or list item on the way to `path`, as far as it is."""
+        if self.root is None:
+            return []
+        nodes: list[tuple[int, yaml.Node]] = [(self.root.start_mark.line, self.root)]
         for key in path:
-            found = _child(node, key)
-            if found is None:
+            node = nodes[-1][1]
+            inner: list[tuple[int, yaml.Node]] = []
+            if isinstance(node, yaml.MappingNode):
+                inner = [(name.start_mark.line, value) for name, value in node.value if name.value == str(key)]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and 0 <= key < len(node.value):
+                inner = [(node.value[key].start_mark.line, node.value[key])]
+            if not inner:
                 break
-            line, node = found
-        return line + 1
+            nodes.append(inner[0])
+        return nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +126,26 @@ class LoadedYaml:
 
     def block(self, path: Sequence[str]) -> "LoadedYaml":
         """The mapping at `path` as a document of its own, whose lines are the file's."""
-        data, node = self.data, self.positions.root
+        data = self.data
         for key in path:
             data = data[key]
-            found = None if node is None else _child(node, key)
-            node = None if found is None else found[1]
-        return LoadedYaml(data, Positions(self.positions.file, node)) if path else self
+        return LoadedYaml(data, Positions(self.positions.file, self.positions.node(tuple(path)))) if path else self
 
 
 def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
-    """The mapping in a YAML file.
-
-    Raises SpecError (`file:line: ...`) for a file that is missing, a folder, not UTF-8, empty, not a mapping, or not
-    YAML; for tabs used as indentation and for a key given twice.
-    """
-    return load_yaml_text(_read(pathlib.Path(path)), str(path))
+    """The mapping in a YAML file. Raises SpecError (`file:line: ...`) for a file that is missing, a folder, not UTF-8,
+    empty, not a mapping, or not YAML; for tabs used as indentation and for a key given twice."""
+    try:
+        text = read_bounded_text(pathlib.Path(path), _MAX_BYTES)
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file.") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: is a folder; the path of a YAML file is needed.") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
+    return load_yaml_text(text, str(path))
 
 
 def load_yaml_text(text: str, name: str) -> LoadedYaml:
@@ -175,22 +177,12 @@ def parse_value(text: str, origin: str) -> Any:
     return None if root is None else _Values(origin).of(root)
 
 
-def _read(path: pathlib.Path) -> str:
-    try:
-        return read_bounded_text(path, _MOST_BYTES)
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file.") from None
-    except IsADirectoryError:
-        raise SpecError(f"{path}: is a folder; the path of a YAML file is needed.") from None
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
-
-
 def _compose(text: str, name: str) -> yaml.Node | None:
-    if _is_surely_too_deep(text):
-        raise SpecError(f"{name}: nested more than {_MOST_DEEP} levels deep.")
+    # Deeper, by brackets or by the columns before a line's first word, than any parser's stack has room for.
+    depths = accumulate(1 if bracket in "[{" else -1 for bracket in _BRACKETS.findall(text))
+    is_flat = text.count("[") + text.count("{") <= _SURELY_DEEP or max(depths) <= _SURELY_DEEP
+    if not is_flat or any(len(indent) > _SURELY_DEEP for indent in _BEFORE_WORDS.findall(text)):
+        raise SpecError(f"{name}: nested more than {_MAX_DEPTH} levels deep.")
     loader = None
     try:
         loader = _Loader(text)
@@ -201,19 +193,6 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         if loader is not None:
             loader.dispose()
     return node
-
-
-def _is_surely_too_deep(text: str) -> bool:
-    """Whether brackets, or the columns before a line's first word, nest deeper than any parser's stack has room for."""
-    if any(len(found) > _SURELY_DEEP for found in _BEFORE_WORDS.findall(text)):
-        return True
-    depth = 0
-    if text.count("[") + text.count("{") > _SURELY_DEEP:
-        for bracket in _BRACKETS.findall(text):
-            depth += 1 if bracket in "[{" else -1
-            if depth > _SURELY_DEEP:
-                return True
-    return False
 
 
 def _syntax_error(error: yaml.YAMLError | UnicodeEncodeError, text: str, name: str) -> str:
@@ -244,19 +223,17 @@ class _Values:
     def of(self, node: yaml.Node, parents: tuple[int, ...] = ()) -> Any:
         """The value of `node`; `parents` are the ids of the nodes around it, to refuse an anchor inside itself."""
         self._count += 1
-        if self._count > _MOST_VALUES:
-            too_many = (
-                f"more than {_MOST_VALUES:,} values, aliases (*) included; write long lists into files of their own."
-            )
-            raise self._refused(node, too_many)
-        if not node.tag.startswith("tag:yaml.org,2002:") and node.tag != "!":
+        if self._count > _MAX_VALUES:
+            way_out = "aliases (*) included; write long lists into files of their own."
+            raise self._refused(node, f"more than {_MAX_VALUES:,} values, {way_out}")
+        if not node.tag.startswith(_TAG) and node.tag != "!":
             raise self._refused(node, f"found the tag {node.tag}; tags have no meaning here.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if id(node) in parents:
             raise self._refused(node, "an anchor (&) contains itself.")
-        if len(parents) > _MOST_DEEP:
-            raise self._refused(node, f"nested more than {_MOST_DEEP} levels deep.")
+        if len(parents) > _MAX_DEPTH:
+            raise self._refused(node, f"nested more than {_MAX_DEPTH} levels deep.")
         inside = (*parents, id(node))
         if isinstance(node, yaml.SequenceNode):
             return [self.of(item, inside) for item in node.value]
@@ -287,15 +264,3 @@ class _Values:
 
     def _refused(self, node: yaml.Node, what: str) -> SpecError:
         return SpecError(f"{self._name}:{node.start_mark.line + 1}: {what}")
-
-
-def _child(node: yaml.Node, key: str | int) -> tuple[int, yaml.Node] | None:
-    """Line (from 0) and node of a key or list index."""
-    if isinstance(node, yaml.MappingNode):
-        for key_node, value_node in node.value:
-            if key_node.value == str(key):
-                return key_node.start_mark.line, value_node
-    elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and 0 <= key < len(node.value):
-        item = node.value[key]
-        return item.start_mark.line, item
-    return None

@@ -9,35 +9,20 @@ Names are loaded on first use, so a module that needs one spec does not pay for 
 __all__ = [
     "SCHEMA_KINDS",
     "SLO",
-    "Acceptance",
     "Arrivals",
     "ClusterSpec",
-    "Declared",
     "EngineSpec",
     "ExpertRouting",
     "HardwareSpec",
     "KvTransferSpec",
     "Lengths",
     "Link",
-    "LoadedYaml",
-    "Lookahead",
-    "MeasuredAcceptance",
-    "MemoryLevel",
     "ModelSpec",
-    "NetworkFile",
-    "NetworkSpec",
     "PoolSpec",
-    "Positions",
     "Prefix",
-    "Price",
-    "PriceOverride",
-    "QuantizationSpec",
     "Sampling",
     "Scenario",
-    "Spec",
-    "SpeculativeConfig",
     "Stage",
-    "Trace",
     "Traffic",
     "data_dir",
     "find_file",
@@ -53,7 +38,6 @@ __all__ = [
     "load_tables",
     "load_traffic",
     "load_yaml",
-    "parse",
     "scenario_schema",
     "schema",
 ]
@@ -61,55 +45,38 @@ __all__ = [
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfmodel.files.base import Spec
     from perfmodel.files.catalog import data_dir, find_file, list_names
-    from perfmodel.files.validation import parse
-    from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml
-    from perfmodel.models.architecture import QuantizationSpec
+    from perfmodel.files.yaml_loader import load_yaml
     from perfmodel.models.cards import list_models, load_model
     from perfmodel.models.spec import ModelSpec
-    from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec
+    from perfmodel.specs.cluster import ClusterSpec, KvTransferSpec, PoolSpec
     from perfmodel.specs.devices import load_tables
     from perfmodel.specs.engine.spec import EngineSpec
-    from perfmodel.specs.engine.speculation import Acceptance, Lookahead, MeasuredAcceptance, SpeculativeConfig
-    from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel, Price, PriceOverride
+    from perfmodel.specs.hardware import HardwareSpec
     from perfmodel.specs.json_schema import SCHEMA_KINDS, scenario_schema, schema
-    from perfmodel.specs.networks import Link, NetworkFile, NetworkSpec, find_network, list_networks, load_network
+    from perfmodel.specs.networks import Link, find_network, list_networks, load_network
     from perfmodel.specs.scenario import Scenario
     from perfmodel.specs.scenario_file import list_hardware, load_hardware, load_scenario, load_traffic
     from perfmodel.specs.slo import SLO
-    from perfmodel.specs.traffic import Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Trace, Traffic
+    from perfmodel.specs.traffic import Arrivals, ExpertRouting, Lengths, Prefix, Sampling, Stage, Traffic
 
 _NAMES = {
-    "perfmodel.files.base": ("Spec",),
-    "perfmodel.files.catalog": ("data_dir", "find_file", "list_names"),
-    "perfmodel.files.validation": ("parse",),
-    "perfmodel.files.yaml_loader": ("LoadedYaml", "Positions", "load_yaml"),
-    "perfmodel.models.architecture": ("QuantizationSpec",),
-    "perfmodel.models.cards": ("list_models", "load_model"),
-    "perfmodel.models.spec": ("ModelSpec",),
-    "perfmodel.specs.cluster": ("ClusterSpec", "KvTransferSpec", "PoolSpec"),
-    "perfmodel.specs.devices": ("load_tables",),
-    "perfmodel.specs.engine.spec": ("EngineSpec",),
-    "perfmodel.specs.engine.speculation": ("Acceptance", "Lookahead", "MeasuredAcceptance", "SpeculativeConfig"),
-    "perfmodel.specs.hardware": ("Declared", "HardwareSpec", "MemoryLevel", "Price", "PriceOverride"),
-    "perfmodel.specs.json_schema": ("SCHEMA_KINDS", "scenario_schema", "schema"),
-    "perfmodel.specs.networks": ("Link", "NetworkFile", "NetworkSpec", "find_network", "list_networks", "load_network"),
-    # `Scenario.with_` reads files anew
-    "perfmodel.specs.scenario_file": ("Scenario", "list_hardware", "load_hardware", "load_scenario", "load_traffic"),
-    "perfmodel.specs.slo": ("SLO",),
-    "perfmodel.specs.traffic": (
-        "Arrivals",
-        "ExpertRouting",
-        "Lengths",
-        "Prefix",
-        "Sampling",
-        "Stage",
-        "Trace",
-        "Traffic",
-    ),
+    "perfmodel.files.catalog": "data_dir find_file list_names",
+    "perfmodel.files.yaml_loader": "load_yaml",
+    "perfmodel.models.cards": "list_models load_model",
+    "perfmodel.models.spec": "ModelSpec",
+    "perfmodel.specs.cluster": "ClusterSpec KvTransferSpec PoolSpec",
+    "perfmodel.specs.devices": "load_tables",
+    "perfmodel.specs.engine.spec": "EngineSpec",
+    "perfmodel.specs.hardware": "HardwareSpec",
+    "perfmodel.specs.json_schema": "SCHEMA_KINDS scenario_schema schema",
+    "perfmodel.specs.networks": "Link find_network list_networks load_network",
+    "perfmodel.specs.scenario": "Scenario",
+    "perfmodel.specs.scenario_file": "list_hardware load_hardware load_scenario load_traffic",
+    "perfmodel.specs.slo": "SLO",
+    "perfmodel.specs.traffic": "Arrivals ExpertRouting Lengths Prefix Sampling Stage Traffic",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,27 +13,23 @@ from pydantic import Field
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.units import PositiveInt
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 
 
 class Architecture(Spec):
     """What is known of the devices that declare this `architecture`.
 
-    after:          the architectures before it in its line: kernels are ported from one to the next
-    contemporaries: of other designs, compiled for by the same software with the same tiles
     supported_as:   the architecture whose rows of an engine's formats count where no row names this one
-    has_wgmma:      asynchronous products of a group of warps, from shared memory (PTX: `wgmma`)
     mma_sync_share: of the tensor peak that products of one warp (`mma.sync`) reach
     switch_ranks:   devices over which its switches add in the network; None: no such switches
     """
 
     name: str
     source: str = ""
-    after: tuple[str, ...] = ()
-    contemporaries: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()  # the architectures before it in its line: kernels are ported from one to the next
+    contemporaries: tuple[str, ...] = ()  # of other designs, compiled for by the same software with the same tiles
     supported_as: str | None = None
-    has_wgmma: bool = False
+    has_wgmma: bool = False  # asynchronous products of a group of warps, from shared memory (PTX: `wgmma`)
     mma_sync_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     switch_ranks: PositiveInt | None = None
 
@@ -51,8 +47,7 @@ def find_architecture(name: str | None) -> Architecture:
     file = data_dir("architectures") / f"{name}.yaml"
     if name is None or not file.is_file():
         return Architecture(name=name or "")
-    loaded = load_yaml(file)
-    return parse(Architecture, loaded.data, loaded.positions)
+    return load_spec(Architecture, file)
 
 
 def generations_between(one: str | None, other: str | None) -> int | None:

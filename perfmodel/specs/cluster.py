@@ -1,7 +1,7 @@
 """`ClusterSpec`: replicas or pools of them, what scales and fails, the router and gateway before them, KV between."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
@@ -25,7 +25,6 @@ class AutoscalingSpec(Spec):
                         time, when no request waits; kv_cache_usage: KV blocks in use, `target` being a share of a
                         replica's. Requests whose KV is on its way wait, where it goes to
     scale_down_delay_s: fewer replicas only when fewer would have done for so long; those that go finish what they have
-    min_replicas:       0: the first request that comes starts one
     cold_start_s:       until a new replica serves; by default the time for its weights at `load_bandwidth_bytes_per_s`
                         (of one NVMe drive, or a 25 Gb/s network, per replica) and `engine_start_s` (processes,
                         compilation, CUDA graphs)
@@ -35,7 +34,7 @@ class AutoscalingSpec(Spec):
 
     metric: Literal["concurrency", "queue", "kv_cache_usage"] = "concurrency"
     target: PositiveFloat
-    min_replicas: NonNegativeInt = 1
+    min_replicas: NonNegativeInt = 1  # 0: the first request that comes starts one
     max_replicas: PositiveInt
     interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
     scale_down_delay_s: Annotated[Seconds, Field(ge=0)] = 300.0
@@ -83,15 +82,13 @@ class FailuresSpec(Spec):
     """Replicas die, and what they had in hand and in their KV caches with them; `slowdowns` of some make stragglers.
 
     mtbf_s:      mean time between failures of one replica, exponentially distributed
-    repair_s:    until it may start again
-    start_s:     how long it then takes to start, where no autoscaling says so
     detection_s: until health checks notice that a replica is dead, at the latest when it may start again; requests are
                  sent to it until then, and wait with those that it had
     """
 
     mtbf_s: Annotated[Seconds, Field(gt=0)] | None = None
-    repair_s: Annotated[Seconds, Field(ge=0)] = 60.0
-    start_s: Annotated[Seconds, Field(ge=0)] = 60.0
+    repair_s: Annotated[Seconds, Field(ge=0)] = 60.0  # until it may start again
+    start_s: Annotated[Seconds, Field(ge=0)] = 60.0  # how long it then takes to start, where no autoscaling says so
     detection_s: Annotated[Seconds, Field(ge=0)] = 0.0
     events: tuple[FailureEvent, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
@@ -110,8 +107,6 @@ class PoolSpec(Spec):
                 without a name a unified pool with a share is a deployment of its own, all others are one
     model:    another model, or another version of it, for a `share` of the requests; the scenario's unless given
     share:    of the requests, by a hash of their numbers; else the router chooses among all pools without one
-    shadow:   its `share` are copies: the answers are discarded, and nothing but its cost is counted
-    engine:   in a file, what differs from the scenario's `engine`; here, all of it
     hardware: the scenario's, unless given
     router:   how requests are shared out over the pool's replicas; the cluster's, unless given
 
@@ -122,7 +117,7 @@ class PoolSpec(Spec):
     deployment: str | None = None
     role: Literal["unified", "prefill", "decode"] = "unified"
     replicas: NonNegativeInt = 1
-    engine: EngineSpec = EngineSpec()
+    engine: EngineSpec = EngineSpec()  # in a file, what differs from the scenario's `engine`; here, all of it
     hardware: (
         Annotated[HardwareSpec, Resolved("A name in hardware_specs, or a path; the scenario's unless given")] | None
     ) = None
@@ -131,7 +126,7 @@ class PoolSpec(Spec):
         Annotated[ModelSpec, Resolved("A name in workloads/models, or a path; the scenario's unless given")] | None
     ) = None
     share: float | None = Field(default=None, gt=0, le=1)
-    shadow: bool = False
+    shadow: bool = False  # its `share` are copies: the answers are discarded, and nothing but its cost is counted
     autoscaling: AutoscalingSpec | None = None
 
     @property
@@ -155,20 +150,20 @@ class PoolGroup(NamedTuple):
     is_shadow: bool
     is_disaggregated: bool
 
-    def check(self, pools: Sequence[PoolSpec]) -> None:
-        """Raise ValueError unless its pools, of the cluster's `pools`, make a deployment."""
+    def conflicts(self, pools: Sequence[PoolSpec]) -> Iterator[str]:
+        """A sentence for each reason why its pools, of the cluster's `pools`, make no deployment."""
         roles = Counter(pools[number].role for number in self.pools)
         where = "" if self.name is None else f" in deployment {self.name}"
         if bool(roles["prefill"]) != bool(roles["decode"]):
             missing = "decode" if roles["prefill"] else "prefill"
-            raise ValueError(f"found no pool with role {missing}{where}; prefill and decode pools need each other")
+            yield f"found no pool with role {missing}{where}; prefill and decode pools need each other"
         if roles["unified"] and roles["prefill"]:
-            raise ValueError(
+            yield (
                 f"found unified pools beside prefill and decode ones{where}; give each kind a `share` of the requests, "
                 f"and a `deployment` name where there are several of a kind"
             )
         if self.is_shadow and self.share is None:
-            raise ValueError(f"found shadow without share{where}; say of which share of the requests it gets copies")
+            yield f"found shadow without share{where}; say of which share of the requests it gets copies"
 
 
 def deployments(pools: Sequence[PoolSpec]) -> tuple[PoolGroup, ...]:
@@ -191,10 +186,11 @@ def completed(pools: Sequence[PoolSpec]) -> tuple[PoolSpec, ...]:
     for numbers in _grouped(pools).values():
         common: dict[str, Any] = {}
         for field in ("model", "share", "shadow"):
-            said = [value for number in numbers if (value := getattr(pools[number], field))]
-            if any(value != said[0] for value in said):
+            values = [value for number in numbers if (value := getattr(pools[number], field))]
+            if any(value != values[0] for value in values):
                 raise ValueError(f"found more than one {field} in the pools of a deployment; give it once for all")
-            common |= {field: said[0]} if said else {}
+            if values:
+                common[field] = values[0]
         for number in numbers if len(numbers) > 1 and common else ():
             complete[number] = pools[number].model_copy(update=common)
     return tuple(complete)
@@ -247,11 +243,10 @@ class KvTransferSpec(GivenLink):
     """How KV blocks get from a prefill to a decode replica: every device over its own link, in and out.
 
     latency_s: handshake and descriptors included
-    layerwise: each layer's KV leaves while the next is computed
     shared:    all links lead into one fabric of `fabric_bandwidth_bytes_per_s`, that of one link unless given
     """
 
-    layerwise: bool = False
+    layerwise: bool = False  # each layer's KV leaves while the next is computed
     shared: bool = False
     fabric_bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
 
@@ -263,16 +258,13 @@ class KvTransferSpec(GivenLink):
 
 
 class ClusterSpec(Spec):
-    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ.
-
-    network: between the nodes of a replica that is larger than one; of all pools
-    """
+    """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ."""
 
     replicas: NonNegativeInt = 1
     router: RouterName = "round_robin"
     pools: tuple[PoolSpec, ...] = ()
     kv_transfer: KvTransferSpec = KvTransferSpec()
-    network: NetworkSpec | None = None
+    network: NetworkSpec | None = None  # between the nodes of a replica that is larger than one; of all pools
     gateway: GatewaySpec | None = None
     autoscaling: AutoscalingSpec | None = None
     failures: FailuresSpec | None = None
@@ -291,44 +283,43 @@ class ClusterSpec(Spec):
 
     @model_validator(mode="after")
     def _pools_make_a_cluster(self) -> "ClusterSpec":
-        if self.pools and "replicas" in self.model_fields_set:
-            raise ValueError("found replicas beside pools; each pool has its own `replicas`, leave this one out")
-        for deployment in self.deployments:
-            deployment.check(self.pools)
-        if "kv_transfer" in self.model_fields_set and not self.is_disaggregated:
-            raise ValueError("found kv_transfer without a prefill and a decode pool; only between these is KV moved")
-        if self.pools and self.autoscaling is not None:
-            raise ValueError("found autoscaling beside pools; each pool has its own `autoscaling`, move it there")
-        self._check_shares()
-        self._check_failures()
+        for sentence in self._conflicts():
+            raise ValueError(sentence)
         return self
 
-    def _check_shares(self) -> None:
+    def _conflicts(self) -> Iterator[str]:
+        """A sentence for each of the fields that contradict each other."""
+        if self.pools and "replicas" in self.model_fields_set:
+            yield "found replicas beside pools; each pool has its own `replicas`, leave this one out"
+        for deployment in self.deployments:
+            yield from deployment.conflicts(self.pools)
+        if "kv_transfer" in self.model_fields_set and not self.is_disaggregated:
+            yield "found kv_transfer without a prefill and a decode pool; only between these is KV moved"
+        if self.pools and self.autoscaling is not None:
+            yield "found autoscaling beside pools; each pool has its own `autoscaling`, move it there"
         served = [deployment for deployment in self.deployments if not deployment.is_shadow]
         shares = [deployment.share for deployment in served if deployment.share is not None]
         if self.pools and not served:
-            raise ValueError("found shadow pools only; at least one pool must answer the requests")
+            yield "found shadow pools only; at least one pool must answer the requests"
         if shares and (len(shares) < len(served) or abs(sum(shares) - 1) > 1e-6):
-            raise ValueError(
+            yield (
                 f"found shares that add up to {sum(shares):g} in {len(shares)} of {len(served)} pools, or deployments "
                 f"of pools; give each a share (shadow ones aside), together 1"
             )
         if any(pool.model is not None and pool.share is None for pool in self.pools):
-            raise ValueError("found a pool with a model of its own and no share; give its share of the requests")
-
-    def _check_failures(self) -> None:
+            yield "found a pool with a model of its own and no share; give its share of the requests"
         pools = self.pools or (PoolSpec(replicas=self.replicas, autoscaling=self.autoscaling),)
         failures = self.failures or FailuresSpec(mtbf_s=1.0)
-        for what, event in [("failure", each) for each in failures.events] + [
-            ("slowdown", each) for each in failures.slowdowns
-        ]:
+        events: tuple[FailureEvent | Slowdown, ...] = (*failures.events, *failures.slowdowns)
+        for event in events:
+            what = "failure" if isinstance(event, FailureEvent) else "slowdown"
             if event.pool >= len(pools) or event.replica >= pools[event.pool].most_replicas:
-                raise ValueError(
+                yield (
                     f"found a {what} of replica {event.replica} in pool {event.pool}; both count from 0, and there "
                     f"are {', '.join(str(pool.most_replicas) for pool in pools)} replicas"
                 )
-            if pools[event.pool].shadow:
-                raise ValueError(f"found a {what} in pool {event.pool}, a shadow; its answers are discarded")
+            elif pools[event.pool].shadow:
+                yield f"found a {what} in pool {event.pool}, a shadow; its answers are discarded"
 
     @property
     def is_dynamic(self) -> bool:

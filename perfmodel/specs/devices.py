@@ -22,43 +22,26 @@ from perfmodel.files.units import PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
 
-Column = Literal[
-    "architecture",
-    "instructions",
-    "units",
-    "cores",
-    "e_cores",
-    "clock_mhz",
-    "e_clock_mhz",
-    "memory_gb",
-    "technology",
-    "bus_bits",
-    "channels",
-    "gbit_s",
-    "mt_s",
-    "bandwidth_gb_s",
-    "l2_mib",
-    "l3_mib",
-    "pcie",
-    "tdp_w",
-]
+_Units = Literal["architecture", "instructions", "units", "cores", "e_cores", "clock_mhz", "e_clock_mhz"]
+_Memory = Literal["memory_gb", "technology", "bus_bits", "channels", "gbit_s", "mt_s", "bandwidth_gb_s"]
+Column = Literal[_Units, _Memory, "l2_mib", "l3_mib", "pcie", "tdp_w"]
 
 # What a column of the table says: its place in `declared`, and the factor to its unit.
-_PLACES: dict[str, tuple[tuple[str, ...], float]] = {
-    "architecture": (("architecture",), 1),
-    "instructions": (("instructions",), 1),
-    "units": (("compute_units",), 1),
-    "clock_mhz": (("clock_hz",), 1e6),
-    "memory_gb": (("memory", "hbm", "capacity_bytes"), 1e9),
-    "technology": (("memory", "hbm", "technology"), 1),
-    "bus_bits": (("memory", "hbm", "bus_width_bits"), 1),
-    "channels": (("memory", "hbm", "bus_width_bits"), 64),
-    "gbit_s": (("memory", "hbm", "transfers_per_s"), 1e9),
-    "mt_s": (("memory", "hbm", "transfers_per_s"), 1e6),
-    "bandwidth_gb_s": (("memory", "hbm", "bandwidth_bytes_per_s"), 1e9),
-    "l2_mib": (("memory", "l2", "capacity_bytes"), 2.0**20),
-    "l3_mib": (("memory", "l3", "capacity_bytes"), 2.0**20),
-    "tdp_w": (("tdp_w",), 1),
+_PLACES: dict[str, tuple[str, float]] = {
+    "architecture": ("architecture", 1),
+    "instructions": ("instructions", 1),
+    "units": ("compute_units", 1),
+    "clock_mhz": ("clock_hz", 1e6),
+    "memory_gb": ("memory.hbm.capacity_bytes", 1e9),
+    "technology": ("memory.hbm.technology", 1),
+    "bus_bits": ("memory.hbm.bus_width_bits", 1),
+    "channels": ("memory.hbm.bus_width_bits", 64),
+    "gbit_s": ("memory.hbm.transfers_per_s", 1e9),
+    "mt_s": ("memory.hbm.transfers_per_s", 1e6),
+    "bandwidth_gb_s": ("memory.hbm.bandwidth_bytes_per_s", 1e9),
+    "l2_mib": ("memory.l2.capacity_bytes", 2.0**20),
+    "l3_mib": ("memory.l3.capacity_bytes", 2.0**20),
+    "tdp_w": ("tdp_w", 1),
 }
 _LEVELS = ("hbm", "l3", "l2", "sram", "tensor_memory", "registers")  # outermost first
 # One way and lane, after its encoding. PCI-SIG: 8, 16 and 32 GT/s with 128b/130b (PCIe 3.0 to 5.0).
@@ -72,28 +55,25 @@ class DeviceFamily(Spec):
 
     operations_per_clock:   of one unit (a CPU's large core) in one clock, dense, by format; `vector`: fp32 without
                             matrix units, where that is less than fp32
-    e_operations_per_clock: the same of a small core
-    shared:                 what `declared` holds for all of them
     columns, devices:       the head of the table, and its rows by the device's name; ~ is a figure that there is not;
                             several sizes of memory are a list, the first of them the one that the name alone means
     exceptions:             what `declared` holds for one of them instead, by its name, or its `operations_per_clock`
     unconfirmed:            columns, `operations_per_clock` or `shared` as a whole, `columns` for all of them, or paths
                             as in a device's own file
-    unconfirmed_devices:    rows none of whose figures a document confirms
     """
 
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
     maker: str
     source: str
     operations_per_clock: dict[str, PositiveFloat] = Field(min_length=1)
-    e_operations_per_clock: dict[str, PositiveFloat] = Field(default={})
-    shared: dict[str, Any]
+    e_operations_per_clock: dict[str, PositiveFloat] = Field(default={})  # the same of a small core
+    shared: dict[str, Any]  # what `declared` holds for all of them
     columns: tuple[Column, ...]
     devices: dict[str, tuple[Any, ...]] = Field(min_length=1)
     aliases: dict[str, tuple[str, ...]] = Field(default={})
     exceptions: dict[str, dict[str, Any]] = Field(default={})
     unconfirmed: tuple[str, ...] = ()
-    unconfirmed_devices: tuple[str, ...] = ()
+    unconfirmed_devices: tuple[str, ...] = ()  # rows none of whose figures a document confirms
 
     @model_validator(mode="after")
     def _is_a_table(self) -> "DeviceFamily":
@@ -102,16 +82,19 @@ class DeviceFamily(Spec):
                 raise ValueError(f"devices.{name} has {len(cells)} figures, allowed {len(self.columns)}: one a column")
         return self
 
-    def sizes(self, name: str) -> tuple[float, ...]:
+    def cells(self, row: str) -> dict[str, Any]:
+        """What a row says, by column."""
+        return {column: cell for column, cell in zip(self.columns, self.devices[row], strict=True) if cell is not None}
+
+    def sizes(self, row: str) -> tuple[float, ...]:
         """The sizes of memory that a device comes with, GB, the usual one first."""
-        return _sizes(dict(zip(self.columns, self.devices[name], strict=True)).get("memory_gb"))
+        cell = self.cells(row).get("memory_gb", [])
+        return tuple(cell) if isinstance(cell, list) else (cell,)
 
 
-def device_data(family: DeviceFamily, row: str, size: float | None = None) -> dict[str, Any]:
+def _device_data(family: DeviceFamily, row: str, size: float | None = None) -> dict[str, Any]:
     """What a file of its own would hold of the device in `row`; `size`: of its memory, GB, if not the usual one."""
-    row_of_table = zip(family.columns, family.devices[row], strict=True)
-    cells: dict[str, Any] = {column: cell for column, cell in row_of_table if cell is not None}
-    sizes = _sizes(cells.pop("memory_gb", None))
+    cells, sizes = family.cells(row), family.sizes(row)
     is_usual = size is None or size in sizes[:1]
     if sizes:
         cells["memory_gb"] = sizes[0] if size is None else size
@@ -120,35 +103,25 @@ def device_data(family: DeviceFamily, row: str, size: float | None = None) -> di
     _derive(declared, family, cells, exception.pop("operations_per_clock", family.operations_per_clock))
     declared = _merged(declared, _by_name(exception))
     declared["unconfirmed"] = [*_unconfirmed(family, row, cells, declared), *declared.get("unconfirmed", ())]
+    for block, key in _LISTS.items():
+        items: Any = declared.pop(block, {}).items()
+        if block == "memory":
+            items = sorted(items, key=lambda item: _LEVELS.index(item[0]))
+        if items:
+            declared[block] = [{key: name} | item for name, item in items]
     return {
         "name": row if is_usual else f"{row}-{size:g}gb",
         "kind": family.kind,
         "maker": family.maker,
         "aliases": list(family.aliases.get(row, ())) if is_usual else [],
-        "declared": {"source": family.source} | _as_lists(declared),
+        "declared": {"source": family.source} | declared,
     }
-
-
-def _sizes(cell: Any) -> tuple[float, ...]:
-    if cell is None:
-        return ()
-    return tuple(cell) if isinstance(cell, list) else (cell,)
 
 
 def _by_name(declared: Mapping[str, Any]) -> dict[str, Any]:
     """`declared` with the items of its lists under their names."""
     named = {block: {item[key]: item for item in declared.get(block, ())} for block, key in _LISTS.items()}
     return {**declared, **{block: items for block, items in named.items() if items}}
-
-
-def _as_lists(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """The other way round, memory from the outermost level."""
-    memory = sorted(declared["memory"].items(), key=lambda item: _LEVELS.index(item[0]))
-    lists = {"memory": memory, "links": [*declared.get("links", {}).items()]}
-    return {
-        **declared,
-        **{block: [{_LISTS[block]: name} | item for name, item in items] for block, items in lists.items() if items},
-    }
 
 
 def _merged(one: Any, other: Any) -> Any:
@@ -160,31 +133,28 @@ def _merged(one: Any, other: Any) -> Any:
 
 def _from_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
     """What a row says by itself."""
-    found: dict[str, Any] = {}
+    declared: dict[str, Any] = {}
     for column, cell in cells.items():
         if column in _PLACES:
             path, factor = _PLACES[column]
             inner: Any = cell * factor if isinstance(cell, int | float) else cell
-            for key in reversed(path):
+            for key in reversed(path.split(".")):
                 inner = {key: inner}
-            found = _merged(found, inner)
+            declared = _merged(declared, inner)
     if "cores" in cells:
-        found["compute_units"] = cells["cores"] + cells.get("e_cores", 0)
+        declared["compute_units"] = cells["cores"] + cells.get("e_cores", 0)
         if cells.get("e_cores"):
-            found["performance_cores"] = cells["cores"]
+            declared["performance_cores"] = cells["cores"]
     if "pcie" in cells:
         version, _, lanes = str(cells["pcie"]).partition("x")
-        found["links"] = {"pcie": {"bandwidth_bytes_per_s": _PCIE_LANE[version] * int(lanes)}}
-    return found
+        declared["links"] = {"pcie": {"bandwidth_bytes_per_s": _PCIE_LANE[version] * int(lanes)}}
+    return declared
 
 
 def _derive(
     declared: dict[str, Any], family: DeviceFamily, cells: Mapping[str, Any], operations_per_clock: Mapping[str, float]
 ) -> None:
-    """Bandwidth and peaks, where the row leaves them to be computed.
-
-    operations_per_clock: of one unit, by format
-    """
+    """Bandwidth and peaks, where the row leaves them to be computed."""
     main = declared["memory"]["hbm"]
     if "bandwidth_bytes_per_s" not in main and {"bus_width_bits", "transfers_per_s"} <= main.keys():
         main["bandwidth_bytes_per_s"] = main["bus_width_bits"] * main["transfers_per_s"] / 8
@@ -203,15 +173,11 @@ def _derive(
 def _unconfirmed(
     family: DeviceFamily, row: str, cells: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> Iterator[str]:
-    """The paths of a device's file that the family's lists mean, figures derived from unconfirmed ones with them.
-
-    row, cells: the device, and what its row says; declared: what its file would hold
-    family:     whose lists they are
-    """
+    """The paths of a device's file that the family's lists mean, figures derived from unconfirmed ones with them."""
     listed = set(family.unconfirmed)
     is_whole = "columns" in listed or row in family.unconfirmed_devices
     columns = set(cells) if is_whole else listed & set(cells)
-    paths = {".".join(_PLACES[column][0]) for column in columns if column in _PLACES and column != "architecture"}
+    paths = {_PLACES[column][0] for column in columns if column in _PLACES and column != "architecture"}
     if columns & {"cores", "e_cores"}:
         paths.add("compute_units")
     if "pcie" in columns:
@@ -240,17 +206,12 @@ _COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSource:
-    """Where a device is described.
-
-    name: what a file of its own is called, or would be
-    row:  its row, where `file` is a table; None for a file of its own
-    size: of its memory, GB, where the name asks for another than the usual one
-    """
+    """Where a device is described."""
 
     file: Path
-    name: str
-    row: str | None = None
-    size: int | None = None
+    name: str  # what a file of its own is called, or would be
+    row: str | None = None  # its row, where `file` is a table; None for a file of its own
+    size: int | None = None  # of its memory, GB, where the name asks for another than the usual one
 
 
 def find_device(name_or_path: str | Path) -> DeviceSource:
@@ -290,14 +251,12 @@ def counted_device(text: str) -> tuple[int | None, str]:
 
 
 def read_device(source: DeviceSource) -> LoadedYaml:
-    """What a device's file holds, or would hold: its lines are those of the file or of the row.
-
-    Raises SpecError for a file that is missing or no YAML, and for a table that is none.
-    """
+    """What a device's file holds, or would hold: its lines are those of the file or of the row. Raises SpecError for a
+    file that is missing or no YAML, and for a table that is none."""
     if source.row is None:
         return load_yaml(source.file)
     family, positions = _family_with(source.file, source.row)
-    return LoadedYaml(device_data(family, source.row, source.size), positions)
+    return LoadedYaml(_device_data(family, source.row, source.size), positions)
 
 
 def load_tables() -> dict[str, DeviceFamily]:

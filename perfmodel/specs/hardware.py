@@ -4,7 +4,6 @@ No fitted factor is here. Prices are from the list in hardware_specs/prices, or 
 """
 
 import datetime
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -21,8 +20,7 @@ from perfmodel.files.units import (
     PositiveFloat,
     PositiveInt,
 )
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 from perfmodel.specs.networks import Link, NetworkSpec
 
 OWN = "given in the scenario"  # the source of prices that are the user's
@@ -34,14 +32,13 @@ class Price(Spec):
 
     source, date: who says so, and when; a price of one's own (`OWN`) has no date
     kind:        on_demand; reserved for a term; spot, which may be taken away; owned: what it cost over its hours
-    is_unconfirmed: whether no list or quote at hand says so
     """
 
     source: str
     date: datetime.date | None = None
     usd_per_hour: PositiveFloat
     kind: PriceKind | None = None
-    is_unconfirmed: bool = False
+    is_unconfirmed: bool = False  # whether no list or quote at hand says so
 
     @property
     def origin(self) -> str:
@@ -62,11 +59,10 @@ class PriceOverride(Spec):
     """Prices in place of those of the list.
 
     usd_per_gpu_hour: of all devices alike, or of each by its name; a device without one keeps that of the list
-    kind:             of these prices, for the answer to name
     """
 
     usd_per_gpu_hour: _Prices
-    kind: PriceKind | None = None
+    kind: PriceKind | None = None  # of these prices, for the answer to name
 
     @field_validator("usd_per_gpu_hour")
     @classmethod
@@ -88,15 +84,9 @@ class _PriceList(Spec):
     prices: dict[str, Price]
 
 
-@cache
-def _listed() -> dict[str, Price]:
-    loaded = load_yaml(find_file("prices", "prices"))
-    return parse(_PriceList, loaded.data, loaded.positions).prices
-
-
 def listed_price(device: str) -> dict[str, Any]:
     """The price of the list, as a hardware file of one's own would have it; empty for a device that it lacks."""
-    price = _listed().get(device)
+    price = load_spec(_PriceList, find_file("prices", "prices")).prices.get(device)
     return {} if price is None else price.model_dump(exclude_defaults=True)
 
 
@@ -105,27 +95,9 @@ _ANY_NUMBER = 1 << 20
 # What code can rely on, beyond plain fp32. CPUs: as the compiler calls it; `amx` and `sme` are matrix units, as is
 # Apple's own `apple_amx`. GPUs: `dp4a` sums four products of int8 in one instruction, `matrix` stands for tensor cores
 # (NVIDIA), WMMA (RDNA 3 on), MFMA (CDNA), XMX (Intel); `simdgroup_matrix` (Metal) runs on the vector units.
-Instruction = Literal[
-    "sse4",
-    "avx",
-    "avx2",
-    "avx512",
-    "avx_vnni",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx",
-    "neon",
-    "dotprod",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sme",
-    "apple_amx",
-    "rvv",
-    "dp4a",
-    "matrix",
-    "simdgroup_matrix",
-]
+_X86 = Literal["sse4", "avx", "avx2", "avx512", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx"]
+_OtherCpus = Literal["neon", "dotprod", "i8mm", "bf16", "sve", "sme", "apple_amx", "rvv"]
+Instruction = Literal[_X86, _OtherCpus, "dp4a", "matrix", "simdgroup_matrix"]
 
 
 class MemoryLevel(Spec):
@@ -133,7 +105,6 @@ class MemoryLevel(Spec):
 
     bus_width_bits:  of the outermost level, all stacks or channels together (a CPU's channel has 64 bits)
     transfers_per_s: of one wire of the bus: 21e9 of GDDR6X at 21 Gbit/s, 4.8e9 of DDR5-4800
-    unified:         the one memory of an integrated GPU and its CPU
     device_share:    of the capacity, what the system lets the device have without being asked
     """
 
@@ -146,7 +117,7 @@ class MemoryLevel(Spec):
     inline_ecc: bool = False  # check bits lie in the same memory: for 16 bytes of data a 17th travels with them
     bus_width_bits: PositiveInt | None = None
     transfers_per_s: Hertz | None = Field(default=None, gt=0)
-    unified: bool = False
+    unified: bool = False  # the one memory of an integrated GPU and its CPU
     device_share: PositiveFloat = Field(default=1.0, le=1)
 
 
@@ -234,44 +205,9 @@ class HardwareSpec(Spec):
         outermost = self.declared.memory[0]
         return outermost.visible_bytes or outermost.capacity_bytes * outermost.device_share
 
-    @property
-    def is_integrated(self) -> bool:
-        """Whether a GPU has its memory in common with the CPU beside it."""
-        return self.declared.memory[0].unified
-
-    @property
-    def has_matrix_units(self) -> bool:
-        """Whether units of their own multiply matrices: tensor cores, WMMA, MFMA, XMX, AMX, SME."""
-        return not {"matrix", "amx", "sme", "apple_amx"}.isdisjoint(self.declared.instructions)
-
-    def level_capacity_bytes(self, name: str) -> float | None:
-        """Capacity of a memory level over the whole device."""
-        level = self.level(name)
-        return None if level is None else level.capacity_bytes * self._units(level)
-
-    def level_bandwidth(self, name: str) -> float | None:
-        """Bandwidth of a memory level over the whole device, byte/s; None where it is not declared."""
-        level = self.level(name)
-        if level is None or level.bandwidth_bytes_per_s is None:
-            return None
-        return level.bandwidth_bytes_per_s * self._units(level)
-
-    def _units(self, level: MemoryLevel) -> int:
-        return self.declared.compute_units if level.per == "compute_unit" else 1
-
     def level(self, name: str) -> MemoryLevel | None:
         """The memory level called `name`, or None."""
         return next((m for m in self.declared.memory if m.level == name), None)
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """Its declared links."""
-        return self.declared.links
-
-    @property
-    def max_devices(self) -> int:
-        """Devices that the scale-up link can join."""
-        return self.declared.max_devices
 
     def link(self, name: str) -> Link | None:
         """The link called `name`, or None."""

@@ -1,15 +1,15 @@
 """The file of a device that nobody has described yet: a known one's, with every field explained, to be changed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import as_file_name
 from perfmodel.files.units import shortest_amount
-from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
+from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
 from perfmodel.specs.networks import Link
 
-_ON_LEVELS = """
+_ON_LEVELS = """  memory:
     # The outermost level first; it needs its bandwidth, and is called hbm whatever its technology (GDDR7, LPDDR5X ...).
     #   capacity_bytes         what the vendor says ("80 GB" are 80e9 bytes, "80 GiB" 1024 x 1024 x 1024 each)
     #   visible_bytes          what a process is shown, if that is known (torch's total_memory): what KV blocks are
@@ -22,16 +22,36 @@ _ON_LEVELS = """
     # Then what is known of l3, l2, sram (shared memory), tensor_memory, registers. `per: compute_unit`: capacity and
     # bandwidth are those of one unit. A bandwidth that is not known is left out.
 """
-_ON_LINKS = """
+_ON_LINKS = """\
   # Bandwidth one way, per device: half of what vendors print in "bidirectional" figures. The fastest is taken between
   # devices that share a model; the other way to the host is called pcie. A topology with the word "switch" lets the
   # fabric add up sums. latency_s: one hop of a collective, with what the library does in between. A device that has
   # no siblings needs no link but pcie. peer_to_peer: false where cards cannot reach each other's memory over it.
 """
-_ON_PEAKS = """
+_ON_PEAKS = """\
   # Dense peaks. Vendors like to print those "with sparsity", which are twice as high: halve them. The keys are fp32,
   # tf32, fp16, bf16, fp8, fp4, int8, int4. A format that is left out has no units on this device: a model in it is
   # refused, or its weights are converted on the way, as the engine does.
+"""
+
+
+_LEVEL = (
+    *("level", "capacity_bytes", "visible_bytes", "bandwidth_bytes_per_s", "per", "bus_width_bits"),
+    *("transfers_per_s", "unified", "device_share", "technology", "inline_ecc"),
+)
+_LINK = ("name", "bandwidth_bytes_per_s", "direction", "latency_s", "peer_to_peer", "topology")
+_UNITS = {"capacity_bytes": "B", "visible_bytes": "B", "bandwidth_bytes_per_s": "B/s"}
+_UNITS |= {"transfers_per_s": "Hz", "latency_s": "s"}
+_USAGE = """\
+#   perfmodel hardware show ./FILE.yaml                               what was read, and the ridge points
+#   perfmodel simulate llama-3.1-8b-a100 --set hardware=./FILE.yaml   how it serves"""
+_PRICE = """\
+# price:  # what an hour of one device costs; without it the answers have no costs
+#   source: "who asks it"
+#   date: 2026-01-31  # when; answers name prices that are old
+#   usd_per_hour: 2.50
+#   kind: on_demand  # on_demand | reserved | spot | owned
+#   is_unconfirmed: false  # true: from memory, which answers mark
 """
 
 
@@ -46,37 +66,31 @@ def hardware_template(name: str, like: HardwareSpec, is_here: bool = False) -> s
         as_file_name(name)
     except ValueError as error:
         raise SpecError(f"hardware new {name[:60]!r}: {error}.") from None
+    return "\n".join((*_about_device(name, like, is_here), *_figures(like, is_here), _PRICE))
+
+
+def _about_device(name: str, like: HardwareSpec, is_here: bool) -> Iterator[str]:
+    units = "A figure may have a unit: 80 GB, 3.35 TB/s, 989 TFLOPS, 1.83 GHz, 0.6 us."
+    source = "REPLACE: vendor, document, year"
+    if is_here:
+        source = f"this machine; {like.declared.source}"
+        yield f"# What this machine says of itself, and for the rest what is known of {like.name}."
+        yield f"# {units}"
+    else:
+        before = f"A device that nobody has described yet. The figures are those of {like.name}"
+        yield f"# {before}: replace each by what the"
+        yield f"# vendor's datasheet says. {units}"
+    yield _USAGE
+    yield f"name: {name}"
+    yield f"kind: {like.kind}  # gpu | cpu | tpu | npu | fpga"
+    yield f"maker: {like.maker or 'somebody'}  # whose device it is, for lists"
+    yield "aliases: []  # other names that scenarios and result files have for it"
+    yield "declared:"
+    yield f"  source: {json.dumps(source)}  # where the figures of this block are from"
+
+
+def _figures(like: HardwareSpec, is_here: bool) -> Iterator[str]:
     declared = like.declared
-    return "\n".join(
-        [
-            *_opening(like.name, is_here),
-            "#   perfmodel hardware show ./FILE.yaml                               what was read, and the ridge points",
-            "#   perfmodel simulate llama-3.1-8b-a100 --set hardware=./FILE.yaml   how it serves",
-            f"name: {name}",
-            f"kind: {like.kind}  # gpu | cpu | tpu | npu | fpga",
-            f"maker: {like.maker or 'somebody'}  # whose device it is, for lists",
-            "aliases: []  # other names that scenarios and result files have for it",
-            "declared:",
-            f"  source: {_source(like, is_here)}  # where the figures of this block are from",
-            *_compute(declared),
-            f"  memory:{_ON_LEVELS.rstrip()}",
-            *(line for level in declared.memory for line in _level(level, is_here)),
-            *(_ON_LINKS.strip("\n").splitlines()),
-            "  links:" if declared.links else "  links: []",
-            *(line for link in declared.links for line in _link(link)),
-            *_rest(declared, is_here),
-            "# price:  # what an hour of one device costs; without it the answers have no costs",
-            '#   source: "who asks it"',
-            "#   date: 2026-01-31  # when; answers name prices that are old",
-            "#   usd_per_hour: 2.50",
-            "#   kind: on_demand  # on_demand | reserved | spot | owned",
-            "#   is_unconfirmed: false  # true: from memory, which answers mark",
-            "",
-        ]
-    )
-
-
-def _compute(declared: Declared) -> Iterator[str]:
     yield "  # Devices of one architecture (ampere, ada, hopper, blackwell, cdna3 ...) share what was fitted to the"
     yield "  # measured ones. Of one without measurements the datasheet alone decides, and the answer says so."
     yield f"  architecture: {declared.architecture or 'my-own'}"
@@ -87,7 +101,7 @@ def _compute(declared: Declared) -> Iterator[str]:
     yield f"  {'' if cores else '# '}performance_cores: {cores or 8}  # of a CPU that has small ones as well"
     yield f"  instructions: [{', '.join(declared.instructions)}]  # what code can rely on: dp4a, matrix, avx2, amx ..."
     yield f"  clock_hz: {shortest_amount(declared.clock_hz, 'Hz')}  # the one that the peaks were computed with"
-    yield _ON_PEAKS.strip("\n")
+    yield _ON_PEAKS.rstrip()
     yield "  peak_flops_per_s:"
     yield from (f"    {dtype}: {shortest_amount(rate, 'FLOPS')}" for dtype, rate in declared.peak_flops_per_s.items())
     vector = declared.vector_flops_per_s or declared.peak_flops_per_s.get("fp32", 0.0)
@@ -95,52 +109,14 @@ def _compute(declared: Declared) -> Iterator[str]:
     yield f"  sparsity_speedup: {declared.sparsity_speedup:g}  # of 2:4 sparse products; 1 where there are none"
     others = ", ".join(f"{form}: {speedup:g}" for form, speedup in declared.sparsity_speedups.items())
     yield f"  {'' if others else '# '}sparsity_speedups: {{{others or 'fp4: 1'}}}  # of formats in which it is another"
-
-
-def _level(level: MemoryLevel, is_here: bool) -> Iterator[str]:
-    yield f"    - level: {level.level}"
-    yield f"      capacity_bytes: {shortest_amount(level.capacity_bytes, 'B')}"
-    if is_here and level.visible_bytes is not None:
-        yield f"      visible_bytes: {shortest_amount(level.visible_bytes, 'B')}"
-    if level.bandwidth_bytes_per_s is not None:
-        yield f"      bandwidth_bytes_per_s: {shortest_amount(level.bandwidth_bytes_per_s, 'B/s')}"
-    if level.per != "device":
-        yield f"      per: {level.per}"
-    if level.bus_width_bits is not None:
-        yield f"      bus_width_bits: {level.bus_width_bits}"
-    if level.transfers_per_s is not None:
-        yield f"      transfers_per_s: {shortest_amount(level.transfers_per_s, 'Hz')}"
-    if level.unified:
-        yield f"      unified: true\n      device_share: {level.device_share:g}"
-    if level.technology is not None:
-        yield f"      technology: {level.technology}"
-        yield f"      inline_ecc: {str(level.inline_ecc).lower()}"
-
-
-def _link(link: Link) -> Iterator[str]:
-    yield f"    - name: {link.name}"
-    yield f"      bandwidth_bytes_per_s: {shortest_amount(link.bandwidth_bytes_per_s, 'B/s')}"
-    yield f"      direction: {link.direction}"
-    yield f"      latency_s: {shortest_amount(link.latency_s, 's')}"
-    if link.peer_to_peer is not None:
-        yield f"      peer_to_peer: {str(link.peer_to_peer).lower()}"
-    if link.topology is not None:
-        yield f"      topology: {link.topology}"
-
-
-def _opening(like: str, is_here: bool) -> tuple[str, str]:
-    units = "A figure may have a unit: 80 GB, 3.35 TB/s, 989 TFLOPS, 1.83 GHz, 0.6 us."
-    if is_here:
-        return f"# What this machine says of itself, and for the rest what is known of {like}.", f"# {units}"
-    first = f"# A device that nobody has described yet. The figures are those of {like}: replace each by what the"
-    return first, f"# vendor's datasheet says. {units}"
-
-
-def _source(like: HardwareSpec, is_here: bool) -> str:
-    return json.dumps(f"this machine; {like.declared.source}" if is_here else "REPLACE: vendor, document, year")
-
-
-def _rest(declared: Declared, is_here: bool) -> Iterator[str]:
+    yield _ON_LEVELS.rstrip()
+    for level in declared.memory:
+        always = [*(["device_share"] if level.unified else []), *(["inline_ecc"] if level.technology else [])]
+        yield from _item(level, [field for field in _LEVEL if is_here or field != "visible_bytes"], always)
+    yield _ON_LINKS.rstrip()
+    yield "  links:" if declared.links else "  links: []"
+    for link in declared.links:
+        yield from _item(link, _LINK, ("direction", "latency_s"))
     if declared.tdp_w is not None:
         yield f"  tdp_w: {declared.tdp_w:g}  # of one device; without it what is usual for its kind is assumed"
     if declared.idle_w is not None:
@@ -148,3 +124,18 @@ def _rest(declared: Declared, is_here: bool) -> Iterator[str]:
     yield f"  max_devices: {declared.max_devices}  # that the fastest link joins: the largest tensor parallel group"
     yield "  # Paths of figures that no document of the vendor says: recalled, derived or guessed. Reports list them."
     yield f"  unconfirmed: [{', '.join(declared.unconfirmed) if is_here else 'idle_w'}]"
+
+
+def _item(item: MemoryLevel | Link, fields: Collection[str], always: Collection[str]) -> Iterator[str]:
+    """The lines of an item of a list: `fields` that are not at their defaults, and those that are `always` shown."""
+    dash = "- "
+    for field in fields:
+        value = getattr(item, field)
+        if field not in always and value == type(item).model_fields[field].default:
+            continue
+        if field in _UNITS:
+            value = shortest_amount(value, _UNITS[field])
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        yield f"    {dash}{field}: {f'{value:g}' if isinstance(value, float) else value}"
+        dash = "  "

@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,18 @@ def schema(kind: str) -> dict[str, Any]:
     """The JSON Schema of a file of `kind`, one of SCHEMA_KINDS."""
     if kind == "scenario":
         return scenario_schema()
-    if kind == "hardware":
-        return _titled(HardwareSpec.model_json_schema(), "perfmodel hardware file", HardwareSpec)
-    if kind == "family":
-        return _titled(DeviceFamily.model_json_schema(), "perfmodel family of devices", DeviceFamily)
-    if kind == "study":
-        study = block_class("study")
-        return _titled(study.model_json_schema(), "perfmodel study file", study)
-    if kind == "traffic":
-        return _titled(Traffic.model_json_schema(), "perfmodel traffic file", Traffic)
-    if kind == "model":
-        return _titled(Card.model_json_schema(), "perfmodel model card", Card)
-    raise SpecError(
-        f"no schema for {kind!r}; there is one for {', '.join(SCHEMA_KINDS)}.{did_you_mean(kind, SCHEMA_KINDS)}"
-    )
+    if kind not in SCHEMA_KINDS:
+        known = ", ".join(SCHEMA_KINDS)
+        raise SpecError(f"no schema for {kind!r}; there is one for {known}.{did_you_mean(kind, SCHEMA_KINDS)}")
+    classes: dict[str, type[BaseModel]] = {
+        "family": DeviceFamily,
+        "hardware": HardwareSpec,
+        "model": Card,
+        "traffic": Traffic,
+    }
+    cls = classes.get(kind) or block_class(kind)
+    titles = {"family": "family of devices", "model": "model card"}
+    return _titled(cls.model_json_schema(), f"perfmodel {titles.get(kind, f'{kind} file')}", cls)
 
 
 def scenario_schema() -> dict[str, Any]:
@@ -69,22 +68,15 @@ def scenario_schema() -> dict[str, Any]:
     required = [name for name in result.pop("required") if name != "name"]  # the file's own name stands in
     # A published figure of a kernel or of a step needs neither a model nor traffic.
     result |= {"if": {"required": ["published"]}, "then": {"required": ["hardware"]}, "else": {"required": required}}
-    found = _titled(result, "perfmodel scenario file", Scenario)
-    _describe_engine(found["$defs"]["EngineSpec"]["properties"])
-    return found
-
-
-def _describe_engine(fields: dict[str, Any]) -> None:
-    """Engines by name, versions also where YAML reads a number, and whose defaults are taken."""
-    fields["profile"]["examples"] = list_names("engines")
-    fields["version"]["anyOf"].append({"type": "number"})
+    body = _titled(result, "perfmodel scenario file", Scenario)
+    engine = body["$defs"]["EngineSpec"]["properties"]
+    engine["profile"]["examples"] = list_names("engines")
+    engine["version"]["anyOf"].append({"type": "number"})  # as YAML reads it
     for name in VERSIONED_DEFAULTS:
-        del fields[name]["default"]
-        told = [
-            *filter(None, [fields[name].get("description")]),
-            "By default that of the engine's version on the device",
-        ]
-        fields[name]["description"] = ". ".join(told)
+        del engine[name]["default"]
+        sentences = [engine[name].get("description"), "By default that of the engine's version on the device"]
+        engine[name]["description"] = ". ".join(filter(None, sentences))
+    return body
 
 
 def _titled(body: dict[str, Any], title: str, cls: type[BaseModel]) -> dict[str, Any]:
@@ -206,18 +198,8 @@ def _of_comments(cls: type[Any]) -> dict[str, str]:
     notes = dict[str, str]()
     for node in ast.parse("\n".join(lines)).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno is not None:
-            behind = _comment(lines[node.end_lineno - 1][node.end_col_offset or 0 :])
-            notes[node.target.id] = behind or _above(lines, node.lineno - 1)
+            behind = lines[node.end_lineno - 1][node.end_col_offset or 0 :]
+            above = takewhile(lambda line: line.startswith("#"), map(str.strip, reversed(lines[: node.lineno - 1])))
+            comments = [behind] if "#" in behind else [*above][::-1]
+            notes[node.target.id] = " ".join(comment.partition("#")[2].strip() for comment in comments)
     return notes
-
-
-def _above(lines: list[str], at: int) -> str:
-    found: list[str] = []
-    while at > 0 and lines[at - 1].strip().startswith("#"):
-        at -= 1
-        found.insert(0, _comment(lines[at]))
-    return " ".join(found)
-
-
-def _comment(text: str) -> str:
-    return text.partition("#")[2].strip()

@@ -1,8 +1,7 @@
 """Links of a device, networks between nodes by name (hardware_specs/networks), and what a scenario says of either."""
 
-from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -11,8 +10,10 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.reach import refuse_path
 from perfmodel.files.units import BytesPerSecond, PositiveInt, Seconds
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
+
+if TYPE_CHECKING:
+    from perfmodel.specs.hardware import HardwareSpec
 
 
 class Link(Spec):
@@ -35,43 +36,16 @@ class Link(Spec):
         return "switch" in (self.topology or "").lower()
 
 
-class LinkedDevice(Protocol):
-    """What links and networks ask of a device.
-
-    max_devices:      that its scale-up link can join; devices_per_node: that it does join
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def links(self) -> tuple[Link, ...]: ...
-
-    @property
-    def max_devices(self) -> int: ...
-
-    @property
-    def devices_per_node(self) -> int: ...
-
-    @property
-    def scale_up_link(self) -> Link | None: ...
-
-    def link(self, name: str) -> Link | None:
-        """The link called `name`, or None."""
-        ...
-
-
 class NetworkFile(Spec):
     """What a vendor or a standard says of a network, and where.
 
-    bandwidth_bytes_per_s: one way, of one port: the line rate
     latency_s:             of one hop of a collective: from device to device, with what the library does in between
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     source: str
-    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
+    bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)  # one way, of one port: the line rate
     latency_s: Seconds = Field(ge=0)
     latency_source: str
 
@@ -83,8 +57,7 @@ class NetworkFile(Spec):
 
 def load_network(name_or_path: str | Path) -> NetworkFile:
     """The network of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
-    file = find_file("networks", name_or_path)
-    return _read(file, file.stat().st_mtime_ns)
+    return load_spec(NetworkFile, find_file("networks", name_or_path))
 
 
 def find_network(name: str) -> Link | None:
@@ -94,7 +67,7 @@ def find_network(name: str) -> Link | None:
         file = find_file("networks", name)
     except SpecError:
         return None
-    return _read(file, file.stat().st_mtime_ns).link
+    return load_spec(NetworkFile, file).link
 
 
 def list_networks() -> list[str]:
@@ -102,32 +75,25 @@ def list_networks() -> list[str]:
     return list_names("networks")
 
 
-@lru_cache(maxsize=64)
-def _read(file: Path, _written_at: int) -> NetworkFile:
-    loaded = load_yaml(file)
-    return parse(NetworkFile, loaded.data, loaded.positions)
-
-
 class GivenLink(Spec):
     """A link of the hardware file, the scale-up link unless given, or a network of hardware_specs/networks; another
     name needs a bandwidth.
 
     bandwidth_bytes_per_s: one way, per device; the hardware file's unless given
-    latency_s:             from request to first byte; the link's own unless given
     """
 
     link: str | None = None
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
-    latency_s: Seconds | None = Field(default=None, ge=0)
+    latency_s: Seconds | None = Field(default=None, ge=0)  # from request to first byte; the link's own unless given
 
-    def link_of(self, hardware: LinkedDevice) -> Link:
+    def link_of(self, hardware: "HardwareSpec") -> Link:
         """The link as a device of `hardware` has it. Raises ValueError for an unknown one."""
         declared = hardware.scale_up_link if self.link is None else hardware.link(self.link) or find_network(self.link)
         if declared is None and self.bandwidth_bytes_per_s is None:
-            known = ", ".join(link.name for link in hardware.links) or "none"
+            known = ", ".join(link.name for link in hardware.declared.links) or "none"
             raise ValueError(
                 f"{hardware.name} has no link {self.link or 'at all'} (its links: {known}), and no network is "
-                f"called so ({', '.join(list_names('networks'))}); name one of them, or give bandwidth_bytes_per_s"
+                f"called so ({', '.join(list_networks())}); name one of them, or give bandwidth_bytes_per_s"
             )
         given = {"bandwidth_bytes_per_s": self.bandwidth_bytes_per_s, "latency_s": self.latency_s}
         update = {name: value for name, value in given.items() if value is not None}
@@ -148,22 +114,21 @@ class NetworkSpec(GivenLink):
                            hardware file's `scale_out` link, or DEFAULT_NETWORK
     latency_s:             of one hop of a collective, 5 us where neither a file nor a scenario says
     bandwidth_bytes_per_s: one way, of one network card (port)
-    devices_per_node:      of those that the scale-up link can join, which is all unless given
     nics_per_node:         network cards of a node, which its devices share evenly; one for each device unless given
     """
 
-    devices_per_node: PositiveInt | None = None
+    devices_per_node: PositiveInt | None = None  # of those that the scale-up link can join, which is all unless given
     nics_per_node: PositiveInt | None = None
 
-    def is_assumed(self, hardware: LinkedDevice) -> bool:
+    def is_assumed(self, hardware: "HardwareSpec") -> bool:
         """Whether the network between nodes of `hardware` is assumed."""
         is_given = self.link is not None or self.bandwidth_bytes_per_s is not None
         return not is_given and hardware.link(_SCALE_OUT) is None
 
-    def share_of(self, hardware: LinkedDevice) -> Link:
+    def share_of(self, hardware: "HardwareSpec") -> Link:
         """The network as one device of `hardware` has it, when all of its node talk. Raises ValueError for a link
         that is unknown."""
-        most = hardware.max_devices
+        most = hardware.declared.max_devices
         if self.devices_per_node is not None and self.devices_per_node > most:
             raise ValueError(
                 f"found devices_per_node={self.devices_per_node}; the scale-up link of {hardware.name} joins {most} at "

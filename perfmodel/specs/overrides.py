@@ -21,13 +21,11 @@ from perfmodel.specs.networks import Link
 _FACTOR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)x")
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*)?")
 _NOTHING = ("null", "~")
-_LEVEL_FIELDS = {"bandwidth": "bandwidth_bytes_per_s", "capacity": "capacity_bytes", "visible": "visible_bytes"}
-_LINK_FIELDS = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
-_BLOCKS = {
-    "memory": "memory",
-    "links": "links",
-    "peak_flops": "peak_flops_per_s",
-    "peak_flops_per_s": "peak_flops_per_s",
+_PEAKS = "peak_flops_per_s"
+_BLOCKS = {"memory": "memory", "links": "links", "peak_flops": _PEAKS, _PEAKS: _PEAKS}
+_SHORT = {
+    "memory": {"bandwidth": "bandwidth_bytes_per_s", "capacity": "capacity_bytes", "visible": "visible_bytes"},
+    "links": {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"},
 }
 _DECLARED_FIELDS = {
     "peak_flops": "peak_flops_per_s",
@@ -49,10 +47,8 @@ class Override(NamedTuple):
 
 
 def parse_override(text: str) -> Override:
-    """`path.to.field=value`, or `path.to.field=2x`.
-
-    Raises SpecError where there is no `=`, no path, or a value that is not YAML.
-    """
+    """`path.to.field=value`, or `path.to.field=2x`. Raises SpecError where there is no `=`, no path, or a value that is
+    not YAML."""
     name, equals, value = text.partition("=")
     path = tuple(part.strip() for part in name.strip().split("."))
     if not equals or not all(path):
@@ -70,17 +66,8 @@ def as_overrides(setting: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _as_text(value: Any) -> str:
     """A value as YAML on one line: JSON, but for words, which need no quotes unless they read as something else."""
-    if isinstance(value, str) and value.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        return json.dumps(value) if value.lower() in ("true", "false", "null") or _is_number(value) else value
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    is_word = isinstance(value, str) and re.sub(r"[-_.]", "", value).isalnum() and parse_value(value, "--set") == value
+    return value if is_word else json.dumps(value, ensure_ascii=False)
 
 
 def apply_override(
@@ -97,20 +84,55 @@ def apply_override(
     Mappings on the way are made where they are missing; whether the field exists is for validation to say.
     """
     target: Any = data
-    for depth, key in enumerate(path[:-1]):
-        if isinstance(target, dict) and target.get(str(key)) is None:
-            target[str(key)] = {}
-        target = _step(target, key, override, path[: depth + 1])
-    last = _key(target, path[-1], override, path)
+    place: Path = ()
+    for depth, name in enumerate(path):
+        if depth:
+            if isinstance(target, dict) and target.get(place[-1]) is None:
+                target[place[-1]] = {}
+            target = target[place[-1]]
+        place = (*place, _key(target, name, override, path[:depth]))
+    last: Any = place[-1]
     if override.factor is None:
         target[last] = override.value
     else:
-        found = target[last] if _has(target, last) else None
-        target[last] = _scaled(default(path) if found is None else found, override, target)
-    place = _resolved(data, path)
+        present = target.get(last) if isinstance(target, dict) else target[last]
+        target[last] = _scaled(default(path) if present is None else present, override, target)
     for inside in [other for other in positions.overridden if other[: len(place)] == place]:
         del positions.overridden[inside]  # what an earlier one set there is gone
     positions.overridden[place] = override.text
+
+
+def _key(target: Any, key: str | int, override: Override, before: Path) -> str | int:
+    """`key`, which comes after `before`, as it indexes `target`: a mapping, or a list long enough."""
+    if isinstance(target, dict):
+        return str(key)
+    position = list_position(target, key)
+    if position is not None:
+        return position
+    where = ".".join(map(str, before))
+    if isinstance(target, list):
+        raise SpecError(
+            f"--set {override.text}: {where} is a list of {len(target)}; {key!r} is not a position in it (from 0), "
+            f"nor a name there."
+        )
+    raise SpecError(f"--set {override.text}: {where} is {show_value(target)}, it has no field {key!r}.")
+
+
+def _scaled(value: Any, override: Override, siblings: Any) -> Any:
+    """`value`, multiplied; `siblings`: the mapping that it stands in, which may have the name that was meant."""
+    assert override.factor is not None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        product = value * override.factor
+        return int(product) if isinstance(value, int) and product == int(product) else product
+    quantity = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if quantity is None:
+        is_missing = value is None and isinstance(siblings, dict)
+        near = did_you_mean(str(override.path[-1]), siblings) if is_missing else ""
+        raise SpecError(
+            f"--set {override.text}: found {show_value(value)} to multiply, a number in the file is needed; "
+            f"write the value itself.{near}"
+        )
+    return f"{float(quantity[1]) * override.factor!r} {quantity[2] or ''}".strip()
 
 
 def hardware_places(override: Override, path: tuple[str, ...], data: Mapping[str, Any]) -> list[Path]:
@@ -130,11 +152,8 @@ def list_position(items: Any, key: str | int) -> int | None:
         return None
     if str(key).isdecimal():
         return int(key) if int(key) < len(items) else None
-    for field in ("name", "role"):
-        names = [item.get(field) if isinstance(item, dict) else None for item in items]
-        if names.count(key) == 1:
-            return names.index(key)
-    return None
+    named = ([item.get(field) if isinstance(item, dict) else None for item in items] for field in ("name", "role"))
+    return next((names.index(key) for names in named if names.count(key) == 1), None)
 
 
 def is_removed_link(override: Override, place: Path) -> bool:
@@ -146,27 +165,28 @@ def is_removed_link(override: Override, place: Path) -> bool:
 def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> Path:
     """The place in a hardware file that a path after `hardware.` means: the file's own, or a short name's."""
     first, rest = path[0], path[1:]
-    declared = data.get("declared")
-    if first in _BLOCKS and rest:
-        return _in_block(_BLOCKS[first], rest, data, text)
+    declared: Any = data.get("declared")
     if first == "price":
         return ("price", *(rest or ("usd_per_hour",)))
+    if first in _BLOCKS and rest:
+        return _in_block(_BLOCKS[first], rest, data, text)
     if first in HardwareSpec.model_fields or not isinstance(declared, Mapping):
         return _with_names(path, data)
     levels, links = _names(declared.get("memory"), "level"), _names(declared.get("links"), "name")
     peaks = declared.get("peak_flops_per_s")
     if first in levels:
-        return ("declared", "memory", levels.index(first), *_short(rest, _LEVEL_FIELDS, first, text))
+        return ("declared", "memory", levels.index(first), _short(rest, "memory", first, text))
     if first in links:
-        whole = not rest and text.partition("=")[2].strip() in _NOTHING
-        return ("declared", "links", links.index(first), *(() if whole else _short(rest, _LINK_FIELDS, first, text)))
+        place: Path = ("declared", "links", links.index(first))
+        is_removed = not rest and text.partition("=")[2].strip() in _NOTHING
+        return place if is_removed else (*place, _short(rest, "links", first, text))
     if isinstance(peaks, Mapping) and first in peaks:
         return ("declared", "peak_flops_per_s", first)
     if first in _DECLARED_FIELDS or first in Declared.model_fields:
         return _with_names(("declared", _DECLARED_FIELDS.get(first, first), *rest), data)
-    short = [*levels, *links, *(peaks or ())]
-    near = did_you_mean(first, [*short, "price", *HardwareSpec.model_fields, *_DECLARED_FIELDS, *Declared.model_fields])
-    more = near or f" Known: {', '.join(short)}, price, and the fields of the file."
+    short = [*levels, *links, *(peaks or ()), "price"]
+    near = did_you_mean(first, [*short, *HardwareSpec.model_fields, *_DECLARED_FIELDS, *Declared.model_fields])
+    more = near or f" Known: {', '.join(short)}, and the fields of the file."
     raise SpecError(f"--set {text}: hardware.{first}: unknown field.{more}")
 
 
@@ -174,14 +194,24 @@ def _in_block(block: str, rest: tuple[str, ...], data: Mapping[str, Any], text: 
     """hardware.links.nvlink.bandwidth, hardware.memory.hbm.bandwidth, hardware.peak_flops.bf16."""
     declared = data.get("declared")
     items = declared.get(block) if isinstance(declared, Mapping) else None
-    known = list(items) if isinstance(items, Mapping) else [*_names(items, "level"), *_names(items, "name")]
-    known = [name for name in known if name is not None]
+    names = [*items] if isinstance(items, Mapping) else [*_names(items, "level"), *_names(items, "name")]
+    known = [name for name in names if name is not None]
     if rest[0] not in known and not rest[0].isdecimal():
         near = did_you_mean(rest[0], known) or f" Known: {', '.join(known) or 'none'}."
         raise SpecError(f"--set {text}: hardware.{block}.{rest[0]}: unknown.{near}")
-    fields = {"memory": _LEVEL_FIELDS, "links": _LINK_FIELDS}.get(block, {})
-    named = (rest[0], *(fields.get(part, part) for part in rest[1:]))
-    return _with_names(("declared", block, *named), data)
+    fields = _SHORT.get(block, {})
+    return _with_names(("declared", block, rest[0], *(fields.get(part, part) for part in rest[1:])), data)
+
+
+def _short(rest: tuple[str, ...], block: str, owner: str, text: str) -> str:
+    fields = _SHORT[block]
+    if len(rest) != 1:
+        raise SpecError(f"--set {text}: hardware.{owner} needs a field: {', '.join(fields)}.")
+    known = [*fields, *(MemoryLevel if block == "memory" else Link).model_fields]
+    if rest[0] not in known:
+        near = did_you_mean(rest[0], known) or f" Known: {', '.join(known)}."
+        raise SpecError(f"--set {text}: hardware.{owner}.{rest[0]}: unknown field.{near}")
+    return fields.get(rest[0], rest[0])
 
 
 def _with_names(path: tuple[str, ...], data: Any) -> Path:
@@ -199,67 +229,5 @@ def _with_names(path: tuple[str, ...], data: Any) -> Path:
     return tuple(result)
 
 
-def _short(rest: tuple[str, ...], fields: dict[str, str], owner: str, text: str) -> tuple[str, ...]:
-    if len(rest) != 1:
-        raise SpecError(f"--set {text}: hardware.{owner} needs a field: {', '.join(fields)}.")
-    known = [*fields, *(MemoryLevel if fields is _LEVEL_FIELDS else Link).model_fields]
-    if rest[0] not in known:
-        near = did_you_mean(rest[0], known) or f" Known: {', '.join(known)}."
-        raise SpecError(f"--set {text}: hardware.{owner}.{rest[0]}: unknown field.{near}")
-    return (fields.get(rest[0], rest[0]),)
-
-
 def _names(items: Any, key: str) -> list[Any]:
     return [item.get(key) for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _resolved(data: Any, path: Path) -> Path:
-    """`path` with list positions as numbers, as validation reports them."""
-    result: list[str | int] = []
-    for key in path:
-        position = list_position(data, key)
-        index = key if position is None else position
-        result.append(index)
-        data = data[index]
-    return tuple(result)
-
-
-def _step(target: Any, key: str | int, override: Override, so_far: Path) -> Any:
-    resolved = _key(target, key, override, so_far)
-    return target[resolved]
-
-
-def _key(target: Any, key: str | int, override: Override, so_far: Path) -> Any:
-    """`key` as it indexes `target`, which must be a mapping or a list long enough."""
-    if isinstance(target, dict):
-        return str(key)
-    position = list_position(target, key)
-    if position is not None:
-        return position
-    where = ".".join(map(str, so_far[:-1]))
-    if isinstance(target, list):
-        raise SpecError(
-            f"--set {override.text}: {where} is a list of {len(target)}; {key!r} is not a position in it (from 0), "
-            f"nor a name there."
-        )
-    raise SpecError(f"--set {override.text}: {where} is {show_value(target)}, it has no field {key!r}.")
-
-
-def _has(target: Any, key: Any) -> bool:
-    return key in target if isinstance(target, dict) else True
-
-
-def _scaled(found: Any, override: Override, beside: Any) -> Any:
-    """`found`, multiplied; `beside`: the mapping that it stands in, which may have the name that was meant."""
-    assert override.factor is not None
-    if isinstance(found, (int, float)) and not isinstance(found, bool):
-        product = found * override.factor
-        return int(product) if isinstance(found, int) and product == int(product) else product
-    quantity = _QUANTITY.fullmatch(found) if isinstance(found, str) else None
-    if quantity is None:
-        near = did_you_mean(str(override.path[-1]), beside) if found is None and isinstance(beside, dict) else ""
-        raise SpecError(
-            f"--set {override.text}: found {show_value(found)} to multiply, a number in the file is needed; "
-            f"write the value itself.{near}"
-        )
-    return f"{float(quantity[1]) * override.factor!r} {quantity[2] or ''}".strip()

@@ -1,9 +1,10 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from math import ceil
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -31,31 +32,21 @@ _WAY_OUT = "give a current one as price.usd_per_gpu_hour"
 class Overheads(Spec):
     """Multiples of overheads, which no datasheet declares; 1 leaves them as they are, 0.5 halves them.
 
-    kernels: what a kernel costs beside its bytes and FLOPs: launch, ramp-up, drain
     host:    the engine's own time per step, launches without CUDA graphs, and the front end's (HTTP, tokenisation)
     """
 
-    kernels: NonNegativeFloat = 1.0
+    kernels: NonNegativeFloat = 1.0  # what a kernel costs beside its bytes and FLOPs: launch, ramp-up, drain
     host: NonNegativeFloat = 1.0
 
 
 # A millisecond and 35 kB to make one, before it has done anything, and seventeen times that with intervals.
-_MOST_ENGINES = 10_000
+_MAX_ENGINES = 10_000
 
 # Of engines that exchange KV.
 _SHARED = (
-    "dtype",
-    "float32_matmul_precision",
-    "quantization",
-    "quantization_group_size",
-    "quantization_by_layer",
-    "kv_cache",
-    "kv_cache_dtype",
+    *("dtype", "float32_matmul_precision", "quantization", "quantization_group_size", "quantization_by_layer"),
+    *("kv_cache", "kv_cache_dtype", "kv_cache_group_size", "kv_cache_residual_tokens", "kv_tiers", "kv_eviction"),
     "mamba_ssm_cache_dtype",
-    "kv_cache_group_size",
-    "kv_cache_residual_tokens",
-    "kv_tiers",
-    "kv_eviction",
 )
 
 
@@ -91,8 +82,6 @@ class Scenario(Spec):
     published: Annotated[Spec, Block("published")] | None = None
     technique: Annotated[Spec, Block("technique")] | None = None
     _source: ScenarioSource = PrivateAttr(ScenarioSource())
-    # `scenario_file.changed_scenario`, which knows files, and sets it
-    _read_changed: ClassVar[Callable[["Scenario", Mapping[str, Any]], "Scenario"]]
 
     def with_(self, changes: Mapping[str, Any]) -> "Scenario":
         """The scenario with some fields changed, read and validated anew: `{"engine.max_num_seqs": 64}`.
@@ -101,7 +90,11 @@ class Scenario(Spec):
 
         Raises SpecError for values that are not allowed, and for a scenario made in Python that no file could say.
         """
-        return type(self)._read_changed(self, changes)
+        from perfmodel.specs.overrides import as_overrides
+        from perfmodel.specs.scenario_file import load_scenario, source_of
+
+        source = source_of(self)
+        return load_scenario(source.path, (*source.overrides, *as_overrides(changes)), source.inside)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Scenario":
         """As pydantic's, without validation; the copy has no source. `with_` validates."""
@@ -110,87 +103,64 @@ class Scenario(Spec):
         return copied
 
     @model_validator(mode="after")
-    def _pools_fit_together(self) -> "Scenario":
+    def _parts_fit_together(self) -> "Scenario":
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
                 self._check_kv_formats(deployment)
         for pool in self.pools:
-            if pool.engine.kv_offload is not None:
-                pool.engine.kv_offload.link_of(pool.hardware or self.hardware)
+            engine, hardware, model = pool.engine, pool.hardware or self.hardware, pool.model or self.model
+            if engine.kv_offload is not None:
+                engine.kv_offload.link_of(hardware)
             if pool.role != "unified":
-                self._check_exchange(pool)
-        return self
-
-    def _check_kv_formats(self, deployment: PoolGroup) -> None:
-        """The same model, and the same KV, in all pools of a deployment; those with a share may differ from others."""
-        mine = [self.cluster.pools[number] for number in deployment.pools]
-        common, place = (
-            (self.engine, "the scenario's engine") if deployment.share is None else (mine[0].engine, "another")
-        )
-        advice = "once, under `engine`" if deployment.share is None else "alike in all pools of the deployment"
-        for pool in mine:
-            for name in _SHARED:
-                found, shared = getattr(pool.engine, name), getattr(common, name)
-                if found != shared:
-                    raise ValueError(
-                        f"found {name}={found} in a {pool.role} pool and {shared} in {place}; pools serve the same "
-                        f"model and exchange its KV cache, set {name} {advice}"
-                    )
-
-    def _check_exchange(self, pool: PoolSpec) -> None:
-        """What has no meaning where one engine computes prompts and another goes on from their KV."""
-        if pool.engine.speculative_config is not None:
-            raise ValueError(
-                "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
-                "leave one of the two out"
-            )
-        if pool.engine.kv_cache == "off":
-            raise ValueError("found kv_cache=off in prefill and decode pools, which exchange their KV; keep it on")
-        if pool.engine.kv_offload:
-            raise ValueError("found kv_offload in prefill and decode pools; only unified engines have it")
-        self.cluster.kv_transfer.link_of(pool.hardware or self.hardware)
-
-    @model_validator(mode="after")
-    def _has_networks(self) -> "Scenario":
-        for pool in self.pools:
-            hardware = pool.hardware or self.hardware
+                self._check_exchange(engine)
+                self.cluster.kv_transfer.link_of(hardware)
             (self.cluster.network or hardware.network or NetworkSpec()).share_of(hardware)
-        return self
-
-    @model_validator(mode="after")
-    def _has_units_for_its_formats(self) -> "Scenario":
-        for pool in self.pools:
-            refuse_missing_units(pool.engine, pool.hardware or self.hardware)
-        return self
-
-    @model_validator(mode="after")
-    def _drafters_share_the_vocabulary(self) -> "Scenario":
-        """As vLLM asks of draft models: their tokens are compared with the model's own."""
-        for pool in self.pools:
-            config, model = pool.engine.speculative_config, pool.model or self.model
-            drafter = None if config is None else config.model
+            refuse_missing_units(engine, hardware)
+            # As vLLM asks of draft models: their tokens are compared with the model's own.
+            drafter = engine.speculative_config.model if engine.speculative_config is not None else None
             if drafter is not None and drafter.vocab_size != model.vocab_size:
                 raise ValueError(
                     f"got the draft model {drafter.name} with a vocabulary of {drafter.vocab_size:,} for {model.name} "
                     f"with {model.vocab_size:,}: drafts are its tokens; choose a smaller model of the same family"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _engines_can_be_simulated(self) -> "Scenario":
-        found = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
-        if found > _MOST_ENGINES:
+        num_engines = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
+        if num_engines > _MAX_ENGINES:
             raise ValueError(
-                f"found {found:,} engines (replicas x data_parallel_size), allowed {_MOST_ENGINES:,}, as each has its "
-                f"own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the traffic"
+                f"found {num_engines:,} engines (replicas x data_parallel_size), allowed {_MAX_ENGINES:,}, as each has "
+                f"its own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the traffic"
             )
         return self
+
+    def _check_kv_formats(self, deployment: PoolGroup) -> None:
+        """The same model, and the same KV, in all pools of a deployment; those with a share may differ from others."""
+        pools = [self.cluster.pools[number] for number in deployment.pools]
+        common, place, advice = self.engine, "the scenario's engine", "once, under `engine`"
+        if deployment.share is not None:
+            common, place, advice = pools[0].engine, "another", "alike in all pools of the deployment"
+        for pool, name in product(pools, _SHARED):
+            value, shared = getattr(pool.engine, name), getattr(common, name)
+            if value != shared:
+                raise ValueError(
+                    f"found {name}={value} in a {pool.role} pool and {shared} in {place}; pools serve the same model "
+                    f"and exchange its KV cache, set {name} {advice}"
+                )
+
+    def _check_exchange(self, engine: EngineSpec) -> None:
+        """What has no meaning where one engine computes prompts and another goes on from their KV."""
+        if engine.speculative_config is not None:
+            raise ValueError(
+                "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
+                "leave one of the two out"
+            )
+        if engine.kv_cache == "off":
+            raise ValueError("found kv_cache=off in prefill and decode pools, which exchange their KV; keep it on")
+        if engine.kv_offload:
+            raise ValueError("found kv_offload in prefill and decode pools; only unified engines have it")
 
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":
         """Defaults of the engine's version and formats of the model, however the scenario was made."""
-        parts = (self.model, self.model_changes, self.engine, self.hardware, self.cluster, self.traffic)
-        fields = served_fields(*parts, info.context or Positions(self.name))
+        fields = served_fields(self, info.context or Positions(self.name))
         self.__dict__.update(fields)
         self.model_fields_set.update(fields)
         return self
@@ -259,14 +229,6 @@ def price_lines(scenario: Scenario) -> list[str]:
 def price_notes(scenario: Scenario) -> list[str]:
     """A sentence for each device without a price, and for each price that is unconfirmed or old."""
     return [note for device, price in _prices(scenario) if (note := _price_note(device.name, price))]
-
-
-def unused_price_notes(scenario: Scenario) -> list[str]:
-    """A sentence for each device whose price is given although the scenario has no such device."""
-    given = scenario.price.usd_per_gpu_hour if scenario.price is not None else None
-    devices = [device.name for device, _ in _prices(scenario)]
-    unused = [name for name in given if name not in devices] if isinstance(given, dict) else []
-    return [f"The price of {name} is not used: the devices here are {', '.join(devices)}." for name in unused]
 
 
 def _price_note(device: str, price: Price | None) -> str:

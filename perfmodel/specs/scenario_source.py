@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import as_file_name
 from perfmodel.files.catalog import find_file
 from perfmodel.files.reach import is_only_names, refused
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml, load_yaml_text
@@ -24,16 +23,11 @@ _STDIN, _LONGEST = "-", 2_000_000  # characters, as of a file
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenarioSource:
-    """Where a scenario was read. All sources are equal: scenarios are compared by what they say.
+    """Where a scenario was read. All sources are equal: scenarios are compared by what they say."""
 
-    path:      a name, a path or its own text; empty for a scenario made in Python
-    inside:    the keys of the block of the file that is the scenario
-    overrides: what `--set` changed
-    """
-
-    path: str = ""
-    inside: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
+    path: str = ""  # a name, a path or its own text; empty for a scenario made in Python
+    inside: tuple[str, ...] = ()  # the keys of the block of the file that is the scenario
+    overrides: tuple[str, ...] = ()  # what `--set` changed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ScenarioSource)
@@ -51,10 +45,8 @@ def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> st
 
 
 def given_source(source: str) -> str:
-    """`source`; for `-` the scenario on stdin, as text that travels, each of whose fields knows its line there.
-
-    Raises SpecError where there is none on stdin, none that is YAML, or where files are refused.
-    """
+    """`source`; for `-` the scenario on stdin, as text that travels, each of whose fields knows its line there. Raises
+    SpecError where there is none on stdin, none that is YAML, or where files are refused."""
     if source != _STDIN:
         return source
     if is_only_names():
@@ -112,12 +104,3 @@ def read_scenario(source: str | pathlib.Path, inside: Sequence[str] = ()) -> tup
         loaded, name, folder = load_yaml(path).block(inside), path.stem, path.parent
     loaded.data.setdefault("name", name)
     return loaded, folder
-
-
-def refuse_path_as_name(data: dict[str, Any], positions: Positions) -> None:
-    """Raises SpecError for a scenario whose name is a path."""
-    name = data["name"]
-    try:
-        as_file_name(name if isinstance(name, str) else "-")  # what is no text is for validation to say
-    except ValueError as error:
-        raise SpecError(f"{positions.where(('name',))}: name: {error}.") from None

@@ -4,7 +4,7 @@ What the engine does not start with is refused here.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.files.yaml_loader import Path, Positions
@@ -12,89 +12,63 @@ from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.number_formats import with_dtype, with_eviction, with_quantization
 from perfmodel.models.spec import ChangedFrom, ModelSpec
-from perfmodel.specs.cluster import ClusterSpec
 from perfmodel.specs.engine.description import Use
 from perfmodel.specs.engine.devices import refuse_to_start, with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.networks import NetworkSpec
-from perfmodel.specs.traffic import Traffic
+
+if TYPE_CHECKING:
+    from perfmodel.specs.scenario import Scenario
 
 
-def served_fields(
-    model: ModelSpec,
-    changes: ModelChanges,
-    engine: EngineSpec,
-    hardware: HardwareSpec,
-    cluster: ClusterSpec,
-    traffic: Traffic,
-    positions: Positions,
-) -> dict[str, Any]:
+def served_fields(scenario: "Scenario", positions: Positions) -> dict[str, Any]:
     """The fields of a scenario that differ once it is served: changes, dtype and quantization applied to the model, the
     engine's defaults filled in, and `cluster.network` as the network of all hardware.
 
-    model, changes, engine, hardware, cluster, traffic: the scenario's
-    positions: of the scenario's fields in its file
-
     Raises SpecError, UnsupportedError for what no engine starts with: `file:line: field: ...`.
     """
-    changed = _changed(model, changes, positions)
-    model = _as_served(changed, engine, hardware, positions)
+    hardware, cluster = scenario.hardware, scenario.cluster
+    use: Use = "offline" if scenario.traffic.arrivals.process == "burst" else "server"
+    changed = _changed(scenario.model, scenario.model_changes, positions)
+    model = _as_served(changed, scenario.engine, hardware, positions)
+    network = {} if cluster.network is None else {"network": cluster.network}
     pools = []
     for number, pool in enumerate(cluster.pools):
         place, device, served = ("cluster", "pools", number), pool.hardware or hardware, model
         if pool.share is not None:  # a model, or a version, of its own
             served = _as_served(pool.model or changed, pool.engine, device, positions, place)
-        own_engine = _with_defaults(pool.engine, served, device, traffic, positions)
-        _check_start(served, own_engine, device, positions, place)
-        update = {"engine": own_engine, "model": None if served is model else served}
-        pools.append(pool.model_copy(update=update | _networked(pool.hardware, cluster.network)))
-    engine = _with_defaults(engine, model, hardware, traffic, positions)
-    if not pools:
-        _check_start(model, engine, hardware, positions)
-    cluster = cluster.model_copy(update={"pools": tuple(pools)}) if pools else cluster
-    return {"model": model, "engine": engine, "cluster": cluster, **_networked(hardware, cluster.network)}
-
-
-def _networked(hardware: HardwareSpec | None, network: NetworkSpec | None) -> dict[str, HardwareSpec]:
-    """`hardware` with the cluster's network, where there are both."""
-    if hardware is None or network is None:
-        return {}
-    return {"hardware": hardware.model_copy(update={"network": network})}
+        engine = _with_defaults(pool.engine, served, device, use, positions)
+        _check_start(served, engine, device, positions, place)
+        update: dict[str, Any] = {"engine": engine, "model": None if served is model else served}
+        if pool.hardware is not None and network:
+            update["hardware"] = pool.hardware.model_copy(update=network)
+        pools.append(pool.model_copy(update=update))
+    engine = _with_defaults(scenario.engine, model, hardware, use, positions)
+    if pools:
+        cluster = cluster.model_copy(update={"pools": tuple(pools)})
+    else:
+        _check_start(model, engine, hardware, positions, ())
+    fields = {"model": model, "engine": engine, "cluster": cluster}
+    return fields | ({"hardware": hardware.model_copy(update=network)} if network else {})
 
 
 def _as_served(
     model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
 ) -> ModelSpec:
     """`model` in the formats that `engine` serves it in."""
-    dtype = auto_dtype(engine.dtype, model, engine, hardware)
+    place: Path = (*prefix, "engine", "quantization")
     try:
+        dtype = auto_dtype(engine.dtype, model, engine, hardware)
         model = with_quantization(with_dtype(model, dtype), engine.quantization, engine.quantization_group_size)
-    except SpecError as error:
-        raise SpecError(f"{positions.where((*prefix, 'engine', 'quantization'))}: {error}") from None
-    try:
+        place = ("engine", "quantization_by_layer")
         with_layer_formats(model, engine.quantization_by_layer)
-    except SpecError as error:
-        raise SpecError(f"{positions.where(('engine', 'quantization_by_layer'))}: {error}") from None
-    try:
+        place = (*prefix, "engine", "kv_eviction")
         if engine.kv_eviction is not None:
             model = with_eviction(model, engine.kv_eviction.num_tokens, engine.kv_eviction.recent_tokens)
     except SpecError as error:
-        raise SpecError(f"{positions.where((*prefix, 'engine', 'kv_eviction'))}: {error}") from None
+        raise SpecError(f"{positions.where(place)}: {error}") from None
     return model
-
-
-def _check_start(
-    model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
-) -> None:
-    """Raises UnsupportedError, with its place, for what the engine does not start with."""
-    try:
-        refuse_to_start(model, engine, hardware)
-    except UnsupportedError as error:
-        place = (*prefix, *error.field.split("."))
-        shown = f"{positions.where(place)}: {'.'.join(map(str, place))}: "
-        raise UnsupportedError(str(error), error.reason, error.field, shown) from None
 
 
 def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:
@@ -117,11 +91,22 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
 
 
 def _with_defaults(
-    engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec, traffic: Traffic, positions: Positions
+    engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec, use: Use, positions: Positions
 ) -> EngineSpec:
     """`engine` with the model's context length and its version's defaults where the file gives none."""
-    use: Use = "offline" if traffic.arrivals.process == "burst" else "server"
     try:
         return with_defaults(engine, hardware, use, model.max_position_embeddings)
     except ValueError as error:
         raise SpecError(f"{positions.where(('engine', 'max_num_seqs'))}: engine: {error}.") from None
+
+
+def _check_start(
+    model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path
+) -> None:
+    """Raises UnsupportedError, with its place, for what the engine does not start with."""
+    try:
+        refuse_to_start(model, engine, hardware)
+    except UnsupportedError as error:
+        place = (*prefix, *error.field.split("."))
+        shown = f"{positions.where(place)}: {'.'.join(map(str, place))}: "
+        raise UnsupportedError(str(error), error.reason, error.field, shown) from None

@@ -19,25 +19,19 @@ _WITH_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")
 class Shorthand:
     """A scenario in a few words; everything else has its default.
 
-    model:    name or path
     hardware: names, aliases or paths of devices: the first is the scenario's, and plans choose between all of them; one
               with a number, `2xh100`, is a server of so many: the model is split over all, and a plan has no more
-    traffic:  name, alias or path of a file in workloads/traffic
-    rate:     requests per second, or with a unit; the traffic's own unless given
-    slo:      its fields as given: {"ttft_ms": "1s"}
     """
 
-    model: str
+    model: str  # name or path
     hardware: tuple[str, ...]
-    traffic: str
-    rate: float | str | None
-    slo: tuple[tuple[str, float | str], ...] = ()
+    traffic: str  # name, alias or path of a file in workloads/traffic
+    rate: float | str | None  # requests per second, or with a unit; the traffic's own unless given
+    slo: tuple[tuple[str, float | str], ...] = ()  # its fields as given: {"ttft_ms": "1s"}
 
     def to_data(self) -> dict[str, Any]:
-        """The mapping of the scenario file that it stands for.
-
-        Raises SpecError for devices and traffic that no file describes, and for a rate of traffic that has none.
-        """
+        """The mapping of the scenario file that it stands for. Raises SpecError for devices and traffic that no file
+        describes, and for a rate of traffic that has none."""
         counts, names = zip(*map(counted_device, self.hardware), strict=True)
         devices = [name_of("hardware", name) for name in names]
         data: dict[str, Any] = {

@@ -19,15 +19,11 @@ _LATENCIES = {"ttft": ("ttft", "TTFT"), "tpot": ("tpot", "TPOT"), "itl": ("itl",
 
 
 class StatisticLimit(NamedTuple):
-    """A limit on the mean or a percentile of a run: `ttft_p99_ms: 1000`.
-
-    latency:   ttft, tpot, itl or e2el
-    statistic: mean, p50, p90, p95 or p99
-    """
+    """A limit on the mean or a percentile of a run: `ttft_p99_ms: 1000`."""
 
     field: str
-    latency: str
-    statistic: str
+    latency: str  # ttft, tpot, itl or e2el
+    statistic: str  # mean, p50, p90, p95 or p99
     limit_ms: float
 
     @property
@@ -56,30 +52,24 @@ class SLO(Spec):
     """A request is good when it meets every limit that is given for single requests; a run, when enough of them are
     good (`plan.attainment`, by default 0.9) and its mean and percentiles are within theirs.
 
-    ttft_ms:          until its first token
     ttft_ms_per_input_token: as much more for each token of its prompt: long ones may take longer
-    tpot_ms:          mean time between tokens after the first
-    min_tokens_per_s: the same, the other way round: tokens per second after the first
-    max_itl_ms:       the longest gap between two of its tokens
-    e2el_ms:          until its last token
     reading_tokens_per_s: a reader who starts at the first token and reads so fast never waits for a token (the deadline
                       of token k is k / speed after the first: Andes, Liu et al. 2024; Etalon, Agrawal et al. 2024)
     reading_words_per_minute: the same in words, of which 100 tokens are 75. Adults read 238 of English non-fiction
                       silently (Brysbaert 2019, a meta-analysis)
-    reading_wait_ms:  so long may that reader wait, over the whole answer
     ttft_p99_ms ...:  the percentile or mean of all requests' TTFT, TPOT or end-to-end latency, or of all gaps between
                       tokens (itl): mean, p50, p90, p95, p99, each by itself
     """
 
-    ttft_ms: Milliseconds | None = Field(default=None, gt=0)
+    ttft_ms: Milliseconds | None = Field(default=None, gt=0)  # until its first token
     ttft_ms_per_input_token: Milliseconds | None = Field(default=None, gt=0)
-    tpot_ms: Milliseconds | None = Field(default=None, gt=0)
-    min_tokens_per_s: PositiveFloat | None = None
-    max_itl_ms: Milliseconds | None = Field(default=None, gt=0)
-    e2el_ms: Milliseconds | None = Field(default=None, gt=0)
+    tpot_ms: Milliseconds | None = Field(default=None, gt=0)  # mean time between tokens after the first
+    min_tokens_per_s: PositiveFloat | None = None  # the same, the other way round: tokens per second after the first
+    max_itl_ms: Milliseconds | None = Field(default=None, gt=0)  # the longest gap between two of its tokens
+    e2el_ms: Milliseconds | None = Field(default=None, gt=0)  # until its last token
     reading_tokens_per_s: float | None = Field(default=None, gt=0, le=1e6)
     reading_words_per_minute: float | None = Field(default=None, gt=0, le=1e6)
-    reading_wait_ms: Milliseconds = Field(default=0.0, ge=0)
+    reading_wait_ms: Milliseconds = Field(default=0.0, ge=0)  # so long may that reader wait, over the whole answer
     ttft_mean_ms: Milliseconds | None = Field(default=None, gt=0)
     ttft_p50_ms: Milliseconds | None = Field(default=None, gt=0)
     ttft_p90_ms: Milliseconds | None = Field(default=None, gt=0)

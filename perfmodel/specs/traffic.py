@@ -1,20 +1,20 @@
 """Traffic: arrivals, length distributions, shared prefixes, traces, classes of requests."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.base import Spec
+from perfmodel.files.base import Spec, UsedBy, VariantSpec
 from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
-from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
 
 # Ten numbers are kept of each: 8 GB. At 10,000 a second, three hours.
-_MOST_REQUESTS = 100_000_000
+_MAX_REQUESTS = 100_000_000
 _RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")  # processes with a rate
-_MOST_PROMPTS = 300_000  # distinct ones that repeat: all are drawn before the first request is sent, in six seconds
+_MAX_PROMPTS = 300_000  # distinct ones that repeat: all are drawn before the first request is sent, in six seconds
 
 
 class Stage(Spec):
@@ -96,22 +96,17 @@ class Lengths(VariantSpec):
 
     @model_validator(mode="after")
     def _has_what_its_distribution_needs(self) -> "Lengths":
-        needs = {
-            "fixed": self.value is not None,
-            "uniform": self.low is not None and self.high is not None and self.low <= self.high,
-            "lognormal": self.mean is not None and (self.p99 or self.std) is not None,
-            "exponential": self.mean is not None,
-            "empirical": bool(self.values) or self.path is not None,
+        has_range = self.low is not None and self.high is not None and self.low <= self.high
+        needs: dict[str, tuple[Any, str]] = {
+            "fixed": (self.value, "`value`"),
+            "uniform": (has_range, "`low` <= `high`"),
+            "lognormal": (self.mean and (self.p99 or self.std), "`mean` and one of `p99`, `std`"),
+            "exponential": (self.mean, "`mean`"),
+            "empirical": (self.values or self.path is not None, "one of `values`, with at least one count, and `path`"),
         }
-        wants = {
-            "fixed": "`value`",
-            "uniform": "`low` <= `high`",
-            "lognormal": "`mean` and one of `p99`, `std`",
-            "exponential": "`mean`",
-            "empirical": "one of `values`, with at least one count, and `path`",
-        }
-        if not needs[self.distribution]:
-            raise ValueError(f"{self.distribution} needs {wants[self.distribution]}")
+        is_given, what = needs[self.distribution]
+        if not is_given:
+            raise ValueError(f"{self.distribution} needs {what}")
         # mean = exp(mu + s^2/2) and p99 = exp(mu + 2.326 s) have a common s only up to p99/mean = exp(2.326^2 / 2).
         is_lognormal = self.distribution == "lognormal"
         if is_lognormal and self.mean and self.p99 and not 1 < self.p99 / self.mean < 14.9:
@@ -145,9 +140,9 @@ class Prefix(Spec):
     @model_validator(mode="after")
     def _prompts_can_be_drawn(self) -> "Prefix":
         found = self.num_groups * (self.num_prompts_per_group or 1)
-        if self.num_prompts_per_group is not None and found > _MOST_PROMPTS:
+        if self.num_prompts_per_group is not None and found > _MAX_PROMPTS:
             raise ValueError(
-                f"found {found:,} distinct prompts (num_groups x num_prompts_per_group), allowed {_MOST_PROMPTS:,}; "
+                f"found {found:,} distinct prompts (num_groups x num_prompts_per_group), allowed {_MAX_PROMPTS:,}; "
                 f"lower one of them, or leave num_prompts_per_group out if prompts do not repeat"
             )
         return self
@@ -164,14 +159,13 @@ class Conversations(Spec):
     """Requests as turns of conversations: each prompt is all that was said before and, of the traffic's lengths, what
     is new. A turn comes a pause after the answer before it.
 
-    turns:         of a conversation; of recorded ones the file has them
     think_time:    before a user's next turn, where a recorded conversation does not say
     tool_share:    of the turns after the first, those that bring the result of a tool which the answer called, so long
                    after it (`tool_time`) and so many tokens (`tool_tokens`; the traffic's `input_tokens` unless given)
     system_tokens: of the prompt that all conversations of a group begin with, before their first turn
     """
 
-    turns: Lengths | None = None
+    turns: Lengths | None = None  # of a conversation; of recorded ones the file has them
     think_time: Pause = Pause(mean_s=0.0, distribution="fixed")
     tool_share: float = Field(default=0.0, ge=0, le=1)
     tool_time: Pause | None = None
@@ -257,58 +251,56 @@ class Traffic(Spec):
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Traffic":
-        if self.classes and self.priorities:
-            raise ValueError("found classes beside priorities; each class has its own `priority`, leave the other out")
-        twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
-        if twice:
-            raise ValueError(f"found {twice[0]!r} as the name of more than one class; give each its own")
-        total = sum(kind.share for kind in self.classes)
-        if self.classes and abs(total - 1) > 1e-6:
-            raise ValueError(f"found classes whose shares add up to {total:g}; they are shares of all requests: 1")
-        self._has_one_kind_of_prompts()
-        self._has_lengths_from_one_place()
-        if self.trace is None:
-            missing = [k for k in ("input_tokens", "output_tokens") if getattr(self, k) is None]
-            if missing:
-                raise ValueError(f"needs {' and '.join(missing)}, or a trace")
-            if self.arrivals.process == "trace":
-                raise ValueError("arrivals.process is 'trace' but there is no `trace: {path, format}`")
-            if self.num_requests is None and self.duration_s is None and not self.arrivals.stages:
-                raise ValueError("needs `num_requests`, `duration_s` or `arrivals.stages`, or it would never end")
-            if self.num_requests is None and self.arrivals.process == "closed_loop":
-                raise ValueError("a closed loop needs `num_requests`: as long as it has some, the next one is sent")
-            if self.num_requests is None and self.is_offline:
-                raise ValueError("a burst needs `num_requests`: however long it is, all come at its beginning")
-        if self.expected_requests is not None and self.expected_requests > _MOST_REQUESTS:
-            raise ValueError(
-                f"found {self.expected_requests:,.0f} requests, allowed {_MOST_REQUESTS:,}, the records of which take "
-                f"8 GB; lower num_requests, duration_s or the rate: a million give the same latencies within 1 %"
-            )
+        for sentence in (*self._conflicts(), *self._missing()):
+            raise ValueError(sentence)
         return self
 
-    def _has_lengths_from_one_place(self) -> None:
-        """Raises ValueError for lengths that a trace makes superfluous: only answers may be missing in one."""
-        if self.trace is None:
-            return
-        missing = ("output_tokens",) if self.trace.format in _WITHOUT_ANSWERS else ()
-        for name in ("input_tokens", "output_tokens"):
-            if getattr(self, name) is not None and name not in missing:
-                raise ValueError(f"found {name} beside a trace of {self.trace.format}, which has them; leave one out")
-
-    def _has_one_kind_of_prompts(self) -> None:
-        """Raises ValueError where conversations are described beside something that excludes them."""
-        traced = self.trace is not None and self.trace.has_conversations
-        if self.conversations is None:
-            return
-        if self.prefix is not None:
-            raise ValueError("found conversations beside a prefix; a shared beginning is conversations.system_tokens")
-        if self.trace is not None and not traced:
+    def _conflicts(self) -> Iterator[str]:
+        """A sentence for each of the fields that contradict each other."""
+        if self.classes and self.priorities:
+            yield "found classes beside priorities; each class has its own `priority`, leave the other out"
+        twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
+        if twice:
+            yield f"found {twice[0]!r} as the name of more than one class; give each its own"
+        total = sum(kind.share for kind in self.classes)
+        if self.classes and abs(total - 1) > 1e-6:
+            yield f"found classes whose shares add up to {total:g}; they are shares of all requests: 1"
+        trace, talk = self.trace, self.conversations
+        is_traced = trace is not None and trace.has_conversations
+        if talk is not None and self.prefix is not None:
+            yield "found conversations beside a prefix; a shared beginning is conversations.system_tokens"
+        if talk is not None and trace is not None and not is_traced:
             allowed = ", ".join(CONVERSATION_FORMATS)
-            raise ValueError(f"found conversations beside a trace of {self.trace.format}; allowed formats: {allowed}")
-        if self.conversations.turns is None and not traced:
-            raise ValueError("conversations need `turns`, a distribution of how many a conversation has")
-        if self.arrivals.order != "given":
-            raise ValueError(f"found order {self.arrivals.order}; turns of conversations come in their own order")
+            yield f"found conversations beside a trace of {trace.format}; allowed formats: {allowed}"
+        if talk is not None and talk.turns is None and not is_traced:
+            yield "conversations need `turns`, a distribution of how many a conversation has"
+        if talk is not None and self.arrivals.order != "given":
+            yield f"found order {self.arrivals.order}; turns of conversations come in their own order"
+        for name in ("input_tokens", "output_tokens"):
+            if trace is None or getattr(self, name) is None:
+                continue
+            if name == "input_tokens" or trace.format not in _WITHOUT_ANSWERS:
+                yield f"found {name} beside a trace of {trace.format}, which has them; leave one out"
+
+    def _missing(self) -> Iterator[str]:
+        """A sentence for each thing that is missing, and for a run that would be too long."""
+        missing = [name for name in ("input_tokens", "output_tokens") if getattr(self, name) is None]
+        if self.trace is None and missing:
+            yield f"needs {' and '.join(missing)}, or a trace"
+        if self.trace is None and self.arrivals.process == "trace":
+            yield "arrivals.process is 'trace' but there is no `trace: {path, format}`"
+        if self.trace is None and self.num_requests is None:
+            if self.duration_s is None and not self.arrivals.stages:
+                yield "needs `num_requests`, `duration_s` or `arrivals.stages`, or it would never end"
+            if self.arrivals.process == "closed_loop":
+                yield "a closed loop needs `num_requests`: as long as it has some, the next one is sent"
+            if self.is_offline:
+                yield "a burst needs `num_requests`: however long it is, all come at its beginning"
+        if self.expected_requests is not None and self.expected_requests > _MAX_REQUESTS:
+            yield (
+                f"found {self.expected_requests:,.0f} requests, allowed {_MAX_REQUESTS:,}, the records of which take "
+                f"8 GB; lower num_requests, duration_s or the rate: a million give the same latencies within 1 %"
+            )
 
     @property
     def has_conversations(self) -> bool:
@@ -318,14 +310,12 @@ class Traffic(Spec):
     @property
     def expected_requests(self) -> float | None:
         """Requests that there will be, on average over seeds; None where a trace says so."""
-        stages, rate = self.arrivals.stages, self.arrivals.rate
-        arriving: float | None = None
-        if self.arrivals.process in _RATES:
-            arriving = sum(stage.rate * stage.duration_s for stage in stages) if stages else None
-            if not stages and self.duration_s is not None and rate is not None:
-                arriving = rate * self.duration_s
-        found = [float(count) for count in (self.num_requests, arriving) if count is not None]
-        return min(found, default=None)
+        counts = [] if self.num_requests is None else [float(self.num_requests)]
+        if self.arrivals.process in _RATES and self.arrivals.stages:
+            counts.append(sum(stage.rate * stage.duration_s for stage in self.arrivals.stages))
+        elif self.arrivals.process in _RATES and self.duration_s is not None and self.arrivals.rate is not None:
+            counts.append(self.arrivals.rate * self.duration_s)
+        return min(counts, default=None)
 
     @property
     def is_offline(self) -> bool:
@@ -371,10 +361,8 @@ class Sampling(VariantSpec):
 
     The others are for runs that are executed; what sampling costs in a simulation follows from its method.
 
-    temperature: logits are divided by it
     top_k, top_p, min_p: how many tokens are drawn from, with which share of the probability, from which share of the
                  likeliest one's on; top_k without a figure is 50, top_p 0.9
-    seed:        of the random numbers; else that of the scenario
     """
 
     discriminator = "method"
@@ -386,8 +374,8 @@ class Sampling(VariantSpec):
     }
 
     method: Literal["default", SamplingMethod] = "default"
-    temperature: PositiveFloat = 1.0
+    temperature: PositiveFloat = 1.0  # logits are divided by it
     top_k: PositiveInt | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # of the random numbers; else that of the scenario

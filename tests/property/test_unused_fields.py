@@ -8,8 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from perfmodel import load_scenario
 from perfmodel.errors import SpecError
-from perfmodel.files.base import Spec
-from perfmodel.files.variants import VariantSpec
+from perfmodel.files.base import Spec, VariantSpec
 from perfmodel.models.cards import load_model
 from perfmodel.specs import Scenario
 

@@ -7,15 +7,14 @@ with `.*` stands for all other keys there.
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field
 
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 
 Kind = Literal["integer", "number", "text", "switch", "json"]
 Class = Literal["modelled", "irrelevant", "not_modelled"]
@@ -26,49 +25,37 @@ class ModelledFlag(Spec):
     """A flag that says something of a scenario.
 
     field:   of the scenario's file; one that begins with `line.` is for the reader of this command; none: nothing
-    kind:    of its value; integers may have vLLM's suffixes (8k, 8K)
     short:   of it, in the field's words
-    map:     values -> the field's; null leaves the field out
     only:    the values that are modelled, beside those of `map`; none: all
-    not_modelled: values that are taken for what `map` makes of them, and are not that
-    inverse: a switch of the opposite of its field
-    same_as: another flag, whose other name it is
-    takes:   how many values follow it, where `kind` does not say
-    why:     what is not modelled in other values
-    always:  it is written in command lines also where it is the default
-    approximate: what is taken for something near: "value or pattern: what for"
     """
 
     field: str | None = None
-    kind: Kind = "text"
-    map: dict[str, Any] = Field(default_factory=dict)
+    kind: Kind = "text"  # of its value; integers may have vLLM's suffixes (8k, 8K)
+    map: dict[str, Any] = Field(default_factory=dict)  # values -> the field's; null leaves the field out
     only: tuple[str, ...] | None = None
-    not_modelled: tuple[str, ...] = ()
-    inverse: bool = False
-    same_as: str | None = None
-    takes: Takes | None = None
-    why: str = "this value"
-    always: bool = False
-    approximate: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()  # values that are taken for what `map` makes of them, and are not that
+    inverse: bool = False  # a switch of the opposite of its field
+    same_as: str | None = None  # another flag, whose other name it is
+    takes: Takes | None = None  # how many values follow it, where `kind` does not say
+    why: str = "this value"  # what is not modelled in other values
+    always: bool = False  # it is written in command lines also where it is the default
+    approximate: tuple[str, ...] = ()  # what is taken for something near: "value or pattern: what for"
 
 
 class FlagGroup(Spec):
     """Flags of one class, for one reason.
 
-    switches: take no value; can be negated where the command does so
     values:   take one; lists: one or more; optional: one or none; json: keys of other flags' JSON
-    defaults: values that say what holds anyway, and are without effect
-    other_versions: they are of others than the described one
     """
 
     why: str
-    switches: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()  # take no value; can be negated where the command does so
     values: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     json_keys: tuple[str, ...] = Field(default=(), alias="json")
-    defaults: dict[str, Any] = Field(default_factory=dict)
-    other_versions: bool = False
+    defaults: dict[str, Any] = Field(default_factory=dict)  # values that say what holds anyway, and are without effect
+    other_versions: bool = False  # they are of others than the described one
 
 
 class EnvironmentRules(Spec):
@@ -84,21 +71,16 @@ class EnvironmentRules(Spec):
 
 @dataclass(frozen=True, slots=True)
 class FlagRule:
-    """What is known of one flag.
-
-    why:     the reason for its class
-    default: a value without effect, or several, where one is known
-    same_as: the flag whose other name it is
-    """
+    """What is known of one flag."""
 
     name: str
     kind: Class
     takes: Takes
-    why: str = ""
-    default: Any = None
+    why: str = ""  # the reason for its class
+    default: Any = None  # a value without effect, or several, where one is known
     modelled: ModelledFlag | None = None
     is_of_others: bool = False
-    same_as: str = ""
+    same_as: str = ""  # the flag whose other name it is
 
     def says_nothing(self, value: Any) -> bool:
         """Whether a flag with this value is as good as none."""
@@ -109,32 +91,26 @@ class FlagRule:
 class CommandDescription(Spec):
     """A file of hardware_specs/engines/commands.
 
-    role:        a server, or a load test of one
-    engine:      of hardware_specs/engines, of a server
-    version:     whose flags these are
     starts:      how the command begins: words of which all but options between them must be there
     images:      of containers that hold it; entrypoints: those that start it when they are given flags only
-    positional:  the flag that a word without one stands for
     subcommands: words before it that are skipped
     config:      the flags that name a YAML file with more flags; config_wins: what is in it counts before the line's
-    can_negate:  switches have a `--no-` form
-    short:       one dash: the flag that is meant
     """
 
     name: str
     title: str
-    role: Literal["server", "load"] = "server"
-    engine: str | None = None
-    version: str
+    role: Literal["server", "load"] = "server"  # a server, or a load test of one
+    engine: str | None = None  # of hardware_specs/engines, of a server
+    version: str  # whose flags these are
     source: str
     starts: tuple[tuple[str, ...], ...]
     images: tuple[str, ...] = ()
     entrypoints: tuple[str, ...] = ()
-    positional: str | None = None
+    positional: str | None = None  # the flag that a word without one stands for
     config: tuple[str, ...] = ()
     config_wins: bool = False
-    can_negate: bool = False
-    short: dict[str, str] = Field(default_factory=dict)
+    can_negate: bool = False  # switches have a `--no-` form
+    short: dict[str, str] = Field(default_factory=dict)  # one dash: the flag that is meant
     modelled: dict[str, ModelledFlag] = Field(default_factory=dict)
     irrelevant: tuple[FlagGroup, ...] = ()
     not_modelled: tuple[FlagGroup, ...] = ()
@@ -143,28 +119,26 @@ class CommandDescription(Spec):
     @cached_property
     def rules(self) -> dict[str, FlagRule]:
         """All flags by name."""
-        found = {}
+        rules = {}
         for name, flag in self.modelled.items():
             target = self.modelled[flag.same_as] if flag.same_as else flag
             takes = flag.takes or ("nothing" if target.kind == "switch" else "one")
-            found[name] = FlagRule(name, "modelled", takes, modelled=target, same_as=flag.same_as or "")
-        groups: tuple[tuple[Class, FlagGroup], ...] = (
-            *(("irrelevant", group) for group in self.irrelevant),
-            *(("not_modelled", group) for group in self.not_modelled),
-        )
+            rules[name] = FlagRule(name, "modelled", takes, modelled=target, same_as=flag.same_as or "")
+        groups: list[tuple[Class, FlagGroup]] = [("irrelevant", group) for group in self.irrelevant]
+        groups += [("not_modelled", group) for group in self.not_modelled]
         for kind, group in groups:
-            listed: tuple[tuple[Takes, tuple[str, ...]], ...] = (
-                ("nothing", group.switches),
-                ("one", group.values),
-                ("many", group.lists),
-                ("maybe", group.optional),
-                ("json", group.json_keys),
-            )
-            for takes, names in listed:
+            listed: dict[Takes, tuple[str, ...]] = {
+                "nothing": group.switches,
+                "one": group.values,
+                "many": group.lists,
+                "maybe": group.optional,
+                "json": group.json_keys,
+            }
+            for takes, names in listed.items():
                 for name in names:
                     default = group.defaults.get(name)
-                    found[name] = FlagRule(name, kind, takes, group.why, default, is_of_others=group.other_versions)
-        return found
+                    rules[name] = FlagRule(name, kind, takes, group.why, default, is_of_others=group.other_versions)
+        return rules
 
     @cached_property
     def parents(self) -> frozenset[str]:
@@ -173,27 +147,25 @@ class CommandDescription(Spec):
 
     def rule(self, name: str) -> FlagRule | None:
         """What is known of the flag `name`, or of the others beside it; None for an unknown one."""
-        found = self.rules.get(name)
-        parts = name.split(".")
-        while found is None and len(parts) > 1:
-            parts.pop()
-            found = self.rules.get(".".join((*parts, "*"))) or self.rules.get(".".join(parts))
-            if found is not None and found.takes == "one":
+        rule, parts = self.rules.get(name), name.split(".")[:-1]
+        while rule is None and parts:
+            rule = self.rules.get(".".join((*parts, "*"))) or self.rules.get(".".join(parts))
+            if rule is not None and rule.takes == "one":
                 return None
-        return found
+            parts.pop()
+        return rule
 
     def unmodelled_variable(self, variable: str) -> str | None:
         """What of a variable of the environment is not modelled; None for one without a part in time."""
         if any(fnmatchcase(variable, pattern) for pattern in self.environment.irrelevant):
             return None
-        found = (why for pattern, why in self.environment.not_modelled.items() if fnmatchcase(variable, pattern))
-        return next(found, "what is not known of this variable")
+        reasons = (why for pattern, why in self.environment.not_modelled.items() if fnmatchcase(variable, pattern))
+        return next(reasons, "what is not known of this variable")
 
 
 def load_command(name: str) -> CommandDescription:
     """The description of a command by its name. Raises SpecError for one that is missing or malformed."""
-    file = find_file("commands", name)
-    return _read(str(file), file.stat().st_mtime_ns)
+    return load_spec(CommandDescription, find_file("commands", name))
 
 
 def all_commands() -> tuple[CommandDescription, ...]:
@@ -217,9 +189,3 @@ def about_flag(name: str) -> str:
             if rule.modelled.field and rule.modelled.field.startswith("engine."):
                 return f"a flag of {command.title}; write it as {rule.modelled.field}"
     return ""
-
-
-@lru_cache(maxsize=32)
-def _read(file: str, _written_at: int) -> CommandDescription:
-    loaded = load_yaml(file)
-    return parse(CommandDescription, loaded.data, loaded.positions)

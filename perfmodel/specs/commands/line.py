@@ -1,11 +1,10 @@
 """From command lines as they are, of a server and of a load test, to a scenario: parsed, never executed.
 
-A line, a script, a compose file; what it says of the scenario, what has no part in time, what has one that is not
-modelled. Nothing is passed over in silence.
+What has no part in time, and what has one that is not modelled, is listed: nothing is passed over in silence.
 """
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import isfile
 from pathlib import Path
@@ -15,12 +14,13 @@ from perfmodel.errors import SpecError
 from perfmodel.files.catalog import expanded
 from perfmodel.files.reach import may_touch, refused
 from perfmodel.files.yaml_loader import flow_yaml, load_yaml, load_yaml_text
-from perfmodel.specs.commands.arguments import Arguments, flags_of_mapping, read_arguments
+from perfmodel.specs.commands.arguments import Arguments
+from perfmodel.specs.commands.description import all_commands
 from perfmodel.specs.commands.finding import FoundCommand, find_commands
 from perfmodel.specs.commands.load import read_load
 from perfmodel.specs.commands.manifests import is_manifest, read_manifest
 from perfmodel.specs.commands.server import Reading, complete, read_server
-from perfmodel.specs.commands.shell import PodPlacement, ShellScript, read_shell
+from perfmodel.specs.commands.shell import ShellScript, read_shell
 from perfmodel.specs.devices import find_device
 from perfmodel.specs.engine.description import load_engine_description
 from perfmodel.specs.engine.spec import EngineSpec
@@ -38,14 +38,13 @@ class Asking:
 
     model, traffic: in place of what the line says; hardware: the devices that it runs on
     data:    further blocks of the scenario (traffic, slo), which go before the line's
-    folder:  that files which the line names are in
     """
 
     model: str | None = None
     hardware: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
-    folder: Path = field(default_factory=Path)
+    folder: Path = field(default_factory=Path)  # that files which the line names are in
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +73,27 @@ def read_line(text: str, asking: Asking, place: str = "line") -> LineScenario:
     are not set, for what is missing.
     """
     script = read_manifest(text, place) if is_manifest(text) else read_shell(text, place)
-    found = find_commands(script, place)
-    servers = [each for each in found if each.description.role == "server"]
-    loads = [each for each in found if each.description.role == "load"]
-    if not servers and not loads:
-        raise SpecError(f"{place}: {_nothing_found(script)}")
-    readings = [_server(each, script, asking) for each in servers[:_MOST_SERVERS]]
+    commands = find_commands(script, place)
+    servers = [command for command in commands if command.description.role == "server"]
+    loads = [command for command in commands if command.description.role == "load"]
+    if not commands:
+        known = ", ".join(f"`{command.title}`" for command in all_commands())
+        first = next((" ".join(command.words[:3]) for command in script.commands if command.words), "")
+        begins = f"it begins with {first!r}" if first else "it is empty"
+        raise SpecError(f"{place}: found no command that is known ({begins}), allowed {known}.")
+    readings = [_read_server(command, script, asking) for command in servers[:_MOST_SERVERS]]
     base = _together(readings, servers) if readings else Reading()
     if loads:
         _add_load(base, loads, script, asking)
-    return _scenario(base, [*servers, *loads[:1]], asking, bool(servers))
+    return _scenario(base, [*servers, *loads[:1]], asking)
 
 
-def _nothing_found(script: ShellScript) -> str:
-    from perfmodel.specs.commands.description import all_commands
-
-    known = ", ".join(f"`{each.title}`" for each in all_commands())
-    first = next((" ".join(each.words[:3]) for each in script.commands if each.words), "")
-    return (
-        f"found no command that is known ({f'it begins with {first!r}' if first else 'it is empty'}), allowed {known}."
-    )
-
-
-def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Reading:
+def _read_server(command: FoundCommand, script: ShellScript, asking: Asking) -> Reading:
     description = command.description
-    arguments = _with_config(read_arguments(command.words, description, command.place), command, script, asking)
-    reading = read_server(arguments, command.environment, description, command.place)
+    reading = read_server(_arguments(command, script, asking), command.environment)
     assert description.engine is not None
     complete(reading, description.name, description.engine)
-    _place(reading, command.placement, asking.hardware, command.place)
+    _place(reading, command, asking.hardware)
     if command.version is not None:
         chosen = load_engine_description(description.engine).choose(command.version)
         if chosen.age == "described":
@@ -112,23 +103,25 @@ def _server(command: FoundCommand, script: ShellScript, asking: Asking) -> Readi
     return reading
 
 
-def _place(reading: Reading, placement: PodPlacement, hardware: str | None, place: str) -> None:
+def _place(reading: Reading, command: FoundCommand, hardware: str | None) -> None:
     """Add the replicas and the device of a manifest; note what does not fit, or what `hardware` replaces."""
+    placement = command.placement
     if placement.replicas is not None:
         reading.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")
     if placement.device is not None:
+        nodes = f"nodes with {placement.device}"
         try:
             find_device(placement.device)
         except SpecError as error:
             if hardware is None:
-                raise SpecError(f"{place}: nodes with {placement.device}: {error} Or give --hardware.") from None
-            reading.notes.append(f"Not read: nodes with {placement.device}, which is no device of hardware_specs")
+                raise SpecError(f"{command.place}: {nodes}: {error} Or give --hardware.") from None
+            reading.notes.append(f"Not read: {nodes}, which is no device of hardware_specs")
         else:
             device = name_of("hardware", placement.device)
             if hardware is None:
-                reading.put("hardware", device, f"nodes with {placement.device}")
+                reading.put("hardware", device, nodes)
             elif name_of("hardware", hardware) != device:
-                reading.notes.append(f"nodes with {placement.device}: --hardware {hardware} replaces it")
+                reading.notes.append(f"{nodes}: --hardware {hardware} replaces it")
     engine = EngineSpec.model_validate({key: reading.get(f"engine.{key}") or 1 for key in _PARALLEL})
     pods = placement.size or 1
     if placement.gpus is not None and placement.gpus * pods != engine.num_devices:
@@ -138,28 +131,28 @@ def _place(reading: Reading, placement: PodPlacement, hardware: str | None, plac
         reading.notes.append(f"Not read: size: {placement.size} of a group, whose pods name no GPUs")
 
 
-def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScript, asking: Asking) -> Arguments:
+def _arguments(command: FoundCommand, script: ShellScript, asking: Asking) -> Arguments:
     """The flags of the line and of the file that `--config` names; which of them count the engine says."""
-    names = [name for name in command.description.config if name in arguments.given]
-    if not names:
+    description, place = command.description, command.place
+    arguments = Arguments(description, place).read(command.words)
+    name = next((name for name in description.config if name in arguments.given), None)
+    if name is None:
         return arguments
-    given = arguments.given.pop(names[0])
+    given = arguments.given.pop(name)
     file = str(given.value)
-    text = next(
-        (script.files[name] for name in (file, f"./{file}", file.removeprefix("./")) if name in script.files), None
-    )
+    written = (script.files.get(name) for name in (file, f"./{file}", file.removeprefix("./")))
+    text = next((text for text in written if text is not None), None)
     path = asking.folder / expanded(file)
     if text is None and not may_touch(path):
-        raise SpecError(f"{command.place}: {given.written}: {refused(file)}")
+        raise SpecError(f"{place}: {given.written}: {refused(file)}")
     if text is None and not isfile(path):  # Path.is_file raises OSError for a name that is too long
         raise SpecError(
-            f"{command.place}: {given.written[:100]}: no such file beside the line ({str(path)[:300]}); put it there, "
-            f"or give its flags in the line."
+            f"{place}: {given.written[:100]}: no such file beside the line ({str(path)[:300]}); put it there, or give "
+            f"its flags in the line."
         )
     loaded = load_yaml_text(text, file) if text is not None else load_yaml(path)
-    of_file = flags_of_mapping(loaded.data, command.description, file)
-    wins = command.description.config_wins
-    merged, after = (arguments, of_file) if wins else (of_file, arguments)
+    of_file = Arguments(description, file).read_mapping(loaded.data)
+    merged, after = (arguments, of_file) if description.config_wins else (of_file, arguments)
     merged.notes += after.notes
     for flag in after.given.values():
         merged.add(flag)
@@ -168,23 +161,24 @@ def _with_config(arguments: Arguments, command: FoundCommand, script: ShellScrip
 
 def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> Reading:
     """One server. Equal ones are replicas, prefill and decode servers pools, other nodes' ranks those of the first."""
-    further = [each.line.pop("further_rank", 0) > 0 or each.line.pop("is_further_rank", False) for each in readings]
-    for each in readings:
-        each.line.pop("is_further_rank", None)
-    if any(further) and not all(further):
-        kept = [at for at, is_further in enumerate(further) if not is_further]
-        for at in (at for at, is_further in enumerate(further) if is_further):
-            readings[kept[0]].notes.append(f"{servers[at].place}: ranks of the same server on another node")
-        readings, servers = [readings[at] for at in kept], [servers[at] for at in kept]
-    roles = [each.line.pop("role", None) for each in readings]
+    ranks = [(reading.take("further_rank", 0) > 0, reading.take("is_further_rank", False)) for reading in readings]
+    first_nodes = [at for at, is_further in enumerate(ranks) if not any(is_further)]
+    if 0 < len(first_nodes) < len(readings):
+        readings[first_nodes[0]].notes += [
+            f"{server.place}: ranks of the same server on another node"
+            for server, is_further in zip(servers, ranks, strict=False)
+            if any(is_further)
+        ]
+        readings, servers = [readings[at] for at in first_nodes], [servers[at] for at in first_nodes]
+    first = readings[0]
+    roles = [reading.take("role") for reading in readings]
     if len(readings) > 1 and all(roles):
         return _pools(readings, roles, servers)
-    first = readings[0]
-    for role, each in zip(roles, readings, strict=True):
+    for role, reading in zip(roles, readings, strict=True):
         if role is not None:
             what = f"the {role} half of a pair, whose other half is no part of the line"
-            each.unmodelled.append((each.sources.get("line.role", role), what))
-    different = next((at for at, each in enumerate(readings) if each.data != first.data), None)
+            reading.unmodelled.append((reading.source("role") or role, what))
+    different = next((at for at, reading in enumerate(readings) if reading.data != first.data), None)
     if different is not None:
         raise SpecError(
             f"{servers[different].place}: a second server that differs from the one at {servers[0].place}, and one "
@@ -203,27 +197,26 @@ def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[
             f"{servers[0].place}: found {len(roles)} servers of role {roles[0]} alone; KV goes from prefill servers to "
             f"decode servers, give both."
         )
-    whole, pools = readings[0], list[dict[str, Any]]()
-    engines = [each.data.get("engine", {}) for each in readings]
-    shared = {key: value for key, value in engines[0].items() if all(each.get(key) == value for each in engines)}
+    differences = {"hardware": "on different devices; give --hardware", "model": "of different models; give one model"}
+    for name, what in differences.items():
+        if len({reading.data.get(name) for reading in readings}) > 1:
+            raise SpecError(f"{servers[1].place}: prefill and decode servers {what}.")
+    first, *others = readings
+    engines = [reading.data.get("engine", {}) for reading in readings]
+    shared = {key: value for key, value in engines[0].items() if all(own.get(key) == value for own in engines)}
+    pools: list[dict[str, Any]] = []
     for role, engine, reading in zip(roles, engines, readings, strict=True):
         own = {key: value for key, value in engine.items() if key not in shared}
         replicas = reading.get("cluster.replicas") or 1
-        pool = {"role": role, "replicas": replicas, "engine": own}
-        same = next((each for each in pools if (each["role"], each["engine"]) == (role, own)), None)
+        same = next((pool for pool in pools if (pool["role"], pool["engine"]) == (role, own)), None)
         if same is None:
-            pools.append(pool)
+            pools.append({"role": role, "replicas": replicas, "engine": own})
         else:
             same["replicas"] += replicas
-    if len({each.data.get("hardware") for each in readings}) > 1:
-        raise SpecError(f"{servers[1].place}: prefill and decode servers on different devices; give --hardware.")
-    if len({each.data.get("model") for each in readings}) > 1:
-        raise SpecError(f"{servers[1].place}: prefill and decode servers of different models; give one model.")
-    whole.data["engine"] = shared
-    whole.data["cluster"] = {"pools": pools}
-    for reading in readings[1:]:
-        whole.add_remarks(reading)
-    return whole
+    first.data |= {"engine": shared, "cluster": {"pools": pools}}
+    for reading in others:
+        first.add_remarks(reading)
+    return first
 
 
 def _add_load(base: Reading, loads: Sequence[FoundCommand], script: ShellScript, asking: Asking) -> None:
@@ -231,54 +224,35 @@ def _add_load(base: Reading, loads: Sequence[FoundCommand], script: ShellScript,
     if "traffic" in asking.data:
         base.notes.append(f"{command.description.title}: --traffic counts in its place")
         return
-    arguments = _with_config(read_arguments(command.words, command.description, command.place), command, script, asking)
-    reading = read_server(arguments, {}, command.description, command.place)
+    reading = read_server(_arguments(command, script, asking), {})
     read_load(reading, command.description.name, command.place)
-    for block, value in reading.data.items():
-        base.data.setdefault(block, value)
-    base.sources.update({path: source for path, source in reading.sources.items() if path not in base.sources})
+    base.data = reading.data | base.data
+    base.sources |= {path: source for path, source in reading.sources.items() if path not in base.sources}
     base.add_remarks(reading)
     if len(loads) > 1:
         base.notes.append(f"{len(loads)} load tests: the first counts ({command.place})")
 
 
-def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, has_server: bool) -> LineScenario:
-    model = asking.model or base.data.get("model")
-    sources = {**base.sources, **asking.sources}
+def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking) -> LineScenario:
+    place, model = commands[0].place, asking.model or base.data.get("model")
     if model is None:
-        what = "the line names no model" if has_server else "the line starts no server"
-        raise SpecError(f"{commands[0].place}: {what}; give --model, as in --model llama-3.1-8b.")
-    words, is_path = str(model).split(), str(model).startswith(("/", "~", "."))
-    if asking.model is None and len(words) != 1 and not is_path:
-        raise SpecError(
-            f"{commands[0].place}: found {' '.join(words)[:60]!r} where a model's name was expected; words of a "
-            f"command stand one by one, or behind sh -c as a script."
-        )
-    path = expanded(str(model))
-    if asking.model is None and is_path and not (may_touch(path) and path.exists()):
-        tail = "/".join(Path(str(model)).parts[-2:]).removeprefix("/")
-        raise SpecError(
-            f"{commands[0].place}: model {model}: a path of the server's, which is not here; say whose files they are, "
-            f"as in --model {tail}."
-        )
+        starts = commands[0].description.role == "server"
+        what = "the line names no model" if starts else "the line starts no server"
+        raise SpecError(f"{place}: {what}; give --model, as in --model llama-3.1-8b.")
+    if asking.model is None:
+        _check_model(str(model), place)
     device = asking.hardware or base.data.get("hardware")
     if device is None:
         raise SpecError(
-            f"{commands[0].place}: no device: a line does not say what it runs on; give --hardware, as in --hardware "
-            f"h100-sxm-80gb."
+            f"{place}: no device: a line does not say what it runs on; give --hardware, as in --hardware h100-sxm-80gb."
         )
     data = {"model": str(model), "hardware": device}
-    for block in ("engine", "cluster"):
-        if base.data.get(block):
-            data[block] = base.data[block]
-    for block in ("traffic", "sampling", "slo", "seed"):
-        value = asking.data.get(block, base.data.get(block))
-        if value not in (None, {}):
-            data[block] = value
+    given = {block: base.data.get(block) for block in ("engine", "cluster")}
+    given |= {block: asking.data.get(block, base.data.get(block)) for block in ("traffic", "sampling", "slo", "seed")}
     return LineScenario(
-        data,
-        sources,
-        tuple(f"{each.description.title} ({each.place})" for each in commands),
+        data | {block: value for block, value in given.items() if value not in (None, {})},
+        {**base.sources, **asking.sources},
+        tuple(f"{command.description.title} ({command.place})" for command in commands),
         tuple(dict.fromkeys(base.irrelevant)),
         tuple(dict.fromkeys(base.unmodelled)),
         tuple(dict.fromkeys((*base.notes, *_around(commands)))),
@@ -286,60 +260,63 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking, h
     )
 
 
-def _around(commands: Sequence[FoundCommand]) -> list[str]:
+def _check_model(model: str, place: str) -> None:
+    """Raises SpecError for what a line has as a model and is none: several words, or a path of another machine."""
+    is_path = model.startswith(("/", "~", "."))
+    if len(model.split()) != 1 and not is_path:
+        raise SpecError(
+            f"{place}: found {' '.join(model.split())[:60]!r} where a model's name was expected; words of a command "
+            f"stand one by one, or behind sh -c as a script."
+        )
+    path = expanded(model)
+    if is_path and not (may_touch(path) and path.exists()):
+        tail = "/".join(Path(model).parts[-2:]).removeprefix("/")
+        raise SpecError(
+            f"{place}: model {model}: a path of the server's, which is not here; say whose files they are, as in "
+            f"--model {tail}."
+        )
+
+
+def _around(commands: Sequence[FoundCommand]) -> Iterator[str]:
     """What stood before a command, where anything did."""
-    notes = []
     for command in commands:
-        words = [
+        shown = " ".join(
             word
             for word in command.around
             if ("=" not in word or word.startswith("-")) and not (command.version and word == command.image)
-        ]
-        if words:
-            shown = " ".join(words)
-            notes.append(
-                f"around {command.description.title}, not read: {shown[:200]}{' ...' if len(shown) > 200 else ''}"
-            )
-    return notes
+        )
+        if shown:
+            yield f"around {command.description.title}, not read: {shown[:200]}{' ...' if len(shown) > 200 else ''}"
 
 
 def scenario_text(scenario: LineScenario) -> str:
     """The text of the file: each field beside the flag that said it, in comments above what is no field."""
-    lines = list(_heading(scenario))
+    remarks: dict[str, Iterable[str]] = {
+        "Read, not run": scenario.commands,
+        "Affects time and is not modelled": [f"{what} ({why})" for what, why in scenario.unmodelled],
+        "Note": scenario.notes,
+        "Assumed": scenario.assumed,
+        "No part in time": scenario.irrelevant,
+    }
+    lines = []
+    for what, items in remarks.items():
+        if text := "; ".join(map(_on_one_line, items)):
+            wrapper = textwrap.TextWrapper(_WIDTH, "# ", "#   ", break_on_hyphens=False)
+            lines += wrapper.wrap(f"{what}: {text}.")
     for block, value in scenario.data.items():
         if block in _BLOCKS and isinstance(value, Mapping):
             lines.append(f"{block}:")
-            lines += [_field(f"  {key}", f"{block}.{key}", each, scenario.sources) for key, each in value.items()]
+            lines += [_field(f"  {key}", f"{block}.{key}", own, scenario.sources) for key, own in value.items()]
         else:
             lines.append(_field(block, block, value, scenario.sources))
     return "\n".join(lines) + "\n"
 
 
-def _heading(scenario: LineScenario) -> Iterator[str]:
-    yield from _comment("Read, not run: ", scenario.commands)
-    yield from _comment("Affects time and is not modelled: ", [f"{what} ({why})" for what, why in scenario.unmodelled])
-    yield from _comment("Note: ", scenario.notes)
-    yield from _comment("Assumed: ", scenario.assumed)
-    yield from _comment("No part in time: ", scenario.irrelevant)
-
-
-def _comment(what: str, items: Any) -> Iterator[str]:
-    text = "; ".join(_on_one_line(item) for item in items)
-    if text:
-        yield from textwrap.wrap(
-            f"{what}{text}.", _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
-        )
-
-
 def _field(key: str, path: str, value: Any, sources: Mapping[str, str]) -> str:
-    text = f"{key}: {flow_yaml(value)}"
-    texts = [
-        source
-        for place, source in sources.items()
-        if (place == path or place.startswith(f"{path}.")) and source not in ("", value)
-    ]
-    own = "; ".join(_on_one_line(source) for source in dict.fromkeys(texts))
-    return f"{text}  # {own}" if own else text
+    given = {place: source for place, source in sources.items() if place == path or place.startswith(f"{path}.")}
+    texts = dict.fromkeys(source for source in given.values() if source not in ("", value))
+    comment = "; ".join(map(_on_one_line, texts))
+    return f"{key}: {flow_yaml(value)}{f'  # {comment}' if comment else ''}"
 
 
 def _on_one_line(text: str) -> str:

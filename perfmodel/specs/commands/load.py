@@ -1,7 +1,6 @@
 """What the arguments of a load test say of the traffic: arrivals, lengths, shared prefixes, limits."""
 
 import json
-from collections.abc import Callable
 from math import ceil, floor, inf
 from typing import Any
 
@@ -13,52 +12,52 @@ _SHAREGPT = "chat-sharegpt"
 
 
 def read_load(reading: Reading, command: str, place: str) -> None:
-    """Fill in `traffic` and `slo` from what the flags of a load test have left in `found.line`.
+    """Fill in `traffic` and `slo` from what the flags of a load test have left in `reading.line`.
 
     command: its name; place: where it stands, for errors
 
     Raises SpecError for traffic that its data would have to be read for.
     """
     traffic = reading.data.setdefault("traffic", {})
-    _LENGTHS[command](reading, traffic, place)
-    if reading.data["traffic"] is traffic:
-        _arrivals(reading, traffic)
-    _limits(reading, place)
-    temperature = reading.line.pop("temperature", None)
-    if temperature == 0:
-        reading.put("sampling.method", "greedy", reading.sources.get("line.temperature", ""))
-    for name in reading.line:  # lengths of other data than what is sent
-        if f"line.{name}" in reading.sources:
-            reading.irrelevant.append(reading.sources[f"line.{name}"])
+    readers = {"vllm-bench": _vllm_bench, "sglang-bench": _sglang_bench, "guidellm": _guidellm, "aiperf": _aiperf}
+    readers[command](reading, traffic, place)
+    _arrivals(reading, traffic)
+    for text in reading.take("goodput") or ():  # `--goodput ttft:200 tpot:50`, in milliseconds
+        for pair in str(text).split():
+            name, _, value = pair.partition(":")
+            if name not in _GOODPUT:
+                raise SpecError(f"{place}: --goodput {pair}: found {name!r}, allowed {', '.join(_GOODPUT)}.")
+            reading.put(f"slo.{_GOODPUT[name]}", _amount(value, f"--goodput {pair}", place), f"--goodput {pair}")
+    if reading.take("temperature") == 0:
+        reading.put("sampling.method", "greedy", reading.source("temperature"))
+    # Lengths of other data than what is sent.
+    reading.irrelevant += [source for name in reading.line if (source := reading.source(name))]
 
 
 def _arrivals(reading: Reading, traffic: dict[str, Any]) -> None:
     """A rate, as Poisson or gamma arrivals; without one as many at a time as are allowed, or all at once."""
-    line = reading.line
-    rate, concurrency = line.pop("rate", inf), line.pop("concurrency", None)
-    shape, cv = line.pop("burstiness", 1.0), line.pop("cv", None)
-    traffic["num_requests"] = line.pop("num_requests", None) or line.pop("default_requests", 1000)
-    duration = line.pop("duration_s", None)
-    source = reading.sources.get("line.rate", reading.sources.get("line.concurrency", ""))
+    take = reading.take
+    rate, concurrency = take("rate", inf), take("concurrency")
+    shape, cv, duration = take("burstiness", 1.0), take("cv"), take("duration_s")
+    traffic["num_requests"] = take("num_requests") or take("default_requests", 1000)
+    runs_for_duration = duration is not None and not reading.source("num_requests")
     if rate is not None and rate != inf:
-        traffic["arrivals"] = {"process": line.pop("process", "poisson"), "rate": rate}
+        traffic["arrivals"] = {"process": take("process", "poisson"), "rate": rate}
         if shape != 1.0 or cv is not None:  # gaps of a gamma distribution: cv = 1 / sqrt(shape)
             traffic["arrivals"] = {"process": "gamma", "rate": rate, "cv": cv if cv is not None else shape**-0.5}
         if concurrency is not None:
-            reading.unmodelled.append(
-                (reading.sources["line.concurrency"], "a limit of requests in flight beside a rate")
-            )
-        if duration is not None and "line.num_requests" not in reading.sources:
+            reading.unmodelled.append((reading.source("concurrency"), "a limit of requests in flight beside a rate"))
+        if runs_for_duration:
             traffic["duration_s"] = duration
             del traffic["num_requests"]
     elif concurrency is not None:
         traffic["arrivals"] = {"process": "closed_loop", "concurrency": concurrency}
-        if duration is not None and "line.num_requests" not in reading.sources:
+        if runs_for_duration:
             traffic["num_requests"] = max(10 * concurrency, 100)
             reading.assumed.append(f"{traffic['num_requests']} requests, where the test runs for {duration:g} s")
     else:
         traffic["arrivals"] = {"process": "burst"}
-    reading.sources["traffic.arrivals"] = source
+    reading.sources["traffic.arrivals"] = reading.sources.get("line.rate", reading.source("concurrency"))
 
 
 def _uniform(mean: float, ratio: float = 0) -> dict[str, Any]:
@@ -74,26 +73,33 @@ def _up_to(most: int, ratio: float) -> dict[str, Any]:
     return _uniform(most) if low >= most else {"distribution": "uniform", "low": low, "high": most}
 
 
+def _normal(mean: float, std: float, reading: Reading) -> dict[str, Any]:
+    """A normal distribution, taken for a lognormal one of the same mean and deviation."""
+    if not std:
+        return _uniform(mean)
+    what = "a normal distribution is taken for a lognormal"
+    reading.notes.append(f"lengths of mean {mean:g} and deviation {std:g}: {what}")
+    return {"distribution": "lognormal", "mean": mean, "std": std}
+
+
 def _synthetic(
     traffic: dict[str, Any], prompt: dict[str, Any], answer: dict[str, Any], prefix: int = 0, groups: int = 1
 ) -> None:
     """Lengths of made-up data; a shared prefix comes before each prompt's own tokens."""
-    for key in ("value", "low", "high", "mean"):
-        if key in prompt and prefix:
-            prompt[key] += prefix
-    traffic |= {"input_tokens": prompt, "output_tokens": answer}
     if prefix:
+        prompt |= {key: prompt[key] + prefix for key in ("value", "low", "high", "mean") if key in prompt}
         traffic["prefix"] = {"num_groups": groups, "shared_tokens": prefix}
+    traffic |= {"input_tokens": prompt, "output_tokens": answer}
 
 
 def _vllm_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
-    take = reading.line.pop
+    take = reading.take
     name, ratio = take("dataset", "random"), take("range_ratio", 0.0)
     ratios = (ratio.get("input", 0.0), ratio.get("output", 0.0)) if isinstance(ratio, dict) else (ratio, ratio)
     if not all(isinstance(share, int | float) and 0 <= share < 1 for share in ratios):
         raise SpecError(f"{place}: --random-range-ratio: found {ratio}, allowed from 0 to below 1.")
     if any(ratios) and name.startswith("random"):
-        source = reading.sources.get("line.range_ratio", "")
+        source = reading.source("range_ratio")
         reading.notes.append(
             f"{source}: around the mean, as vLLM since 0.8.3 draws it; earlier: from the ratio up to the length"
         )
@@ -114,7 +120,7 @@ def _vllm_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
 
 
 def _sglang_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
-    take = reading.line.pop
+    take = reading.take
     name, ratio = take("dataset", "sharegpt"), take("range_ratio", 0.0)
     if name in ("random", "random-ids", "image"):
         prompt, answer = _up_to(take("random_input", 1024), ratio), _up_to(take("random_output", 1024), ratio)
@@ -139,63 +145,43 @@ def _data(name: str, reading: Reading, traffic: dict[str, Any], place: str) -> N
         )
     data = load_traffic(_SHAREGPT).model_dump(mode="json", exclude_defaults=True)
     traffic |= {key: data[key] for key in ("input_tokens", "output_tokens")}
-    fixed = reading.line.pop("fixed_output", None) or reading.line.pop("output", None)
+    fixed = reading.take("fixed_output") or reading.take("output")
     if fixed:
         traffic["output_tokens"] = _uniform(fixed)
     reading.assumed.append(f"lengths of ShareGPT as traffic {_SHAREGPT} has them")
 
 
-def _limits(reading: Reading, place: str) -> None:
-    """`--goodput ttft:200 tpot:50`, in milliseconds."""
-    for text in reading.line.pop("goodput", None) or ():
-        for pair in str(text).split():
-            name, _, value = pair.partition(":")
-            if name not in _GOODPUT:
-                raise SpecError(f"{place}: --goodput {pair}: found {name!r}, allowed {', '.join(_GOODPUT)}.")
-            reading.put(f"slo.{_GOODPUT[name]}", _amount(value, f"--goodput {pair}", place), f"--goodput {pair}")
-
-
 def _aiperf(reading: Reading, traffic: dict[str, Any], place: str) -> None:
     """One request at a time where nothing else is said, ten of them (aiperf/config/flags)."""
-    line = reading.line
+    line, take = reading.line, reading.take
     if "dataset" in line:
         _data(line["dataset"], reading, traffic, place)
     else:
-        prefix, groups = line.pop("repeated_prefix", 0) or line.pop("prefix", 0), line.pop("repeated_groups", 1)
-        prompt = _normal(line.pop("input", 550), line.pop("input_std", 0), reading)
-        answers = line.pop("output", None)
+        prefix, groups = take("repeated_prefix", 0) or take("prefix", 0), take("repeated_groups", 1)
+        prompt = _normal(take("input", 550), take("input_std", 0), reading)
+        answers = take("output")
         if answers is None:
             answers = 128
             reading.assumed.append(f"answers of {answers} tokens, as the line has no --osl")
-        _synthetic(traffic, prompt, _normal(answers, line.pop("output_std", 0), reading), prefix, max(groups, 1))
-    if line.pop("pattern", "poisson") == "constant":
+        _synthetic(traffic, prompt, _normal(answers, take("output_std", 0), reading), prefix, max(groups, 1))
+    if take("pattern", "poisson") == "constant":
         line["process"] = "constant"
     if "rate" not in line:
         line.setdefault("concurrency", 1)
     line["default_requests"] = max(10, 2 * (line.get("concurrency") or 1))
 
 
-def _normal(mean: float, std: float, reading: Reading) -> dict[str, Any]:
-    """A normal distribution, taken for a lognormal one of the same mean and deviation."""
-    if not std:
-        return _uniform(mean)
-    reading.notes.append(
-        f"lengths of mean {mean:g} and deviation {std:g}: a normal distribution is taken for a lognormal"
-    )
-    return {"distribution": "lognormal", "mean": mean, "std": std}
-
-
 def _guidellm(reading: Reading, traffic: dict[str, Any], place: str) -> None:
     """`--profile constant --rate 5` or `--profile kind=constant,rate=5`; lengths as `prompt_tokens=256,...`."""
     line = reading.line
-    profile = _pairs(line.pop("profile", "sweep"), "kind")
-    kind, rates = profile.get("kind", "sweep"), line.pop("rates", None)
+    profile, rates = _pairs(reading.take("profile", "sweep"), "kind"), reading.take("rates")
+    kind = profile.get("kind", "sweep")
     given = profile.get("rate") or profile.get("streams") or rates
-    values = [each for each in str(given if given is not None else "").strip("[]").split(",") if each.strip()]
+    values = [part for part in str(given if given is not None else "").strip("[]").split(",") if part.strip()]
     if len(values) > 1:
         reading.notes.append(f"--rate {given}: {len(values)} runs, of which the first counts")
     value = _amount(values[0], f"--rate {given}", place) if values else None
-    for text in line.pop("constraint", None) or ():
+    for text in reading.take("constraint") or ():
         limit = _pairs(text, "kind")
         names = {"max_requests": ("num_requests", "count"), "max_duration": ("duration_s", "seconds")}
         if limit.get("kind") in names:
@@ -205,22 +191,33 @@ def _guidellm(reading: Reading, traffic: dict[str, Any], place: str) -> None:
             reading.sources[f"line.{name}"] = f"--constraint {text}"
         else:
             reading.unmodelled.append((f"--constraint {text}", "when a run is given up"))
-    _guidellm_arrivals(reading, kind, value, place)
-    data = _pairs(line.pop("data", ""), "kind")
+    if kind in ("constant", "poisson", "async", "concurrent") and value is None:
+        raise SpecError(f"{place}: --profile {kind} needs --rate; give it.")
+    if kind in ("constant", "poisson", "async"):
+        line["rate"], line["process"] = value, "poisson" if kind == "poisson" else "constant"
+    elif kind in ("concurrent", "synchronous"):
+        line["concurrency"] = int(value or 1) if kind == "concurrent" else 1
+    elif kind != "throughput":
+        raise SpecError(
+            f"{place}: --profile {kind}: many runs at rates that it finds itself, and a scenario has one; give "
+            f"--traffic and --rate, or a profile as in constant."
+        )
+    for name in ("rate", "concurrency"):
+        reading.sources.setdefault(f"line.{name}", reading.source("profile"))
+    data = _pairs(reading.take("data", ""), "kind")
     if "prompt_tokens" not in data:
         raise SpecError(
             f"{place}: --data: its lengths are in its data, which is not read here; give prompt_tokens=...,"
             f"output_tokens=..., or --traffic."
         )
-    for ours, theirs in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
-        mean, deviation = data.get(theirs, data["prompt_tokens"]), data.get(f"{theirs}_stdev", 0)
-        flag = f"--data {theirs}"
-        traffic[ours] = _normal(_amount(mean, flag, place), _amount(deviation, flag, place), reading)
+    for name in ("prompt_tokens", "output_tokens"):
+        amounts = data.get(name, data["prompt_tokens"]), data.get(f"{name}_stdev", 0)
+        mean, deviation = (_amount(text, f"--data {name}", place) for text in amounts)
+        traffic[name.replace("prompt", "input")] = _normal(mean, deviation, reading)
 
 
 def _amount(value: Any, flag: str, place: str) -> float:
-    """A number of a pair in a flag's value. Raises SpecError for what is none, for one below 0, and for an endless
-    one."""
+    """A number of a pair in a flag's value. Raises SpecError for what is none, is below 0 or endless."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -228,26 +225,6 @@ def _amount(value: Any, flag: str, place: str) -> float:
     if not 0 <= number < inf:
         raise SpecError(f"{place}: {flag[:80]}: found {str(value)[:40]!r}, allowed a number of at least 0.")
     return number
-
-
-def _guidellm_arrivals(reading: Reading, kind: str, value: float | None, place: str) -> None:
-    line = reading.line
-    if kind in ("constant", "poisson", "async", "concurrent") and value is None:
-        raise SpecError(f"{place}: --profile {kind} needs --rate; give it.")
-    if kind in ("constant", "poisson", "async"):
-        line["rate"], line["process"] = value, "poisson" if kind == "poisson" else "constant"
-    elif kind == "concurrent":
-        line["concurrency"] = int(value or 1)
-    elif kind == "synchronous":
-        line["concurrency"] = 1
-    elif kind != "throughput":
-        raise SpecError(
-            f"{place}: --profile {kind}: many runs at rates that it finds itself, and a scenario has one; give "
-            f"--traffic and --rate, or a profile as in constant."
-        )
-    source = reading.sources.get("line.profile", "")
-    reading.sources.setdefault("line.rate", source)
-    reading.sources.setdefault("line.concurrency", source)
 
 
 def _pairs(text: str, first: str) -> dict[str, Any]:
@@ -259,14 +236,4 @@ def _pairs(text: str, first: str) -> dict[str, Any]:
             return {first: text}
         return data if isinstance(data, dict) else {first: text}
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    return {
-        name.strip() if equals else first: value.strip() if equals else name.strip() for name, equals, value in pairs
-    }
-
-
-_LENGTHS: dict[str, Callable[[Reading, dict[str, Any], str], None]] = {
-    "vllm-bench": _vllm_bench,
-    "sglang-bench": _sglang_bench,
-    "guidellm": _guidellm,
-    "aiperf": _aiperf,
-}
+    return {(name if equals else first).strip(): (value if equals else name).strip() for name, equals, value in pairs}

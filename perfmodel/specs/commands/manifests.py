@@ -6,14 +6,14 @@ leaves all else to a shell, where there is one (kubernetes.io, Define Dependent 
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.yaml_loader import load_yaml_text
 from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand, ShellScript, Unresolved, expanded_text
 
-_MOST_REPLICAS = 10_000
+_MAX_REPLICAS = 10_000
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "habana.ai/gaudi")
 _SLICE_RESOURCE = "nvidia.com/mig-"
 _PRODUCT_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
@@ -30,16 +30,11 @@ def is_manifest(text: str) -> bool:
 
 
 def read_manifest(text: str, place: str) -> ShellScript:
-    """The commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes).
-
-    Raises SpecError for what is no YAML, with its line.
-    """
+    """The commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes). Raises
+    SpecError for what is no YAML, with its line."""
     documents = [part for part in re.split(r"^---\s*$", text, flags=re.MULTILINE) if part.strip()]
-    commands: list[ShellCommand] = []
-    for document in documents:
-        loaded = load_yaml_text(document, place)
-        commands += _containers(loaded.data, place, is_compose=True)
-    return ShellScript(tuple(commands), {})
+    data = (load_yaml_text(document, place).data for document in documents)
+    return ShellScript(tuple(command for part in data for command in _containers(part, place, True)), {})
 
 
 def _containers(data: Any, place: str, is_compose: bool, around: PodPlacement = ANYWHERE) -> Iterator[ShellCommand]:
@@ -62,58 +57,48 @@ def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPla
     Compose has `deploy.replicas` or `scale` and `deploy.resources`, Kubernetes `replicas`, `size` of a LeaderWorkerSet,
     `nodeSelector` or a node affinity, and `resources`.
     """
-    deploy = data["deploy"] if isinstance(data.get("deploy"), Mapping) else {}
-    own = {"replicas": data.get("replicas", data.get("scale", deploy.get("replicas")))}
-    own["size"] = data.get("size") if "leaderTemplate" in data or "workerTemplate" in data else None
-    own["gpus"] = next(_gpus(data.get("resources")), None) or next(_gpus(deploy.get("resources")), None)
-    known: dict[str, Any] = {name: _count(name, value, place) for name, value in own.items() if value is not None}
-    device = next(_slices(data.get("resources")), None) or next(_products(data), around.device)
-    return around._replace(**known)._replace(device=device)
+    deploy, resources = _mapping(data, "deploy"), _mapping(data, "resources")
+    counts = {
+        "replicas": data.get("replicas", data.get("scale", deploy.get("replicas"))),
+        "size": data.get("size") if "leaderTemplate" in data or "workerTemplate" in data else None,
+        "gpus": next(_gpus(resources), None) or next(_gpus(_mapping(deploy, "resources")), None),
+    }
+    known: dict[str, Any] = {}
+    for name, value in counts.items():
+        if value is not None:
+            try:
+                known[name] = -1 if isinstance(value, float) and not value.is_integer() else int(value)
+            except (TypeError, ValueError):
+                known[name] = -1
+            if not 0 <= known[name] <= _MAX_REPLICAS:
+                allowed = f"a whole number up to {_MAX_REPLICAS:,}"
+                raise SpecError(f"{place}: {name}: got {str(value)[:60]}; expected {allowed}.")
+    slices = (str(key) for block in resources.values() if isinstance(block, Mapping) for key in block)
+    mig = next((f"MIG {key.removeprefix(_SLICE_RESOURCE)}" for key in slices if key.startswith(_SLICE_RESOURCE)), None)
+    return around._replace(**known, device=mig or next(_products(data), around.device))
 
 
-def _count(name: str, value: Any, place: str) -> int:
-    try:
-        count = -1 if isinstance(value, float) and not value.is_integer() else int(value)
-    except (TypeError, ValueError):
-        count = -1
-    if not 0 <= count <= _MOST_REPLICAS:
-        raise SpecError(f"{place}: {name}: got {str(value)[:60]}; expected a whole number up to {_MOST_REPLICAS:,}.")
-    return count
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
-def _gpus(resources: Any) -> Iterator[Any]:
+def _gpus(resources: Mapping[str, Any]) -> Iterator[Any]:
     """How many GPUs `resources` of a container asks for, Kubernetes' limits before its requests, or compose's."""
     for kind in ("limits", "requests", "reservations"):
-        block = resources.get(kind) if isinstance(resources, Mapping) else None
-        if not isinstance(block, Mapping):
-            continue
+        block = _mapping(resources, kind)
         yield from (value for key, value in block.items() if str(key) in _GPU_RESOURCES)
         devices = block.get("devices")
-        for each in devices if isinstance(devices, list) else ():
-            if (
-                isinstance(each, Mapping)
-                and "gpu" in (each.get("capabilities") or ())
-                and str(each.get("count")) != "all"
-            ):
-                yield each.get("count")
-
-
-def _slices(resources: Any) -> Iterator[str]:
-    """Slices of a GPU that `resources` of a container asks for: `MIG 3g.40gb`."""
-    for block in resources.values() if isinstance(resources, Mapping) else ():
-        for key in block if isinstance(block, Mapping) else ():
-            if str(key).startswith(_SLICE_RESOURCE):
-                yield f"MIG {str(key).removeprefix(_SLICE_RESOURCE)}"
+        for device in devices if isinstance(devices, list) else ():
+            is_gpu = isinstance(device, Mapping) and "gpu" in (device.get("capabilities") or ())
+            if is_gpu and str(device.get("count")) != "all":
+                yield device.get("count")
 
 
 def _products(data: Mapping[str, Any]) -> Iterator[str]:
     """GPUs' names that a pod's nodes must be labelled with."""
-    selector = data.get("nodeSelector")
-    if isinstance(selector, Mapping):
-        yield from (str(value) for key, value in selector.items() if key in _PRODUCT_LABELS)
-    affinity = data.get("affinity")
-    node = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
-    for rule in _rules(node):
+    yield from (str(value) for key, value in _mapping(data, "nodeSelector").items() if key in _PRODUCT_LABELS)
+    for rule in _rules(_mapping(data, "affinity").get("nodeAffinity")):
         if rule.get("key") in _PRODUCT_LABELS and rule.get("operator") == "In" and isinstance(rule.get("values"), list):
             yield from map(str, rule["values"])
 
@@ -127,68 +112,53 @@ def _rules(affinity: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement: PodPlacement) -> ShellCommand:
-    environment = _environment(data.get("environment") or data.get("env"), place)
+    environment = _environment(data.get("environment") or data.get("env"))
 
     def text(value: str) -> str:
-        return _text(value, place) if is_compose else _of_kubernetes(value, environment)
+        """Compose's `${NAME:-default}` replaced, where `$$` is a dollar and quotes are nothing special."""
+        if not is_compose:
+            return _of_kubernetes(value, environment)
+        return expanded_text(re.sub(r"[\\`]", r"\\\g<0>", value).replace("$$", "\\$"), place)
 
-    entry = _words(data.get("entrypoint" if is_compose else "command"), text, place)
-    rest = _words(data.get("command" if is_compose else "args"), text, place)
+    def words(key: str) -> list[str]:
+        value = data.get(key) or []
+        if isinstance(value, list):
+            return [text(str(item)) for item in value]
+        if not isinstance(value, str):
+            raise SpecError(f"{place}: found {value!r} as a command, allowed text or a list of words.")
+        try:
+            return [text(word) for word in shlex.split(value)]
+        except ValueError as error:
+            raise SpecError(f"{place}: the command {value[:60]!r} is not closed: {str(error).lower()}.") from None
+
+    entry, rest = (words(key) for key in (("entrypoint", "command") if is_compose else ("command", "args")))
     image = text(data["image"]) if isinstance(data.get("image"), str) else "container"
-    given = ["--entrypoint", *entry] if entry and entry[0] in ("sh", "bash", "/bin/sh", "/bin/bash") else entry
-    words = [image, *given, *rest] if entry else [image, *rest]
-    return ShellCommand(tuple(words), environment, 1, placement)
-
-
-def _words(value: Any, text: Callable[[str], str], place: str) -> list[str]:
-    if value is None:
-        return []
-    if isinstance(value, list):
-        return [text(str(item)) for item in value]
-    if not isinstance(value, str):
-        raise SpecError(f"{place}: found {value!r} as a command, allowed text or a list of words.")
-    try:
-        return [text(word) for word in shlex.split(value)]
-    except ValueError as error:
-        raise SpecError(f"{place}: the command {value[:60]!r} is not closed: {str(error).lower()}.") from None
-
-
-def _text(value: str, place: str) -> str:
-    """A word with compose's `${NAME:-default}` replaced; `$$` is a dollar, and quotes are nothing special."""
-    plain = re.sub(r"[\\`]", r"\\\g<0>", value).replace("$$", "\\$")
-    return expanded_text(plain, place)
+    before = ["--entrypoint"] if entry and entry[0] in ("sh", "bash", "/bin/sh", "/bin/bash") else []
+    return ShellCommand((image, *before, *entry, *rest), environment, 1, placement)
 
 
 def _of_kubernetes(value: str, environment: Mapping[str, str]) -> str:
     """A word with `$(NAME)` replaced; one that is no script for a shell must then be known."""
-
-    def replaced(match: re.Match[str]) -> str:
-        return "$" if match[1] is None else environment.get(match[1], match[0])
-
     used = [environment[name] for name in _REPLACED.findall(value) if name in environment]
-    unknown = next((each for each in used if isinstance(each, Unresolved)), None)
+    unknown = next((variable for variable in used if isinstance(variable, Unresolved)), None)
     if unknown is not None:
         return Unresolved(value, unknown.reason)
-    found = _REPLACED.sub(replaced, value)
-    if _FOR_A_SHELL.search(found) is not None and not re.search(r"\s", found):
+    text = _REPLACED.sub(lambda match: "$" if match[1] is None else environment.get(match[1], match[0]), value)
+    if _FOR_A_SHELL.search(text) is not None and not re.search(r"\s", text):
         return Unresolved(value, "is replaced by nobody: no shell runs it, and the container sets no such variable")
-    return found
+    return text
 
 
-def _environment(value: Any, place: str) -> dict[str, str]:
+def _environment(value: Any) -> dict[str, str]:
+    """What a container's variables are set to; of those that come from elsewhere, that they do."""
+    values: dict[str, Any] = {}
     if isinstance(value, Mapping):
-        return {str(name): _set_to(str(name), each) for name, each in value.items()}
-    found = {}
-    for item in value if isinstance(value, list) else []:
+        values = {str(name): own for name, own in value.items()}
+    for item in value if isinstance(value, list) else ():
         if isinstance(item, Mapping):
-            name = str(item.get("name"))
-            found[name] = _set_to(name, item.get("value", None if "valueFrom" in item else ""))
+            values[str(item.get("name"))] = item.get("value", None if "valueFrom" in item else "")
         else:
-            name, given, text = str(item).partition("=")
-            found[name] = _set_to(name, text if given else None)
-    return found
-
-
-def _set_to(name: str, value: Any) -> str:
-    """What a container's variable is set to; of one that comes from elsewhere, that it does."""
-    return str(value) if value is not None else Unresolved(f"${name}", "is set elsewhere; write its value here")
+            name, equals, text = str(item).partition("=")
+            values[name] = text if equals else None
+    elsewhere = "is set elsewhere; write its value here"
+    return {name: Unresolved(f"${name}", elsewhere) if own is None else str(own) for name, own in values.items()}

@@ -1,6 +1,6 @@
 """From a pasted script to its commands: `shlex` splits them, variables that the script sets are replaced; none is run.
 
-What only a run could know, the output of `$(...)`, a condition, a loop, is named where a command needs it. Source:
+What only a run could know (the output of `$(...)`, a condition, a loop) is named where a command needs it. Source:
 POSIX.1-2024, Shell Command Language, 2.2 Quoting, 2.6.2 Parameter Expansion, 2.6.4 Arithmetic Expansion; bash's arrays.
 """
 
@@ -65,12 +65,9 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class Unresolved(str):
-    """A word that is not known without running something: as it was written, and why.
+    """A word that is not known without running something: as it was written, and why."""
 
-    reason: a sentence's end: `is the output of a command, ...`
-    """
-
-    reason: str
+    reason: str  # a sentence's end: `is the output of a command, ...`
 
     def __new__(cls, text: str, reason: str) -> "Unresolved":
         made = super().__new__(cls, text)
@@ -172,7 +169,8 @@ class _Reader:
             piece = _PIECE.match(text, at)
             assert piece is not None
             kind, written, at = piece.lastgroup, piece[0], piece.end()
-            if kind == "ends" and not in_array:
+            ends = kind == "ends" and not in_array
+            if ends:
                 yield command
             elif not command.parts:
                 command.line = self.line
@@ -181,7 +179,8 @@ class _Reader:
             elif kind == "text":
                 command.parts.append(written.removeprefix("$") if written.endswith("'") else written)
             elif kind == "double":
-                command.parts.append(_in_double_quotes(self.replaced(written[1:-1])))
+                escaped = re.sub(r'[\\"]', r"\\\g<0>", self.replaced(written[1:-1]))
+                command.parts.append(f'"{escaped}"')
             elif kind == "array":
                 command.parts.append(shlex.join(self._resolved(written[1:-1])))
             elif kind == "reference":
@@ -194,7 +193,8 @@ class _Reader:
             elif kind == "here":
                 text, document = self._cut_document(text, piece)
                 document_lines += document.count("\n") + 2 if document else 1
-                command.document = document if piece["quote"] else self._document(document)
+                read = document if piece["quote"] else self.word(self.replaced(document))
+                command.document = document if isinstance(read, Unresolved) else read
             elif kind == "redirect":
                 command.target = command.target or piece["target"].strip("'\"")
             elif kind in ("ends", "blank"):
@@ -203,7 +203,7 @@ class _Reader:
             self.line += written.count("\n")
             if written == "\n":
                 self.line, document_lines = self.line + document_lines, 0
-            if kind == "ends" and not in_array:
+            if ends:
                 command, self.expanded = _Command(self.line), 0
             elif written == ")":
                 in_array = False
@@ -220,49 +220,38 @@ class _Reader:
             document = re.sub(r"^\t+", "", document, flags=re.MULTILINE)
         return text[:begin] + text[end.end() + 1 :], document
 
-    def _document(self, text: str) -> str:
-        read = self.word(self.replaced(text))
-        return text if isinstance(read, Unresolved) else read
-
     def command(self, part: _Command) -> ShellCommand | None:
         """The command without the shell's own words; None where it is the shell's alone."""
-        words, first = shlex.split("".join(part.parts)), 0
-        while first < len(words) and words[first] in (*_OPENS, *_CLOSES, *_PASSED_OVER):
-            if words[first] in ("for", "select") and len(words) > first + 1:
-                self._loop(words[first + 1], len(words) - first - 3, part.line)
+        words = shlex.split("".join(part.parts))
+        while words and words[0] in (*_OPENS, *_CLOSES, *_PASSED_OVER):
+            self.depth = max(self.depth + (words[0] in _OPENS) - (words[0] in _CLOSES), 0)
+            if words[0] in ("for", "select") and len(words) > 1:  # for NAME in ...
+                count = max(len(words) - 3, 0) or "several"
+                reason = f"takes {count} values in a loop (line {part.line}); put one of them in its place"
+                self.values[words[1]] = [Unresolved(f"${words[1]}", reason)]
                 return None
-            self.depth = max(self.depth + (words[first] in _OPENS) - (words[first] in _CLOSES), 0)
-            first += 1
-        declares = first < len(words) and words[first] in _DECLARES
-        first += declares
-        while declares and first < len(words) and words[first].startswith("-"):
-            first += 1
+            del words[0]
+        declares = bool(words) and words[0] in _DECLARES
+        while declares and words and (words[0] in _DECLARES or words[0].startswith("-")):
+            del words[0]
         own: dict[str, list[str]] = {}
-        while first < len(words) and (match := _ASSIGNMENT.fullmatch(words[first])) is not None:
+        while words and (match := _ASSIGNMENT.fullmatch(words[0])) is not None:
             name, adds, value = match.groups()
-            values = [self.word(word) for word in (words[first + 1 :] if part.is_array else (value,))]
+            values = [self.word(word) for word in (words[1:] if part.is_array else (value,))]
             before = self.values.get(name, []) if adds else []
             own[name] = [*before, *values] if part.is_array or not before else ["".join((*before, *values))]
-            first = len(words) if part.is_array else first + 1
-        if first == len(words) or declares:
-            self._assign(own, part.line, declares)
-            return None
-        environment = {name: value for name, value in self.exported.items() if name not in self.used}
-        environment |= {name: " ".join(values) for name, values in own.items()}
-        return ShellCommand(tuple(self.word(word) for word in words[first:]), environment, part.line)
-
-    def _loop(self, name: str, count: int, line: int) -> None:
-        self.depth += 1
-        reason = f"takes {max(count, 0) or 'several'} values in a loop (line {line}); put one of them in its place"
-        self.values[name] = [Unresolved(f"${name}", reason)]
-
-    def _assign(self, own: Mapping[str, list[str]], line: int, declares: bool) -> None:
-        reason = f"is set under a condition (line {line}); put its value in its place"
+            del words[: len(words) if part.is_array else 1]
+        if words and not declares:
+            environment = {name: value for name, value in self.exported.items() if name not in self.used}
+            environment |= {name: " ".join(values) for name, values in own.items()}
+            return ShellCommand(tuple(map(self.word, words)), environment, part.line)
+        reason = f"is set under a condition (line {part.line}); put its value in its place"
         for name, values in own.items():
-            known: list[str] = [Unresolved(f"${name}", reason)] if self.depth else values
-            self.values[name] = known
+            self.values[name] = [Unresolved(f"${name}", reason)] if self.depth else values
             if declares:
-                self.exported[name] = " ".join(known) if len(known) != 1 else known[0]
+                known = self.values[name]
+                self.exported[name] = known[0] if len(known) == 1 else " ".join(known)
+        return None
 
     def replaced(self, text: str) -> str:
         """Text in double quotes without its escapes, its references replaced, unresolved ones by their marks."""
@@ -304,9 +293,8 @@ class _Reader:
             known_values = {name: " ".join(values) for name, values in self.values.items()}
             self.used.update(name for name in known_values if name in written)
             result = _arithmetic(written[3:-2], known_values)
-            return (
-                "is arithmetic on more than whole numbers that are set; write its value" if result is None else [result]
-            )
+            why = "is arithmetic on more than whole numbers that are set; write its value"
+            return why if result is None else [result]
         if written.startswith(("$(", "`")):
             return "is the output of a command, and none is ever run; write its value"
         match = _NAMED.fullmatch(written)
@@ -329,11 +317,6 @@ class _Reader:
         return SpecError(
             f"{self.place}:{self.line}: {what.get(opens, 'a bracket (()')} is opened here and not closed; close it."
         )
-
-
-def _in_double_quotes(text: str) -> str:
-    escaped = re.sub(r'[\\"]', r"\\\g<0>", text)
-    return f'"{escaped}"'
 
 
 def _arithmetic(text: str, values: Mapping[str, str]) -> str | None:

@@ -1,3 +1,1 @@
 """What the machine at hand is: its processor, its memory by a copy test, its GPUs by their own tools."""
-
-__all__: list[str] = []

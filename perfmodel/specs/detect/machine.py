@@ -136,23 +136,10 @@ def _apple(printed: str) -> Iterator[Graphics]:
         yield Graphics(f"{model} {cores}GPU" if cores else model, "system_profiler")
 
 
-# How /proc/cpuinfo calls what code can rely on: x86's flags, Arm's features.
-_FLAGS = {
-    "sse4_2": "sse4",
-    "avx": "avx",
-    "avx2": "avx2",
-    "avx512f": "avx512",
-    "avx_vnni": "avx_vnni",
-    "avx512_vnni": "avx512_vnni",
-    "avx512_bf16": "avx512_bf16",
-    "amx_tile": "amx",
-    "asimd": "neon",
-    "asimddp": "dotprod",
-    "i8mm": "i8mm",
-    "bf16": "bf16",
-    "sve": "sve",
-    "sme": "sme",
-}
+# What code can rely on, as /proc/cpuinfo calls it (x86's flags, Arm's features); behind the colon our name for it.
+_X86 = "sse4_2:sse4 avx avx2 avx512f:avx512 avx_vnni avx512_vnni avx512_bf16 amx_tile:amx"
+_ARM = "asimd:neon asimddp:dotprod i8mm bf16 sve sme"
+_FLAGS = {flag: name or flag for flag, _, name in (entry.partition(":") for entry in f"{_X86} {_ARM}".split())}
 _OLDER = {"sse4": "avx", "avx": "avx2"}  # what goes without saying beside the newer one
 
 
@@ -160,19 +147,16 @@ _OLDER = {"sse4": "avx", "avx": "avx2"}  # what goes without saying beside the n
 class Processor:
     """A machine's processors.
 
-    name:          as the system calls it; "" where it does not
     num_cores:     of all sockets; num_performance_cores: of them the large ones, where there are two kinds
-    memory_bytes:  that is installed
-    clock_hz:      the highest that is named; None where none is
     """
 
-    name: str
+    name: str  # as the system calls it; "" where it does not
     num_cores: int
     num_sockets: int = 1
     num_performance_cores: int | None = None
     instructions: tuple[str, ...] = ()
-    memory_bytes: float | None = None
-    clock_hz: float | None = None
+    memory_bytes: float | None = None  # that is installed
+    clock_hz: float | None = None  # the highest that is named; None where none is
 
 
 def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Processor:

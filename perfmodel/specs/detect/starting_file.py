@@ -30,10 +30,8 @@ def summary(machine: Machine) -> str:
 
 
 def graphics_file(found: Graphics, name: str | None = None) -> str:
-    """The file of a GPU: the known device of its name with what its tool says.
-
-    Raises SpecError for a GPU that no device is called after.
-    """
+    """The file of a GPU: the known device of its name with what its tool says. Raises SpecError for a GPU that no
+    device is called after."""
     known = _known(found.name)
     if known is None:
         raise SpecError(

@@ -16,8 +16,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
 from perfmodel.files.units import Bytes, NonNegativeInt, PositiveInt
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 from perfmodel.specs.engine.versions import ChosenVersion, choose_version, parse_version
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -28,16 +27,13 @@ class BackendFacts(Spec):
     """One backend of an engine.
 
     kind, makers: of the devices that it is for; any maker unless given
-    default:      it is what these devices are run with unless a scenario says otherwise
-    rate:         the peak that weights in block formats are multiplied at, a key of `peak_flops_per_s`
-    float_rate:   the same of weights in 16 bits
     """
 
     kind: Literal["gpu", "cpu"] = "gpu"
     makers: tuple[str, ...] = ()
-    default: bool = True
-    rate: str
-    float_rate: str
+    default: bool = True  # it is what these devices are run with unless a scenario says otherwise
+    rate: str  # the peak that weights in block formats are multiplied at, a key of `peak_flops_per_s`
+    float_rate: str  # the same of weights in 16 bits
 
     def takes(self, hardware: HardwareSpec) -> bool:
         """Whether it runs on `hardware`; a device whose maker no file says may be anybody's."""
@@ -48,9 +44,7 @@ class BackendFacts(Spec):
 
 def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:
     """The backend that `hardware` is run with: the one `asked` for, or the first default one that takes the device.
-
-    Raises SpecError, with those that there are, for one that the engine has not, or has not for the device.
-    """
+    Raises SpecError, with those that there are, for one that the engine has not, or has not for the device."""
     fitting = [name for name, facts in backends.items() if facts.takes(hardware)]
     if asked is not None and asked not in fitting:
         allowed = f"allowed there: {', '.join(fitting)}" if fitting else "which the engine has no backend for"
@@ -78,24 +72,21 @@ class GraphRules(Spec):
     sizes, ranges:     the smallest sizes one by one, then in ranges
     most_tokens:       the largest size; 0: no graphs
     per_sequence:      largest size for each of max_num_seqs, up to most_tokens; 0: it does not limit it
-    per_drafted_token: times one and the tokens drafted for a sequence
     with_prompts:      steps with prompts are captured, too (in pieces around attention); else those that only decode
     prompts_up_to_budget: those of up to max_num_batched_tokens tokens; else of up to as many as the others
     most_with_latents: tokens of the largest step with prompts of models that cache latents; 0: as of others
-    prompts_without:   what no step with prompts is captured with
-    inside_memory_share: their memory counts inside gpu_memory_utilization; else it comes on top
     """
 
     sizes: tuple[PositiveInt, ...] = ()
     ranges: tuple[CaptureRange, ...] = ()
     most_tokens: NonNegativeInt = 0
     per_sequence: NonNegativeInt = 0
-    per_drafted_token: bool = False
+    per_drafted_token: bool = False  # times one and the tokens drafted for a sequence
     with_prompts: bool = False
     prompts_up_to_budget: bool = False
     most_with_latents: NonNegativeInt = 0
-    prompts_without: tuple[GraphObstacle, ...] = ()
-    inside_memory_share: bool = False
+    prompts_without: tuple[GraphObstacle, ...] = ()  # what no step with prompts is captured with
+    inside_memory_share: bool = False  # their memory counts inside gpu_memory_utilization; else it comes on top
 
     def most(self, max_num_seqs: int, max_num_batched_tokens: int, drafted: int = 0) -> int:
         """Tokens of the largest step that is captured; `drafted`: tokens drafted for a sequence."""
@@ -151,26 +142,22 @@ class SlotRules(Spec):
     """How requests are given slots that keep their KV (llama-server); `perfmodel.engine.slots` has the rules.
 
     least_similarity: a slot is chosen for what it holds where that is more than this share of a prompt
-    saves_prompts:    prompts of free slots are kept in the host's memory, too
-    is_unified_by_default: without a given `max_num_seqs` all slots share one pool of KV
     """
 
     least_similarity: float = Field(default=0.1, ge=0, le=1)
-    saves_prompts: bool = False
-    is_unified_by_default: bool = False
+    saves_prompts: bool = False  # prompts of free slots are kept in the host's memory, too
+    is_unified_by_default: bool = False  # without a given `max_num_seqs` all slots share one pool of KV
 
 
 class BatchingRules(Spec):
     """What a step may hold.
 
-    prefill_exclusive: prompts or decodes, prompts first; else both together
     reserves_output:   a request is admitted with KV blocks for all that it may generate, so that none is preempted
     stays_of_preempted: what stays in the prefix cache of a request that is preempted, until its blocks are reused: all
                        full blocks, the prompt's, or nothing
     reuses_partial_first: blocks that are freed before they are full are reused before all others; else in the order
                        in which blocks are freed
     caps_lone_prompts: `long_prefill_token_threshold` also holds for a request that is alone in the engine
-    drafts_past_end:   drafts are as long however few tokens a request lacks
     pads_lone_tokens:  a request that is admitted for one token is padded to the length of a verification: beside
                        requests that run, also without any where it is found in the prefix cache (always), or never
     waits_to_be_padded: one that has no room for that in the longest sequence waits; else it is not padded
@@ -183,20 +170,18 @@ class BatchingRules(Spec):
     loads_need_slot:   KV that another engine computed is fetched only while fewer than max_num_seqs requests run
     defers_frees:      an engine that takes KV from others and has several plans under way preempts no request of a plan
                        that is, since that may still write its blocks
-    chunks_prompts:    a prompt may be computed in several steps
-    whole_prompts_raise_budget: without chunks, the default token budget is at least max_model_len
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
     slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
     """
 
-    prefill_exclusive: bool = False
+    prefill_exclusive: bool = False  # prompts or decodes, prompts first; else both together
     reserves_output: bool = False
     stays_of_preempted: Literal["all", "prompt", "nothing"] = "all"
     reuses_partial_first: bool = False
     caps_lone_prompts: bool = True
-    drafts_past_end: bool = False
+    drafts_past_end: bool = False  # drafts are as long however few tokens a request lacks
     pads_lone_tokens: Literal["never", "beside_running", "always"] = "never"
     waits_to_be_padded: bool = False
     drafts_ahead: tuple[str, ...] = ()
@@ -204,8 +189,8 @@ class BatchingRules(Spec):
     resamples_first: bool = False
     loads_need_slot: bool = False
     defers_frees: bool = False
-    chunks_prompts: bool = True
-    whole_prompts_raise_budget: bool = False
+    chunks_prompts: bool = True  # a prompt may be computed in several steps
+    whole_prompts_raise_budget: bool = False  # without chunks, the default token budget is at least max_model_len
     estimates: EstimateRules | None = None
     sequences_on_stages: Literal["shared", "even_share", "each"] = "shared"
     slots: SlotRules | None = None
@@ -216,38 +201,33 @@ class BufferRules(Spec):
 
     rotary_table: cosines and sines of all positions that a model was trained for, in the model's dtype or in fp32;
                   none: computed when they are needed
-    positions_per_axes: times so many positions, of models whose positions have several axes (M-RoPE)
     sorts_logits: sampling by top-k or top-p sorts the logits of as many sequences as may run, with indices of so many
                   bits (int64: PyTorch's sort); none: its kernels do not sort
     """
 
     rotary_table: Literal["none", "dtype", "fp32"] = "none"
-    positions_per_axes: PositiveInt = 1
+    positions_per_axes: PositiveInt = 1  # times so many positions, of models whose positions have several axes (M-RoPE)
     sorts_logits: Literal["none", "int64", "int32"] = "none"
 
 
 class EngineDefaults(Spec):
-    """Arguments where a scenario gives none, on every device. Names and meanings are those of `EngineSpec`.
-
-    ubatch_size: 0: steps are computed whole
-    """
+    """Arguments where a scenario gives none, on every device. Names and meanings are those of `EngineSpec`."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     block_size: PositiveInt = 16
     async_scheduling: bool = True
     all2all_backend: str | None = None
-    ubatch_size: NonNegativeInt = 0
+    ubatch_size: NonNegativeInt = 0  # 0: steps are computed whole
     attention: Literal["flash", "standard"] = "flash"
 
 
 class AllToAll(Spec):
     """How tokens reach the experts of other ranks on some devices: the first line of a list that fits counts.
 
-    beside: a link that the device has; any device unless given
     backend: `EngineSpec.all2all_backend`; none: tokens go to the ranks of their experts
     """
 
-    beside: str | None = None
+    beside: str | None = None  # a link that the device has; any device unless given
     backend: str | None = None
 
     def fits(self, hardware: HardwareSpec) -> bool:
@@ -258,19 +238,15 @@ class AllToAll(Spec):
 class StepBudget(Spec):
     """The default size of a step on some devices: the first line of a list that fits counts.
 
-    kind:         of device; any unless given
-    least_memory: that a process sees of the device, bytes
     named, not_named: parts of the device's name
-    use:          server, or offline: all requests are there at once; either unless given
-    per_device:   the sizes are those of each device of a replica
     """
 
-    kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"] | None = None
-    least_memory: Bytes = 0.0
+    kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"] | None = None  # of device; any unless given
+    least_memory: Bytes = 0.0  # that a process sees of the device, bytes
     named: tuple[str, ...] = ()
     not_named: tuple[str, ...] = ()
-    use: Use | None = None
-    per_device: bool = False
+    use: Use | None = None  # server, or offline: all requests are there at once; either unless given
+    per_device: bool = False  # the sizes are those of each device of a replica
     max_num_batched_tokens: PositiveInt
     max_num_seqs: PositiveInt
 
@@ -313,36 +289,26 @@ class FormatRow(Spec):
 
 
 class StandIn(Spec):
-    """The measured kernels that stand for some that no table has.
+    """The measured kernels that stand for some that no table has."""
 
-    engine:      whose tables have them: the engine whose library the kernels come from
-    family:      of the calibration, as in "moe/fp8"
-    num_kernels: that a layer takes there; a launch of each is counted alike
-    """
-
-    engine: str
-    family: str
-    num_kernels: PositiveInt
+    engine: str  # whose tables have them: the engine whose library the kernels come from
+    family: str  # of the calibration, as in "moe/fp8"
+    num_kernels: PositiveInt  # that a layer takes there; a launch of each is counted alike
 
 
 class ExpertsRow(Spec):
     """How the routed experts of a layer run: in some number formats, on some generations of devices.
 
     formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any
-    kernel:       which ones, where it is known
-    num_kernels:  of one layer's experts, between the choice of experts and the sum of their results
-    one_operator: the host launches them as one operator; else operator by operator, from Python
-    chooses:      the choice of a token's experts is among these kernels
-    stand_in:     what was measured in place of them, where they were not
     """
 
     formats: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
-    kernel: str = ""
-    num_kernels: PositiveInt
-    one_operator: bool = False
-    chooses: bool = False
-    stand_in: StandIn | None = None
+    kernel: str = ""  # which ones, where it is known
+    num_kernels: PositiveInt  # of one layer's experts, between the choice of experts and the sum of their results
+    one_operator: bool = False  # the host launches them as one operator; else operator by operator, from Python
+    chooses: bool = False  # the choice of a token's experts is among these kernels
+    stand_in: StandIn | None = None  # what was measured in place of them, where they were not
 
     def fits(self, form: str, generation: str | None) -> bool:
         """Whether weights in `form` on devices of `generation` run so."""
@@ -353,32 +319,26 @@ class SparseAttentionRow(Spec):
     """How prompts attend to the latents that an indexer keeps for each token, on some generations of devices.
 
     on:             generations, as in `declared.architecture`; none: all
-    heads_per_tile: of the kernel; fewer heads on a device are padded to it
     """
 
     on: tuple[str, ...] = ()
     kernel: str = ""
-    heads_per_tile: PositiveInt
+    heads_per_tile: PositiveInt  # of the kernel; fewer heads on a device are padded to it
 
 
 class EngineFacts(Spec):
     """The facts of an engine at one version; in a file, those that changed with it.
 
-    attention_contains: operators whose time is inside that of measured attention calls
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
     states_in_model_dtype: recurrent states are kept in the model's dtype where its configuration names no other
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
-    buffers:            what it holds beside weights and KV blocks
-    kv_groups:          which layers have KV blocks of their own
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
-    experts:            how expert layers run: the first row that fits
     sparse_attention:   the kernels of prompts with an indexer: the first row that fits
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
     backends:           what its kernels are run with, by name, where there are several; without, it has one
     pieces_under_way:   of a batch, that follow one another over the devices of a layer split; 0: plans do, instead
     offloads_from_tokens: a batch of so many tokens multiplies weights in the CPU's memory on the device; 0: none does
-    released:           when the version came out
     unconfirmed:        paths of facts that were recalled or derived, not read in the engine's source or documents
     """
 
@@ -388,21 +348,21 @@ class EngineFacts(Spec):
     all2all: tuple[AllToAll, ...] = ()
     budgets: tuple[StepBudget, ...] = ()
     graphs: GraphRules = GraphRules()
-    buffers: BufferRules = BufferRules()
-    attention_contains: tuple[str, ...] = ()
+    buffers: BufferRules = BufferRules()  # what it holds beside weights and KV blocks
+    attention_contains: tuple[str, ...] = ()  # operators whose time is inside that of measured attention calls
     quantizes_before: bool = False
     states_in_model_dtype: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
-    kv_groups: KvGroupRules = KvGroupRules()
+    kv_groups: KvGroupRules = KvGroupRules()  # which layers have KV blocks of their own
     limits_to_positions: bool = False
-    experts: tuple[ExpertsRow, ...] = ()
+    experts: tuple[ExpertsRow, ...] = ()  # how expert layers run: the first row that fits
     sparse_attention: tuple[SparseAttentionRow, ...] = ()
     weights: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     kv_cache: dict[str, tuple[FormatRow, ...]] = Field(default_factory=dict)
     backends: dict[Backend, BackendFacts] = Field(default_factory=dict)
     pieces_under_way: NonNegativeInt = 0
     offloads_from_tokens: NonNegativeInt = 0
-    released: datetime.date | None = None
+    released: datetime.date | None = None  # when the version came out
     unconfirmed: tuple[str, ...] = ()
 
 
@@ -453,25 +413,16 @@ class DescribedEngine:
 
 def load_engine_description(name_or_path: str | Path) -> EngineDescription:
     """The engine of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
-    file = find_file("engines", name_or_path)
-    return _read(file, file.stat().st_mtime_ns)
+    return load_spec(EngineDescription, find_file("engines", name_or_path))
 
 
 @lru_cache(maxsize=256)
 def describe_engine(name_or_path: str, version: str | None = None) -> DescribedEngine:
-    """An engine, which of its described versions stands for `version`, and the facts at that.
-
-    Raises SpecError for an unknown engine, a malformed file, or what is no version.
-    """
+    """An engine, which of its described versions stands for `version`, and the facts at that. Raises SpecError for an
+    unknown engine, a malformed file, or what is no version."""
     description = load_engine_description(name_or_path)
     chosen = description.choose(version)
     return DescribedEngine(description, chosen, description.at(chosen.described))
-
-
-@lru_cache(maxsize=64)
-def _read(file: Path, _written_at: int) -> EngineDescription:
-    loaded = load_yaml(file)
-    return parse(EngineDescription, loaded.data, loaded.positions)
 
 
 def _overlaid(base: _S, changes: _S) -> _S:

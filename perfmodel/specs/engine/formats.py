@@ -142,6 +142,7 @@ def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) 
     model: as `engine` serves it
     """
     notes, dtype, peaks = [*model.encoder_notes], model.dtype, hardware.declared.peak_flops_per_s
+    label, where = engine.described.label, _on(hardware)
     if model.has_format_by_name and engine.quantization in (None, "auto"):
         notes.append(
             f"Weights in {model.quantization.method.upper()} by the name of the checkpoint alone: its config.json says "
@@ -149,47 +150,41 @@ def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) 
             f"16 bits, or which format it has for KV."
         )
     if (engine.dtype, dtype) == ("auto", "fp16") and format_use(engine, hardware, "bf16").support == "refused":
-        notes.append(f"Served in FP16: {engine.described.label} does not take BF16 on {_on(hardware)}.")
+        notes.append(f"Served in FP16: {label} does not take BF16 on {where}.")
+    formats = ((form_of(own), own.activations) for own in _quantizations(model, engine))
+    quantized = [(form, activations) for form, activations in formats if activations is not None]
+    missing = sorted({matmul_rate(activations) for _, activations in quantized} - set(peaks))
     for of, form, _, _ in _formats(model, engine):
-        use, where = format_use(engine, hardware, form, of), _on(hardware)
-        if use.support == "weight_only" and _has_activations(model, engine, form):
+        use = format_use(engine, hardware, form, of)
+        # A format that asks for quantized activations, which its kernel does without.
+        if use.support == "weight_only" and form in dict(quantized):
             kernel = f" ({use.kernel})" if use.kernel else ""
             notes.append(
-                f"{_spoken(form)} on {where} is weight-only in {engine.described.label}{kernel}: weights are stored "
-                f"so and multiplied in {dtype.upper()}."
+                f"{_spoken(form)} on {where} is weight-only in {label}{kernel}: weights are stored so and multiplied "
+                f"in {dtype.upper()}."
             )
         elif use.support == "emulated":
             notes.append(
-                f"{_spoken(form)} in the KV cache on {where} is emulated in {engine.described.label}: stored so, "
-                f"converted before it is multiplied."
+                f"{_spoken(form)} in the KV cache on {where} is emulated in {label}: stored so, converted before it is "
+                f"multiplied."
             )
-        elif use.support is None and of == "weights":
-            notes += _silent(form, model, engine, hardware) if form not in peaks else []
+        elif use.support is None and of == "weights" and form not in peaks and missing:
+            notes.append(
+                f"{hardware.name} has no {missing[0].upper()} units and the description of {label} does not say "
+                f"whether it takes {_spoken(form)} there: multiplied in the next wider format that the device has."
+            )
     return list(dict.fromkeys(notes))
-
-
-def _silent(form: str, model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
-    """That nobody says whether the engine takes the format, on a device that has no units for it."""
-    rates = {matmul_rate(each.activations) for each in _quantizations(model, engine) if each.activations is not None}
-    missing = sorted(rate for rate in rates if rate not in hardware.declared.peak_flops_per_s)
-    if not missing:
-        return []
-    return [
-        f"{hardware.name} has no {missing[0].upper()} units and the description of {engine.described.label} does not "
-        f"say whether it takes {_spoken(form)} there: multiplied in the next wider format that the device has."
-    ]
 
 
 def _formats(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[FormatOf, str, str, str]]:
     """(of what, form, field, its value) of all that is stored: the dtype, quantized weights, the KV cache."""
     yield "weights", model.dtype, "engine.dtype", engine.dtype
-    has_rules = bool(engine.quantization_by_layer)
-    for place, each in enumerate(_quantizations(model, engine)):
-        form = form_of(each)
-        if form is not None and place and has_rules:
-            yield "weights", form, "engine.quantization_by_layer", each.method
+    for place, quantization in enumerate(_quantizations(model, engine)):
+        form, method = form_of(quantization), quantization.method
+        if form is not None and place and engine.quantization_by_layer:
+            yield "weights", form, "engine.quantization_by_layer", method
         elif form is not None:
-            yield "weights", form, "engine.quantization", engine.quantization or f"{each.method} in the checkpoint"
+            yield "weights", form, "engine.quantization", engine.quantization or f"{method} in the checkpoint"
     field = "kv_tiers" if engine.kv_tiers else "kv_cache_dtype"
     for name in [tier.dtype for tier in engine.kv_tiers] or [engine.kv_cache_dtype]:
         form = model.quantization.kv_cache if name == "auto" else kv_format(name)
@@ -202,11 +197,6 @@ def _quantizations(model: ModelSpec, engine: EngineSpec) -> Iterator[Quantizatio
     yield model.quantization
     ruled = with_layer_formats(model, engine.quantization_by_layer)
     yield from dict.fromkeys(form for layer, _ in ruled.layers for _, form in layer.formats)
-
-
-def _has_activations(model: ModelSpec, engine: EngineSpec, form: str) -> bool:
-    """Whether the format asks for quantized activations, which its kernel does without."""
-    return any(form_of(each) == form and each.activations is not None for each in _quantizations(model, engine))
 
 
 def _on(hardware: HardwareSpec) -> str:

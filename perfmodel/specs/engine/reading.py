@@ -6,8 +6,6 @@ beside it (`cpu@my-h100.yaml`). What ships has its name to itself: a file called
 """
 
 import pathlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -16,31 +14,10 @@ from perfmodel.files.catalog import data_dir, expanded, find_file, looked_up
 from perfmodel.files.reach import may_touch, refuse_path
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.models.number_formats import kv_format
-from perfmodel.specs.engine.description import EngineDescription, describe_engine, load_engine_description
+from perfmodel.specs.engine.description import describe_engine, load_engine_description
 from perfmodel.specs.engine.spec import EngineSpec
 
 _PREFIX = "engine@"
-
-
-@dataclass(frozen=True)
-class OwnCalibration:
-    """Its file, and the engine that it is of."""
-
-    file: pathlib.Path
-    engine: str
-
-
-def own_calibration(name: str, folder: pathlib.Path) -> OwnCalibration | None:
-    """The calibration called `name`, or in the file of this path; None where an engine is called so, or nothing is.
-
-    folder: of the scenario. Raises SpecError for a file that does not say of which engine it is.
-    """
-    path = folder / expanded(name)
-    if path.name.startswith(_PREFIX) and may_touch(path) and path.is_file():
-        return _read(path)
-    if "/" in name or "\\" in name or looked_up("engines", name) is not None:
-        return None
-    return next((_read(file) for file in _places(name, folder) if may_touch(file) and file.is_file()), None)
 
 
 def device_file(calibration: str | pathlib.Path, device: str) -> pathlib.Path:
@@ -62,20 +39,6 @@ def refuse_shipped_name(name: str) -> None:
         )
 
 
-def _places(name: str, folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    for base in (folder, pathlib.Path.cwd()):
-        yield base / f"{_PREFIX}{name}.yaml"
-        yield base / "calibrations" / f"{_PREFIX}{name}.yaml"
-    yield data_dir("calibrations") / f"{_PREFIX}{name}.yaml"
-
-
-def _read(file: pathlib.Path) -> OwnCalibration:
-    engine = load_yaml(file).data.get("engine")
-    if not isinstance(engine, str) or looked_up("engines", engine) is None:
-        raise SpecError(f"{file}: its `engine` is {engine!r}, expected the name of a shipped engine, as in vllm")
-    return OwnCalibration(file.resolve(), engine)
-
-
 def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, place: Path) -> None:
     """Replace the names in the mapping `engine` by those of files, and check them; validation sees to all else.
 
@@ -89,15 +52,14 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
     """
     if not isinstance(engine, dict):
         return
-    if "version" in engine:
-        written = positions.written((*place, "version"))
-        engine["version"] = engine["version"] if written is None or engine["version"] is None else written
+    if engine.get("version") is not None:
+        engine["version"] = positions.written((*place, "version")) or engine["version"]
+    field: Path = ("profile",)
     try:
-        field: Path = ("profile",)
         if isinstance(engine.get("profile"), str):
-            own = own_calibration(engine["profile"], folder)
+            own = _own_calibration(engine["profile"], folder)
             if own is not None:
-                engine |= {"profile": own.engine, "calibration": str(own.file)}
+                engine |= {"profile": _engine_of(own), "calibration": str(own.resolve())}
             engine["profile"] = _profile(engine["profile"], folder)
         for name in ("calibration", "cpu"):  # which are read when something is timed
             field = (name,)
@@ -106,47 +68,56 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
         field = ("version",)
         if isinstance(engine.get("version"), str):
             _check_version(engine.get("profile") or EngineSpec.model_fields["profile"].default, engine["version"])
-        for place_of_format, name in _kv_formats(engine):
-            field = place_of_format
-            if name != "auto":
-                kv_format(name)
+        tiers = engine.get("kv_tiers")
+        formats: dict[Path, Any] = {("kv_cache_dtype",): engine.get("kv_cache_dtype")}
+        for number, tier in enumerate(tiers if isinstance(tiers, list) else []):
+            formats["kv_tiers", number, "dtype"] = tier.get("dtype") if isinstance(tier, dict) else None
+        for field_of_format, form in formats.items():
+            field = field_of_format
+            if isinstance(form, str) and form != "auto":
+                kv_format(form)
     except SpecError as error:
         where = (*place, *field)
         raise SpecError(f"{positions.where(where)}: {'.'.join(map(str, where))}: {error}") from None
+
+
+def _own_calibration(name: str, folder: pathlib.Path) -> pathlib.Path | None:
+    """The file of the calibration called `name`, or of this path; None where an engine is called so, or nothing is."""
+    path = folder / expanded(name)
+    if path.name.startswith(_PREFIX) and may_touch(path) and path.is_file():
+        return path
+    if "/" in name or "\\" in name or looked_up("engines", name) is not None:
+        return None
+    own = (base / inner for base in (folder, pathlib.Path.cwd()) for inner in ("", "calibrations"))
+    files = (place / f"{_PREFIX}{name}.yaml" for place in (*own, data_dir("calibrations")))
+    return next((file for file in files if may_touch(file) and file.is_file()), None)
+
+
+def _engine_of(calibration: pathlib.Path) -> str:
+    engine = load_yaml(calibration).data.get("engine")
+    if not isinstance(engine, str) or looked_up("engines", engine) is None:
+        raise SpecError(f"{calibration}: its `engine` is {engine!r}, expected the name of a shipped engine, as in vllm")
+    return engine
 
 
 def _profile(name: str, folder: pathlib.Path) -> str:
     """The engine's name; of a file that is none of ours, its path."""
     beside = folder / expanded(name)
     file = find_file("engines", beside if may_touch(beside) and beside.is_file() else name)
-    own = load_engine_description(file).name
+    shipped = load_engine_description(file).name
     try:
-        return own if find_file("engines", own).samefile(file) else str(file.resolve())
+        return shipped if find_file("engines", shipped).samefile(file) else str(file.resolve())
     except SpecError:
         return str(file.resolve())
 
 
 def _check_version(profile: str, version: str) -> None:
-    found = describe_engine(profile, version)
-    description, chosen = found.description, found.version
+    engine = describe_engine(profile, version)
+    description, chosen = engine.description, engine.version
     if not description.versions:
         raise SpecError(f"{description.name} has no versions; leave it out")
     if chosen.age != "described":
-        raise SpecError(f"{chosen.note}; {_way_out(description, chosen.described)}")
-
-
-def _way_out(description: EngineDescription, nearest: str) -> str:
-    return (
-        f"set it to {nearest}, or describe what changed in hardware_specs/engines/{description.name}.yaml "
-        f"(described: {', '.join(description.versions)})"
-    )
-
-
-def _kv_formats(engine: dict[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Places and names of the formats of cached tokens."""
-    if isinstance(engine.get("kv_cache_dtype"), str):
-        yield ("kv_cache_dtype",), engine["kv_cache_dtype"]
-    tiers = engine.get("kv_tiers")
-    for number, tier in enumerate(tiers if isinstance(tiers, list) else []):
-        if isinstance(tier, dict) and isinstance(tier.get("dtype"), str):
-            yield ("kv_tiers", number, "dtype"), tier["dtype"]
+        raise SpecError(
+            f"{chosen.note}; set it to {chosen.described}, or describe what changed in "
+            f"hardware_specs/engines/{description.name}.yaml (described: {', '.join(description.versions)})"
+        )

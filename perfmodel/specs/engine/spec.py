@@ -5,9 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
 from perfmodel.files.units import Bytes, Milliseconds, NonNegativeInt, PositiveInt
-from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.layer_formats import LayerQuantization
 from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.spec import ModelSpec
@@ -39,17 +38,15 @@ class KvTier(Spec):
 class KvOffload(GivenLink):
     """A second tier for KV blocks, in the host's memory or on a disk, behind a link of each device.
 
-    capacity_bytes: of the tier, per device
     link, bandwidth_bytes_per_s, latency_s: the link to it; the latency is that of one block's copy
     rule:           KV of a preempted request, or of a prefix that left the device: copied back (restore), computed
                     again (recompute), or what the cost model says is quicker (faster)
-    overlap:        blocks come layer by layer while earlier layers compute; else the step waits for all of them
     """
 
     link: str | None = "pcie"
-    capacity_bytes: Annotated[Bytes, Field(gt=0)]
+    capacity_bytes: Annotated[Bytes, Field(gt=0)]  # of the tier, per device
     rule: Literal["restore", "recompute", "faster"] = "faster"
-    overlap: bool = True
+    overlap: bool = True  # blocks come layer by layer while earlier layers compute; else the step waits for all of them
 
 
 class PromptCompression(Spec):
@@ -280,17 +277,17 @@ def _conflicts(engine: "EngineSpec") -> Iterator[str]:
             f"found {given}={getattr(engine, given)} without {missing}; layers that are not on the device are "
             f"computed by the host's CPU: give both, or leave both out"
         )
-    yield from _conflicts_of_kv(engine)
     copies = engine.eplb_config.num_redundant_experts
     if engine.enable_eplb and not engine.enable_expert_parallel:
         yield "found enable_eplb without enable_expert_parallel; experts are whole only with the latter"
     if copies and not engine.enable_eplb:
         yield f"found num_redundant_experts={copies} without enable_eplb; set that, or leave it out"
+    yield from _conflicts_of_kv(engine)
 
 
 def _conflicts_of_kv(engine: "EngineSpec") -> Iterator[str]:
-    used = [name for name in ("kv_tiers", "kv_eviction", "kv_offload") if getattr(engine, name)]
-    used += ["kv_cache_residual_tokens"] if engine.kv_cache_residual_tokens else []
+    names = ("kv_tiers", "kv_eviction", "kv_offload", "kv_cache_residual_tokens")
+    used = [name for name in names if getattr(engine, name)]
     if engine.kv_cache == "off" and used:
         yield f"found {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
     if engine.kv_cache == "contiguous" and engine.kv_offload:
@@ -298,13 +295,28 @@ def _conflicts_of_kv(engine: "EngineSpec") -> Iterator[str]:
             "found kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, so "
             "that nothing would ever be moved; use kv_cache=paged"
         )
-    yield from _conflicts_with_drafts(engine)
-    if engine.kv_tiers:
-        yield from _conflicts_of_tiers(engine)
-    elif engine.kv_cache_residual_tokens and engine.kv_cache_dtype == "auto":
+    if engine.speculative_config is not None and engine.kv_cache == "off":
         yield (
-            f"found kv_cache_residual_tokens={engine.kv_cache_residual_tokens} with kv_cache_dtype=auto, where all "
-            f"tokens are in the model's dtype; name the format of the older ones, as in int4"
+            "found speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
+            "ones with them; keep the KV cache"
+        )
+    if engine.speculative_config is not None and engine.kv_eviction is not None:
+        yield (
+            "found speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
+            "counted in their scores by then, which cannot be taken back: leave one of them out"
+        )
+    residual = engine.kv_cache_residual_tokens
+    if engine.kv_tiers and (engine.kv_cache_dtype != "auto" or residual):
+        other = "kv_cache_residual_tokens" if residual else "kv_cache_dtype"
+        yield f"found kv_tiers beside {other}, which set the same thing; leave {other} out"
+    if engine.kv_tiers and (oldest := engine.kv_tiers[-1].tokens) is not None:
+        yield f"kv_tiers: found tokens={oldest} in the last tier, which takes all older tokens; leave it out"
+    if any(tier.tokens is None for tier in engine.kv_tiers[:-1]):
+        yield "kv_tiers: found a tier without tokens before the last; only the last takes all older tokens"
+    if not engine.kv_tiers and residual and engine.kv_cache_dtype == "auto":
+        yield (
+            f"found kv_cache_residual_tokens={residual} with kv_cache_dtype=auto, where all tokens are in the model's "
+            f"dtype; name the format of the older ones, as in int4"
         )
     formats = [tier.dtype for tier in engine.kv_tiers] or [engine.kv_cache_dtype]
     if engine.kv_cache_group_size is not None and not any(name in GROUPED_FORMATS for name in formats):
@@ -312,29 +324,3 @@ def _conflicts_of_kv(engine: "EngineSpec") -> Iterator[str]:
             f"found kv_cache_group_size={engine.kv_cache_group_size} with kv_cache_dtype={formats[-1]}, which has no "
             f"scales in groups; leave it out, or use one of {', '.join(GROUPED_FORMATS)}"
         )
-
-
-def _conflicts_with_drafts(engine: "EngineSpec") -> Iterator[str]:
-    if engine.speculative_config is None:
-        return
-    if engine.kv_cache == "off":
-        yield (
-            "found speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
-            "ones with them; keep the KV cache"
-        )
-    if engine.kv_eviction is not None:
-        yield (
-            "found speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
-            "counted in their scores by then, which cannot be taken back: leave one of them out"
-        )
-
-
-def _conflicts_of_tiers(engine: "EngineSpec") -> Iterator[str]:
-    if engine.kv_cache_dtype != "auto" or engine.kv_cache_residual_tokens:
-        other = "kv_cache_residual_tokens" if engine.kv_cache_residual_tokens else "kv_cache_dtype"
-        yield f"found kv_tiers beside {other}, which set the same thing; leave {other} out"
-    *newer, oldest = engine.kv_tiers
-    if oldest.tokens is not None:
-        yield f"kv_tiers: found tokens={oldest.tokens} in the last tier, which takes all older tokens; leave it out"
-    if any(tier.tokens is None for tier in newer):
-        yield "kv_tiers: found a tier without tokens before the last; only the last takes all older tokens"

@@ -4,7 +4,7 @@ What a draft costs follows from the method (`perfmodel.cost.steps.speculation`);
 `Acceptance`, which the simulator draws from and an executed run measures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -14,17 +14,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
 from perfmodel.files.reach import LARGEST_JSON_BYTES, read_bounded
 from perfmodel.files.units import NonNegativeInt, PositiveInt
-from perfmodel.files.variants import UsedBy, VariantSpec
 from perfmodel.models.spec import ModelSpec
 
 RIGHT_OF_MTP = 0.85  # of the second tokens that DeepSeek-V3's MTP drafts (its report, section 5.4.3: 85 to 90 %)
 RIGHT_OF_NGRAMS = 0.3  # of drafted tokens, in chat: assumed
 Probability = Annotated[float, Field(ge=0, le=1)]
-_MOST_NODES = 4096  # of a tree, beside the token that it grows from
-_MOST_DEPTH = 128  # a step's cost is worked out for each, and for each batch
+_MAX_NODES = 4096  # of a tree, beside the token that it grows from
+_MAX_DEPTH = 128  # a step's cost is worked out for each, and for each batch
 # The field that a method cannot do without.
 _NEEDED = {
     "draft_model": "model",
@@ -38,7 +37,6 @@ class MeasuredAcceptance(Spec):
     """What an executed run writes and `acceptance.measured` reads: a JSON file.
 
     examined: for each depth, how often a token drafted there came to be judged: all before it were right
-    accepted: how many of those were right
     by_rank:  for each depth, how many of `accepted` were the first, second ... candidate (trees)
     offered:  how many of the first of `examined` there were: a drafter that had none to offer counts as wrong there
     method, model: what was executed, for the reader
@@ -47,27 +45,26 @@ class MeasuredAcceptance(Spec):
     method: str = ""
     model: str = ""
     examined: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    accepted: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    accepted: tuple[NonNegativeInt, ...] = Field(min_length=1)  # how many of those were right
     by_rank: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     offered: NonNegativeInt | None = None
 
     @model_validator(mode="after")
     def _counts_fit_together(self) -> "MeasuredAcceptance":
-        if len(self.examined) != len(self.accepted):
-            raise ValueError(
-                f"found {len(self.examined)} depths in examined and {len(self.accepted)} in accepted; give both"
-            )
-        for depth, (examined, accepted) in enumerate(zip(self.examined, self.accepted, strict=True), 1):
-            if accepted > examined:
-                raise ValueError(f"depth {depth}: found {accepted} accepted of {examined} examined; at most all are")
-        if not self.examined[0]:
+        examined, accepted = self.examined, self.accepted
+        if len(examined) != len(accepted):
+            raise ValueError(f"found {len(examined)} depths in examined and {len(accepted)} in accepted; give both")
+        for depth, (count, of) in enumerate(zip(accepted, examined, strict=True), 1):
+            if count > of:
+                raise ValueError(f"depth {depth}: found {count} accepted of {of} examined; at most all are")
+        if not examined[0]:
             raise ValueError("found no token examined at depth 1; record a run that drafts tokens")
-        if self.offered is not None and not self.accepted[0] <= self.offered <= self.examined[0]:
+        if self.offered is not None and not accepted[0] <= self.offered <= examined[0]:
             raise ValueError(
-                f"found {self.offered} offered, allowed from what was accepted at depth 1 ({self.accepted[0]}) to what "
-                f"was examined there ({self.examined[0]})"
+                f"found {self.offered} offered, allowed from what was accepted at depth 1 ({accepted[0]}) to what "
+                f"was examined there ({examined[0]})"
             )
-        if self.by_rank is not None and tuple(map(sum, self.by_rank)) != self.accepted:
+        if self.by_rank is not None and tuple(map(sum, self.by_rank)) != accepted:
             raise ValueError("found by_rank that does not sum to accepted at each depth; leave it out, or correct it")
         return self
 
@@ -95,11 +92,8 @@ class MeasuredAcceptance(Spec):
 class Acceptance(VariantSpec):
     """How likely a drafted token is right, given that all before it were; one of four ways to say it.
 
-    rate:         the same everywhere
-    per_position: by depth; the last repeats
     per_rank:     by depth, then by candidate: that the r-th candidate is the right one (so they sum to at most 1); the
                   last depth repeats
-    measured:     path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
 
     offered: the share of steps in which the drafter has tokens to offer a sequence; in the others it is wrong, as the
              rates say, and there is nothing to verify: n-gram lookup where no n-gram came before
@@ -107,10 +101,10 @@ class Acceptance(VariantSpec):
 
     alternatives = (("rate", "per_position", "per_rank", "measured"),)
 
-    rate: Probability | None = None
-    per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)
+    rate: Probability | None = None  # the same everywhere
+    per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)  # by depth; the last repeats
     per_rank: tuple[tuple[Probability, ...], ...] | None = Field(default=None, min_length=1)
-    measured: str | None = None
+    measured: str | None = None  # path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
     offered: Probability = 1.0
 
     @model_validator(mode="after")
@@ -134,39 +128,28 @@ class Acceptance(VariantSpec):
 
         Raises SpecError for a measured file that cannot be read.
         """
+        widths = widths or (1,) * depth
         if self.rate is not None:
-            known: tuple[float, ...] = (self.rate,)
-        elif self.per_position is not None:
-            known = self.per_position
-        else:
-            known = self._by_rank(depth, widths)
+            return (self.rate,) * depth
+        ranks = self.per_rank
+        counts = None if self.measured is None else MeasuredAcceptance.read(self.measured)
+        if counts is not None and counts.by_rank is not None:
+            rows = zip(counts.by_rank, counts.examined, strict=False)
+            ranks = tuple(tuple(accepted / examined for accepted in row) for row, examined in rows if examined)
+        if ranks is not None:
+            of_depth = [ranks[min(i, len(ranks) - 1)] for i in range(depth)]
+            return tuple(min(sum(row[:width]), 1.0) for row, width in zip(of_depth, widths, strict=True))
+        known = counts.rates if counts is not None else self.per_position or ()
         return tuple(known[min(i, len(known) - 1)] for i in range(depth))
 
     @property
     def share_offered(self) -> float:
-        """The share of steps of a drafting sequence in which there is a draft to verify.
-
-        Raises SpecError for a measured file that cannot be read.
-        """
+        """The share of steps of a drafting sequence in which there is a draft to verify. Raises SpecError for a
+        measured file that cannot be read."""
         if self.measured is None:
             return self.offered
         counts = MeasuredAcceptance.read(self.measured)
         return self.offered if counts.offered is None else counts.offered / counts.examined[0]
-
-    def _by_rank(self, depth: int, widths: tuple[int, ...] | None) -> tuple[float, ...]:
-        if self.per_rank is None:
-            assert self.measured is not None
-            counts = MeasuredAcceptance.read(self.measured)
-            if counts.by_rank is None:
-                return counts.rates
-            ranks = [
-                [a / examined for a in counts.by_rank[i]] for i, examined in enumerate(counts.examined) if examined
-            ]
-        else:
-            ranks = [list(row) for row in self.per_rank]
-        widths = widths or (1,) * depth
-        rows = [ranks[min(i, len(ranks) - 1)] for i in range(depth)]
-        return tuple(min(sum(row[:width]), 1.0) for row, width in zip(rows, widths, strict=True))
 
 
 class Lookahead(Spec):
@@ -187,15 +170,10 @@ class SpeculativeConfig(VariantSpec):
     num_speculative_tokens: how deep a draft goes; of a tree or of lookahead it is the shape that says so
     model:        the draft model                                          (draft_model)
     quantization: what the drafter's weights are quantized to              (self_quantized; draft_model)
-    draft_layers: the first layers that draft                              (self_skip)
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram looked for; vLLM's default is 5    (ngram)
     tree:         candidates by depth: every node of a depth has so many children, all verified under a tree mask
-    lookahead:    its window and guesses                                   (lookahead)
     adaptive:     the draft length is chosen for each step: what gives most tokens per second with so many sequences
-    disable_by_batch_size: steps with more decoding sequences than this draft nothing
-    pipelined:    the next round is drafted while this one is verified     (draft_model)
     has_own_device: pipelined: the drafter runs on as many devices of its own, and shares none of the model's
-    acceptance:   how many tokens are right: needed to simulate, measured when executed
     """
 
     discriminator = "method"
@@ -215,16 +193,16 @@ class SpeculativeConfig(VariantSpec):
     num_speculative_tokens: PositiveInt | None = None
     model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path: the draft model")] | None = None
     quantization: str | None = None
-    draft_layers: PositiveInt | None = None
+    draft_layers: PositiveInt | None = None  # the first layers that draft                              (self_skip)
     prompt_lookup_max: PositiveInt | None = None
     prompt_lookup_min: PositiveInt | None = None
     tree: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
-    lookahead: Lookahead | None = None
+    lookahead: Lookahead | None = None  # its window and guesses                                   (lookahead)
     adaptive: bool = False
-    disable_by_batch_size: PositiveInt | None = None
-    pipelined: bool = False
+    disable_by_batch_size: PositiveInt | None = None  # steps with more decoding sequences than this draft nothing
+    pipelined: bool = False  # the next round is drafted while this one is verified     (draft_model)
     has_own_device: bool = False
-    acceptance: Acceptance | None = None
+    acceptance: Acceptance | None = None  # how many tokens are right: needed to simulate, measured when executed
 
     @field_validator("method", mode="before")
     @classmethod
@@ -233,57 +211,43 @@ class SpeculativeConfig(VariantSpec):
         return "eagle" if method == "eagle3" or str(method).endswith("mtp") else method
 
     @model_validator(mode="after")
-    def _method_has_its_fields(self) -> "SpeculativeConfig":
+    def _fields_fit_together(self) -> "SpeculativeConfig":
+        for sentence in self._conflicts():
+            raise ValueError(sentence)
+        return self
+
+    def _conflicts(self) -> Iterator[str]:
+        """A sentence for each of the fields that contradict each other."""
         needed = _NEEDED.get(self.method)
         if needed is not None and not getattr(self, needed):
             example = ", as in w4a16" if needed == "quantization" else ""
-            raise ValueError(f"found no {needed} with method={self.method}, which needs it{example}")
-        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or 5):
-            raise ValueError(
-                f"found prompt_lookup_min={self.prompt_lookup_min} above prompt_lookup_max="
-                f"{self.prompt_lookup_max or 5}; lower the first or raise the second"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_depth(self) -> "SpeculativeConfig":
+            yield f"found no {needed} with method={self.method}, which needs it{example}"
+        longest = self.prompt_lookup_max or 5
+        if (self.prompt_lookup_min or 1) > longest:
+            given_both = f"prompt_lookup_min={self.prompt_lookup_min} above prompt_lookup_max={longest}"
+            yield f"found {given_both}; lower the first or raise the second"
         shape = len(self.tree) if self.tree else self.lookahead.ngram - 1 if self.lookahead else None
         given = self.num_speculative_tokens
         if shape is None and given is None:
-            raise ValueError("found no num_speculative_tokens; give the number of tokens to draft, as in 4")
+            yield "found no num_speculative_tokens; give the number of tokens to draft, as in 4"
         if None not in (shape, given) and shape != given:
             of = f"a tree of {shape} levels" if self.tree else f"n-grams that give {shape}"
-            raise ValueError(f"found num_speculative_tokens={given} beside {of}; leave one of them out")
-        if (shape or given or 0) > _MOST_DEPTH:
-            raise ValueError(
-                f"found drafts of {shape or given} tokens, allowed {_MOST_DEPTH}: none is right to its end; lower it"
-            )
-        if self.nodes_by_depth[-1] > _MOST_NODES:
-            raise ValueError(
-                f"found {self.nodes_by_depth[-1]} tokens to verify at once for each sequence, allowed {_MOST_NODES}; "
-                f"narrow the tree"
-            )
+            yield f"found num_speculative_tokens={given} beside {of}; leave one of them out"
+        if (shape or given or 0) > _MAX_DEPTH:
+            yield f"found drafts of {shape or given} tokens, allowed {_MAX_DEPTH}: none is right to its end; lower it"
+        if (most := self.nodes_by_depth[-1]) > _MAX_NODES:
+            yield f"found {most} tokens to verify at once for each sequence, allowed {_MAX_NODES}; narrow the tree"
         if self.has_own_device and not self.pipelined:
-            raise ValueError("found has_own_device without pipelined: drafts and verification take turns; add it")
+            yield "found has_own_device without pipelined: drafts and verification take turns; add it"
         if self.pipelined and self.tree:
-            raise ValueError("found pipelined with a tree, whose next round has no single place to start; use a chain")
-        return self
-
-    @model_validator(mode="after")
-    def _acceptance_has_ranks_for_a_tree_only(self) -> "SpeculativeConfig":
+            yield "found pipelined with a tree, whose next round has no single place to start; use a chain"
         ranks = self.acceptance.per_rank if self.acceptance is not None else None
-        if ranks is None:
-            return self
-        if self.tree is None and self.lookahead is None:
-            raise ValueError("found acceptance.per_rank without a tree; give per_position, or the tree")
+        if ranks is not None and self.tree is None and self.lookahead is None:
+            yield "found acceptance.per_rank without a tree; give per_position, or the tree"
         for depth, width in enumerate(self.tree or (), 1):
-            row = ranks[min(depth, len(ranks)) - 1]
-            if len(row) < width:
-                raise ValueError(
-                    f"acceptance.per_rank has {len(row)} candidates at depth {depth}, where the tree has {width}; "
-                    f"give as many"
-                )
-        return self
+            if ranks is not None and (count := len(ranks[min(depth, len(ranks)) - 1])) < width:
+                where = f"{count} candidates at depth {depth}, where the tree has {width}"
+                yield f"acceptance.per_rank has {where}; give as many"
 
     def is_mtp_of(self, model: ModelSpec) -> bool:
         """Whether the head of `model` that predicts further tokens drafts: where it has one, it is the EAGLE head."""

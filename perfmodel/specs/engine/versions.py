@@ -42,23 +42,15 @@ class ChosenVersion(NamedTuple):
 
 
 def parse_version(text: str) -> tuple[tuple[int, ...], Kind]:
-    """The release numbers, without trailing zeros, and the kind of a version.
-
-    Raises SpecError for what is no version.
-    """
-    found = _NUMBERED.fullmatch(text.strip())
-    if found is None:
+    """The release numbers, without trailing zeros, and the kind of a version. Raises SpecError for what is no
+    version."""
+    match = _NUMBERED.fullmatch(text.strip())
+    if match is None:
         if _NIGHTLY.fullmatch(text.strip()):
             return (), "nightly"
         raise SpecError(f"{text!r} is not a version; write it as the engine's --version prints it, as in 0.21.0")
-    kind: Kind = "release"
-    if found["dev"]:
-        kind = "nightly"
-    elif found["pre"]:
-        kind = "pre-release"
-    elif found["post"]:
-        kind = "post-release"
-    return _numbers(found["release"]), kind
+    kinds: dict[str, Kind] = {"dev": "nightly", "pre": "pre-release", "post": "post-release"}
+    return _numbers(match["release"]), next((kind for group, kind in kinds.items() if match[group]), "release")
 
 
 def choose_version(asked: str | None, described: Iterable[str]) -> ChosenVersion:
@@ -70,22 +62,20 @@ def choose_version(asked: str | None, described: Iterable[str]) -> ChosenVersion
 
     Raises SpecError for what is no version.
     """
-    known = sorted(((_numbers(text), text) for text in described), key=lambda each: each[0])
+    known = sorted((_numbers(text), text) for text in described)
+    release, kind = ((), "release") if asked is None else parse_version(asked)
     if asked is None or not known:
-        if asked is not None:
-            parse_version(asked)
         return ChosenVersion(asked, known[-1][1] if known else "")
-    release, kind = parse_version(asked)
-    newest, last = known[-1]
-    if kind == "nightly" and (not release or release[:2] > newest[:2]):
+    (oldest, first), (newest, last) = known[0], known[-1]
+    is_newer = release[:2] > newest[:2]
+    if kind == "nightly" and (not release or is_newer):
         return ChosenVersion(asked, last, note=f"nightly build {asked} is taken for {last}, the newest described")
-    before = [text for numbers, text in known if numbers <= release]
-    if not before:
-        return ChosenVersion(asked, known[0][1], "older", f"{asked} is older than {known[0][1]}, the oldest described")
-    if release[:2] > newest[:2]:
+    if release < oldest:
+        return ChosenVersion(asked, first, "older", f"{asked} is older than {first}, the oldest described")
+    if is_newer:
         return ChosenVersion(asked, last, "newer", f"{asked} is newer than {last}, the newest described")
     note = "" if kind in ("release", "post-release") else f"{kind} {asked} is taken for its release"
-    return ChosenVersion(asked, before[-1], note=note)
+    return ChosenVersion(asked, [text for numbers, text in known if numbers <= release][-1], note=note)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -77,7 +77,7 @@ def test_an_installed_wheel_uses_its_own_data(tmp_path: Path, monkeypatch: pytes
     folder = tmp_path / "perfmodel" / "_data" / "hardware_specs"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("aliases:\n  - My Card  # the one I own\n  - 'mine-2'\n")
-    monkeypatch.setattr(catalog, "_PACKAGE", tmp_path / "perfmodel")
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "perfmodel")
     catalog.aliases_of.cache_clear()
     try:
         assert catalog.list_names("hardware") == ["mine"]

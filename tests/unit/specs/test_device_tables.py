@@ -9,7 +9,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files import catalog, device_tables
 from perfmodel.files.catalog import normal_name
 from perfmodel.files.device_tables import plain_name, split_size
-from perfmodel.specs import data_dir, hardware, list_hardware, load_hardware, load_scenario
+from perfmodel.specs import data_dir, list_hardware, load_hardware, load_scenario
 from perfmodel.specs.devices import find_device
 
 TABLE = """
@@ -43,14 +43,9 @@ def table(tmp_path, monkeypatch):
     file.write_text(TABLE)
     (folder / "prices").mkdir()
     (folder / "prices/prices.yaml").write_text("prices: {}\n")
-    monkeypatch.setattr(catalog, "_PACKAGE", tmp_path / "perfmodel")
-    caches = (
-        catalog.aliases_of,
-        device_tables.table_rows,
-        device_tables._known,
-        device_tables.known_architectures,
-        hardware._listed,
-    )
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "perfmodel")
+    tables = (device_tables.table_rows, device_tables._known, device_tables.known_architectures)
+    caches = (catalog.aliases_of, *tables)
     for cached in caches:
         cached.cache_clear()
     yield file

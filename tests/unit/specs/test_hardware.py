@@ -12,6 +12,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.device_tables import table_rows
 from perfmodel.specs import list_names, load_hardware
 from perfmodel.specs.devices import find_device, read_device
+from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
 
 # Device of hardware_facts.csv -> our name, where an alias does not already say so.
 _FACTS_NAMES = {
@@ -42,6 +43,10 @@ def test_each_file_loads_and_is_plausible(file: str) -> None:
         is_plausible(name)
 
 
+def units_of(level: MemoryLevel, hardware: HardwareSpec) -> int:
+    return hardware.declared.compute_units if level.per == "compute_unit" else 1
+
+
 def is_plausible(name: str) -> None:
     hardware = load_hardware(name)
     declared = hardware.declared
@@ -55,9 +60,9 @@ def is_plausible(name: str) -> None:
     assert hardware.kind != "gpu" or declared.vector_flops_per_s is not None
     assert 1 < ridge(name) < 2000
     seen = hardware.visible_memory_bytes / hardware.memory_bytes
-    assert 0.9 < seen < 1.1 or (hardware.is_integrated and 0.4 < seen <= 1)
-    bandwidths = [hardware.level_bandwidth(m.level) for m in declared.memory]
-    known = [b for b in bandwidths if b is not None]
+    assert 0.9 < seen < 1.1 or (declared.memory[0].unified and 0.4 < seen <= 1)
+    known = [(level.bandwidth_bytes_per_s or 0) * units_of(level, hardware) for level in declared.memory]
+    known = [bandwidth for bandwidth in known if bandwidth]
     assert known == sorted(known), "inner levels are faster"
     assert all(link.latency_s < 1e-4 for link in declared.links)
 
@@ -97,11 +102,15 @@ def test_ridge_points_that_are_published(name: str, flop_per_byte: float) -> Non
 
 def test_per_unit_levels_add_up_over_the_device() -> None:
     a100 = load_hardware("a100-sxm-80gb")
-    assert a100.level_capacity_bytes("sram") == 108 * 164 * 1024
-    assert a100.level_bandwidth("sram") == pytest.approx(108 * 128 * 1.41e9)
-    assert a100.level_capacity_bytes("l2") == 40 * 2**20
-    assert a100.level_bandwidth("registers") is None
-    assert a100.level_capacity_bytes("tensor_memory") is None
+    sram, l2, registers = (a100.level(name) for name in ("sram", "l2", "registers"))
+    assert sram is not None
+    assert l2 is not None
+    assert registers is not None
+    assert units_of(sram, a100) * sram.capacity_bytes == 108 * 164 * 1024
+    assert units_of(sram, a100) * (sram.bandwidth_bytes_per_s or 0) == pytest.approx(108 * 128 * 1.41e9)
+    assert units_of(l2, a100) * l2.capacity_bytes == 40 * 2**20
+    assert registers.bandwidth_bytes_per_s is None
+    assert a100.level("tensor_memory") is None
 
 
 def test_scale_up_links() -> None:
@@ -185,7 +194,9 @@ def test_short_names_reach_every_block() -> None:
     nvlink = hardware.link("nvlink")
     assert nvlink is not None
     assert (nvlink.bandwidth_bytes_per_s, nvlink.latency_s) == (900e9, 2e-6)
-    assert hardware.level_capacity_bytes("l2") == 80 * 2**20
+    l2 = hardware.level("l2")
+    assert l2 is not None
+    assert l2.capacity_bytes == 80 * 2**20
     assert hardware.declared.clock_hz == 0.705e9
     assert hardware.price is not None
     assert hardware.price.usd_per_hour == 1.5
