@@ -70,12 +70,14 @@ class RequestTimes:
 class Observation:
     """One measured result.
 
-    setup:       what ran under which load: a scenario, or what one is made of when it is predicted
+    setup:       what ran: a scenario, or what one is made of when it is predicted
+    load:        how requests came, where the setup does not have it
     metrics:     what was measured, by name, in the metric's unit; requests: the same one by one, where they were logged
     label:       the row as text, by default its name
     labels:      dimension -> the row's group; groups: others that its source names
     group:       rows of one setting share it
-    source:      who published it; flags: what is said there of its worth; is_reliable: its figures count as they are
+    source:      who published it, or which tool wrote it; flags: what is said there of its worth
+    is_reliable: its figures count as they are
     window:      seconds of arrivals that it is of, where its run has several stages
     """
 
@@ -83,6 +85,7 @@ class Observation:
     setup: Any
     metrics: Mapping[str, float]
     requests: RequestTimes | None = None
+    load: Any = None
     label: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ METRICS = {"tg": "decode_tokens_per_s", "pp": "prompt_tokens_per_s"}
 class LocalSetup:
     """What was timed on a single machine.
 
-    params, active_params, file_size_bytes, depth, ...: 0 where the table says nothing
+    params, active_params, file_size_bytes, depth, ...: 0 where the source says nothing
     test:    pp (prompts) or tg (generation)
     batch:   sequences at once; the rate is over all of them
     flash:   attention without scores in memory; None where the table does not say
@@ -63,22 +63,22 @@ class LocalSetup:
     num_devices: int
     tool: str
     backend: str
-    backend_detail: str
     build: str
-    date: datetime.date | None
     model: str
-    params: float
-    active_params: float
     gguf_type: str
-    file_size_bytes: float
-    flash: bool | None
-    kv_type: str
     test: str
-    num_prompt: int
-    num_generated: int
-    depth: int
-    batch: int
-    ubatch: int
+    params: float = 0.0
+    active_params: float = 0.0
+    file_size_bytes: float = 0.0
+    flash: bool | None = None
+    kv_type: str = ""
+    num_prompt: int = 0
+    num_generated: int = 0
+    depth: int = 0
+    batch: int = 1
+    ubatch: int = 0
+    backend_detail: str = ""
+    date: datetime.date | None = None
 
     @property
     def metric(self) -> str:
