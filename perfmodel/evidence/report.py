@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.cost.calibrations.provenance import Provenance
+from perfmodel.cost.calibrations.provenance import Provenance, provenance_of
 from perfmodel.evidence.observation import NO_INTERVAL, Prediction
 from perfmodel.printable import Printable, columns_of
 from perfmodel.trust.index import MeasuredRow, MeasuredSetup, setup_of
@@ -255,9 +255,10 @@ def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Error
     return result
 
 
-def worst_of(
-    comparisons: Sequence[Comparison], count: int, breakdown: Callable[[Comparison, int], Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+Breakdown = Callable[[Comparison, int], Mapping[str, Any]]
+
+
+def worst_of(comparisons: Sequence[Comparison], count: int, breakdown: Breakdown) -> list[dict[str, Any]]:
     """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
     return [row for item in comparisons for row in item.rows.worst(item.metric, count, partial(breakdown, item))]
 
@@ -345,3 +346,38 @@ class ValidationReport(Printable):
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
             **({"runs": [dict(row) for row in self.runs]} if self.runs else {}),
         }
+
+
+def report_of(
+    kind: str,
+    pairs: Sequence[Prediction],
+    left_out: Sequence[tuple[str, str]],
+    comparisons: Sequence[Comparison],
+    about: str,
+    num_worst: int,
+    breakdown: Breakdown,
+    notes: Sequence[str] = (),
+    counted: Sequence[Comparison] | None = None,
+    groups: Sequence[Mapping[str, Mapping[str, ErrorStats]]] = ({}, {}),
+) -> ValidationReport:
+    """The report of pairs whose setups are scenarios, or were made such.
+
+    kind, pairs, left_out: the kind's rows, and (row, reason) of those that could not be read
+    comparisons: by metric; counted: those whose rows `metrics` and `worst` are of, else the same
+    about, notes: as of the report; num_worst, breakdown: as of `worst_of`
+    groups:      of `by`, before and behind those of the dimensions
+    """
+    counted = comparisons if counted is None else counted
+    covered = [pair for pair in pairs if not pair.reason]
+    return ValidationReport(
+        kind=kind,
+        rows=len(pairs) + len(left_out),
+        covered=len(covered),
+        metrics=pooled(counted),
+        by={**groups[0], **by_dimension(comparisons), **groups[1]},
+        worst=worst_of(counted, num_worst, breakdown),
+        notes=[*notes, *not_covered(pairs, left_out)],
+        comparisons=comparisons,
+        provenance=provenance_of([pair.scenario for pair in covered if pair.scenario is not None]),
+        about=about,
+    )

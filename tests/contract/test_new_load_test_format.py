@@ -84,7 +84,7 @@ def test_a_new_format_is_a_mapping_in_at_most_two_files(checkout):
         "output_throughput": 390.0,
     }
     facts = {fact["fact"]: fact for fact in run["facts"]}
-    assert (facts["hardware"]["value"], facts["hardware"]["said_by"]) == ("h100-sxm", "the file")
+    assert (facts["hardware"]["value"], facts["hardware"]["said_by"]) == ("h100-sxm-80gb", "the file")
     assert facts["arrivals"]["value"] == "4 in flight"
     file.write_text(json.dumps({"anything": 1}), encoding="utf-8")
     assert "stopwatch" in validate(str(file)).stderr  # messages name it among the tools

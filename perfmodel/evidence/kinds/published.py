@@ -4,18 +4,26 @@ Every figure is restated with its source in a file of its own; nothing was fitte
 metric of a run, a step, an operator, a kernel or of memory. Formats and choice of the figures: docs/published.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from perfmodel import sim
-from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEstimate, load_calibration, step_costs
+from perfmodel.cost import OperatorEstimate, OperatorTimer, StepEstimate, load_calibration, step_costs
 from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
 from perfmodel.evidence.kinds.published_block import KernelShape, Published
-from perfmodel.evidence.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled
+from perfmodel.evidence.observation import Observation, Prediction, Progress
+from perfmodel.evidence.report import (
+    Comparison,
+    Dimension,
+    ValidationReport,
+    by_dimension,
+    not_covered,
+    pooled,
+    rows_of,
+)
 from perfmodel.files.blocks import block_as
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.number_formats import (
@@ -130,11 +138,6 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     )
 
 
-def _kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
-    """How long `work` takes by the device's calibration, timed alone as tables of kernels are."""
-    return OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
-
-
 @dataclass(frozen=True, slots=True)
 class FigurePrediction:
     """A figure's predicted value in its own unit, and what it is made of, as text."""
@@ -228,7 +231,8 @@ def _rows_named(names: Sequence[str], estimate: StepEstimate) -> list[OperatorEs
 def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
     assert figure.kernel is not None
     work = _kernel_work(scenario, figure.kernel)
-    time = _kernel_time(scenario, work)
+    # By the device's calibration, timed alone as tables of kernels are.
+    time = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
     seconds = time.duration_s
     values = {
         "time_us": seconds * _S,
@@ -254,8 +258,6 @@ def _of_run(scenario: Scenario, metric: str) -> _Value:
     return value, f"a run of {summary['duration']:.3g} s, {shares_text(summary.get('bound_share') or {})}"
 
 
-Progress = Callable[[int, int], None]
-
 _FAMILIES = ("kernels", "steps", "memory", "systems", "system ratios")
 _ABOUT = (
     "Figures that others published (papers, blogs, repositories, tables of results), each restated in a scenario file "
@@ -265,137 +267,90 @@ _ABOUT = (
 )
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """A file's figure and what was predicted for it."""
-
-    file: Path
-    scenario: Scenario
-    figure: Published
-    prediction: FigurePrediction
-
-    @property
-    def published(self) -> float:
-        """The figure; of a range what is nearest to the prediction."""
-        value = self.figure.value
-        if isinstance(value, tuple):
-            return min(max(self.prediction.value, value[0]), value[1])
-        return value
-
-    @property
-    def name(self) -> str:
-        return self.figure.id or self.file.stem
-
-    @property
-    def kind(self) -> str:
-        return "ratio" if self.figure.baseline else "absolute"
-
-    @property
-    def ratio(self) -> float:
-        return self.prediction.value / self.published
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.name,
-            "file": self.file.name,
-            "technique": self.figure.technique,
-            "family": self.figure.family,
-            "metric": self.figure.metric,
-            "unit": self.figure.unit,
-            "predicted": self.prediction.value,
-            "published": self.published,
-            "ratio": self.ratio,
-            "source": self.figure.source,
-            "reason": self.reason,
-            "fitted": self.figure.fitted,
-        }
-
-    @property
-    def reason(self) -> str:
-        return ". ".join(part.rstrip(".") for part in (self.figure.note, self.prediction.made_of) if part)
-
-
-_DIMENSIONS: dict[str, Callable[[_Judged], str]] = {
-    "technique": lambda item: item.figure.technique,
-    "device": lambda item: item.scenario.hardware.name,
-    "kind": lambda item: item.kind,
-    "basis": lambda item: item.figure.basis,
-}
-
-
 def validate_published(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Predict the figure of every `*.yaml` below `path`, or of one file.
 
     Files that cannot be read or predicted are listed with the reason. Raises SpecError where that goes for all.
     """
-    files = _files(Path(path))
-    judged: list[_Judged] = []
-    reasons: list[str] = []
-    for done, file in enumerate(files, 1):
-        try:
-            judged.append(_judge(file))
-        except PerfmodelError as error:
-            reasons.append(f"not covered: {file.name}: {error}")
-        if progress is not None:
-            progress(done, len(files))
-    if not judged:
-        raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
-    return _report(judged, reasons)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = sorted(file for suffix in ("yaml", "yml") for file in path.rglob(f"*.{suffix}"))
+    root = Path(path)
+    files = [root] if root.is_file() else sorted(file for end in ("yaml", "yml") for file in root.rglob(f"*.{end}"))
     if not files:
         raise SpecError(f"validate published {path}: found no *.yaml; give a folder of scenarios with `published`.")
-    return files
-
-
-def _judge(file: Path) -> _Judged:
-    scenario = load_scenario(file)
-    prediction = predict(scenario, file)
-    figure = block_as(scenario.published, Published)
-    assert figure is not None  # else nothing was predicted
-    return _Judged(file, scenario, figure, prediction)
-
-
-def _report(judged: Sequence[_Judged], reasons: Sequence[str]) -> ValidationReport:
-    comparisons = [_comparison(family, judged) for family in _FAMILIES]
+    pairs: list[Prediction] = []
+    reasons: list[tuple[str, str]] = []
+    for done, file in enumerate(files, 1):
+        try:
+            pairs.append(_predicted(file))
+        except PerfmodelError as error:
+            reasons.append((file.name, str(error)))
+        if progress is not None:
+            progress(done, len(files))
+    if not pairs:
+        raise SpecError(reasons[0][1])
+    comparisons = [_comparison(family, pairs) for family in _FAMILIES]
     comparisons = [item for item in comparisons if len(item.rows)]
-    ordered = sorted(judged, key=lambda item: (_FAMILIES.index(item.figure.family), item.figure.technique, item.name))
-    worst = sorted(judged, key=lambda item: -abs(item.ratio - 1))[:10]
+    facts = [pair.details for pair in pairs]
+    ordered = sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"]))
     return ValidationReport(
         kind="published",
-        rows=len(judged) + len(reasons),
-        covered=len(judged),
+        rows=len(files),
+        covered=len(pairs),
         metrics=pooled(comparisons),
         by=by_dimension(comparisons),
-        worst=[_worst(item) for item in worst],
-        notes=reasons,
+        worst=[
+            {
+                "metric": fact["metric"],
+                "row": f"{fact['id']} ({fact['technique']}, {fact['source']})",
+                "predicted": fact["predicted"],
+                "measured": fact["published"],
+                "error": fact["ratio"] - 1,
+                "breakdown": {"why": fact["reason"]},
+            }
+            for fact in sorted(facts, key=lambda fact: -abs(fact["ratio"] - 1))[:10]
+        ],
+        notes=not_covered([], reasons),
         comparisons=comparisons,
-        provenance=provenance_of([item.scenario for item in judged]),
+        provenance=provenance_of([pair.row.scenario for pair in pairs]),
         about=_ABOUT,
-        figures=[item.to_json() for item in ordered],
+        figures=ordered,
     )
 
 
-def _comparison(family: str, judged: Sequence[_Judged]) -> Comparison:
-    members = [item for item in judged if item.figure.family == family]
-    rows = Rows(
-        [item.prediction.value for item in members],
-        [item.published for item in members],
-        [item.name for item in members],
-    )
-    return Comparison.of(family, rows, "as published", dimensions_of(members, _DIMENSIONS))
-
-
-def _worst(each: _Judged) -> dict[str, Any]:
-    return {
-        "metric": each.figure.metric,
-        "row": f"{each.name} ({each.figure.technique}, {each.figure.source})",
-        "predicted": each.prediction.value,
-        "measured": each.published,
-        "error": each.ratio - 1,
-        "breakdown": {"why": each.reason},
+def _predicted(file: Path) -> Prediction:
+    """A file's figure and what was predicted for it; of a range what is nearest to the prediction counts."""
+    scenario = load_scenario(file)
+    predicted = predict(scenario, file)
+    figure = block_as(scenario.published, Published)
+    assert figure is not None  # else nothing was predicted
+    published, family, name = figure.value, figure.family, figure.id or file.stem
+    if isinstance(published, tuple):
+        published = min(max(predicted.value, published[0]), published[1])
+    labels = {
+        "technique": figure.technique,
+        "device": scenario.hardware.name,
+        "kind": "ratio" if figure.baseline else "absolute",
+        "basis": figure.basis,
     }
+    details = {
+        "id": name,
+        "file": file.name,
+        "technique": figure.technique,
+        "family": family,
+        "metric": figure.metric,
+        "unit": figure.unit,
+        "predicted": predicted.value,
+        "published": published,
+        "ratio": predicted.value / published,
+        "source": figure.source,
+        "reason": ". ".join(part.rstrip(".") for part in (figure.note, predicted.made_of) if part),
+        "fitted": figure.fitted,
+    }
+    row = Observation(name, scenario, {family: published}, labels=labels, source=figure.source)
+    return Prediction(row, {family: predicted.value}, details=details)
+
+
+def _comparison(family: str, pairs: Sequence[Prediction]) -> Comparison:
+    members = [pair for pair in pairs if family in pair.metrics]
+    names = ("technique", "device", "kind", "basis")
+    dimensions = {name: Dimension.of([pair.row.labels[name] for pair in members]) for name in names}
+    return Comparison.of(family, rows_of(family, members), "as published", dimensions)
