@@ -19,10 +19,10 @@ from perfmodel.evidence.observation import Prediction, Progress
 from perfmodel.evidence.predict.bench import GivenSetup, predict_runs
 from perfmodel.evidence.report import (
     Comparison,
+    Dimension,
     Rows,
     ValidationReport,
     by_dimension,
-    dimensions_of,
     not_covered,
     pooled,
     rows_of,
@@ -92,7 +92,7 @@ def _requests(pairs: Sequence[Prediction], metric: str) -> Comparison:
     predicted = [seconds for pair in members for seconds in pair.requests[metric].tolist()]
     measured = [seconds for pair in members for seconds in _measured(pair, metric)]
     runs = [pair.row.name for pair in members for _ in pair.requests[metric]]
-    return Comparison.of(metric, Rows(predicted, measured, labels), "s", dimensions_of(runs, {"run": str}))
+    return Comparison.of(metric, Rows(predicted, measured, labels), "s", {"run": Dimension.of(runs)})
 
 
 def _measured(pair: Prediction, metric: str) -> list[float]:
@@ -104,8 +104,13 @@ def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
     """One figure of all runs that have it."""
     members = [pair for pair in pairs if key in pair.metrics]
     metric, unit = _FIGURES[key]
-    names = {"tool": lambda pair: pair.row.source, "model": _model, "device": _device}
-    return Comparison.of(metric, rows_of(key, members), unit, dimensions_of(members, names))
+    names = {
+        "tool": [pair.row.source for pair in members],
+        "model": [_model(pair) for pair in members],
+        "device": [_device(pair) for pair in members],
+    }
+    groups = {name: Dimension.of(values) for name, values in names.items()}
+    return Comparison.of(metric, rows_of(key, members), unit, groups)
 
 
 def _model(pair: Prediction) -> str:

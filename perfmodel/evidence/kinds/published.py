@@ -5,8 +5,9 @@ metric of a run, a step, an operator, a kernel or of memory. Formats and choice 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, OperatorTimer, StepEstimate, load_calibration, step_costs
@@ -58,7 +59,6 @@ _DTYPES = frozenset({"bf16", "bfloat16", "fp16", "float16", "fp32", "float32"})
 _KERNEL_FORMATS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "fp8_wo": "fp8_w8a16", "sq": "w8a8_int8"}
 _STATIC = "_static"  # inputs that come quantized
 _S = 1e6  # microseconds
-_Value = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
 def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
@@ -138,8 +138,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FigurePrediction:
+class FigurePrediction(NamedTuple):
     """A figure's predicted value in its own unit, and what it is made of, as text."""
 
     value: float
@@ -160,44 +159,46 @@ def predict(scenario: Scenario, file: Path) -> FigurePrediction:
         of_changed = block_as(changed.published, Published)
         assert of_changed is not None
         base, of_base = _metric(changed, of_changed)
-        value = _ratio(value, base, figure)
+        better = base / value if figure.found.is_better_low else value / base
+        value = {
+            "speedup": better,
+            "gain": better - 1,
+            "saving": 1 - value / base,
+            "scenario_over_baseline": value / base,
+            "baseline_over_scenario": base / value,
+        }[figure.ratio or "speedup"]
         made_of = f"{made_of}; baseline: {of_base}"
     return FigurePrediction(value / figure.factor, made_of)
 
 
-def _ratio(value: float, base: float, figure: Published) -> float:
-    better = base / value if figure.found.is_better_low else value / base
-    return {
-        "speedup": better,
-        "gain": better - 1,
-        "saving": 1 - value / base,
-        "scenario_over_baseline": value / base,
-        "baseline_over_scenario": base / value,
-    }[figure.ratio or "speedup"]
-
-
-def _metric(scenario: Scenario, figure: Published) -> _Value:
-    if figure.basis == "kernel":
-        return _of_kernel(scenario, figure)
+def _metric(scenario: Scenario, figure: Published) -> tuple[float, str]:
+    """The metric in its own unit, and what it is made of."""
+    if figure.kernel is not None:
+        return _of_kernel(scenario, figure.metric, figure.kernel)
     if figure.basis == "memory":
         return memory_metric(scenario, figure.metric, figure.step)
     if figure.basis == "run":
         return _of_run(scenario, figure.metric)
     assert figure.step is not None
-    shape = batch_shape(figure.step, scenario)
-    costs = step_costs(scenario)
+    shape, costs = batch_shape(figure.step, scenario), step_costs(scenario)
     estimate = costs.estimate(shape)
     if figure.operator:
-        return _of_operator(scenario, figure, estimate)
+        return _of_operators(scenario, figure, estimate)
     value = step_metrics(scenario, estimate, shape, costs.tokens_per_decode(shape))[figure.metric]
     return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_text(estimate.bound_share)}"
 
 
-# ------------------------------------------------------------------------- of one operator
-
-
-def _of_operator(scenario: Scenario, figure: Published, estimate: StepEstimate) -> _Value:
-    rows = _rows_named(figure.operator, estimate)
+def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> tuple[float, str]:
+    """Operators by name, by name without the label of their layer, or by family. Raises SpecError for none."""
+    named: dict[str, OperatorEstimate] = {}
+    for name in figure.operator:
+        rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
+        if not rows:
+            known = sorted({row.name for row in estimate.rows} | {row.work.family for row in estimate.rows})
+            near = did_you_mean(name, known)
+            raise SpecError(f"published.operator: found {name!r}, this step has {', '.join(known)}.{near}")
+        named |= {row.name: row for row in rows}
+    rows = list(named.values())
     seconds = sum(row.duration_s for row in rows)
     values = {
         "time_us": seconds * _S,
@@ -212,26 +213,9 @@ def _of_operator(scenario: Scenario, figure: Published, estimate: StepEstimate) 
     return values[figure.metric], made_of
 
 
-def _rows_named(names: Sequence[str], estimate: StepEstimate) -> list[OperatorEstimate]:
-    """Operators by name, by name without the label of their layer, or by family. Raises SpecError for none."""
-    result: dict[str, OperatorEstimate] = {}
-    for name in names:
-        rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
-        if not rows:
-            known = sorted({row.name for row in estimate.rows} | {row.work.family for row in estimate.rows})
-            near = did_you_mean(name, known)
-            raise SpecError(f"published.operator: found {name!r}, this step has {', '.join(known)}.{near}")
-        result |= {row.name: row for row in rows}
-    return list(result.values())
-
-
-# ------------------------------------------------------------------------- of one kernel
-
-
-def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
-    assert figure.kernel is not None
-    work = _kernel_work(scenario, figure.kernel)
-    # By the device's calibration, timed alone as tables of kernels are.
+def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> tuple[float, str]:
+    """By the device's calibration, timed alone as tables of kernels are."""
+    work = _kernel_work(scenario, kernel)
     time = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
     seconds = time.duration_s
     values = {
@@ -240,13 +224,10 @@ def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
         "tflops": work.flops / seconds / 1e12,
         "gb_per_s": (work.hbm_bytes or (work.message.bytes_ if work.message else 0.0)) / seconds / 1e9,
     }
-    return values[figure.metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
+    return values[metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
 
 
-# ------------------------------------------------------------------------- of a whole run
-
-
-def _of_run(scenario: Scenario, metric: str) -> _Value:
+def _of_run(scenario: Scenario, metric: str) -> tuple[float, str]:
     if metric == "max_request_rate":
         rate = max_request_rate(scenario)
         return rate, f"{rate:.3g} requests per second meet the slo"
