@@ -4,7 +4,6 @@ Every figure is restated with its source in a file of its own; nothing was fitte
 metric of a run, a step, an operator, a kernel or of memory. Formats and choice of the figures: docs/published.md.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -239,6 +238,7 @@ def _of_run(scenario: Scenario, metric: str) -> tuple[float, str]:
     return value, f"a run of {summary['duration']:.3g} s, {shares_text(summary.get('bound_share') or {})}"
 
 
+_DIMENSIONS = ("technique", "device", "kind", "basis")
 _FAMILIES = ("kernels", "steps", "memory", "systems", "system ratios")
 _ABOUT = (
     "Figures that others published (papers, blogs, repositories, tables of results), each restated in a scenario file "
@@ -268,7 +268,11 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> Va
             progress(done, len(files))
     if not pairs:
         raise SpecError(reasons[0][1])
-    comparisons = [_comparison(family, pairs) for family in _FAMILIES]
+    comparisons = []
+    for family in _FAMILIES:
+        members = [pair for pair in pairs if family in pair.metrics]
+        dimensions = {name: Dimension.of([pair.row.labels[name] for pair in members]) for name in _DIMENSIONS}
+        comparisons.append(Comparison.of(family, rows_of(family, members), "as published", dimensions))
     comparisons = [item for item in comparisons if len(item.rows)]
     facts = [pair.details for pair in pairs]
     ordered = sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"]))
@@ -328,10 +332,3 @@ def _predicted(file: Path) -> Prediction:
     }
     row = Observation(name, scenario, {family: published}, labels=labels, source=figure.source)
     return Prediction(row, {family: predicted.value}, details=details)
-
-
-def _comparison(family: str, pairs: Sequence[Prediction]) -> Comparison:
-    members = [pair for pair in pairs if family in pair.metrics]
-    names = ("technique", "device", "kind", "basis")
-    dimensions = {name: Dimension.of([pair.row.labels[name] for pair in members]) for name in names}
-    return Comparison.of(family, rows_of(family, members), "as published", dimensions)

@@ -37,7 +37,6 @@ from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.planning.typical_step import StepChoice, mean_step
 from perfmodel.specs import Scenario
 from perfmodel.specs.cluster import PoolSpec
-from perfmodel.specs.traffic import Lengths
 from perfmodel.trust.index import setup_of
 
 Dimensions = Mapping[str, Callable[[Prediction], str]]
@@ -161,12 +160,9 @@ _STEADY_METRICS = ("tpot_mean", "ttft_mean")
 
 
 def _tokens(scenario: Scenario) -> str:
-    prompts, answers = (_most(item) for item in (scenario.traffic.input_tokens, scenario.traffic.output_tokens))
+    lengths = scenario.traffic.input_tokens, scenario.traffic.output_tokens
+    prompts, answers = ((item.high or 0) if item else 0 for item in lengths)
     return f"{prompts:,} in, {answers:,} out"
-
-
-def _most(lengths: Lengths | None) -> int:
-    return (lengths.high or 0) if lengths else 0
 
 
 def _parallelism(pool: PoolSpec) -> str:

@@ -34,21 +34,6 @@ _COUNTS = ("engine.tensor_parallel_size", "engine.max_num_seqs", "engine.max_num
 _MOST_REQUESTS = 4000  # of a run whose requests are all alike: its means have long settled
 _PER_SLOT = 10  # requests of a closed loop, likewise
 _PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of variation
-# What an answer rests on: the field of a scenario, and what it is called.
-_FACTS = {
-    "model": "model",
-    "hardware": "hardware",
-    "engine.quantization": "number format of the weights",
-    "engine.kv_cache_dtype": "number format of the KV cache",
-    "engine.profile": "engine",
-    "engine.version": "version of the engine",
-    "engine.tensor_parallel_size": "tensor_parallel_size",
-    "engine.max_num_seqs": "max_num_seqs",
-    "engine.max_num_batched_tokens": "max_num_batched_tokens",
-    "engine.max_model_len": "max_model_len",
-    "engine.enable_prefix_caching": "enable_prefix_caching",
-    "sampling": "sampling",
-}
 
 
 @dataclass(frozen=True)
@@ -137,9 +122,9 @@ def _contradictions(run: Observation, scenario: Scenario) -> tuple[str, ...]:
             device = known_device(theirs)
             is_same = device is None or device.name == scenario.hardware.name
         elif key in _COUNTS:
-            is_same = theirs == values[key].replace(",", "")
+            is_same = theirs == values[key][1].replace(",", "")
         if not is_same:
-            result.append(f"{run.name} says {key.removeprefix('engine.')} {theirs}, simulated is {values[key]}")
+            result.append(f"{run.name} says {key.removeprefix('engine.')} {theirs}, simulated is {values[key][1]}")
     return tuple(result)
 
 
@@ -253,9 +238,8 @@ def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[
         stated_by = dict.fromkeys((*data, *blocks), "the scenario")
     stated_by |= {name: f"--{name}" for name in given.flags}
     stated_by |= {".".join(parse_override(text).path): "--set" for text in given.overrides}
-    values = _values(scenario)
-    for key, label in _FACTS.items():
-        yield SetupFact(label, values[key], stated_by.get(key, _ASSUMED))
+    for key, (label, value) in _values(scenario).items():
+        yield SetupFact(label, value, stated_by.get(key, _ASSUMED))
     yield SetupFact("prompts", "share no beginning")
     load = run.load
     if run.requests is not None:
@@ -274,22 +258,23 @@ def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[
     yield SetupFact("arrivals", arrivals, "the file")
 
 
-def _values(scenario: Scenario) -> dict[str, str]:
-    engine, model = scenario.engine, scenario.model
-    sampling = scenario.sampling.method
+def _values(scenario: Scenario) -> dict[str, tuple[str, str]]:
+    """What an answer rests on: the field of a scenario -> what it is called, and its value."""
+    engine, model, sampling = scenario.engine, scenario.model, scenario.sampling.method
+    longest = engine.max_model_len or model.max_position_embeddings
     return {
-        "model": model.name,
-        "hardware": scenario.hardware.name,
-        "engine.quantization": model.quantization.weights or model.dtype,
-        "engine.kv_cache_dtype": engine.kv_cache_dtype,
-        "engine.profile": engine.described.description.name,
-        "engine.version": engine.described.version.described,
-        "engine.tensor_parallel_size": str(engine.tensor_parallel_size),
-        "engine.max_num_seqs": f"{engine.max_num_seqs:,}",
-        "engine.max_num_batched_tokens": f"{engine.max_num_batched_tokens:,}",
-        "engine.max_model_len": f"{engine.max_model_len or model.max_position_embeddings:,}",
-        "engine.enable_prefix_caching": str(engine.enable_prefix_caching).lower(),
-        "sampling": f"{sampling} ({model.sampling})" if sampling == "default" else sampling,
+        "model": ("model", model.name),
+        "hardware": ("hardware", scenario.hardware.name),
+        "engine.quantization": ("number format of the weights", model.quantization.weights or model.dtype),
+        "engine.kv_cache_dtype": ("number format of the KV cache", engine.kv_cache_dtype),
+        "engine.profile": ("engine", engine.described.description.name),
+        "engine.version": ("version of the engine", engine.described.version.described),
+        "engine.tensor_parallel_size": ("tensor_parallel_size", str(engine.tensor_parallel_size)),
+        "engine.max_num_seqs": ("max_num_seqs", f"{engine.max_num_seqs:,}"),
+        "engine.max_num_batched_tokens": ("max_num_batched_tokens", f"{engine.max_num_batched_tokens:,}"),
+        "engine.max_model_len": ("max_model_len", f"{longest:,}"),
+        "engine.enable_prefix_caching": ("enable_prefix_caching", str(engine.enable_prefix_caching).lower()),
+        "sampling": ("sampling", f"{sampling} ({model.sampling})" if sampling == "default" else sampling),
     }
 
 

@@ -115,15 +115,13 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
     C (1 - TTFT / E2E) per rank, stay at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128.
     """
     is_alone = entry["precision"] == "fp8" and entry["system"].startswith("gb")
-    most = max(_per_rank(item) for item in ([entry] if is_alone else siblings))
-    if int(float(entry["decode_attention_dp_size"])) > 1 and most > 16:
+    most = max(
+        _count(item, "concurrency") / (_count(item, "decode_num_workers") * _count(item, "decode_attention_dp_size"))
+        for item in ([entry] if is_alone else siblings)
+    )
+    if _count(entry, "decode_attention_dp_size") > 1 and most > 16:
         return int(most // 16) * 16
     return 1 << (max(int(most), 1).bit_length() - 1)
-
-
-def _per_rank(entry: Entry) -> float:
-    ranks = float(entry["decode_num_workers"]) * float(entry["decode_attention_dp_size"])
-    return float(entry["concurrency"]) / ranks
 
 
 def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
@@ -151,8 +149,9 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
     if precision not in _QUANTIZATION:
         raise SpecError(f"precision: found {precision!r}, allowed {', '.join(_QUANTIZATION)}.")
     form = _QUANTIZATION[precision]
-    if form == "fp8" and "fp8_block" in (entry.get("moe_quant_mode"), entry.get("gemm_quant_mode")):
-        form = "fp8_block"  # published FP8 checkpoints have a scale per block or per tensor
+    is_block = "fp8_block" in (entry.get("moe_quant_mode"), entry.get("gemm_quant_mode"))
+    if form == "fp8" and is_block:  # published FP8 checkpoints have a scale per block or per tensor
+        form = "fp8_block"
     if form is not None and model.quantization.weights not in _PUBLISHED_SO.get(form, ("mxfp4",)):
         model = with_quantization(model, form)
     concurrency, inputs, outputs = (_count(entry, key) for key in ("concurrency", "isl", "osl"))
