@@ -92,15 +92,15 @@ def simulate_runs(
 def _simulate_run(stages: Sequence[Observation], profile: EngineProfile | None, intervals: bool) -> list[Prediction]:
     scenario = stages[0].scenario
     result = simulate(scenario, profile=profile, keep_steps=False, intervals=intervals)
+    requests = requests_of(result)
     return [
-        Prediction(row, _stage_latencies(row, result), "", _mean_intervals(result, row.window), scenario=scenario)
+        Prediction(row, stage_latencies(row, requests), "", _mean_intervals(result, row.window), scenario=scenario)
         for row in stages
     ]
 
 
-def _stage_latencies(row: Observation, result: RunResult) -> dict[str, float]:
+def stage_latencies(row: Observation, requests: RequestColumns) -> dict[str, float]:
     """Latencies in ms of the simulated requests that arrived in the stage."""
-    requests = requests_of(result)
     assert row.window is not None
     start, end = row.window
     # The last request of a stage falls on its end, give or take a rounding.
