@@ -8,7 +8,6 @@ import csv
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.observation import Observation, Reasons
@@ -30,56 +29,50 @@ def read_bench_files(paths: Sequence[str | Path]) -> tuple[list[Observation], Re
     runs: list[Observation] = []
     reasons: Reasons = []
 
-    def read(form: Format, name: str, data: Object) -> None:
-        try:
-            runs.append(form.read(name, data))
-        except PerfmodelError as error:
-            reasons.append((str(error).partition(": ")[0], str(error)))
+    def read(name: str, data: Object, form: Format | None) -> None:
+        if form is None:
+            keys = ", ".join(map(str, list(data)[:6]))[:120] or "(none)"
+            reasons.append((name, f"{name}: has the keys {keys}, which no tool writes that is known; {_expected()}"))
+            return
+        for run_name, item in [(name, data)] if form.runs is None else form.runs(name, data):
+            try:
+                runs.append(form.read(run_name, item))
+            except PerfmodelError as error:
+                reasons.append((run_name, str(error)))
 
     files = list(dict.fromkeys(map(Path, paths)))
     names = Counter(path.name for path in files)
     # By folder: each of AIPerf's runs, its summary or its records, with the name of their file.
-    folders: dict[Path, list[dict[str, tuple[str, Any]]]] = {}
+    folders: dict[Path, list[dict[str, tuple[str, Object]]]] = {}
     for path in files:
         # Tools call their files alike: runs of several are then told apart by the folder.
         name = path.name if names[path.name] == 1 else f"{path.resolve().parent.name}/{path.name}"
         try:
             entries = _objects(path)
-            forms = [AIPERF] if all(map(is_aiperf_record, entries)) else [_format_of(name, item) for item in entries]
-            named = [name] if len(entries) == 1 else [f"{name}, run {number}" for number in range(1, len(entries) + 1)]
-            objects = [
-                (form, *run)
-                for form, run_name, item in zip(forms, named, entries, strict=False)
-                for run in ([(run_name, item)] if form.runs is None else form.runs(run_name, item))
-            ]
         except PerfmodelError as error:
             reasons.append((name, str(error)))
             continue
-        if AIPERF in forms:
-            is_records = is_aiperf_record(entries[0])
-            part, data = ("records", {"records": entries}) if is_records else ("summary", entries[0])
-            folder = folders.setdefault(path.resolve().parent, [])
-            run = next((run for run in folder if part not in run), None)
-            if run is None:
-                folder.append(run := {})
-            run[part] = name, data
+        if all(map(is_aiperf_record, entries)):
+            part: tuple[str, Object] = ("records", {"records": entries})
+        elif len(entries) == 1 and AIPERF.is_of(entries[0]):
+            part = ("summary", entries[0])
+        else:
+            for number, item in enumerate(entries, 1):
+                form = next((form for form in FORMATS if form.is_of(item)), None)
+                read(f"{name}, run {number}" if len(entries) > 1 else name, item, form)
             continue
-        for item in objects:
-            read(*item)
+        folder = folders.setdefault(path.resolve().parent, [])
+        run = next((run for run in folder if part[0] not in run), None)
+        if run is None:
+            folder.append(run := {})
+        run[part[0]] = name, part[1]
     for run in (run for folder in folders.values() for run in folder):
-        parts = [run[part] for part in ("summary", "records") if part in run]
-        read(AIPERF, " with ".join(name for name, _ in parts), {k: v for _, data in parts for k, v in data.items()})
+        parts = [run[key] for key in ("summary", "records") if key in run]
+        data = {key: value for _, item in parts for key, value in item.items()}
+        read(" with ".join(name for name, _ in parts), data, AIPERF)
     if not runs:
         raise SpecError(reasons[0][1])
     return runs, reasons
-
-
-def _format_of(name: str, data: Object) -> Format:
-    form = next((form for form in FORMATS if form.keys <= set(data) and form.without.isdisjoint(data)), None)
-    if form is None:
-        keys_shown = ", ".join(map(str, list(data)[:6]))[:120] or "(none)"
-        raise SpecError(f"{name}: has the keys {keys_shown}, which no tool writes that is known; {_expected()}")
-    return form
 
 
 def _expected() -> str:

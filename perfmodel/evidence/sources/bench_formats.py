@@ -306,7 +306,7 @@ def _guidellm_runs(name: str, data: Object) -> list[tuple[str, Object]]:
     """(name, benchmark) of each benchmark of a report, with the version of the tool."""
     version, benchmarks = ResultFields(name, data).text("metadata", "guidellm_version"), data["benchmarks"]
     if not isinstance(benchmarks, list) or not benchmarks:
-        raise SpecError(f"{name}: has no list of benchmarks; there is nothing to compare.")
+        return [(name, {})]
     named = f"{name}, benchmark {{}}" if len(benchmarks) > 1 else name
     return [
         (named.format(number), {**item, "guidellm_version": version} if isinstance(item, dict) else item)

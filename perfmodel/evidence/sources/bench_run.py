@@ -152,6 +152,10 @@ class Format:
     local: Callable[[ResultFields], LocalSetup] | None = None
     tool: Callable[[ResultFields], str] | None = None
 
+    def is_of(self, data: Object) -> bool:
+        """Whether an object is of the format."""
+        return self.keys <= set(data) and self.without.isdisjoint(data)
+
     def read(self, name: str, data: Object) -> Observation:
         """The run that `data` is of, called `name`. Raises SpecError for what cannot be compared."""
         fields = ResultFields(name, data)

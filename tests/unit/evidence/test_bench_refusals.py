@@ -130,6 +130,15 @@ def test_one_bad_run_takes_no_other_with_it(tmp_path: Path) -> None:
     assert [name for name, _ in left_out] == ["cut.json", "result.json, benchmark 2"]
 
 
+def test_a_line_of_no_tool_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    result = json.dumps(json.loads((DATA / "vllm.json").read_text(encoding="utf-8")))
+    path.write_text(f'{result}\n{{"x": 1}}\n', encoding="utf-8")
+    runs, left_out = read_bench_files([path])
+    assert [run.name for run in runs] == ["lines.jsonl, run 1"]
+    assert [name for name, _ in left_out] == ["lines.jsonl, run 2"]
+
+
 def test_figures_that_are_no_numbers_are_not_measured(tmp_path: Path) -> None:
     """vLLM writes NaN where no request had a second token."""
     runs, _ = read_bench_files([changed(tmp_path, lambda d: d.update(mean_tpot_ms=math.nan), "vllm.json")])
