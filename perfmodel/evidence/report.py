@@ -171,7 +171,7 @@ class Comparison:
         dimensions: Mapping[str, Dimension],
         setups: Sequence[MeasuredSetup] = (),
     ) -> "Comparison":
-        """Of pairs of which `rows` may have left some out.
+        """The comparison of pairs of which `rows` may have left some out.
 
         metric, rows, unit: as of the class; dimensions, setups: of all pairs that were given to `rows`
         """

@@ -106,19 +106,17 @@ def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
     metric, unit = _FIGURES[key]
     names = {
         "tool": [pair.row.source for pair in members],
-        "model": [_model(pair) for pair in members],
-        "device": [_device(pair) for pair in members],
+        "model": [_names(pair)[0] for pair in members],
+        "device": [_names(pair)[1] for pair in members],
     }
     groups = {name: Dimension.of(values) for name, values in names.items()}
     return Comparison.of(metric, rows_of(key, members), unit, groups)
 
 
-def _model(pair: Prediction) -> str:
-    return pair.scenario.model.name if pair.scenario is not None else "not said"
-
-
-def _device(pair: Prediction) -> str:
-    return pair.scenario.hardware.name if pair.scenario is not None else "not said"
+def _names(pair: Prediction) -> tuple[str, str]:
+    """The model and the device."""
+    scenario = pair.scenario
+    return (scenario.model.name, scenario.hardware.name) if scenario is not None else ("not said", "not said")
 
 
 def _steps(pair: Prediction, prompt: int | None = None) -> TypicalSteps | None:
@@ -148,6 +146,7 @@ def _described(pair: Prediction) -> dict[str, Any]:
     """A run by itself: what it was, its figures, where the time of its means goes, what it rests on."""
     run, steps, metrics = pair.row, _steps(pair), pair.metrics
     test: LoadTest = run.setup
+    model, device = _names(pair)
     facts, ttft_ms = pair.details["facts"], metrics.get("mean_ttft_ms", 0.0)
     parts = {
         key: latency_breakdown(metric, metrics[key], run.metrics[key], ttft_ms, steps)
@@ -157,8 +156,8 @@ def _described(pair: Prediction) -> dict[str, Any]:
     return {
         "run": run.name,
         "tool": " ".join((run.source, test.version)).strip(),
-        "model": _model(pair),
-        "hardware": _device(pair),
+        "model": model,
+        "hardware": device,
         "origin": pair.result.summary["origin"] if pair.result is not None else "calibrated",
         "completed": test.completed,
         "failed": test.failed,
