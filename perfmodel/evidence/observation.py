@@ -8,6 +8,7 @@ import gzip
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,12 +71,14 @@ class RequestTimes:
 class Observation:
     """One measured result.
 
-    setup:       what ran under which load: a scenario, or what one is made of when it is predicted
+    setup:       what ran: a scenario, or what one is made of when it is predicted
+    load:        how requests came, where the setup does not have it
     metrics:     what was measured, by name, in the metric's unit; requests: the same one by one, where they were logged
     label:       the row as text, by default its name
     labels:      dimension -> the row's group; groups: others that its source names
     group:       rows of one setting share it
-    source:      who published it; flags: what is said there of its worth; is_reliable: its figures count as they are
+    source:      who published it, or which tool wrote it; flags: what is said there of its worth
+    is_reliable: its figures count as they are
     window:      seconds of arrivals that it is of, where its run has several stages
     """
 
@@ -83,6 +86,7 @@ class Observation:
     setup: Any
     metrics: Mapping[str, float]
     requests: RequestTimes | None = None
+    load: Any = None
     label: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
@@ -143,20 +147,16 @@ def predictions_of(
     """
     keys = [key(row) for row in rows]
     distinct = dict(zip(reversed(keys), reversed(rows), strict=True))
-    predicted = over_cores(_Reasoned(work), list(distinct.values()), alike, progress)
+    predicted = over_cores(partial(_reasoned, work), list(distinct.values()), alike, progress)
     result = dict(zip(distinct, predicted, strict=True))
     return [replace(result[item], row=row) for item, row in zip(keys, rows, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Reasoned:
-    work: Callable[[Observation], Prediction]
-
-    def __call__(self, row: Observation) -> Prediction:
-        try:
-            return self.work(row)
-        except PerfmodelError as error:
-            return Prediction(row, reason=str(error))
+def _reasoned(work: Callable[[Observation], Prediction], row: Observation) -> Prediction:
+    try:
+        return work(row)
+    except PerfmodelError as error:
+        return Prediction(row, reason=str(error))
 
 
 def over_cores(
@@ -194,15 +194,10 @@ def described(entries: Iterable[tuple[str, Any]], row_of: Callable[[str, Any], R
         except PerfmodelError as error:
             left_out.append((name, str(error)))
         except MALFORMED as error:
-            left_out.append((name, incomplete(error)))
+            is_key = isinstance(error, KeyError)
+            what = f"{error.args[0]!r} is missing, or is none of the known values." if is_key else error
+            left_out.append((name, f"its description is incomplete: {what}"))
     return rows, left_out
-
-
-def incomplete(error: Exception) -> str:
-    """One sentence for a row that could not be read because of `error`, one of `MALFORMED`."""
-    if isinstance(error, KeyError):
-        return f"its description is incomplete: {error.args[0]!r} is missing, or is none of the known values."
-    return f"its description is incomplete: {error}"
 
 
 def named(entries: Iterable[Entry]) -> Iterable[tuple[str, Entry]]:

@@ -14,18 +14,17 @@ from functools import partial
 from itertools import compress
 from math import nan
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.cost.calibrations.provenance import Provenance
+from perfmodel.cost.calibrations.provenance import Provenance, provenance_of
 from perfmodel.evidence.observation import NO_INTERVAL, Prediction
 from perfmodel.printable import Printable, columns_of
 from perfmodel.trust.index import MeasuredRow, MeasuredSetup, setup_of
 
 _MOST_WORST = 10
-RowT = TypeVar("RowT")
 NOT_APPLICABLE = "-"  # the group of rows that have no such size
 
 
@@ -50,7 +49,7 @@ class Rows:
     interval: the prediction's 80 % interval as factors (low, high) of its value, one for all rows or one for each,
               nan where there is none
 
-    Pairs that are not finite, or not measured above zero, are left out.
+    Pairs that are not finite, or not measured above zero, are left out; `kept` says which of those given are there.
     """
 
     def __init__(
@@ -61,14 +60,13 @@ class Rows:
         interval: tuple[ArrayLike, ArrayLike] | None = None,
     ) -> None:
         p, m = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
-        keep = np.isfinite(p) & np.isfinite(m) & (m > 0)
-        self.kept: NDArray[np.bool_] = keep  # of the pairs that were given
-        self.predicted: NDArray[np.float64] = p[keep]
-        self.measured: NDArray[np.float64] = m[keep]
-        self.labels = list(compress(labels, keep.tolist()))
+        self.kept: NDArray[np.bool_] = np.isfinite(p) & np.isfinite(m) & (m > 0)
+        self.predicted: NDArray[np.float64] = p[self.kept]
+        self.measured: NDArray[np.float64] = m[self.kept]
+        self.labels = list(compress(labels, self.kept.tolist()))
         self.interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         if interval is not None:
-            low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[keep] for end in interval)
+            low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[self.kept] for end in interval)
             self.interval = (low, high)
 
     def __len__(self) -> int:
@@ -91,9 +89,8 @@ class Rows:
         ape = np.abs(self.errors)
         coverage = None
         if self.interval is not None:
-            ratio = self.measured / self.predicted
-            has_interval = np.isfinite(self.interval[0])
-            is_within = ((ratio >= self.interval[0]) & (ratio <= self.interval[1]))[has_interval]
+            ratio, (low, high) = self.measured / self.predicted, self.interval
+            is_within = ((ratio >= low) & (ratio <= high))[np.isfinite(low)]
             coverage = float(np.mean(is_within)) if len(is_within) else None
         return ErrorStats(
             rows=len(self),
@@ -103,11 +100,6 @@ class Rows:
             bias=float(self.predicted.mean() / self.measured.mean() - 1),
             interval_coverage=coverage,
         )
-
-    def largest_errors(self, count: int = _MOST_WORST) -> list[int]:
-        """Numbers of the rows with the largest errors, largest first."""
-        result: list[int] = np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
-        return result
 
     def worst(
         self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
@@ -122,7 +114,7 @@ class Rows:
                 "error": float(self.errors[i]),
                 **({"breakdown": dict(breakdown(i))} if breakdown is not None else {}),
             }
-            for i in self.largest_errors(count)
+            for i in np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
         ]
 
 
@@ -134,12 +126,11 @@ class Dimension:
     codes: NDArray[np.int64]
 
     @classmethod
-    def of(cls, values: Sequence[str], order: Sequence[str] = ()) -> "Dimension":
-        """The dimension of each row's group; groups in `order` come first, in that order, others sorted."""
-        present = set(values)
-        names = (*(n for n in order if n in present), *sorted(present - set(order)))
+    def of(cls, values: Sequence[str]) -> "Dimension":
+        """The dimension of each row's group."""
+        names = sorted(set(values))
         number = {name: i for i, name in enumerate(names)}
-        return cls(names, np.array([number[value] for value in values], dtype=np.int64))
+        return cls(tuple(names), np.array([number[value] for value in values], dtype=np.int64))
 
     @classmethod
     def constant(cls, name: str, num_rows: int) -> "Dimension":
@@ -180,11 +171,9 @@ class Comparison:
         dimensions: Mapping[str, Dimension],
         setups: Sequence[MeasuredSetup] = (),
     ) -> "Comparison":
-        """The comparison by `metric`, with `dimensions` and `setups` of all pairs that were given to `rows`, of which
-        it may have left out some.
+        """The comparison of pairs of which `rows` may have left some out.
 
-        metric, rows: what is compared; unit: of both sides, "s", "ms" or "tok/s"
-        dimensions:   name -> groups; setups: of deployments, or none
+        metric, rows, unit: as of the class; dimensions, setups: of all pairs that were given to `rows`
         """
         kept = {name: Dimension(item.names, item.codes[rows.kept]) for name, item in dimensions.items()}
         members = tuple(compress(setups, rows.kept.tolist()))
@@ -224,8 +213,8 @@ def comparison_of(
     """
     members = [pair for pair in pairs if metric in pair.row.metrics]
     setups = [setup_of(pair.scenario) for pair in members if pair.scenario is not None]
-    groups = dimensions_of(members, dimensions) | dict(also)
-    return Comparison.of(metric, rows_of(metric, members), unit, groups, setups)
+    groups = {name: Dimension.of([group_of(pair) for pair in members]) for name, group_of in dimensions.items()}
+    return Comparison.of(metric, rows_of(metric, members), unit, {**groups, **also}, setups)
 
 
 def rows_of(metric: str, pairs: Sequence[Prediction]) -> Rows:
@@ -255,28 +244,21 @@ def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Error
     return result
 
 
-def worst_of(
-    comparisons: Sequence[Comparison], count: int, breakdown: Callable[[Comparison, int], Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+Breakdown = Callable[[Comparison, int], Mapping[str, Any]]
+
+
+def worst_of(comparisons: Sequence[Comparison], count: int, breakdown: Breakdown) -> list[dict[str, Any]]:
     """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
     return [row for item in comparisons for row in item.rows.worst(item.metric, count, partial(breakdown, item))]
 
 
-def dimensions_of(items: Sequence[RowT], names: Mapping[str, Callable[[RowT], str]]) -> dict[str, Dimension]:
-    """Dimensions whose groups `names` gives for each item."""
-    return {dimension: Dimension.of([name_of(item) for item in items]) for dimension, name_of in names.items()}
-
-
 def range_names(values: ArrayLike, edges: Sequence[float], unit: str = "") -> Dimension:
     """Values by the ranges between `edges`: "below 64", "64 to 1,024", "from 1,024 on"."""
-    ends = [_number(edge) + (f" {unit}" if unit else "") for edge in edges]
-    middle = [f"{_number(low)} to {high}" for low, high in zip(edges, ends[1:], strict=False)]
+    texts = [f"{x:,.0f}" if x < 1e6 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e") for x in edges]
+    ends = [f"{text} {unit}".rstrip() for text in texts]
+    middle = [f"{low} to {high}" for low, high in zip(texts, ends[1:], strict=False)]
     names = (f"below {ends[0]}", *middle, f"from {ends[-1]} on")
     return Dimension(names, np.searchsorted(np.asarray(edges), np.asarray(values, dtype=float), side="right"))
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value < 1e6 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 @dataclass(frozen=True, repr=False)
@@ -345,3 +327,38 @@ class ValidationReport(Printable):
             **({"techniques": [dict(row) for row in self.techniques]} if self.techniques else {}),
             **({"runs": [dict(row) for row in self.runs]} if self.runs else {}),
         }
+
+
+def report_of(
+    kind: str,
+    pairs: Sequence[Prediction],
+    left_out: Sequence[tuple[str, str]],
+    comparisons: Sequence[Comparison],
+    about: str,
+    num_worst: int,
+    breakdown: Breakdown,
+    notes: Sequence[str] = (),
+    counted: Sequence[Comparison] | None = None,
+    groups: Sequence[Mapping[str, Mapping[str, ErrorStats]]] = ({}, {}),
+) -> ValidationReport:
+    """The report of pairs whose setups are scenarios, or were made such.
+
+    kind, pairs, left_out: the kind's rows, and (row, reason) of those that could not be read
+    comparisons: by metric; counted: those whose rows `metrics` and `worst` are of, else the same
+    about, notes: as of the report; num_worst, breakdown: as of `worst_of`
+    groups:      of `by`, before and behind those of the dimensions
+    """
+    counted = comparisons if counted is None else counted
+    covered = [pair for pair in pairs if not pair.reason]
+    return ValidationReport(
+        kind=kind,
+        rows=len(pairs) + len(left_out),
+        covered=len(covered),
+        metrics=pooled(counted),
+        by={**groups[0], **by_dimension(comparisons), **groups[1]},
+        worst=worst_of(counted, num_worst, breakdown),
+        notes=[*notes, *not_covered(pairs, left_out)],
+        comparisons=comparisons,
+        provenance=provenance_of([pair.scenario for pair in covered if pair.scenario is not None]),
+        about=about,
+    )

@@ -23,10 +23,10 @@ from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.forms import of_one_more, residuals_of, with_facts, with_values
 from perfmodel.evidence.fit.profiles import HIDDEN_PARAMETERS, PARAMETERS, parameters_of
-from perfmodel.evidence.observation import RequestTimes
+from perfmodel.evidence.observation import Observation, RequestTimes
 from perfmodel.evidence.predict.bench import GivenSetup, bench_scenario
 from perfmodel.evidence.predict.recorded import spread_of
-from perfmodel.evidence.sources.bench_run import BenchRun, figures_of
+from perfmodel.evidence.sources.bench_run import figures_of
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim import simulate
 from perfmodel.specs.engine.reading import refuse_shipped_name
@@ -102,7 +102,7 @@ class FittedRun:
 
 
 def prepared_runs(
-    runs: Sequence[BenchRun], given: GivenSetup, engine: str, folder: Path
+    runs: Sequence[Observation], given: GivenSetup, engine: str, folder: Path
 ) -> tuple[list[FittedRun], list[tuple[str, str]]]:
     """(runs that say something of the engine's numbers, (run, reason) of the others).
 
@@ -119,12 +119,12 @@ def prepared_runs(
     return members, left_out
 
 
-def _prepare(run: BenchRun, given: GivenSetup, engine: str, folder: Path) -> FittedRun:
-    if run.row is not None or run.load.process == "burst":
-        what = "is a test of llama-bench" if run.row is not None else "sent all its requests at once"
+def _prepare(run: Observation, given: GivenSetup, engine: str, folder: Path) -> FittedRun:
+    if run.setup.local is not None or run.load.process == "burst":
+        what = "is a test of llama-bench" if run.setup.local is not None else "sent all its requests at once"
         raise SpecError(f"{run.name}: {what}: its times say nothing of host and front end; measure at rates below.")
     run = _shortened(run)
-    measured = {metric: run.measured[metric] for metric in METRICS if metric in run.measured}
+    measured = {metric: run.metrics[metric] for metric in METRICS if metric in run.metrics}
     if not measured:
         raise SpecError(f"{run.name}: has no mean TTFT and no mean TPOT, which tell host and front end.")
     if _is_overloaded(run):
@@ -138,13 +138,13 @@ def _prepare(run: BenchRun, given: GivenSetup, engine: str, folder: Path) -> Fit
         raise SpecError(
             f"{run.name}: is of engine {result}, and --engine is {engine}; set engine.profile, or --engine."
         )
-    num_requests = run.load.num_requests if run.times is None else len(run.times)
-    return FittedRun(run.name, run.tool, scenario, measured, num_requests)
+    num_requests = run.load.num_requests if run.requests is None else len(run.requests)
+    return FittedRun(run.name, run.source, scenario, measured, num_requests)
 
 
-def _shortened(run: BenchRun) -> BenchRun:
+def _shortened(run: Observation) -> Observation:
     """`run` with fewer requests, where it has many; of the same requests its figures."""
-    load, times = run.load, run.times
+    load, times = run.load, run.requests
     most = max(_MOST_REQUESTS, _PER_SLOT * (load.concurrency or 0))
     if load.num_requests <= most:
         return run
@@ -154,11 +154,11 @@ def _shortened(run: BenchRun) -> BenchRun:
     starts = None if times.start_s is None else times.start_s[:most]
     tokens = times.num_prompt_tokens[:most], times.num_output_tokens[:most]
     first = RequestTimes(starts, *tokens, times.ttft_s[:most], times.e2el_s[:most])
-    return replace(run, times=first, measured={**run.measured, **figures_of(first)})
+    return replace(run, requests=first, metrics={**run.metrics, **figures_of(first)})
 
 
-def _is_overloaded(run: BenchRun) -> bool:
-    ttft, e2el = (run.measured.get(f"mean_{metric}_ms") for metric in ("ttft", "e2el"))
+def _is_overloaded(run: Observation) -> bool:
+    ttft, e2el = (run.metrics.get(f"mean_{metric}_ms") for metric in ("ttft", "e2el"))
     return run.load.process == "open" and ttft is not None and e2el is not None and ttft > _OVERLOADED * e2el
 
 
@@ -261,7 +261,7 @@ class _Fit:
 
 def fit_own_server(
     name: str,
-    runs: Sequence[BenchRun],
+    runs: Sequence[Observation],
     given: GivenSetup,
     engine: str,
     progress: Progress | None = None,

@@ -3,7 +3,7 @@
 Where a file has its requests one by one they are compared one by one; else its means and percentiles are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -15,12 +15,23 @@ from perfmodel.cost import profile_of
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import SpecError
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
-from perfmodel.evidence.predict.bench import BenchPair, GivenSetup, predict_runs
-from perfmodel.evidence.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled, worst_of
+from perfmodel.evidence.observation import Prediction, Progress
+from perfmodel.evidence.predict.bench import GivenSetup, predict_runs
+from perfmodel.evidence.report import (
+    Comparison,
+    Dimension,
+    Rows,
+    ValidationReport,
+    by_dimension,
+    not_covered,
+    pooled,
+    rows_of,
+    worst_of,
+)
 from perfmodel.evidence.sources.bench import read_bench_files
+from perfmodel.evidence.sources.bench_run import LoadTest
 from perfmodel.planning.typical_step import mean_step
 
-Progress = Callable[[int, int], None]
 _REQUESTS = ("e2el", "ttft", "tpot")
 _MOST_REQUESTS_SHOWN = 5000  # of a run, one by one in the JSON: half a megabyte
 # Of whole runs: the key of the figure, and the metric that it is compared as.
@@ -53,17 +64,11 @@ def validate_bench(
     """
     runs, left_out = read_bench_files(paths)
     pairs = predict_runs(runs, given, progress)
-    if all(pair.reason for pair in pairs):
-        raise SpecError(pairs[0].reason)
-    return report_bench(pairs, left_out)
-
-
-def report_bench(pairs: Sequence[BenchPair], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
-    """The comparison of `pairs`; left_out: (run, reason) of those that could not be read."""
     covered = [pair for pair in pairs if not pair.reason]
+    if not covered:
+        raise SpecError(pairs[0].reason)
     single = [item for metric in _REQUESTS if len((item := _requests(covered, metric)).rows)]
     whole = [item for key in _FIGURES if len((item := _figures(covered, key)).rows)]
-    reasons = [*left_out, *((pair.run.name, pair.reason) for pair in pairs if pair.reason)]
     comparisons = [*whole, *single]
     return ValidationReport(
         kind="bench",
@@ -72,7 +77,7 @@ def report_bench(pairs: Sequence[BenchPair], left_out: Sequence[tuple[str, str]]
         metrics=pooled(comparisons),
         by=by_dimension(comparisons),
         worst=worst_of(single, 3, partial(_breakdown, covered)),
-        notes=[*_notes(covered), *(f"not covered: {name}: {reason}" for name, reason in reasons)],
+        notes=[*_notes(covered), *not_covered(pairs, left_out)],
         comparisons=comparisons,
         provenance=provenance_of([pair.scenario for pair in covered if pair.scenario is not None and pair.result]),
         about=_ABOUT,
@@ -80,57 +85,49 @@ def report_bench(pairs: Sequence[BenchPair], left_out: Sequence[tuple[str, str]]
     )
 
 
-def _requests(pairs: Sequence[BenchPair], metric: str) -> Comparison:
+def _requests(pairs: Sequence[Prediction], metric: str) -> Comparison:
     """All requests of the runs that have them."""
     members = [pair for pair in pairs if pair.requests]
-    labels = [f"{pair.run.name}, request {i}" for pair in members for i in range(len(pair.requests[metric]))]
+    labels = [f"{pair.row.name}, request {i}" for pair in members for i in range(len(pair.requests[metric]))]
     predicted = [seconds for pair in members for seconds in pair.requests[metric].tolist()]
     measured = [seconds for pair in members for seconds in _measured(pair, metric)]
-    runs = [pair.run.name for pair in members for _ in pair.requests[metric]]
-    rows = Rows(predicted, measured, labels)
-    return Comparison.of(metric, rows, "s", dimensions_of(runs, {"run": str}))
+    runs = [pair.row.name for pair in members for _ in pair.requests[metric]]
+    return Comparison.of(metric, Rows(predicted, measured, labels), "s", {"run": Dimension.of(runs)})
 
 
-def _measured(pair: BenchPair, metric: str) -> list[float]:
-    assert pair.run.times is not None
-    result: list[float] = getattr(pair.run.times, f"{metric}_s").tolist()
+def _measured(pair: Prediction, metric: str) -> list[float]:
+    result: list[float] = getattr(pair.row.requests, f"{metric}_s").tolist()
     return result
 
 
-def _figures(pairs: Sequence[BenchPair], key: str) -> Comparison:
+def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
     """One figure of all runs that have it."""
-    members = [pair for pair in pairs if key in pair.predicted]
+    members = [pair for pair in pairs if key in pair.metrics]
     metric, unit = _FIGURES[key]
-    ends = [pair.intervals.get(key, (float("nan"), float("nan"))) for pair in members]
-    rows = Rows(
-        [pair.predicted[key] for pair in members],
-        [pair.run.measured[key] for pair in members],
-        [pair.run.name for pair in members],
-        ([low for low, _ in ends], [high for _, high in ends]),
-    )
-    names = {"tool": lambda pair: pair.run.tool, "model": _model, "device": _device}
-    return Comparison.of(metric, rows, unit, dimensions_of(members, names))
+    names = {
+        "tool": [pair.row.source for pair in members],
+        "model": [_names(pair)[0] for pair in members],
+        "device": [_names(pair)[1] for pair in members],
+    }
+    groups = {name: Dimension.of(values) for name, values in names.items()}
+    return Comparison.of(metric, rows_of(key, members), unit, groups)
 
 
-def _model(pair: BenchPair) -> str:
-    return pair.scenario.model.name if pair.scenario is not None else "not said"
+def _names(pair: Prediction) -> tuple[str, str]:
+    """The model and the device."""
+    scenario = pair.scenario
+    return (scenario.model.name, scenario.hardware.name) if scenario is not None else ("not said", "not said")
 
 
-def _device(pair: BenchPair) -> str:
-    return pair.scenario.hardware.name if pair.scenario is not None else "not said"
-
-
-def _steps(pair: BenchPair, prompt: int | None = None) -> TypicalSteps | None:
+def _steps(pair: Prediction, prompt: int | None = None) -> TypicalSteps | None:
     """The typical steps of a run that was simulated."""
     if pair.result is None or pair.scenario is None or pair.result.steps is None:
         return None
-    prompt = prompt or round(pair.run.load.prompt or 0) or None
-    choice = mean_step(pair.result)
-    server = profile_of(pair.scenario.engine).server
-    return TypicalSteps.of(pair.scenario, choice, prompt, server)
+    prompt = prompt or round(pair.row.load.prompt or 0) or None
+    return TypicalSteps.of(pair.scenario, mean_step(pair.result), prompt, profile_of(pair.scenario.engine).server)
 
 
-def _breakdown(pairs: Sequence[BenchPair], comparison: Comparison, number: int) -> dict[str, Any]:
+def _breakdown(pairs: Sequence[Prediction], comparison: Comparison, number: int) -> dict[str, Any]:
     """Parts of one request's latency."""
     place = int(np.flatnonzero(comparison.rows.kept)[number])
     for pair in (pair for pair in pairs if pair.requests):
@@ -138,49 +135,56 @@ def _breakdown(pairs: Sequence[BenchPair], comparison: Comparison, number: int) 
         if place < count:
             break
         place -= count
-    assert pair.run.times is not None
-    steps = _steps(pair, int(pair.run.times.num_prompt_tokens[place]))
+    assert pair.row.requests is not None
+    steps = _steps(pair, int(pair.row.requests.num_prompt_tokens[place]))
     assert steps is not None
     predicted, measured = (1e3 * float(item[number]) for item in (comparison.rows.predicted, comparison.rows.measured))
     return latency_breakdown(comparison.metric, predicted, measured, 1e3 * float(pair.requests["ttft"][place]), steps)
 
 
-def _described(pair: BenchPair) -> dict[str, Any]:
+def _described(pair: Prediction) -> dict[str, Any]:
     """A run by itself: what it was, its figures, where the time of its means goes, what it rests on."""
-    run = pair.run
-    steps = _steps(pair)
+    run, steps, metrics = pair.row, _steps(pair), pair.metrics
+    test: LoadTest = run.setup
+    model, device = _names(pair)
+    facts, ttft_ms = pair.details["facts"], metrics.get("mean_ttft_ms", 0.0)
+    parts = {
+        key: latency_breakdown(metric, metrics[key], run.metrics[key], ttft_ms, steps)
+        for key, (metric, unit) in _FIGURES.items()
+        if unit == "ms" and key in metrics and steps is not None
+    }
     return {
         "run": run.name,
-        "tool": " ".join((run.tool, run.version)).strip(),
-        "model": _model(pair),
-        "hardware": _device(pair),
+        "tool": " ".join((run.source, test.version)).strip(),
+        "model": model,
+        "hardware": device,
         "origin": pair.result.summary["origin"] if pair.result is not None else "calibrated",
-        "completed": run.completed,
-        "failed": run.failed,
+        "completed": test.completed,
+        "failed": test.failed,
         "is_by_request": bool(pair.requests),
-        "figures": [_figure(pair, key) for key in run.measured if key in pair.predicted],
-        "not_predicted": sorted(set(run.measured) - set(pair.predicted)),
-        "breakdown": {} if steps is None else _parts(pair, steps),
-        "facts": [fact.to_json() for fact in pair.facts],
-        "assumed": [fact.name for fact in pair.facts if fact.is_assumed],
-        "notes": [*pair.notes, *run.notes],
-        **({"requests": _by_request(pair)} if 0 < len(run.times or ()) <= _MOST_REQUESTS_SHOWN else {}),
+        "figures": [_figure(pair, key) for key in run.metrics if key in metrics],
+        "not_predicted": sorted(set(run.metrics) - set(metrics)),
+        "breakdown": parts,
+        "facts": [fact.to_json() for fact in facts],
+        "assumed": [fact.name for fact in facts if fact.is_assumed],
+        "notes": [*pair.details["notes"], *test.notes],
+        **({"requests": _by_request(pair)} if 0 < len(run.requests or ()) <= _MOST_REQUESTS_SHOWN else {}),
     }
 
 
-def _by_request(pair: BenchPair) -> dict[str, list[dict[str, float | None]]]:
+def _by_request(pair: Prediction) -> dict[str, list[dict[str, float | None]]]:
     """Each request's latencies in seconds, in the order in which they were sent; null where there is none."""
-    result: dict[str, list[dict[str, float | None]]] = {}
-    for metric, predicted in pair.requests.items():
-        rows = zip(predicted.tolist(), _measured(pair, metric), strict=True)
-        result[metric] = [
-            {"predicted": p if isfinite(p) else None, "measured": m if isfinite(m) else None} for p, m in rows
+    return {
+        metric: [
+            {"predicted": p if isfinite(p) else None, "measured": m if isfinite(m) else None}
+            for p, m in zip(predicted.tolist(), _measured(pair, metric), strict=True)
         ]
-    return result
+        for metric, predicted in pair.requests.items()
+    }
 
 
-def _figure(pair: BenchPair, key: str) -> dict[str, Any]:
-    predicted, measured = pair.predicted[key], pair.run.measured[key]
+def _figure(pair: Prediction, key: str) -> dict[str, Any]:
+    predicted, measured = pair.metrics[key], pair.row.metrics[key]
     result = {"metric": key, "predicted": predicted, "measured": measured, "error": predicted / measured - 1}
     if key in pair.intervals:
         low, high = (predicted * end for end in pair.intervals[key])
@@ -188,23 +192,14 @@ def _figure(pair: BenchPair, key: str) -> dict[str, Any]:
     return result
 
 
-def _parts(pair: BenchPair, steps: TypicalSteps) -> dict[str, Any]:
-    """Where the time of each mean latency goes, by metric."""
-    ttft_ms = pair.predicted.get("mean_ttft_ms", 0.0)
-    return {
-        key: latency_breakdown(metric, pair.predicted[key], pair.run.measured[key], ttft_ms, steps)
-        for key, (metric, unit) in _FIGURES.items()
-        if unit == "ms" and key in pair.predicted
-    }
-
-
-def _notes(pairs: Sequence[BenchPair]) -> list[str]:
+def _notes(pairs: Sequence[Prediction]) -> list[str]:
     """What was left out, and what else there is to know, each once."""
+    tests = {pair.row.name: pair.row.setup for pair in pairs}
     failed = [
-        f"{pair.run.name}: {pair.run.failed:,} of {pair.run.completed + pair.run.failed:,} requests failed or were cut "
-        f"off; they are no part of the load or of its figures."
-        for pair in pairs
-        if pair.run.failed
+        f"{name}: {test.failed:,} of {test.completed + test.failed:,} requests failed or were cut off; they are no "
+        f"part of the load or of its figures."
+        for name, test in tests.items()
+        if test.failed
     ]
-    stated_as = dict.fromkeys(note for pair in pairs for note in (*pair.notes, *pair.run.notes))
-    return [*failed, *(f"{note[0].upper()}{note[1:]}." for note in stated_as)]
+    notes = dict.fromkeys(note for pair in pairs for note in (*pair.details["notes"], *pair.row.setup.notes))
+    return [*failed, *(f"{note[0].upper()}{note[1:]}." for note in notes)]

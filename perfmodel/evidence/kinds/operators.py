@@ -1,6 +1,7 @@
 """`validate operators`: every row of measured kernel tables beside its prediction under the device's calibration."""
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
-from perfmodel.evidence.fit.systems import KernelModule, module_of
+from perfmodel.evidence.fit.systems import module_of
 from perfmodel.evidence.report import (
     NOT_APPLICABLE,
     Comparison,
@@ -26,29 +27,32 @@ from perfmodel.evidence.report import (
     pooled,
     worst_of,
 )
-from perfmodel.evidence.sources.kernels import Group, KernelTable, op_of, read_table, table_files, understood
-from perfmodel.specs import HardwareSpec, load_hardware
+from perfmodel.evidence.sources.kernels import Group, op_of, read_table, table_files, understood
+from perfmodel.specs import load_hardware
 
 Progress = Callable[[int, int], None]
-Floats = NDArray[np.float64]
-_METRIC = "latency"
 _ANY_ENGINE = "vllm"  # whose calibration holds the libraries that all engines call
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """The rows of one kernel: predicted and measured seconds, and the ends of the 80 % interval as factors."""
+class _Kernel:
+    """The rows of one kernel in the table `<system>/<op>`, their predicted seconds, and what these are from.
 
-    system: str
-    op: str
+    ends: of the 80 % interval as factors; is_own: whether the fit is this kernel's, not a relative's
+    """
+
+    table: str
     group: Group
-    predicted: Floats
-    low: float
-    high: float
+    predicted: NDArray[np.float64]
+    ends: tuple[float, float]
     fit: Any
-    is_own: bool  # whether the fit is this kernel's, not a relative's
+    is_own: bool
     device: DeviceFacts
     calibration: Calibration
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.engine} {self.group.key}"
 
     @property
     def dimensions(self) -> dict[str, Dimension]:
@@ -59,17 +63,11 @@ class _Judged:
             "engine": self.group.engine,
             "kernel": family,
             "format": formats[0] if formats else NOT_APPLICABLE,
-            "table": f"{self.op} {self.group.engine} {self.group.key}",
+            "table": f"{self.table.partition('/')[2]} {self.name}",
         }
         count = len(self.predicted)
-        return {name: Dimension.constant(value, count) for name, value in constants.items()} | kernel_sizes(
-            self.group.sizes
-        )
-
-    @property
-    def labels(self) -> list[str]:
-        head = f"{self.system}/{self.op} {self.group.engine} {self.group.key} row"
-        return [f"{head} {row}" for row in self.group.rows.tolist()]
+        sizes = kernel_sizes(self.group.sizes)
+        return {name: Dimension.constant(value, count) for name, value in constants.items()} | sizes
 
 
 def validate_operators(path: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -80,52 +78,52 @@ def validate_operators(path: str | Path, progress: Progress | None = None) -> Va
     files = table_files(path)
     if not files:
         raise SpecError(f"{path}: has no tables <system>/<op>.parquet, .csv or .csv.gz.")
-    judged: list[_Judged] = []
+    kernels: list[_Kernel] = []
     notes: list[str] = []
     num_rows = 0
     for done, file in enumerate(files, 1):
-        table_rows, result, reasons = _judge(file)
-        num_rows += table_rows
-        judged += result
-        notes += reasons
+        count, predicted, reasons = _predicted(file)
+        num_rows += count
+        kernels += predicted
+        notes += (f"not covered: {file.parent.name}/{op_of(file)}: {reason}" for reason in reasons)
         if progress is not None:
             progress(done, len(files))
-    if not judged:
+    if not kernels:
         raise SpecError(f"{path}: no row could be predicted; {notes[0] if notes else 'no known kernels'}")
-    comparison = _comparison(judged)
-    by = {name: {"latency": _rows(members).stats()} for name, members in _grouped(judged)}
+    parts = [kernel.dimensions for kernel in kernels]
+    dimensions = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    comparison = Comparison.of("latency", _rows(kernels), "s", dimensions)
+    groups: tuple[defaultdict[str, list[_Kernel]], ...] = (defaultdict(list), defaultdict(list))
+    for kernel in kernels:
+        groups[0][kernel.table].append(kernel)
+        groups[1][f"{kernel.table} {kernel.name}"].append(kernel)
+    by = {name: {"latency": _rows(members).stats()} for group in groups for name, members in sorted(group.items())}
     return ValidationReport(
         kind="operators",
         rows=num_rows,
-        covered=sum(len(member.group.rows) for member in judged),
+        covered=sum(len(kernel.group.rows) for kernel in kernels),
         metrics=pooled([comparison]),
         by=by | by_dimension([comparison]),
-        worst=worst_of([comparison], 10, partial(_breakdown, judged)),
+        worst=worst_of([comparison], 10, partial(_breakdown, kernels)),
         notes=notes,
         comparisons=[comparison],
-        provenance=Provenance(tuple(sorted({FittedSource.of(member.calibration) for member in judged}))),
-        about=_about(judged),
+        provenance=Provenance(tuple(sorted({FittedSource.of(kernel.calibration) for kernel in kernels}))),
+        about=_about(kernels),
     )
 
 
-def _comparison(judged: list[_Judged]) -> Comparison:
-    parts = [member.dimensions for member in judged]
-    dimensions = {name: joined([part[name] for part in parts]) for name in parts[0]}
-    return Comparison.of(_METRIC, _rows(judged), "s", dimensions)
-
-
-def _breakdown(judged: list[_Judged], comparison: Comparison, number: int) -> dict[str, Any]:
+def _breakdown(kernels: Sequence[_Kernel], comparison: Comparison, number: int) -> dict[str, Any]:
     """Parts of one row, counted as in `_rows`."""
-    given = int(np.flatnonzero(comparison.rows.kept)[number])
-    for member in judged:
-        if given < len(member.predicted):
-            return row_breakdown(member.group, given, member.fit, member.device, float(member.predicted[given]))
-        given -= len(member.predicted)
-    raise IndexError(number)
+    place = int(np.flatnonzero(comparison.rows.kept)[number])
+    ends = np.cumsum([len(kernel.predicted) for kernel in kernels])
+    which = int(np.searchsorted(ends, place, side="right"))
+    kernel = kernels[which]
+    row = place - int(ends[which]) + len(kernel.predicted)
+    return row_breakdown(kernel.group, row, kernel.fit, kernel.device, float(kernel.predicted[row]))
 
 
-def _about(judged: list[_Judged]) -> str:
-    own, related = (sum(len(m.predicted) for m in judged if m.is_own is kind) for kind in (True, False))
+def _about(kernels: Sequence[_Kernel]) -> str:
+    own, related = (sum(len(k.predicted) for k in kernels if k.is_own is is_own) for is_own in (True, False))
     return (
         f"Measured times of single kernels (`latency_ms`, one GPU, mostly replayed from CUDA graphs with warm "
         f"caches) beside the physical form of each kernel under its device's calibration, timed as the tables "
@@ -136,50 +134,41 @@ def _about(judged: list[_Judged]) -> str:
     )
 
 
-def _judge(file: Path) -> tuple[int, list[_Judged], list[str]]:
-    """(rows of the table, what could be judged, why the rest could not)."""
-    name = f"{file.parent.name}/{op_of(file)}"
-    table = read_table(file)
-    module = module_of(op_of(file))
+def _predicted(file: Path) -> tuple[int, list[_Kernel], list[str]]:
+    """(rows of the table, kernels that could be predicted, why the rest could not)"""
+    table, module = read_table(file), module_of(op_of(file))
     if module is None:
-        return len(table), [], [f"not covered: {name}: {len(table)} rows of a kernel without a form"]
+        return len(table), [], [f"{len(table)} rows of a kernel without a form"]
+    kernels: list[_Kernel] = []
+    reasons: list[str] = []
     try:
         hardware = load_hardware(file.parent.name)
-    except PerfmodelError as error:
-        return len(table), [], [f"not covered: {name}: {error}"]
-    try:
+        device = DeviceFacts.of(hardware)
         with understood(file):
-            judged, reasons = _judge_groups(file, module, table, hardware)
-    except SpecError as error:
-        return len(table), [], [f"not covered: {name}: {error}"]
-    return len(table), judged, reasons
-
-
-def _judge_groups(
-    file: Path, module: KernelModule, table: KernelTable, hardware: HardwareSpec
-) -> tuple[list[_Judged], list[str]]:
-    """(what could be judged, why the rest could not)."""
-    name, device = f"{file.parent.name}/{op_of(file)}", DeviceFacts.of(hardware)
-    judged, reasons = [], []
-    groups = module.groups(table, device)
-    for group in groups:
-        calibration = load_calibration(hardware, _ANY_ENGINE if group.engine == "nccl" else group.engine)
-        fit = _fit_for(group, calibration)
-        if fit is None:
-            reasons.append(f"not covered: {name}: {len(group.rows)} rows of {group.key}: no fit in the calibrations")
-            continue
-        judged.append(_judged(file, module, group, fit, device, calibration))
+            groups = module.groups(table, device)
+            for group in groups:
+                calibration = load_calibration(hardware, _ANY_ENGINE if group.engine == "nccl" else group.engine)
+                fit = _fit_for(group, calibration)
+                if fit is None:
+                    reasons.append(f"{len(group.rows)} rows of {group.key}: no fit in the calibrations")
+                    continue
+                tails = np.array([fit.residuals.p10, fit.residuals.p90]) * calibration.spread
+                low, high = np.exp(tails).tolist()
+                is_own = group.key in calibration.families and not calibration.is_passed_on
+                name, seconds = f"{file.parent.name}/{op_of(file)}", module.predict(group, fit, device)
+                kernels.append(_Kernel(name, group, seconds, (low, high), fit, is_own, device, calibration))
+    except PerfmodelError as error:
+        return len(table), [], [str(error)]
     known = sum(len(group.rows) for group in groups)
     if known < len(table):
-        reasons.append(f"not covered: {name}: {len(table) - known} rows of a format or kernel without a form")
-    return judged, reasons
+        reasons.append(f"{len(table) - known} rows of a format or kernel without a form")
+    return len(table), kernels, reasons
 
 
 def _fit_for(group: Group, calibration: Calibration) -> Any:
     """The kernel's own fit, else that of the key of the same family with the most parts in common."""
-    own = calibration.families.get(group.key)
-    if own is not None:
-        return own
+    if group.key in calibration.families:
+        return calibration.families[group.key]
     parts = group.key.split("/")
 
     def in_common(key: str) -> int:
@@ -189,39 +178,12 @@ def _fit_for(group: Group, calibration: Calibration) -> Any:
     return calibration.families[max(related, key=in_common)] if related else None
 
 
-def _judged(
-    file: Path, module: KernelModule, group: Group, fit: Any, device: DeviceFacts, calibration: Calibration
-) -> _Judged:
-    residuals, spread = fit.residuals, calibration.spread
-    return _Judged(
-        system=file.parent.name,
-        op=op_of(file),
-        group=group,
-        predicted=module.predict(group, fit, device),
-        low=float(np.exp(residuals.p10 * spread)),
-        high=float(np.exp(residuals.p90 * spread)),
-        fit=fit,
-        is_own=group.key in calibration.families and not calibration.is_passed_on,
-        device=device,
-        calibration=calibration,
-    )
-
-
-def _rows(members: list[_Judged]) -> Rows:
-    sizes = [len(member.predicted) for member in members]
+def _rows(kernels: Sequence[_Kernel]) -> Rows:
+    sizes = [len(kernel.predicted) for kernel in kernels]
+    low, high = (np.repeat([kernel.ends[end] for kernel in kernels], sizes) for end in (0, 1))
     return Rows(
-        np.concatenate([member.predicted for member in members]),
-        np.concatenate([member.group.seconds for member in members]),
-        [label for member in members for label in member.labels],
-        (np.repeat([m.low for m in members], sizes), np.repeat([m.high for m in members], sizes)),
+        np.concatenate([kernel.predicted for kernel in kernels]),
+        np.concatenate([kernel.group.seconds for kernel in kernels]),
+        [f"{kernel.table} {kernel.name} row {row}" for kernel in kernels for row in kernel.group.rows.tolist()],
+        (low, high),
     )
-
-
-def _grouped(judged: list[_Judged]) -> Iterator[tuple[str, list[_Judged]]]:
-    """Rows grouped by `<system>/<op>`, then by kernel."""
-    for names in (
-        [f"{member.system}/{member.op}" for member in judged],
-        [f"{member.system}/{member.op} {member.group.engine} {member.group.key}" for member in judged],
-    ):
-        for name in sorted(set(names)):
-            yield name, [member for member, its_name in zip(judged, names, strict=True) if its_name == name]

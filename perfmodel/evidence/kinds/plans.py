@@ -25,9 +25,10 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -126,15 +127,27 @@ class PlansReport(Printable):
 
 def validate_plans(path: str, progress: Callable[[int, int | None], None] | None = None) -> PlansReport:
     """Replay all cases of the recording at `path`. Raises SpecError for a file that is no recording."""
-    engine, version, raw_cases = _read(Path(path))
+    file = Path(path)
+    try:
+        data = json.loads(gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes())
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: got no JSON ({error}); expected a recording of plans") from None
+    if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
+        raise SpecError(f"{path}: got no list of cases; expected a recording with engine, version and cases")
+    engine, version = str(data.get("engine", "vllm")), str(data.get("version", ""))
     by: dict[str, Counter[str]] = {}
     worst: list[dict[str, Any]] = []
     notes: list[str] = []
     equal = covered = 0
-    for number, raw in enumerate(raw_cases):
+    for number, raw in enumerate(data["cases"]):
         if progress is not None:
-            progress(number, len(raw_cases))
-        case = _checked_case(raw, number, path)
+            progress(number, len(data["cases"]))
+        try:
+            case = RecordedCase.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise SpecError(f"{path}: case {number}: {where}: {first['msg']}") from None
         try:
             slots: dict[int, int] = {}
             steps = list(replay(case, engine, version, slots))
@@ -147,31 +160,9 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
         for group in (f"{engine} {version}", *features):
             by.setdefault(group, Counter(rows=0, equal=0)).update(rows=1, equal=int(difference is None))
         if difference is not None and len(worst) < _MAX_WORST:
-            number_of_step, recorded, ours = difference
-            named = {"case": number, "step": number_of_step, "features": features}
-            worst.append({**named, "recorded": recorded, "ours": ours})
-    return PlansReport("plans", len(raw_cases), covered, equal, by, worst, notes)
-
-
-def _read(path: Path) -> tuple[str, str, list[Any]]:
-    """Engine, version and cases of a recording."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        data = json.loads(content)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: got no JSON ({error}); expected a recording of plans") from None
-    if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
-        raise SpecError(f"{path}: got no list of cases; expected a recording with engine, version and cases")
-    return str(data.get("engine", "vllm")), str(data.get("version", "")), data["cases"]
-
-
-def _checked_case(raw: Any, number: int, path: str) -> RecordedCase:
-    try:
-        return RecordedCase.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"{path}: case {number}: {where}: {first['msg']}") from None
+            step, recorded, ours = difference
+            worst.append({"case": number, "step": step, "features": features, "recorded": recorded, "ours": ours})
+    return PlansReport("plans", len(data["cases"]), covered, equal, by, worst, notes)
 
 
 def _features_of(case: RecordedCase) -> list[str]:
@@ -221,30 +212,41 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         config = replace(config, speculation=with_drafter(speculation, spec.rules, extras.drafter))
     if extras.kv_role is not None:
         config = replace(config, defers_frees=spec.defers_frees)
-    scripts, transfers = _Acceptance(case), _Transfers(case)
-    host = transfers.immediate()
+    estimates, transfers = config.estimates, _Transfers(case)
     blocks = kv_block_manager(
         spec,
         extras.num_blocks,
         extras.groups,
         num_buffers=extras.num_states,
-        host=host,
-        by_estimates=config.estimates is not None,
+        host=transfers.immediate(),
+        by_estimates=estimates is not None,
     )
-    if config.estimates is not None:
-        config = replace(config, estimates=replace(config.estimates, ends_early=not extras.ignore_eos))
+    if estimates is not None:
+        config = replace(config, estimates=replace(estimates, ends_early=not extras.ignore_eos))
     scheduler = scheduler_for(config, blocks)
-    omits_idle = config.estimates is not None
-    pending = deque(_arrivals(case, spec))
-    for _, request in pending:
+    known = _requests_of(case, spec)
+    for request in known.values():
         transfers.prepare(request)
+    pending = deque((case.requests[number].arrival, request) for number, request in known.items())
     aborts = sorted((request.abort, i) for i, request in enumerate(case.requests) if request.abort is not None)
-    known = {request.request_id: request for _, request in pending}
+    num_verified: Counter[int] = Counter()
+
+    def accepted(plan: StepPlan) -> list[int] | None:
+        """How many drafted tokens of each decode are right, as the case scripts it; None where nothing is drafted."""
+        if not plan.draft_depths:
+            return None
+        result = []
+        for request, depth in zip(plan.decodes, plan.draft_depths, strict=True):
+            number = request.request_id
+            script = case.requests[number].accepted or (0,)
+            result.append(min(script[num_verified[number] % len(script)], depth) if depth else 0)
+            num_verified[number] += bool(depth)
+        return result
+
     under_way: deque[StepPlan] = deque()
     most_under_way = 2 if spec.async_scheduling else config.pipeline_parallel_size
     for step in range(_MAX_STEPS):
-        has_work = scheduler.has_requests or bool(transfers.under_way)
-        if not (pending or under_way or has_work):
+        if not (pending or under_way or scheduler.has_requests or transfers.under_way):
             return
         while pending and pending[0][0] <= step:
             scheduler.add(pending.popleft()[1])
@@ -252,14 +254,14 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             scheduler.abort(known[aborts.pop(0)[1]])
         has_work = scheduler.has_requests or bool(transfers.under_way)
         if not (under_way or has_work):
-            if not omits_idle:
+            if estimates is None:  # SGLang's recordings omit idle steps
                 yield step, [], []
             continue
         is_empty = True
         if has_work:
             plan = scheduler.plan(step)
             transfers.begin(plan.loads)
-            if plan or plan.preempted or not omits_idle:
+            if plan or plan.preempted or estimates is None:
                 yield _as_step(step, plan, scheduler, under_way)
             under_way.append(plan)
             is_empty = not plan
@@ -268,7 +270,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             if config.slots is not None and slots is not None:
                 begun = [*plan.singles, *(grant.request for grant in plan.chunks)]
                 slots.update((request.request_id, request.admission) for request in begun)
-            finished = scheduler.apply(plan, step, scripts.of(plan))
+            finished = scheduler.apply(plan, step, accepted(plan))
             transfers.pass_outcome(scheduler, finished)
 
 
@@ -309,28 +311,6 @@ class _Extras(Spec):
     def num_states(self) -> int:
         """The groups of layers with states: a request has a block of each."""
         return sum(group.kind == "state" for group in self.kv_groups)
-
-
-class _Acceptance:
-    """How many drafted tokens of each verification are right, as a case scripts it."""
-
-    def __init__(self, case: RecordedCase) -> None:
-        self._requests = case.requests
-        self._num_verified: Counter[int] = Counter()
-
-    def of(self, plan: StepPlan) -> list[int] | None:
-        """For each of the plan's decodes; None where nothing is drafted."""
-        if not plan.draft_depths:
-            return None
-        return [
-            min(self._next(request.request_id), depth) if depth else 0
-            for request, depth in zip(plan.decodes, plan.draft_depths, strict=True)
-        ]
-
-    def _next(self, number: int) -> int:
-        script = self._requests[number].accepted or (0,)
-        self._num_verified[number] += 1
-        return script[(self._num_verified[number] - 1) % len(script)]
 
 
 class _Transfers:
@@ -387,11 +367,6 @@ class _ImmediateKV(HostBlocks):
         return 0
 
 
-class _Placed(NamedTuple):
-    step: int
-    request: Request
-
-
 def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, _Extras]:
     """The engine, and what it has beside its arguments. Raises SpecError for a config that is none of ours."""
     settings = {name: value for name, value in config.items() if name not in _Extras.model_fields}
@@ -404,20 +379,19 @@ def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[En
         raise SpecError(f"config.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
 
 
-def _arrivals(case: RecordedCase, spec: EngineSpec) -> Iterator[_Placed]:
-    """The requests in the order in which they arrive, those of one step as they are numbered."""
+def _requests_of(case: RecordedCase, spec: EngineSpec) -> dict[int, Request]:
+    """The requests by number, in the order in which they arrive, those of one step as they are numbered."""
+    result = {}
     order = sorted(range(len(case.requests)), key=lambda i: (case.requests[i].arrival, i))
     for place, number in enumerate(order):
         recorded = case.requests[number]
-        hashes = _block_hashes(number, recorded, spec.block_size) if spec.enable_prefix_caching else ()
-        request = Request(number, place, recorded.prompt, recorded.output, hashes, recorded.priority)
-        yield _Placed(recorded.arrival, request)
-
-
-def _block_hashes(number: int, recorded: _RecordedRequest, block_size: int) -> tuple[Hashable, ...]:
-    num_shared, num_full = min(recorded.shared, recorded.prompt) // block_size, recorded.prompt // block_size
-    shared = [("group", recorded.group, row) for row in range(num_shared)]
-    return (*shared, *(("prompt", number, row) for row in range(num_shared, num_full)))
+        num_full = recorded.prompt // spec.block_size if spec.enable_prefix_caching else 0
+        num_shared = min(recorded.shared // spec.block_size, num_full)
+        hashes: tuple[Hashable, ...] = tuple(
+            ("group", recorded.group, row) if row < num_shared else ("prompt", number, row) for row in range(num_full)
+        )
+        result[number] = Request(number, place, recorded.prompt, recorded.output, hashes, recorded.priority)
+    return result
 
 
 def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan]) -> Step:
@@ -448,32 +422,16 @@ def _difference_in_words(
     ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]
 ) -> tuple[int, str, str] | None:
     """The first step that differs, with what is recorded and what is ours; None where all are equal."""
-    difference = _first_difference(ours, case.steps)
-    if difference is not None:
-        step, recorded_step, our_step = difference
-        return step, _in_words(recorded_step, our_step), _in_words(our_step, recorded_step)
+    for our_step, recorded_step in zip_longest(ours, case.steps):
+        a, b = (step and (step[0], list(step[1]), list(step[2])) for step in (our_step, recorded_step))
+        if a != b:
+            number = (recorded_step or our_step)[0]
+            return number, _in_words(recorded_step, our_step), _in_words(our_step, recorded_step)
     for number, request in enumerate(case.requests):
         if request.slot is not None and number in slots and slots[number] != request.slot:
             text = f"request {number} in slot"
             return request.arrival, f"{text} {request.slot}", f"{text} {slots[number]}"
     return None
-
-
-def _first_difference(ours: Sequence[Step], recorded: Sequence[Step]) -> tuple[int, Step | None, Step | None] | None:
-    """The first step that differs: its number, as recorded, and ours; None where all are equal."""
-    for our_step, recorded_step in zip(ours, recorded, strict=False):
-        if (
-            our_step[0] != recorded_step[0]
-            or list(our_step[1]) != list(recorded_step[1])
-            or list(our_step[2]) != list(recorded_step[2])
-        ):
-            return recorded_step[0], recorded_step, our_step
-    shortest = min(len(ours), len(recorded))
-    if len(ours) == len(recorded):
-        return None
-    longer = ours if len(ours) > shortest else recorded
-    left = longer[shortest]
-    return left[0], None if longer is ours else left, left if longer is ours else None
 
 
 def _in_words(step: Step | None, other: Step | None) -> str:

@@ -8,19 +8,18 @@ interval, each device again counting once.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance, provenance_of
-from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, Reasons
+from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress
 from perfmodel.evidence.predict.results import predict_rows, predict_served
-from perfmodel.evidence.report import Comparison, ErrorStats, Rows, ValidationReport, dimensions_of, not_covered
+from perfmodel.evidence.report import Comparison, Dimension, ErrorStats, Rows, ValidationReport, not_covered
 from perfmodel.evidence.sources.local import LocalSetup, read_local_rows
 from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
 from perfmodel.specs.scenario import Scenario
@@ -83,25 +82,19 @@ def validate_local(path: str | Path, progress: Progress | None = None) -> Valida
 
 def validate_mlperf(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Likewise, of MLPerf results."""
-    return _validate_served("mlperf", path, read_mlperf_rows(path), progress)
+    rows, left_out = read_mlperf_rows(path)
+    return report_pooled("mlperf", predict_served(rows, devices_folder(path), progress), left_out)
 
 
 def validate_served(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Likewise, of a table of published serving results."""
-    return _validate_served("served", path, read_served_rows(path), progress)
-
-
-def _validate_served(
-    kind: str, path: str | Path, read: tuple[list[Observation], Reasons], progress: Progress | None
-) -> ValidationReport:
-    rows, left_out = read
-    return report_pooled(kind, predict_served(rows, devices_folder(path), progress), left_out)
+    rows, left_out = read_served_rows(path)
+    return report_pooled("served", predict_served(rows, devices_folder(path), progress), left_out)
 
 
 class _Figure(NamedTuple):
     """A setting's figures of one metric as one: of its first row, the medians of all, and each that was measured."""
 
-    metric: str
     row: Observation
     scenario: Scenario
     predicted: float
@@ -118,18 +111,13 @@ class _Figure(NamedTuple):
         return self.predicted / self.measured - 1
 
     @property
-    def is_within(self) -> bool:
-        low, high = self.interval
-        return low <= self.measured / self.predicted <= high
-
-    @property
     def setup(self) -> MeasuredSetup:
         setup = setup_of(self.scenario)
         is_test = isinstance(self.row.setup, LocalSetup)  # which has steps and no requests
         return setup._replace(input_tokens=0.0, output_tokens=0.0) if is_test else setup
 
 
-Figures = Sequence[_Figure]
+Figures = Mapping[str, Sequence[_Figure]]  # by metric
 
 
 def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -140,66 +128,77 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
     shown = _KINDS[kind]
     covered = [pair for pair in pairs if not pair.reason]
     figures, apart = (_figures([pair for pair in covered if pair.row.is_reliable is kept]) for kept in (True, False))
-    flags = "; ".join(sorted({pair.row.flags for pair in covered if not pair.row.is_reliable}))
-    by = {name: _stats(members) for name, members in _by_dimension(figures).items()}
+    by = _by_dimension(figures)
+    rows_apart = {item.row.name for members in apart.values() for item in members}
+    groups = {item.row.name for members in figures.values() for item in members}
+    devices = {item.device for members in figures.values() for item in members}
+    notes = [f"metrics: {len(groups):,} groups on {len(devices)} devices; each device counts once."]
     if apart:
         by["apart: flagged rows"] = _stats(apart)
+        flags = "; ".join(sorted({pair.row.flags for pair in covered if not pair.row.is_reliable}))
+        notes.append(f"apart: {len(rows_apart):,} groups whose flags say {shown.apart_because.format(flags=flags)}.")
     noise = _noise_floor(figures)
     if noise:
         by[f"identical settings {shown.elsewhere}"] = noise
-    by_metric = _by_metric(figures)
+    notes += [
+        f"noise floor of {metric}: figures of one setting {shown.elsewhere} lie {stats.median_ape:.1%} from their own "
+        f"median on half of the devices, {stats.p90_ape:.1%} on nine in ten ({stats.rows:,} figures)."
+        for metric, stats in noise.items()
+    ]
+    reasons = not_covered(pairs, left_out)
+    more = len(reasons) - _MOST_REASONS
+    notes += [*reasons[:_MOST_REASONS], *([f"not covered: {more:,} more rows."] if more > 0 else [])]
+    scenarios = [pair.scenario for pair in covered if pair.scenario is not None]
     return ValidationReport(
         kind=kind,
         rows=len(pairs) + len(left_out),
         covered=len(covered),
         metrics=_stats(figures),
         by=by,
-        worst=[row for members in by_metric.values() for row in _worst(members)],
-        notes=[
-            *_counts(figures, apart, shown.apart_because.format(flags=flags)),
-            *_floors(noise, shown.elsewhere),
-            *_first(not_covered(pairs, left_out)),
+        worst=[
+            {
+                "metric": metric,
+                "row": item.row.name,
+                "predicted": item.predicted,
+                "measured": item.measured,
+                "error": item.error,
+                "setting": item.row.label,
+            }
+            for metric, members in figures.items()
+            for item in sorted(members, key=lambda item: -abs(np.log(item.predicted / item.measured)))[:_MOST_WORST]
         ],
-        comparisons=[_comparison(metric, members) for metric, members in by_metric.items()],
-        provenance=_backends(covered) if kind == "local" else provenance_of(_scenarios(covered)),
+        notes=notes,
+        comparisons=[_comparison(metric, members) for metric, members in figures.items()],
+        provenance=_backends(scenarios) if kind == "local" else provenance_of(scenarios),
         about=shown.about,
     )
 
 
-def _figures(pairs: Sequence[Prediction]) -> list[_Figure]:
-    """Figures of one setting on one device as one, by metric."""
-    result: defaultdict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
+def _figures(pairs: Sequence[Prediction]) -> Figures:
+    """Figures of one setting on one device as one."""
+    settings: defaultdict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
     for pair in pairs:
         for metric in pair.row.metrics:
             if isfinite(pair.metrics.get(metric, float("nan"))):
-                result[pair.row.labels["device"], pair.row.group, metric].append(pair)
-    return [_figure(metric, members) for (_, _, metric), members in result.items()]
-
-
-def _figure(metric: str, pairs: Sequence[Prediction]) -> _Figure:
-    first, measured = pairs[0], tuple(pair.row.metrics[metric] for pair in pairs)
-    assert first.scenario is not None
-    medians = float(np.median([pair.metrics[metric] for pair in pairs])), float(np.median(measured))
-    return _Figure(metric, first.row, first.scenario, *medians, first.intervals.get(metric, NO_INTERVAL), measured)
-
-
-def _by_metric(figures: Figures) -> dict[str, list[_Figure]]:
+                settings[pair.row.labels["device"], pair.row.group, metric].append(pair)
     result: defaultdict[str, list[_Figure]] = defaultdict(list)
-    for figure in figures:
-        result[figure.metric].append(figure)
+    for (_, _, metric), members in settings.items():
+        first, measured = members[0], tuple(pair.row.metrics[metric] for pair in members)
+        assert first.scenario is not None
+        medians = float(np.median([pair.metrics[metric] for pair in members])), float(np.median(measured))
+        interval = first.intervals.get(metric, NO_INTERVAL)
+        result[metric].append(_Figure(first.row, first.scenario, *medians, interval, measured))
     return dict(sorted(result.items()))
 
 
 def _stats(figures: Figures) -> dict[str, ErrorStats]:
-    """Errors of each metric that any figure has."""
+    """Errors of each metric."""
     result = {}
-    for metric, members in _by_metric(figures).items():
-        has_intervals = all(isfinite(end) for figure in members for end in figure.interval)
-        result[metric] = pooled_over_devices(
-            [figure.device for figure in members],
-            [figure.error for figure in members],
-            [figure.is_within for figure in members] if has_intervals else None,
-        )
+    for metric, members in figures.items():
+        are_within = [item.interval[0] <= item.measured / item.predicted <= item.interval[1] for item in members]
+        has_intervals = all(isfinite(end) for item in members for end in item.interval)
+        devices, errors = [item.device for item in members], [item.error for item in members]
+        result[metric] = pooled_over_devices(devices, errors, are_within if has_intervals else None)
     return result
 
 
@@ -226,83 +225,41 @@ def pooled_over_devices(
     )
 
 
-def _by_dimension(figures: Figures) -> dict[str, list[_Figure]]:
-    members: defaultdict[str, list[_Figure]] = defaultdict(list)
-    for figure in figures:
-        for name, value in figure.row.labels.items():
-            members[f"{name} {value}"].append(figure)
-    return dict(sorted(members.items()))
+def _by_dimension(figures: Figures) -> dict[str, dict[str, ErrorStats]]:
+    groups: defaultdict[str, defaultdict[str, list[_Figure]]] = defaultdict(lambda: defaultdict(list))
+    for metric, members in figures.items():
+        for item in members:
+            for name, value in item.row.labels.items():
+                groups[f"{name} {value}"][metric].append(item)
+    return {name: _stats(group) for name, group in sorted(groups.items())}
 
 
 def _noise_floor(figures: Figures) -> dict[str, ErrorStats]:
     """How far figures of one setting are from their own median: what no prediction can be better than."""
     result = {}
-    for metric, members in _by_metric([figure for figure in figures if len(figure.figures) > 1]).items():
-        devices = [figure.device for figure in members for _ in figure.figures]
-        errors = [value / figure.measured - 1 for figure in members for value in figure.figures]
-        result[metric] = pooled_over_devices(devices, errors)
+    for metric, members in figures.items():
+        repeated = [item for item in members if len(item.figures) > 1]
+        pairs = [(item.device, value / item.measured - 1) for item in repeated for value in item.figures]
+        if pairs:
+            result[metric] = pooled_over_devices([device for device, _ in pairs], [error for _, error in pairs])
     return result
 
 
-def _worst(figures: Figures) -> list[dict[str, Any]]:
-    ordered = sorted(figures, key=lambda figure: -abs(np.log(figure.predicted / figure.measured)))
-    return [
-        {
-            "metric": figure.metric,
-            "row": figure.row.name,
-            "predicted": figure.predicted,
-            "measured": figure.measured,
-            "error": figure.error,
-            "setting": figure.row.label,
-        }
-        for figure in ordered[:_MOST_WORST]
-    ]
-
-
-def _counts(figures: Figures, apart: Figures, because: str) -> list[str]:
-    groups, devices = {figure.row.name for figure in figures}, {figure.device for figure in figures}
-    notes = [f"metrics: {len(groups):,} groups on {len(devices)} devices; each device counts once."]
-    if apart:
-        notes.append(f"apart: {len({figure.row.name for figure in apart}):,} groups whose flags say {because}.")
-    return notes
-
-
-def _floors(noise: Mapping[str, ErrorStats], elsewhere: str) -> list[str]:
-    return [
-        f"noise floor of {metric}: figures of one setting {elsewhere} lie {stats.median_ape:.1%} from their own median "
-        f"on half of the devices, {stats.p90_ape:.1%} on nine in ten ({stats.rows:,} figures)."
-        for metric, stats in noise.items()
-    ]
-
-
-def _first(reasons: Sequence[str]) -> list[str]:
-    left = len(reasons) - _MOST_REASONS
-    return [*reasons[:_MOST_REASONS], *([f"not covered: {left:,} more rows."] if left > 0 else [])]
-
-
-def _comparison(metric: str, figures: Figures) -> Comparison:
+def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:
     rows = Rows(
-        [figure.predicted for figure in figures],
-        [figure.measured for figure in figures],
-        [figure.row.name for figure in figures],
-        ([figure.interval[0] for figure in figures], [figure.interval[1] for figure in figures]),
+        [item.predicted for item in figures],
+        [item.measured for item in figures],
+        [item.row.name for item in figures],
+        ([item.interval[0] for item in figures], [item.interval[1] for item in figures]),
     )
-    names = dict.fromkeys(name for figure in figures for name in figure.row.labels)
-    named: dict[str, Callable[[_Figure], str]] = {name: partial(_label, name) for name in names}
+    names = dict.fromkeys(name for item in figures for name in item.row.labels)
+    dimensions = {name: Dimension.of([item.row.labels.get(name, "not said") for item in figures]) for name in names}
     unit = "tok/s" if "tokens" in metric else "ms"
-    return Comparison.of(metric, rows, unit, dimensions_of(figures, named), [figure.setup for figure in figures])
+    return Comparison.of(metric, rows, unit, dimensions, [item.setup for item in figures])
 
 
-def _label(name: str, figure: _Figure) -> str:
-    return figure.row.labels.get(name, "not said")
-
-
-def _scenarios(pairs: Sequence[Prediction]) -> list[Scenario]:
-    return [pair.scenario for pair in pairs if pair.scenario is not None]
-
-
-def _backends(pairs: Sequence[Prediction]) -> Provenance:
+def _backends(scenarios: Sequence[Scenario]) -> Provenance:
     """The files of the engines' backends that predictions came from."""
-    engines = {scenario.engine.described.description.name for scenario in _scenarios(pairs)}
+    engines = {scenario.engine.described.description.name for scenario in scenarios}
     fits = [result for engine in sorted(engines) if (result := load_backends(engine)) is not None]
     return Provenance(tuple(FittedSource.of(fit) for fit in fits))

@@ -4,18 +4,26 @@ Every figure is restated with its source in a file of its own; nothing was fitte
 metric of a run, a step, an operator, a kernel or of memory. Formats and choice of the figures: docs/published.md.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from perfmodel import sim
-from perfmodel.cost import OperatorEstimate, OperatorTime, OperatorTimer, StepEstimate, load_calibration, step_costs
+from perfmodel.cost import OperatorEstimate, OperatorTimer, StepEstimate, load_calibration, step_costs
 from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
 from perfmodel.evidence.kinds.published_block import KernelShape, Published
-from perfmodel.evidence.report import Comparison, Rows, ValidationReport, by_dimension, dimensions_of, pooled
+from perfmodel.evidence.observation import Observation, Prediction, Progress
+from perfmodel.evidence.report import (
+    Comparison,
+    Dimension,
+    ValidationReport,
+    by_dimension,
+    not_covered,
+    pooled,
+    rows_of,
+)
 from perfmodel.files.blocks import block_as
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.number_formats import (
@@ -50,7 +58,6 @@ _DTYPES = frozenset({"bf16", "bfloat16", "fp16", "float16", "fp32", "float32"})
 _KERNEL_FORMATS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "fp8_wo": "fp8_w8a16", "sq": "w8a8_int8"}
 _STATIC = "_static"  # inputs that come quantized
 _S = 1e6  # microseconds
-_Value = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
 def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
@@ -130,13 +137,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     )
 
 
-def _kernel_time(scenario: Scenario, work: Work) -> OperatorTime:
-    """How long `work` takes by the device's calibration, timed alone as tables of kernels are."""
-    return OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
-
-
-@dataclass(frozen=True, slots=True)
-class FigurePrediction:
+class FigurePrediction(NamedTuple):
     """A figure's predicted value in its own unit, and what it is made of, as text."""
 
     value: float
@@ -157,44 +158,46 @@ def predict(scenario: Scenario, file: Path) -> FigurePrediction:
         of_changed = block_as(changed.published, Published)
         assert of_changed is not None
         base, of_base = _metric(changed, of_changed)
-        value = _ratio(value, base, figure)
+        better = base / value if figure.found.is_better_low else value / base
+        value = {
+            "speedup": better,
+            "gain": better - 1,
+            "saving": 1 - value / base,
+            "scenario_over_baseline": value / base,
+            "baseline_over_scenario": base / value,
+        }[figure.ratio or "speedup"]
         made_of = f"{made_of}; baseline: {of_base}"
     return FigurePrediction(value / figure.factor, made_of)
 
 
-def _ratio(value: float, base: float, figure: Published) -> float:
-    better = base / value if figure.found.is_better_low else value / base
-    return {
-        "speedup": better,
-        "gain": better - 1,
-        "saving": 1 - value / base,
-        "scenario_over_baseline": value / base,
-        "baseline_over_scenario": base / value,
-    }[figure.ratio or "speedup"]
-
-
-def _metric(scenario: Scenario, figure: Published) -> _Value:
-    if figure.basis == "kernel":
-        return _of_kernel(scenario, figure)
+def _metric(scenario: Scenario, figure: Published) -> tuple[float, str]:
+    """The metric in its own unit, and what it is made of."""
+    if figure.kernel is not None:
+        return _of_kernel(scenario, figure.metric, figure.kernel)
     if figure.basis == "memory":
         return memory_metric(scenario, figure.metric, figure.step)
     if figure.basis == "run":
         return _of_run(scenario, figure.metric)
     assert figure.step is not None
-    shape = batch_shape(figure.step, scenario)
-    costs = step_costs(scenario)
+    shape, costs = batch_shape(figure.step, scenario), step_costs(scenario)
     estimate = costs.estimate(shape)
     if figure.operator:
-        return _of_operator(scenario, figure, estimate)
+        return _of_operators(scenario, figure, estimate)
     value = step_metrics(scenario, estimate, shape, costs.tokens_per_decode(shape))[figure.metric]
     return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_text(estimate.bound_share)}"
 
 
-# ------------------------------------------------------------------------- of one operator
-
-
-def _of_operator(scenario: Scenario, figure: Published, estimate: StepEstimate) -> _Value:
-    rows = _rows_named(figure.operator, estimate)
+def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> tuple[float, str]:
+    """Operators by name, by name without the label of their layer, or by family. Raises SpecError for none."""
+    named: dict[str, OperatorEstimate] = {}
+    for name in figure.operator:
+        rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
+        if not rows:
+            known = sorted({row.name for row in estimate.rows} | {row.work.family for row in estimate.rows})
+            near = did_you_mean(name, known)
+            raise SpecError(f"published.operator: found {name!r}, this step has {', '.join(known)}.{near}")
+        named |= {row.name: row for row in rows}
+    rows = list(named.values())
     seconds = sum(row.duration_s for row in rows)
     values = {
         "time_us": seconds * _S,
@@ -209,26 +212,10 @@ def _of_operator(scenario: Scenario, figure: Published, estimate: StepEstimate) 
     return values[figure.metric], made_of
 
 
-def _rows_named(names: Sequence[str], estimate: StepEstimate) -> list[OperatorEstimate]:
-    """Operators by name, by name without the label of their layer, or by family. Raises SpecError for none."""
-    result: dict[str, OperatorEstimate] = {}
-    for name in names:
-        rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
-        if not rows:
-            known = sorted({row.name for row in estimate.rows} | {row.work.family for row in estimate.rows})
-            near = did_you_mean(name, known)
-            raise SpecError(f"published.operator: found {name!r}, this step has {', '.join(known)}.{near}")
-        result |= {row.name: row for row in rows}
-    return list(result.values())
-
-
-# ------------------------------------------------------------------------- of one kernel
-
-
-def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
-    assert figure.kernel is not None
-    work = _kernel_work(scenario, figure.kernel)
-    time = _kernel_time(scenario, work)
+def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> tuple[float, str]:
+    """By the device's calibration, timed alone as tables of kernels are."""
+    work = _kernel_work(scenario, kernel)
+    time = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
     seconds = time.duration_s
     values = {
         "time_us": seconds * _S,
@@ -236,13 +223,10 @@ def _of_kernel(scenario: Scenario, figure: Published) -> _Value:
         "tflops": work.flops / seconds / 1e12,
         "gb_per_s": (work.hbm_bytes or (work.message.bytes_ if work.message else 0.0)) / seconds / 1e9,
     }
-    return values[figure.metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
+    return values[metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
 
 
-# ------------------------------------------------------------------------- of a whole run
-
-
-def _of_run(scenario: Scenario, metric: str) -> _Value:
+def _of_run(scenario: Scenario, metric: str) -> tuple[float, str]:
     if metric == "max_request_rate":
         rate = max_request_rate(scenario)
         return rate, f"{rate:.3g} requests per second meet the slo"
@@ -254,8 +238,7 @@ def _of_run(scenario: Scenario, metric: str) -> _Value:
     return value, f"a run of {summary['duration']:.3g} s, {shares_text(summary.get('bound_share') or {})}"
 
 
-Progress = Callable[[int, int], None]
-
+_DIMENSIONS = ("technique", "device", "kind", "basis")
 _FAMILIES = ("kernels", "steps", "memory", "systems", "system ratios")
 _ABOUT = (
     "Figures that others published (papers, blogs, repositories, tables of results), each restated in a scenario file "
@@ -265,137 +248,87 @@ _ABOUT = (
 )
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """A file's figure and what was predicted for it."""
-
-    file: Path
-    scenario: Scenario
-    figure: Published
-    prediction: FigurePrediction
-
-    @property
-    def published(self) -> float:
-        """The figure; of a range what is nearest to the prediction."""
-        value = self.figure.value
-        if isinstance(value, tuple):
-            return min(max(self.prediction.value, value[0]), value[1])
-        return value
-
-    @property
-    def name(self) -> str:
-        return self.figure.id or self.file.stem
-
-    @property
-    def kind(self) -> str:
-        return "ratio" if self.figure.baseline else "absolute"
-
-    @property
-    def ratio(self) -> float:
-        return self.prediction.value / self.published
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.name,
-            "file": self.file.name,
-            "technique": self.figure.technique,
-            "family": self.figure.family,
-            "metric": self.figure.metric,
-            "unit": self.figure.unit,
-            "predicted": self.prediction.value,
-            "published": self.published,
-            "ratio": self.ratio,
-            "source": self.figure.source,
-            "reason": self.reason,
-            "fitted": self.figure.fitted,
-        }
-
-    @property
-    def reason(self) -> str:
-        return ". ".join(part.rstrip(".") for part in (self.figure.note, self.prediction.made_of) if part)
-
-
-_DIMENSIONS: dict[str, Callable[[_Judged], str]] = {
-    "technique": lambda item: item.figure.technique,
-    "device": lambda item: item.scenario.hardware.name,
-    "kind": lambda item: item.kind,
-    "basis": lambda item: item.figure.basis,
-}
-
-
 def validate_published(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Predict the figure of every `*.yaml` below `path`, or of one file.
 
     Files that cannot be read or predicted are listed with the reason. Raises SpecError where that goes for all.
     """
-    files = _files(Path(path))
-    judged: list[_Judged] = []
-    reasons: list[str] = []
-    for done, file in enumerate(files, 1):
-        try:
-            judged.append(_judge(file))
-        except PerfmodelError as error:
-            reasons.append(f"not covered: {file.name}: {error}")
-        if progress is not None:
-            progress(done, len(files))
-    if not judged:
-        raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
-    return _report(judged, reasons)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = sorted(file for suffix in ("yaml", "yml") for file in path.rglob(f"*.{suffix}"))
+    root = Path(path)
+    files = [root] if root.is_file() else sorted(file for end in ("yaml", "yml") for file in root.rglob(f"*.{end}"))
     if not files:
         raise SpecError(f"validate published {path}: found no *.yaml; give a folder of scenarios with `published`.")
-    return files
-
-
-def _judge(file: Path) -> _Judged:
-    scenario = load_scenario(file)
-    prediction = predict(scenario, file)
-    figure = block_as(scenario.published, Published)
-    assert figure is not None  # else nothing was predicted
-    return _Judged(file, scenario, figure, prediction)
-
-
-def _report(judged: Sequence[_Judged], reasons: Sequence[str]) -> ValidationReport:
-    comparisons = [_comparison(family, judged) for family in _FAMILIES]
+    pairs: list[Prediction] = []
+    reasons: list[tuple[str, str]] = []
+    for done, file in enumerate(files, 1):
+        try:
+            pairs.append(_predicted(file))
+        except PerfmodelError as error:
+            reasons.append((file.name, str(error)))
+        if progress is not None:
+            progress(done, len(files))
+    if not pairs:
+        raise SpecError(reasons[0][1])
+    comparisons = []
+    for family in _FAMILIES:
+        members = [pair for pair in pairs if family in pair.metrics]
+        dimensions = {name: Dimension.of([pair.row.labels[name] for pair in members]) for name in _DIMENSIONS}
+        comparisons.append(Comparison.of(family, rows_of(family, members), "as published", dimensions))
     comparisons = [item for item in comparisons if len(item.rows)]
-    ordered = sorted(judged, key=lambda item: (_FAMILIES.index(item.figure.family), item.figure.technique, item.name))
-    worst = sorted(judged, key=lambda item: -abs(item.ratio - 1))[:10]
+    facts = [pair.details for pair in pairs]
+    ordered = sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"]))
     return ValidationReport(
         kind="published",
-        rows=len(judged) + len(reasons),
-        covered=len(judged),
+        rows=len(files),
+        covered=len(pairs),
         metrics=pooled(comparisons),
         by=by_dimension(comparisons),
-        worst=[_worst(item) for item in worst],
-        notes=reasons,
+        worst=[
+            {
+                "metric": fact["metric"],
+                "row": f"{fact['id']} ({fact['technique']}, {fact['source']})",
+                "predicted": fact["predicted"],
+                "measured": fact["published"],
+                "error": fact["ratio"] - 1,
+                "breakdown": {"why": fact["reason"]},
+            }
+            for fact in sorted(facts, key=lambda fact: -abs(fact["ratio"] - 1))[:10]
+        ],
+        notes=not_covered([], reasons),
         comparisons=comparisons,
-        provenance=provenance_of([item.scenario for item in judged]),
+        provenance=provenance_of([pair.row.scenario for pair in pairs]),
         about=_ABOUT,
-        figures=[item.to_json() for item in ordered],
+        figures=ordered,
     )
 
 
-def _comparison(family: str, judged: Sequence[_Judged]) -> Comparison:
-    members = [item for item in judged if item.figure.family == family]
-    rows = Rows(
-        [item.prediction.value for item in members],
-        [item.published for item in members],
-        [item.name for item in members],
-    )
-    return Comparison.of(family, rows, "as published", dimensions_of(members, _DIMENSIONS))
-
-
-def _worst(each: _Judged) -> dict[str, Any]:
-    return {
-        "metric": each.figure.metric,
-        "row": f"{each.name} ({each.figure.technique}, {each.figure.source})",
-        "predicted": each.prediction.value,
-        "measured": each.published,
-        "error": each.ratio - 1,
-        "breakdown": {"why": each.reason},
+def _predicted(file: Path) -> Prediction:
+    """A file's figure and what was predicted for it; of a range what is nearest to the prediction counts."""
+    scenario = load_scenario(file)
+    predicted = predict(scenario, file)
+    figure = block_as(scenario.published, Published)
+    assert figure is not None  # else nothing was predicted
+    published, family, name = figure.value, figure.family, figure.id or file.stem
+    if isinstance(published, tuple):
+        published = min(max(predicted.value, published[0]), published[1])
+    labels = {
+        "technique": figure.technique,
+        "device": scenario.hardware.name,
+        "kind": "ratio" if figure.baseline else "absolute",
+        "basis": figure.basis,
     }
+    details = {
+        "id": name,
+        "file": file.name,
+        "technique": figure.technique,
+        "family": family,
+        "metric": figure.metric,
+        "unit": figure.unit,
+        "predicted": predicted.value,
+        "published": published,
+        "ratio": predicted.value / published,
+        "source": figure.source,
+        "reason": ". ".join(part.rstrip(".") for part in (figure.note, predicted.made_of) if part),
+        "fitted": figure.fitted,
+    }
+    row = Observation(name, scenario, {family: published}, labels=labels, source=figure.source)
+    return Prediction(row, {family: predicted.value}, details=details)

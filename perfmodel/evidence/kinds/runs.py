@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost import ServerFit, plan_memory
-from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
 from perfmodel.evidence.fit.profiles import cell_of
-from perfmodel.evidence.observation import Observation, Prediction, Progress
+from perfmodel.evidence.observation import Prediction, Progress
 from perfmodel.evidence.predict.recorded import (
     num_slices,
     simulate_log,
@@ -24,38 +24,28 @@ from perfmodel.evidence.predict.recorded import (
 )
 from perfmodel.evidence.report import (
     Comparison,
-    ErrorStats,
     Rows,
     ValidationReport,
-    by_dimension,
     comparison_of,
-    not_covered,
     pooled,
     range_names,
+    report_of,
     rows_of,
-    worst_of,
 )
 from perfmodel.evidence.sources.recorded import METRICS, read_offline_runs, read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.planning.typical_step import StepChoice, mean_step
 from perfmodel.specs import Scenario
 from perfmodel.specs.cluster import PoolSpec
-from perfmodel.specs.traffic import Lengths
-from perfmodel.trust.index import MeasuredSetup, setup_of
+from perfmodel.trust.index import setup_of
 
 Dimensions = Mapping[str, Callable[[Prediction], str]]
-
-
-def _scenario(pair: Prediction) -> Scenario:
-    return pair.row.scenario
-
-
-_DEVICE: Dimensions = {"device": lambda pair: _scenario(pair).hardware.name}
-_MODEL: Dimensions = {"model": lambda pair: _scenario(pair).model.name}
+_DEVICE: Dimensions = {"device": lambda pair: pair.row.scenario.hardware.name}
+_MODEL: Dimensions = {"model": lambda pair: pair.row.scenario.model.name}
 _PRECISION: Dimensions = {
-    "precision": lambda pair: _scenario(pair).model.quantization.weights or _scenario(pair).model.dtype
+    "precision": lambda pair: pair.row.scenario.model.quantization.weights or pair.row.scenario.model.dtype
 }
-_TENSOR_PARALLEL: Dimensions = {"tensor parallel": lambda pair: str(_scenario(pair).engine.tensor_parallel_size)}
+_TENSOR_PARALLEL: Dimensions = {"tensor parallel": lambda pair: str(pair.row.scenario.engine.tensor_parallel_size)}
 
 
 def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) -> Prediction:
@@ -79,7 +69,7 @@ _STAGE_DIMENSIONS: Dimensions = {
     **_DEVICE,
     **_MODEL,
     "load": lambda pair: "overloaded" if pair.row.is_overloaded else "steady",
-    "engine": lambda pair: _scenario(pair).engine.profile,
+    "engine": lambda pair: pair.row.scenario.engine.profile,
     **_TENSOR_PARALLEL,
 }
 _RATES = (2, 5, 10, 20)
@@ -102,30 +92,20 @@ def validate_serving(path: str | Path, progress: Progress | None = None) -> Vali
 
 def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
     """Errors over all stages, and by device, model and load."""
-    comparisons = [_stages_compared(pairs, metric) for metric in METRICS]
-    return ValidationReport(
-        kind="serving",
-        rows=len(pairs) + len(left_out),
-        covered=len(pairs),
-        metrics=pooled(comparisons),
-        by=by_dimension(comparisons),
-        worst=worst_of(comparisons, 3, partial(_latency_parts, pairs, _at_stage)),
-        notes=[*_memory_notes(pairs), *_overload_notes(pairs), *not_covered([], left_out)],
-        comparisons=comparisons,
-        provenance=provenance_of([_scenario(pair) for pair in pairs]),
-        about=_ABOUT_SERVING,
-    )
-
-
-def _stages_compared(pairs: Sequence[Prediction], metric: str) -> Comparison:
-    members = [pair for pair in pairs if metric in pair.row.metrics]
-    rates = [_at_stage(pair).traffic.arrivals.stages[0].rate for pair in members]
-    return comparison_of(metric, "ms", members, _STAGE_DIMENSIONS, {"rate": range_names(rates, _RATES, "req/s")})
+    comparisons = []
+    for metric in METRICS:
+        members = [pair for pair in pairs if metric in pair.row.metrics]
+        rates = [_at_stage(pair).traffic.arrivals.stages[0].rate for pair in members]
+        rate = {"rate": range_names(rates, _RATES, "req/s")}
+        comparisons.append(comparison_of(metric, "ms", members, _STAGE_DIMENSIONS, rate))
+    parts = partial(_latency_parts, pairs, _at_stage)
+    notes = [*_memory_notes(pairs), *filter(None, map(_overload_note, pairs))]
+    return report_of("serving", pairs, left_out, comparisons, _ABOUT_SERVING, 3, parts, notes)
 
 
 def _at_stage(pair: Prediction) -> Scenario:
     """The run's scenario under the load of one stage only."""
-    scenario, end = _scenario(pair), 0.0
+    scenario, end = pair.row.scenario, 0.0
     assert pair.row.window is not None
     for stage in scenario.traffic.arrivals.stages:
         end += stage.duration_s
@@ -137,8 +117,9 @@ def _at_stage(pair: Prediction) -> Scenario:
 def _memory_notes(pairs: Sequence[Prediction]) -> list[str]:
     """The plan's KV blocks beside those that servers logged: the runs above are simulated with the latter."""
     result: dict[str, None] = {}
-    for scenario in map(_scenario, pairs):
-        engine, logged = scenario.engine, scenario.engine.num_gpu_blocks_override
+    for pair in pairs:
+        scenario, engine = pair.row.scenario, pair.row.scenario.engine
+        logged = engine.num_gpu_blocks_override
         if logged is None:
             continue
         free = engine.model_copy(update={"num_gpu_blocks_override": None})
@@ -154,27 +135,23 @@ def mean_backlog_wait_s(rate: float, capacity: float, duration_s: float) -> floa
     return max(rate / capacity - 1, 0.0) * duration_s / 2
 
 
-def _overload_notes(pairs: Sequence[Prediction]) -> list[str]:
+def _overload_note(pair: Prediction) -> str:
     """What an error of the steps' durations makes of the wait, where more requests arrive than all slots serve."""
-    notes = []
-    for pair in pairs:
-        if not pair.row.is_overloaded:
-            continue
-        scenario, (measured, predicted) = _at_stage(pair), (pair.row.metrics, pair.metrics)
-        (stage,) = scenario.traffic.arrivals.stages
-        served, expected = (
-            scenario.engine.max_num_seqs * 1e3 / (item["e2el_mean"] - item["ttft_mean"])
-            for item in (measured, predicted)
-        )
-        waits = [mean_backlog_wait_s(stage.rate, item, stage.duration_s) for item in (served, expected)]
-        if waits[0]:
-            notes.append(
-                f"overloaded: {pair.row.label}: all slots serve {served:.2f} requests/s as measured, {expected:.2f} "
-                f"({expected / served - 1:+.1%}) as predicted, of {stage.rate:g} that arrive; what is left over waits, "
-                f"which alone makes TTFT {waits[1] / waits[0] - 1:+.0%} "
-                f"({predicted['ttft_mean'] / measured['ttft_mean'] - 1:+.0%} found)."
-            )
-    return notes
+    if not pair.row.is_overloaded:
+        return ""
+    scenario, (measured, predicted) = _at_stage(pair), (pair.row.metrics, pair.metrics)
+    (stage,) = scenario.traffic.arrivals.stages
+    slots = scenario.engine.max_num_seqs
+    served, expected = (slots * 1e3 / (item["e2el_mean"] - item["ttft_mean"]) for item in (measured, predicted))
+    waits = [mean_backlog_wait_s(stage.rate, item, stage.duration_s) for item in (served, expected)]
+    if not waits[0]:
+        return ""
+    return (
+        f"overloaded: {pair.row.label}: all slots serve {served:.2f} requests/s as measured, {expected:.2f} "
+        f"({expected / served - 1:+.1%}) as predicted, of {stage.rate:g} that arrive; what is left over waits, "
+        f"which alone makes TTFT {waits[1] / waits[0] - 1:+.0%} "
+        f"({predicted['ttft_mean'] / measured['ttft_mean'] - 1:+.0%} found)."
+    )
 
 
 # ---------------------------------------------------------------- steady states
@@ -182,13 +159,10 @@ def _overload_notes(pairs: Sequence[Prediction]) -> list[str]:
 _STEADY_METRICS = ("tpot_mean", "ttft_mean")
 
 
-def _most(lengths: Lengths | None) -> int:
-    return (lengths.high or 0) if lengths else 0
-
-
 def _tokens(scenario: Scenario) -> str:
-    traffic = scenario.traffic
-    return f"{_most(traffic.input_tokens):,} in, {_most(traffic.output_tokens):,} out"
+    lengths = scenario.traffic.input_tokens, scenario.traffic.output_tokens
+    prompts, answers = ((item.high or 0) if item else 0 for item in lengths)
+    return f"{prompts:,} in, {answers:,} out"
 
 
 def _parallelism(pool: PoolSpec) -> str:
@@ -200,13 +174,13 @@ def _parallelism(pool: PoolSpec) -> str:
 
 _STEADY_DIMENSIONS: Dimensions = {
     **_DEVICE,
-    "engine": lambda pair: _scenario(pair).engine.profile,
+    "engine": lambda pair: pair.row.scenario.engine.profile,
     **_MODEL,
     **_PRECISION,
-    "concurrency": lambda pair: f"{_scenario(pair).traffic.arrivals.concurrency:,}",
-    "tokens": lambda pair: _tokens(_scenario(pair)),
-    "parallelism": lambda pair: "; ".join(_parallelism(pool) for pool in _scenario(pair).pools),
-    "cell": lambda pair: cell_of(_scenario(pair)),
+    "concurrency": lambda pair: f"{pair.row.scenario.traffic.arrivals.concurrency:,}",
+    "tokens": lambda pair: _tokens(pair.row.scenario),
+    "parallelism": lambda pair: "; ".join(_parallelism(pool) for pool in pair.row.scenario.pools),
+    "cell": lambda pair: cell_of(pair.row.scenario),
     "face value": lambda pair: "yes" if pair.row.is_reliable else "no",
 }
 _ABOUT_STEADY = (
@@ -239,32 +213,26 @@ def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[st
         [comparison_of(metric, "ms", members, _STEADY_DIMENSIONS) for metric in _STEADY_METRICS]
         for members in (covered, counted)
     )
-    return ValidationReport(
-        kind="steady-state",
-        rows=len(pairs) + len(left_out),
-        covered=len(covered),
-        metrics=pooled(counted_only),
-        by={"all rows": pooled(comparisons)} | by_dimension(comparisons) | _by_given_groups(covered),
-        worst=worst_of(counted_only, 5, partial(_latency_parts, counted, _scenario)),
-        notes=[
-            f"metrics: {len(reliable)} of {len(covered)} rows, those with known lengths and no unlabelled MTP."
-            if reliable
-            else "metrics: all rows; none has known lengths and no suspicion of unlabelled MTP.",
-            *_cells(counted),
-            *_in_part(covered),
-            *not_covered(pairs, left_out),
-        ],
-        comparisons=comparisons,
-        provenance=provenance_of([_scenario(pair) for pair in covered]),
-        about=_ABOUT_STEADY,
+    given = {}  # groups that the reader of the rows names
+    for name in sorted({group for pair in covered for group in pair.row.groups}):
+        members = [pair for pair in covered if name in pair.row.groups]
+        given[name] = {metric: rows_of(metric, members).stats() for metric in _STEADY_METRICS}
+    what = (
+        f"{len(reliable)} of {len(covered)} rows, those with known lengths and no unlabelled MTP."
+        if reliable
+        else "all rows; none has known lengths and no suspicion of unlabelled MTP."
     )
+    notes = [f"metrics: {what}", *_cells(counted), *_in_part(covered)]
+    parts = partial(_latency_parts, counted, lambda pair: pair.row.scenario)
+    groups = {"all rows": pooled(comparisons)}, given
+    return report_of("steady-state", pairs, left_out, comparisons, _ABOUT_STEADY, 5, parts, notes, counted_only, groups)
 
 
 def _cells(pairs: Sequence[Prediction]) -> list[str]:
     """Errors by cell, which is what somebody meets whose cell was never measured; each counts once."""
     members: defaultdict[str, list[Prediction]] = defaultdict(list)
     for pair in pairs:
-        members[cell_of(_scenario(pair))].append(pair)
+        members[cell_of(pair.row.scenario)].append(pair)
     if not members:
         return []
     result = []
@@ -278,27 +246,14 @@ def _cells(pairs: Sequence[Prediction]) -> list[str]:
 
 def _in_part(pairs: Sequence[Prediction]) -> list[str]:
     """What was not simulated whole, and what with fewer requests than were sent."""
-    sliced = sum(num_slices(_scenario(pair)) > 1 for pair in pairs)
+    sliced = sum(num_slices(pair.row.scenario) > 1 for pair in pairs)
     fewer = sum(pair.details["is_shortened"] for pair in pairs)
-    notes = []
-    if sliced:
-        what = "large disaggregated deployments: one of their equal slices was simulated, under its share of the load."
-        notes.append(f"simulated in part: {sliced} rows are {what}")
-    if fewer:
-        notes.append(
-            f"shortened: of {fewer} rows four or five rounds of requests were simulated instead of ten, the last but "
-            f"one counting for those left out (mean TPOT within 1 %, mean TTFT within 3 % of whole runs)."
-        )
-    return notes
-
-
-def _by_given_groups(pairs: Sequence[Prediction]) -> dict[str, dict[str, ErrorStats]]:
-    """The groups that the reader of the rows names."""
-    result = {}
-    for name in sorted({group for pair in pairs for group in pair.row.groups}):
-        members = [pair for pair in pairs if name in pair.row.groups]
-        result[name] = {metric: rows_of(metric, members).stats() for metric in _STEADY_METRICS}
-    return result
+    what = "large disaggregated deployments: one of their equal slices was simulated, under its share of the load."
+    shortened = (
+        f"shortened: of {fewer} rows four or five rounds of requests were simulated instead of ten, the last but "
+        f"one counting for those left out (mean TPOT within 1 %, mean TTFT within 3 % of whole runs)."
+    )
+    return [*([f"simulated in part: {sliced} rows are {what}"] if sliced else []), *([shortened] if fewer else [])]
 
 
 # ---------------------------------------------------------------- offline jobs
@@ -334,18 +289,7 @@ def report_throughput(pairs: Sequence[Prediction], left_out: Sequence[tuple[str,
     def together(comparison: Comparison, number: int) -> dict[str, Any]:
         return {"sizes": {"sequences together": _compared(comparison, number, covered).details["batch"]}}
 
-    return ValidationReport(
-        kind="throughput",
-        rows=len(pairs) + len(left_out),
-        covered=len(covered),
-        metrics=pooled(comparisons),
-        by=by_dimension(comparisons),
-        worst=worst_of(comparisons, 5, together),
-        notes=not_covered(pairs, left_out),
-        comparisons=comparisons,
-        provenance=provenance_of([_scenario(pair) for pair in covered]),
-        about=_ABOUT_THROUGHPUT,
-    )
+    return report_of("throughput", pairs, left_out, comparisons, _ABOUT_THROUGHPUT, 5, together)
 
 
 # ---------------------------------------------------------------- single requests
@@ -368,45 +312,23 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         pair = simulate_log(log, progress)
     times = log.requests
     assert times is not None
-    sizes = list(zip(times.num_prompt_tokens.tolist(), times.num_output_tokens.tolist(), strict=True))
-    labels = [
-        f"request {i}, {prompt} prompt tokens, {answer} output tokens" for i, (prompt, answer) in enumerate(sizes)
-    ]
-    rows = {metric: Rows(pair.requests[metric], getattr(times, f"{metric}_s"), labels) for metric in _REQUEST_METRICS}
-    means = {
-        f"{metric}_mean": Rows(
-            [item.predicted.mean()],
-            [item.measured.mean()],
-            ["mean over requests"],
-            pair.intervals.get(f"{metric}_mean"),
-        ).stats()
-        for metric, item in rows.items()
-    }
-    dimensions = {
-        "prompt": range_names(times.num_prompt_tokens, _LENGTHS),
-        "answer": range_names(times.num_output_tokens, _LENGTHS),
-    }
-    setups = [_logged_setup(log)] * len(times)
-    comparisons = [Comparison.of(metric, item, "s", dimensions, setups) for metric, item in rows.items()]
     assert pair.result is not None
-    return ValidationReport(
-        kind="per-request",
-        rows=len(times),
-        covered=len(pair.result.requests or ()),
-        metrics=means | pooled(comparisons),
-        by=by_dimension(comparisons),
-        worst=worst_of(comparisons, 3, partial(_request_parts, pair, mean_step(pair.result))),
-        comparisons=comparisons,
-        provenance=provenance_of([log.scenario]),
-        about=_ABOUT_REQUESTS,
-    )
-
-
-def _logged_setup(log: Observation) -> MeasuredSetup:
-    """The run's setup, with the mean lengths of its log."""
-    assert log.requests is not None
-    prompts, answers = float(log.requests.num_prompt_tokens.mean()), float(log.requests.num_output_tokens.mean())
-    return setup_of(log.scenario)._replace(input_tokens=prompts, output_tokens=answers)
+    prompts, answers = times.num_prompt_tokens, times.num_output_tokens
+    sizes = enumerate(zip(prompts.tolist(), answers.tolist(), strict=True))
+    labels = [f"request {i}, {prompt} prompt tokens, {answer} output tokens" for i, (prompt, answer) in sizes]
+    dimensions = {"prompt": range_names(prompts, _LENGTHS), "answer": range_names(answers, _LENGTHS)}
+    setup = setup_of(log.scenario)._replace(input_tokens=float(prompts.mean()), output_tokens=float(answers.mean()))
+    comparisons, means = [], {}
+    for metric in _REQUEST_METRICS:
+        rows = Rows(pair.requests[metric], getattr(times, f"{metric}_s"), labels)
+        comparisons.append(Comparison.of(metric, rows, "s", dimensions, [setup] * len(times)))
+        name = f"{metric}_mean"
+        of_means = [rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"]
+        means[name] = Rows(*of_means, pair.intervals.get(name)).stats()
+    parts = partial(_request_parts, pair, mean_step(pair.result))
+    report = report_of("per-request", [pair], (), comparisons, _ABOUT_REQUESTS, 3, parts)
+    covered = len(pair.result.requests or ())
+    return replace(report, rows=len(times), covered=covered, metrics=means | pooled(comparisons))
 
 
 def _request_parts(pair: Prediction, steps: StepChoice | None, comparison: Comparison, number: int) -> dict[str, Any]:

@@ -15,42 +15,25 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.observation import Floats, Interval, Progress, RequestTimes
+from perfmodel.evidence.observation import Observation, Prediction, Progress
 from perfmodel.evidence.predict.results import predict_rows
-from perfmodel.evidence.sources.bench_run import BenchRun
-from perfmodel.evidence.sources.local import LocalSetup
+from perfmodel.evidence.sources.bench_run import LoadTest
 from perfmodel.evidence.sources.recorded import write_trace
 from perfmodel.evidence.sources.setups import known_device, model_names, quantization_of
 from perfmodel.models.cards import load_model
 from perfmodel.models.hub import is_hub_name
 from perfmodel.models.spec import ModelSpec
-from perfmodel.sim import RequestColumns, RunResult, simulate
+from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario, load_traffic
 from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import as_text, read_scenario
-from perfmodel.specs.traffic import Traffic
 
 _ASSUMED = "assumed"
 _COUNTS = ("engine.tensor_parallel_size", "engine.max_num_seqs", "engine.max_num_batched_tokens")
 _MOST_REQUESTS = 4000  # of a run whose requests are all alike: its means have long settled
 _PER_SLOT = 10  # requests of a closed loop, likewise
 _PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of variation
-# What an answer rests on: the field of a scenario, and what it is called.
-_FACTS = {
-    "model": "model",
-    "hardware": "hardware",
-    "engine.quantization": "number format of the weights",
-    "engine.kv_cache_dtype": "number format of the KV cache",
-    "engine.profile": "engine",
-    "engine.version": "version of the engine",
-    "engine.tensor_parallel_size": "tensor_parallel_size",
-    "engine.max_num_seqs": "max_num_seqs",
-    "engine.max_num_batched_tokens": "max_num_batched_tokens",
-    "engine.max_model_len": "max_model_len",
-    "engine.enable_prefix_caching": "enable_prefix_caching",
-    "sampling": "sampling",
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +42,7 @@ class SetupFact:
 
     name: str
     value: str
-    said_by: str
+    said_by: str = _ASSUMED
 
     @property
     def is_assumed(self) -> bool:
@@ -76,7 +59,7 @@ class GivenSetup:
     scenario:  a name, a path or a text; None without one
     flags:     "model", "hardware", "traffic" -> what was given in place of one
     overrides: as of `--set`
-    speed:     as in `BenchRun`; None: as recorded in the files
+    speed:     simulated seconds per second of the emulator; None: as recorded in the files
     """
 
     scenario: str | None = None
@@ -85,36 +68,63 @@ class GivenSetup:
     speed: float | None = None
 
 
-def bench_scenario(run: BenchRun, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[SetupFact, ...]]:
+def at_real_speed(run: Observation, speed: float | None = None) -> Observation:
+    """The run in the deployment's time: one measured second is `speed` simulated seconds.
+
+    speed: as given by the user; None: as recorded in the file
+
+    Raises SpecError if the two differ, and for a test without a server.
+    """
+    test: LoadTest = run.setup
+    factor = test.speed if speed is None else speed
+    if test.speed not in (1.0, factor):
+        raise SpecError(f"{run.name}: got --speed {factor:g}, but the file has {test.speed:g}; leave --speed out.")
+    if factor == 1:
+        return run
+    if test.local is not None:
+        raise SpecError(f"{run.name}: is a test of llama-bench, which measures no server; leave --speed out.")
+    note = f"measured at {factor:g} simulated seconds per second: times here are multiplied by it, rates divided by it"
+    return replace(
+        run,
+        setup=replace(test, notes=(*test.notes, note), speed=1.0),
+        load=replace(run.load, rate=None if run.load.rate is None else run.load.rate / factor),
+        metrics={k: v * factor if k.endswith("_ms") else v / factor for k, v in run.metrics.items()},
+        requests=None if run.requests is None else run.requests.scaled(factor),
+    )
+
+
+def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[SetupFact, ...]]:
     """The scenario of `run` and the facts that it rests on; its requests are written as a trace to `folder`.
 
     Raises SpecError where neither the file nor the user says what ran, or where.
     """
     source = given.scenario if given.scenario is not None else as_text(_data(run, given))
-    lengths = _lengths(run, given)
-    traffic = {**_arrivals(run), **(_traced(run.times, folder) if run.times is not None else lengths)}
+    traffic = {**_lengths(run, given), **_arrivals(run)}
+    if run.requests is not None:
+        path = write_trace(run.requests, folder / f"{len(list(folder.iterdir()))}.jsonl")
+        traffic |= {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(run.requests)}
     try:
         scenario = load_scenario(source, [f"traffic={json.dumps(traffic)}", *given.overrides])
     except SpecError as error:
         raise SpecError(f"{run.name}: {error}") from None
-    return scenario, tuple(_facts(run, scenario, given))
+    return scenario, tuple(sorted(_facts(run, scenario, given), key=lambda fact: not fact.is_assumed))
 
 
-def contradictions(run: BenchRun, scenario: Scenario) -> tuple[str, ...]:
+def _contradictions(run: Observation, scenario: Scenario) -> tuple[str, ...]:
     """What the file says of its setup and the scenario has otherwise, in sentences without an end."""
     values, result = _values(scenario), []
-    for key, stated in run.says.items():
-        theirs = str(stated)
+    for key, stated in run.setup.says.items():
+        theirs, is_same = str(stated), True
         if key == "model":
-            known = _card_of(theirs)
+            known = next(filter(None, (_card(item, ask_hub=False) for item in model_names(theirs))), None)
             is_same = known is None or _shape(known) == _shape(scenario.model)
         elif key == "hardware":
             device = known_device(theirs)
             is_same = device is None or device.name == scenario.hardware.name
-        else:
-            is_same = key not in _COUNTS or theirs == values[key].replace(",", "")
+        elif key in _COUNTS:
+            is_same = theirs == values[key][1].replace(",", "")
         if not is_same:
-            result.append(f"{run.name} says {key.removeprefix('engine.')} {theirs}, simulated is {values[key]}")
+            result.append(f"{run.name} says {key.removeprefix('engine.')} {theirs}, simulated is {values[key][1]}")
     return tuple(result)
 
 
@@ -123,67 +133,56 @@ def _shape(model: ModelSpec) -> tuple[Any, ...]:
     return model.hidden_size, model.vocab_size, model.layers
 
 
-def _card_of(name: str) -> ModelSpec | None:
-    """The model that a name stands for; None where no card has it."""
-    for item in model_names(name):
-        try:
-            return load_model(item, ask_hub=False)
-        except (PerfmodelError, OSError, ValueError):
-            continue
-    return None
+def _card(name: str, ask_hub: bool = True) -> ModelSpec | None:
+    try:
+        return load_model(name, ask_hub=ask_hub)
+    except (PerfmodelError, OSError, ValueError):
+        return None
 
 
-def _data(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
+def _data(run: Observation, given: GivenSetup) -> dict[str, Any]:
     """The mapping of a scenario that has what the file and the flags say."""
-    engine = {key.removeprefix("engine."): value for key, value in run.says.items() if key.startswith("engine.")}
+    says = run.setup.says
+    engine = {key.removeprefix("engine."): value for key, value in says.items() if key.startswith("engine.")}
     model, hardware = given.flags.get("model"), given.flags.get("hardware")
     if model is None:
-        model, quantization = _known_model(run, _needed(run, "model"))
-        if quantization is not None:
+        stated = str(says.get("model", ""))
+        if not stated:
+            raise SpecError(
+                f"{run.name}: {run.source}'s file does not say which model was served; give --model, or --scenario "
+                f"with the deployment."
+            )
+        model = next((item for item in model_names(stated) if _card(item) is not None), None)
+        if model is None and not is_hub_name(stated):  # which the scenario's reader looks up there
+            try:
+                load_model(stated)
+            except (PerfmodelError, OSError, ValueError) as error:
+                raise SpecError(f"{run.name}: {error}; give --model, or --scenario with the deployment.") from None
+        if model not in (None, stated) and (quantization := quantization_of(stated)) is not None:
             engine.setdefault("quantization", quantization)
+        model = model or stated
     if hardware is None:
-        named = _needed(run, "hardware")
-        device = known_device(named)
+        stated = str(says.get("hardware", ""))
+        if not stated:
+            raise SpecError(
+                f"{run.name}: {run.source}'s file does not say on which hardware it ran; give --hardware, or "
+                f"--scenario with the deployment."
+            )
+        device = known_device(stated)
         if device is None:
             raise SpecError(
-                f"{run.name}: ran on {named[:60]!r}, which no file in hardware_specs describes; give --hardware, or a "
+                f"{run.name}: ran on {stated[:60]!r}, which no file in hardware_specs describes; give --hardware, or a "
                 f"--scenario whose hardware is a file of your own (`perfmodel hardware new`)."
             )
         hardware = device.name
     return {"name": "bench", "model": model, "hardware": hardware, "engine": engine}
 
 
-def _needed(run: BenchRun, name: str) -> str:
-    result = run.says.get(name)
-    if not isinstance(result, str) or not result:
-        raise SpecError(
-            f"{run.name}: {run.tool}'s file does not say on which {name} it ran; give --{name}, or --scenario with the "
-            f"deployment."
-            if name == "hardware"
-            else f"{run.name}: {run.tool}'s file does not say which {name} was served; give --{name}, or --scenario "
-            f"with the deployment."
-        )
-    return result
-
-
-def _known_model(run: BenchRun, name: str) -> tuple[str, str | None]:
-    """(the model, the number format that its name has where its card does not)"""
-    reason: Exception | None = None
-    for item in model_names(name):
-        try:
-            load_model(item)
-        except (PerfmodelError, OSError, ValueError) as error:
-            reason = reason or error
-            continue
-        return item, None if item == name else quantization_of(name)
-    if is_hub_name(name):  # which the scenario's reader looks up there
-        return name, None
-    raise SpecError(f"{run.name}: {reason}; give --model, or --scenario with the deployment.")
-
-
-def _lengths(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
+def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
     """Lengths for as many requests as were sent: the means of the file, or the distributions of the user's traffic."""
     load = run.load
+    if run.requests is not None:
+        return {}
     most = max(_MOST_REQUESTS, _PER_SLOT * (load.concurrency or 0))
     result: dict[str, Any] = {"num_requests": min(load.num_requests, most)}
     means = {"input_tokens": load.prompt, "output_tokens": load.answer}
@@ -191,12 +190,16 @@ def _lengths(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
         key: {"distribution": "fixed", "value": max(1, round(mean))} for key, mean in means.items() if mean is not None
     }
     missing = [key for key in means if key not in result]
-    if not missing or run.times is not None:
+    if not missing:
         return result
-    traffic = _given_traffic(given)
+    traffic = None
+    if "traffic" in given.flags:
+        traffic = load_traffic(given.flags["traffic"])
+    elif given.scenario is not None and "traffic" in read_scenario(given.scenario)[0].data:
+        traffic = load_scenario(given.scenario).traffic
     if traffic is None:
         raise SpecError(
-            f"{run.name}: {run.tool}'s file does not say how long prompts were; give --scenario with the data set's "
+            f"{run.name}: {run.source}'s file does not say how long prompts were; give --scenario with the data set's "
             f"traffic.input_tokens, or --traffic."
         )
     for key in missing:
@@ -207,199 +210,134 @@ def _lengths(run: BenchRun, given: GivenSetup) -> dict[str, Any]:
     return result
 
 
-def _given_traffic(given: GivenSetup) -> Traffic | None:
-    """The traffic of the flag, or of the scenario."""
-    if "traffic" in given.flags:
-        return load_traffic(given.flags["traffic"])
-    if given.scenario is None or "traffic" not in read_scenario(given.scenario)[0].data:
-        return None
-    return load_scenario(given.scenario).traffic
+def _is_replayed(run: Observation) -> bool:
+    return run.load.process != "closed" and run.requests is not None and run.requests.start_s is not None
 
 
-def _arrivals(run: BenchRun) -> dict[str, Any]:
-    load, times = run.load, run.times
+def _arrivals(run: Observation) -> dict[str, Any]:
+    load = run.load
+    arrivals: dict[str, Any] = {"process": "gamma", "cv": load.cv, "rate": load.rate}
     if load.process == "closed":
-        return {"arrivals": {"process": "closed_loop", "concurrency": load.concurrency}}
-    if times is not None and times.start_s is not None:
-        return {"arrivals": {"process": "trace"}}
-    if load.process == "burst":
-        return {"arrivals": {"process": "burst"}}
-    process: dict[str, Any] = {"process": "gamma", "cv": load.cv}
-    if load.cv in _PROCESSES:
-        process = {"process": _PROCESSES[load.cv]}
-    return {"arrivals": {**process, "rate": load.rate}}
+        arrivals = {"process": "closed_loop", "concurrency": load.concurrency}
+    elif _is_replayed(run):
+        arrivals = {"process": "trace"}
+    elif load.process == "burst":
+        arrivals = {"process": "burst"}
+    elif load.cv in _PROCESSES:
+        arrivals = {"process": _PROCESSES[load.cv], "rate": load.rate}
+    return {"arrivals": arrivals}
 
 
-def _traced(times: RequestTimes, folder: Path) -> dict[str, Any]:
-    """The requests as a trace in `folder`."""
-    path = write_trace(times, folder / f"{len(list(folder.iterdir()))}.jsonl")
-    return {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(times)}
-
-
-def _facts(run: BenchRun, scenario: Scenario, given: GivenSetup) -> Iterator[SetupFact]:
-    """What the answer rests on, what is assumed first."""
-    stated_as = _said_by(run, given)
-    values = _values(scenario)
-    facts = [SetupFact(label, values[key], stated_as.get(key, _ASSUMED)) for key, label in _FACTS.items()]
-    if run.row is None:
-        facts.append(SetupFact("prompts", "share no beginning", _ASSUMED))
-        facts.append(_lengths_fact(run, given))
-        facts.append(SetupFact("arrivals", _arrivals_text(run), "the file"))
-    yield from sorted(facts, key=lambda fact: not fact.is_assumed)
-
-
-def _said_by(run: BenchRun, given: GivenSetup) -> dict[str, str]:
-    """Field -> who says it; `--set` has the last word."""
-    result: dict[str, str] = {}
+def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[SetupFact]:
+    """What the answer rests on; `--set` has the last word."""
     if given.scenario is None:
-        result |= dict.fromkeys(run.says, "the file")
+        stated_by = dict.fromkeys(run.setup.says, "the file")
     else:
-        result |= dict.fromkeys(_fields(read_scenario(given.scenario)[0].data), "the scenario")
-    result |= {name: f"--{name}" for name in given.flags}
-    return result | {".".join(parse_override(text).path): "--set" for text in given.overrides}
+        data = read_scenario(given.scenario)[0].data
+        blocks = (f"{key}.{name}" for key, block in data.items() if isinstance(block, dict) for name in block)
+        stated_by = dict.fromkeys((*data, *blocks), "the scenario")
+    stated_by |= {name: f"--{name}" for name in given.flags}
+    stated_by |= {".".join(parse_override(text).path): "--set" for text in given.overrides}
+    for key, (label, value) in _values(scenario).items():
+        yield SetupFact(label, value, stated_by.get(key, _ASSUMED))
+    yield SetupFact("prompts", "share no beginning")
+    load = run.load
+    if run.requests is not None:
+        yield SetupFact("lengths", "of each request", "the file")
+    elif load.prompt is None:
+        yield SetupFact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
+    else:
+        answer = f"{load.answer:,.0f}" if load.answer is not None else "the traffic's"
+        yield SetupFact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means")
+    if load.process == "closed":
+        arrivals = f"{load.concurrency:,} in flight"
+    elif _is_replayed(run):
+        arrivals = "as they were sent"
+    else:
+        arrivals = "all at once" if load.process == "burst" else f"{load.rate:g} requests/s"
+    yield SetupFact("arrivals", arrivals, "the file")
 
 
-def _fields(data: Mapping[str, Any]) -> Iterator[str]:
-    """The fields that a scenario file gives, those of its engine with their block."""
-    for key, value in data.items():
-        yield key
-        if isinstance(value, dict):
-            yield from (f"{key}.{name}" for name in value)
-
-
-def _values(scenario: Scenario) -> dict[str, str]:
-    engine, model = scenario.engine, scenario.model
-    sampling = scenario.sampling.method
+def _values(scenario: Scenario) -> dict[str, tuple[str, str]]:
+    """What an answer rests on: the field of a scenario -> what it is called, and its value."""
+    engine, model, sampling = scenario.engine, scenario.model, scenario.sampling.method
+    longest = engine.max_model_len or model.max_position_embeddings
     return {
-        "model": model.name,
-        "hardware": scenario.hardware.name,
-        "engine.quantization": model.quantization.weights or model.dtype,
-        "engine.kv_cache_dtype": engine.kv_cache_dtype,
-        "engine.profile": engine.described.description.name,
-        "engine.version": engine.described.version.described,
-        "engine.tensor_parallel_size": str(engine.tensor_parallel_size),
-        "engine.max_num_seqs": f"{engine.max_num_seqs:,}",
-        "engine.max_num_batched_tokens": f"{engine.max_num_batched_tokens:,}",
-        "engine.max_model_len": f"{engine.max_model_len or model.max_position_embeddings:,}",
-        "engine.enable_prefix_caching": str(engine.enable_prefix_caching).lower(),
-        "sampling": f"{sampling} ({model.sampling})" if sampling == "default" else sampling,
+        "model": ("model", model.name),
+        "hardware": ("hardware", scenario.hardware.name),
+        "engine.quantization": ("number format of the weights", model.quantization.weights or model.dtype),
+        "engine.kv_cache_dtype": ("number format of the KV cache", engine.kv_cache_dtype),
+        "engine.profile": ("engine", engine.described.description.name),
+        "engine.version": ("version of the engine", engine.described.version.described),
+        "engine.tensor_parallel_size": ("tensor_parallel_size", str(engine.tensor_parallel_size)),
+        "engine.max_num_seqs": ("max_num_seqs", f"{engine.max_num_seqs:,}"),
+        "engine.max_num_batched_tokens": ("max_num_batched_tokens", f"{engine.max_num_batched_tokens:,}"),
+        "engine.max_model_len": ("max_model_len", f"{longest:,}"),
+        "engine.enable_prefix_caching": ("enable_prefix_caching", str(engine.enable_prefix_caching).lower()),
+        "sampling": ("sampling", f"{sampling} ({model.sampling})" if sampling == "default" else sampling),
     }
 
 
-def _lengths_fact(run: BenchRun, given: GivenSetup) -> SetupFact:
-    load = run.load
-    if run.times is not None:
-        return SetupFact("lengths", "of each request", "the file")
-    if load.prompt is None:
-        return SetupFact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
-    answer = f"{load.answer:,.0f}" if load.answer is not None else "the traffic's"
-    return SetupFact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means", _ASSUMED)
-
-
-def _arrivals_text(run: BenchRun) -> str:
-    load = run.load
-    if load.process == "closed":
-        return f"{load.concurrency:,} in flight"
-    if run.times is not None and run.times.start_s is not None:
-        return "as they were sent"
-    return "all at once" if load.process == "burst" else f"{load.rate:g} requests/s"
-
-
-@dataclass(frozen=True)
-class BenchPair:
-    """A run and what was predicted for it; a reason where nothing could be.
-
-    predicted: figures by the keys of `run.measured`
-    intervals: 80 % of them, as factors of what is predicted, by key, where there are any
-    requests:  "ttft", "tpot", "e2el" -> predicted seconds of each request of `run.times`, nan of those refused
-    """
-
-    run: BenchRun
-    predicted: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    requests: Mapping[str, Floats] = field(default_factory=dict)
-    scenario: Scenario | None = None
-    facts: tuple[SetupFact, ...] = ()
-    result: RunResult | None = None
-    reason: str = ""
-    notes: tuple[str, ...] = ()  # what the file says and the scenario has otherwise
-
-
 def predict_runs(
-    runs: Sequence[BenchRun],
-    given: GivenSetup,
-    progress: Progress | None = None,
-    intervals: bool = True,
-) -> list[BenchPair]:
+    runs: Sequence[Observation], given: GivenSetup, progress: Progress | None = None, intervals: bool = True
+) -> list[Prediction]:
     """A prediction for each run, or the reason why there is none.
 
     runs, given: what was measured, and what the user says of the setup
     progress:    called with (runs done, of how many)
     intervals:   whether means get 80 % intervals
+
+    `details` has `facts`, what the answer rests on, and `notes`, what the file says and the scenario has otherwise.
     """
     pairs = []
     for number, run in enumerate(runs, 1):
         try:
-            pairs.append(predict_run(run, given, intervals))
+            timed = at_real_speed(run, given.speed)
+            pairs.append(_predict_run(timed, given, intervals) if timed.setup.local is None else _local(timed, given))
         except PerfmodelError as error:
-            pairs.append(BenchPair(run, reason=str(error)))
+            pairs.append(Prediction(run, reason=str(error)))
         if progress is not None:
             progress(number, len(runs))
     return pairs
 
 
-def predict_run(run: BenchRun, given: GivenSetup, intervals: bool = True) -> BenchPair:
-    """The prediction for one run. Raises PerfmodelError where there can be none.
-
-    run, given, intervals: as of `predict_runs`
-    """
-    run = run.at_real_speed(given.speed)
-    if run.row is not None:
-        return _local(run, given)
+def _predict_run(run: Observation, given: GivenSetup, intervals: bool) -> Prediction:
     with TemporaryDirectory() as folder:
         scenario, facts = bench_scenario(run, given, Path(folder))
         result = simulate(scenario, keep_steps=True, intervals=intervals)
-    predicted = {key: float(result.summary[key]) for key in run.measured if result.summary.get(key) is not None}
+    metrics = {key: float(result.summary[key]) for key in run.metrics if result.summary.get(key) is not None}
     factors = result.ensemble.factors() if result.ensemble is not None else {}
-    ends = {f"mean_{metric}_ms": values for metric, values in factors.items() if f"mean_{metric}_ms" in predicted}
-    requests = _by_request(run, result.requests) if run.times is not None and result.requests is not None else {}
-    notes = contradictions(run, scenario)
-    return BenchPair(run, predicted, ends, requests, scenario, facts, result, notes=notes)
+    ends = {f"mean_{metric}_ms": values for metric, values in factors.items() if f"mean_{metric}_ms" in metrics}
+    requests = {}
+    if run.requests is not None and result.requests is not None:
+        for metric in ("ttft", "tpot", "e2el"):
+            requests[metric] = np.full(len(run.requests), np.nan)
+            requests[metric][result.requests.request_id] = getattr(result.requests, f"{metric}_s")
+    details = {"facts": facts, "notes": _contradictions(run, scenario)}
+    return Prediction(run, metrics, "", ends, requests, scenario, result=result, details=details)
 
 
-def _by_request(run: BenchRun, requests: RequestColumns) -> dict[str, Floats]:
-    assert run.times is not None
-    result = {}
-    for metric, seconds in (("ttft", requests.ttft_s), ("tpot", requests.tpot_s), ("e2el", requests.e2el_s)):
-        column = np.full(len(run.times), np.nan)
-        column[requests.request_id] = seconds
-        result[metric] = column
-    return result
-
-
-def _local(run: BenchRun, given: GivenSetup) -> BenchPair:
+def _local(run: Observation, given: GivenSetup) -> Prediction:
     """A test of llama-bench: its steps, priced."""
     if given.scenario is not None or given.overrides:
         raise SpecError(
             f"{run.name}: is a test of llama-bench, which says itself what ran; found --scenario or --set beside it, "
             f"allowed are --hardware and --model."
         )
-    assert run.row is not None
-    setup: LocalSetup = run.row.setup
+    setup = run.setup.local
     device = known_device(given.flags.get("hardware", setup.device))
     if device is None:
         raise SpecError(f"{run.name}: ran on {setup.device[:60]!r}, which no file describes; give --hardware.")
     setup = replace(setup, device=device.name, model=given.flags.get("model", setup.model))
-    pair = predict_rows([replace(run.row, setup=setup)], Path())[0]
+    pair = predict_rows([Observation(run.name, setup, run.metrics)], Path())[0]
     if pair.reason or pair.scenario is None:
         raise SpecError(f"{run.name}: {pair.reason}")
-    stated_as = {name: f"--{name}" if name in given.flags else "the file" for name in ("model", "hardware")}
-    facts: tuple[SetupFact, ...] = (
-        SetupFact("model", f"{pair.scenario.model.name}, {setup.gguf_type}", stated_as["model"]),
-        SetupFact("hardware", device.name, stated_as["hardware"]),
+    stated_by = {name: f"--{name}" if name in given.flags else "the file" for name in ("model", "hardware")}
+    facts = [
+        *([] if pair.is_known else [SetupFact("shape of the model", "a decoder of the usual proportions")]),
+        SetupFact("model", f"{pair.scenario.model.name}, {setup.gguf_type}", stated_by["model"]),
+        SetupFact("hardware", device.name, stated_by["hardware"]),
         SetupFact("engine", pair.scenario.engine.described.label, "the file"),
         SetupFact("backend", setup.backend, "the file"),
-    )
-    if not pair.is_known:
-        facts = (SetupFact("shape of the model", "a decoder of the usual proportions", "assumed"), *facts)
-    return BenchPair(run, pair.metrics, pair.intervals, {}, pair.scenario, facts)
+    ]
+    return replace(pair, row=run, details={"facts": facts, "notes": ()})

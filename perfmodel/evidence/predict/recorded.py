@@ -31,7 +31,6 @@ from perfmodel.cost import (
 from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.evidence.observation import (
     NO_INTERVAL,
-    Floats,
     Interval,
     Observation,
     Prediction,
@@ -93,10 +92,9 @@ def simulate_runs(
 def _simulate_run(stages: Sequence[Observation], profile: EngineProfile | None, intervals: bool) -> list[Prediction]:
     scenario = stages[0].scenario
     result = simulate(scenario, profile=profile, keep_steps=False, intervals=intervals)
+    requests = requests_of(result)
     return [
-        Prediction(
-            row, stage_latencies(row, requests_of(result)), "", _mean_intervals(result, row.window), scenario=scenario
-        )
+        Prediction(row, stage_latencies(row, requests), "", _mean_intervals(result, row.window), scenario=scenario)
         for row in stages
     ]
 
@@ -165,10 +163,8 @@ def num_slices(scenario: Scenario) -> int:
 
 def slice_of(scenario: Scenario, count: int) -> Scenario:
     """The scenario with one of `count` parts of its traffic; `simulate` cuts its engines (`one_of`)."""
-    concurrency, requests = scenario.traffic.arrivals.concurrency, scenario.traffic.num_requests
-    assert concurrency is not None
-    assert requests is not None
-    return with_traffic(scenario, {"concurrency": concurrency // count}, num_requests=requests // count)
+    slots, requests = scenario.traffic.arrivals.concurrency or 0, scenario.traffic.num_requests or 0
+    return with_traffic(scenario, {"concurrency": slots // count}, num_requests=requests // count)
 
 
 def shortened(scenario: Scenario, is_reliable: bool = True) -> Scenario:
@@ -205,20 +201,19 @@ def simulate_steady_states(
     intervals:           of the reliable rows; what a run does not record has no 80 %
     """
     work = partial(_simulate_steady, profile=profile, generation=generation, intervals=intervals)
-    return predictions_of(
-        rows,
-        work,
-        lambda row: (row.is_reliable, row.scenario.model_dump_json(exclude={"name"})),
-        lambda row: _server(row.scenario),
-        progress,
-    )
+
+    def key(row: Observation) -> tuple[bool, str]:
+        return row.is_reliable, row.scenario.model_dump_json(exclude={"name"})
+
+    return predictions_of(rows, work, key, _server, progress)
 
 
-def _server(scenario: Scenario) -> tuple[str, ...]:
+def _server(row: Observation) -> tuple[str, ...]:
     """What rows have in common that share step costs; then the shorter load first."""
-    engine, weights, traffic = scenario.engine, str(scenario.model.quantization.weights), scenario.traffic
+    scenario, engine, traffic = row.scenario, row.scenario.engine, row.scenario.traffic
     engines = [pool.engine for pool in scenario.pools]
     degrees = [(e.tensor_parallel_size, e.data_parallel_size, e.enable_expert_parallel) for e in engines]
+    weights = str(scenario.model.quantization.weights)
     server = (scenario.model.name, weights, scenario.hardware.name, engine.profile, engine.version or "")
     return *server, *map(str, degrees), f"{traffic.input_tokens}", f"{traffic.arrivals.concurrency or 0:05d}"
 
@@ -257,62 +252,45 @@ _QUEUE_ROUNDS = 3  # of requests: one that begins together, one counted, one tha
 
 def simulate_offline_runs(rows: Sequence[Observation], progress: Progress | None = None) -> list[Prediction]:
     """Predictions of all rows, over the cores of this machine."""
-    return predictions_of(rows, _simulate_offline, lambda row: row.name, lambda row: _server(row.scenario), progress)
+    return predictions_of(rows, _simulate_offline, lambda row: row.name, _server, progress)
 
 
 def _simulate_offline(row: Observation) -> Prediction:
-    scenario = _with_kv_of_the_free(row.scenario)
-    if SATURATED in row.flags:
-        return _of_a_queue(row, scenario)
-    return _of_a_batch(row, scenario)
+    """Output tokens per second and device of an engine that always has a full batch; or, of one batch alone, these and
+    ms to the first token.
 
-
-def _of_a_queue(row: Observation, scenario: Scenario) -> Prediction:
-    """Output tokens per second and device of an engine that always has a full batch.
-
-    Requests are alike, so each round of them follows the one before as that followed its own: the second is as all
-    later ones, within 1.5 % of what 25 rounds come to (ten rows).
+    Requests of a queue are alike, so each round of them follows the one before as that followed its own: the second is
+    as all later ones, within 1.5 % of what 25 rounds come to (ten rows).
     """
-    batch = _most_together(scenario)
-    requests, interval = _run(with_traffic(scenario, num_requests=_QUEUE_ROUNDS * batch + 1))
-    ends = np.sort(requests.finished_s)
-    duration = float(ends[2 * batch] - ends[batch])
-    rate = batch * float(requests.num_output_tokens.mean()) / duration / scenario.engine.num_devices
-    intervals = {"throughput": (1 / interval[1], 1 / interval[0])}
-    return Prediction(row, {"throughput": rate}, "", intervals, scenario=scenario, details={"batch": batch})
-
-
-def _of_a_batch(row: Observation, scenario: Scenario) -> Prediction:
-    """Output tokens per second and device, or ms to the first token, of one batch."""
-    profile = profile_of(scenario.engine).model_copy(update={"server": ServerFit()})
-    requests, (low, high) = _run(scenario, profile)
-    duration = float(requests.finished_s.max() - requests.arrival_s.min())
-    rate = float(requests.num_output_tokens.sum()) / duration / scenario.engine.num_devices
-    metrics = {"static_throughput": rate, "ttft": float(requests.ttft_s.mean()) * 1e3}
-    intervals = {"static_throughput": (1 / high, 1 / low), "ttft": (low, high)}
-    return Prediction(row, metrics, "", intervals, scenario=scenario, details={"batch": len(requests)})
-
-
-def _run(scenario: Scenario, profile: EngineProfile | None = None) -> tuple[RequestColumns, Interval]:
-    """The requests' records, and the 80 % interval of the run's duration as factors."""
-    result = simulate(scenario, profile=profile, keep_steps=False, intervals=True)
-    return requests_of(result), result.ensemble.duration_factor() if result.ensemble is not None else NO_INTERVAL
-
-
-def _with_kv_of_the_free(scenario: Scenario) -> Scenario:
-    """KV gets a share of what weights and activations leave free, as in TensorRT-LLM, not of the whole memory."""
-    whole = scenario.engine.model_copy(update={"gpu_memory_utilization": 1.0})
-    plan = plan_memory(scenario.model, scenario.hardware, whole)
-    used = 1 - (1 - _KV_OF_FREE) * plan.kv_bytes / plan.visible_bytes
-    return scenario.model_copy(update={"engine": whole.model_copy(update={"gpu_memory_utilization": used})})
-
-
-def _most_together(scenario: Scenario) -> int:
-    """Sequences of the scenario's fixed lengths that the KV cache holds whole, up to max_num_seqs."""
-    tokens = scenario.engine.max_model_len
-    assert tokens is not None  # the reader sets it to the lengths of the row
-    plan = plan_memory(scenario.model, scenario.hardware, scenario.engine)
-    return max(min(plan.max_batch(tokens), scenario.engine.max_num_seqs), 1)
+    # KV gets a share of what weights and activations leave free, as in TensorRT-LLM, not of the whole memory.
+    whole = row.scenario.engine.model_copy(update={"gpu_memory_utilization": 1.0})
+    plan = plan_memory(row.scenario.model, row.scenario.hardware, whole)
+    share = 1 - (1 - _KV_OF_FREE) * plan.kv_bytes / plan.visible_bytes
+    engine = whole.model_copy(update={"gpu_memory_utilization": share})
+    scenario = row.scenario.model_copy(update={"engine": engine})
+    is_queue, profile = SATURATED in row.flags, None
+    if is_queue:
+        tokens = engine.max_model_len
+        assert tokens is not None  # the reader sets it to the lengths of the row
+        held = plan_memory(scenario.model, scenario.hardware, engine).max_batch(tokens)
+        batch = max(min(held, engine.max_num_seqs), 1)
+        simulated = with_traffic(scenario, num_requests=_QUEUE_ROUNDS * batch + 1)
+    else:
+        simulated, profile = scenario, profile_of(engine).model_copy(update={"server": ServerFit()})
+    result = simulate(simulated, profile=profile, keep_steps=False, intervals=True)
+    requests = requests_of(result)
+    low, high = result.ensemble.duration_factor() if result.ensemble is not None else NO_INTERVAL
+    if is_queue:
+        ends = np.sort(requests.finished_s)
+        rate = batch * float(requests.num_output_tokens.mean()) / float(ends[2 * batch] - ends[batch])
+        metrics, intervals = {"throughput": rate / engine.num_devices}, {"throughput": (1 / high, 1 / low)}
+    else:
+        batch = len(requests)
+        duration = float(requests.finished_s.max() - requests.arrival_s.min())
+        rate = float(requests.num_output_tokens.sum()) / duration / engine.num_devices
+        metrics = {"static_throughput": rate, "ttft": float(requests.ttft_s.mean()) * 1e3}
+        intervals = {"static_throughput": (1 / high, 1 / low), "ttft": (low, high)}
+    return Prediction(row, metrics, "", intervals, scenario=scenario, details={"batch": batch})
 
 
 # ---------------------------------------------------------------- logs of single requests
@@ -324,10 +302,5 @@ def simulate_log(row: Observation, progress: Any = None) -> Prediction:
     result = simulate(row.scenario, profile=profile, progress=progress, keep_steps=True, intervals=True)
     requests = requests_of(result)
     order = np.argsort(requests.request_id)
-    seconds: dict[str, Floats] = {
-        "e2el": requests.e2el_s[order],
-        "ttft": requests.ttft_s[order],
-        "tpot": requests.tpot_s[order],
-    }
-    intervals = _mean_intervals(result)
-    return Prediction(row, {}, "", intervals, seconds, row.scenario, result=result)
+    seconds = {name: getattr(requests, f"{name}_s")[order] for name in ("e2el", "ttft", "tpot")}
+    return Prediction(row, {}, "", _mean_intervals(result), seconds, row.scenario, result=result)

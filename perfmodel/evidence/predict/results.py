@@ -49,7 +49,7 @@ from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, predictions_of
 from perfmodel.evidence.predict.recorded import requests_of, weighted_means, with_traffic
-from perfmodel.evidence.sources.local import DeviceTable, LocalModel, LocalSetup, Test, local_scenario, row_tests
+from perfmodel.evidence.sources.local import DeviceTable, LocalModel, LocalSetup, local_scenario, row_tests
 from perfmodel.evidence.sources.setups import Setup, layouts, quantization_of, scenario_of, served_device
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 from perfmodel.sim import RequestColumns, simulate
@@ -94,55 +94,44 @@ class MeanSteps:
 
     def __init__(self, setup: Setup, scenario: Scenario, fits: WholeRunFits | None = None) -> None:
         self.setup, self.scenario = setup, scenario
-        self.given = _given(scenario, fits)
-        known = self.given or engine_calibration(scenario.hardware, scenario.engine)
-        self.profile = _profile_of(setup, known)
+        engine, hardware = scenario.engine, scenario.hardware
+        # Calibrations by whole runs are of devices without kernel tables, under engines without fitted backends.
+        self.given: Calibration | None = None
+        if not (engine.described.facts.backends or has_kernel_tables(hardware, engine.profile)):
+            self.given = whole_run_calibration(hardware, engine.profile, fits, or_others=True)
+        self.profile = _profile_of(setup, self.given or engine_calibration(hardware, engine))
         costs = step_costs(scenario, self.given, self.profile)
         self.calibration: Calibration = costs.calibration
         self._pricer: StepPricer = costs.pricer()
         self._spans = scenario.model.attention_spans
-        engine = scenario.engine
         spread = _spread(scenario.traffic.output_tokens)
         behind = setup.answer / 2 * (1 + spread**2)  # mean tokens of the answer that a sequence has, over its life
         self._context = self._read(setup.prompt, behind)
-        plan = plan_memory(scenario.model, scenario.hardware, engine)
-        held = round(setup.prompt + setup.beams * behind)
-        self._slots = max(1, min(plan.max_batch(held), engine.max_num_seqs))
-        self._exclusive = _is_exclusive(scenario)
+        plan = plan_memory(scenario.model, hardware, engine)
+        self._slots = max(1, min(plan.max_batch(round(setup.prompt + setup.beams * behind)), engine.max_num_seqs))
+        # Whether steps compute prompts or decode, never both.
+        own = engine.prefill_exclusive
+        self._exclusive = engine.described.facts.batching.prefill_exclusive if own is None else own
         committed = fits or load_whole_runs()
         self._tails = committed.tpot_tail, committed.ttft_tail
+        self._answer = max(setup.answer, 1)
 
     def _read(self, prompt: int, behind: float) -> int:
         """KV tokens that a decode's attention reads on average, of a prompt and so many tokens behind it."""
+        alone = max(1, round(prompt + behind))
         if self.setup.beams == 1:
-            return max(1, round(prompt + behind))
-        alone = round(prompt + behind)
+            return alone
         step = self._pricer.explain(BatchShape(1, 1, (), 1, alone, windowed_contexts(1, alone, self._spans)))
         attention = next((row.work for row in step.rows if row.work.family == "attention_decode"), None)
         if attention is None:
-            return max(1, alone)
+            return alone
         speedup = cached_read_speedup(attention, self.scenario.hardware, self.calibration)
         return max(1, round(tokens_read(prompt, behind, self.setup.beams, speedup)))
-
-    def seconds(self, slots: float, arriving: float) -> float:
-        """Seconds of a mean step with `slots` requests that decode and so many prompts that arrive; between whole
-        numbers of prompts, so many steps have one more."""
-        decodes = max(1, round(slots * self.setup.beams))
-        size, parts = self._part(decodes)
-        prompts = arriving * parts
-        if self._exclusive:
-            together = max(1, round(arriving)) if parts == 1 else 1
-            return self._price(decodes, 0, 0) + prompts / together * self._price(0, together, size)
-        fewer = int(prompts)
-        more = prompts - fewer
-        result = (1 - more) * self._price(decodes, fewer, size)
-        return result + more * self._price(decodes, fewer + 1, size) if more else result
 
     def _part(self, decodes: int) -> tuple[int, int]:
         """(tokens of a prompt that one step computes, steps that the prompt takes)"""
         budget = self.scenario.engine.max_num_batched_tokens
-        room = max(budget if self._exclusive else budget - decodes, 1)
-        parts = -(-self.setup.prompt // room)
+        parts = -(-self.setup.prompt // max(budget if self._exclusive else budget - decodes, 1))
         return max(2, -(-self.setup.prompt // parts)), parts
 
     def _price(self, decodes: int, prompts: int, size: int) -> float:
@@ -154,25 +143,35 @@ class MeanSteps:
         shape = BatchShape(tokens, samples, ((size, cached),) * prompts, decodes, summed, windowed)
         return float(self._pricer.price(shape)) / PS_PER_S
 
-    def saturated(self) -> float:
-        """Tokens of answers per second of an instance that always has requests waiting."""
-        return self._served(self.most_slots) * max(self.setup.answer, 1)
+    def _step(self, slots: float) -> float:
+        """Seconds of a mean step in which so many requests decode; as many prompts come as answers end. Between whole
+        numbers of prompts, so many steps have one more."""
+        decodes, arriving = max(1, round(slots * self.setup.beams)), slots / self._answer
+        size, parts = self._part(decodes)
+        prompts = arriving * parts
+        if self._exclusive:
+            together = max(1, round(arriving)) if parts == 1 else 1
+            return self._price(decodes, 0, 0) + prompts / together * self._price(0, together, size)
+        fewer = int(prompts)
+        more = prompts - fewer
+        result = (1 - more) * self._price(decodes, fewer, size)
+        return result + more * self._price(decodes, fewer + 1, size) if more else result
 
     @property
     def most_slots(self) -> float:
         """Requests that decode at once at most: by KV blocks, the engine's arguments and a full token budget."""
         if self._exclusive:
             return self._slots
-        answer, room = max(self.setup.answer, 1), self.scenario.engine.max_num_batched_tokens
-        return max(min(self._slots, room * answer / (self.setup.prompt + answer * self.setup.beams)), 1.0)
-
-    def _step(self, slots: float) -> float:
-        """Seconds of a mean step in which so many requests decode; as many prompts come as answers end."""
-        return self.seconds(slots, slots / max(self.setup.answer, 1))
+        room = self.scenario.engine.max_num_batched_tokens
+        return max(min(self._slots, room * self._answer / (self.setup.prompt + self._answer * self.setup.beams)), 1.0)
 
     def _served(self, slots: float) -> float:
         """Requests per second."""
-        return slots / (max(self.setup.answer, 1) * self._step(slots))
+        return slots / (self._answer * self._step(slots))
+
+    def saturated(self) -> float:
+        """Tokens of answers per second of an instance that always has requests waiting."""
+        return self._served(self.most_slots) * self._answer
 
     @property
     def is_one_batch(self) -> bool:
@@ -201,7 +200,7 @@ class MeanSteps:
         result: list[tuple[float, float, float]] = []
         for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES).tolist():
             step_s = self._step(slots)
-            rate = slots / (max(self.setup.answer, 1) * step_s)
+            rate = slots / (self._answer * step_s)
             if not result or rate > result[-1][0]:
                 result.append((rate, step_s, slots))
         return result
@@ -262,25 +261,9 @@ class MeanSteps:
         return max(self.rate_at_limits(), rate / _CAPACITY_DOUBT)
 
 
-def _is_exclusive(scenario: Scenario) -> bool:
-    """Whether steps compute prompts or decode, never both."""
-    engine = scenario.engine
-    own = engine.prefill_exclusive
-    return engine.described.facts.batching.prefill_exclusive if own is None else own
-
-
 def _spread(lengths: Lengths | None) -> float:
     """Standard deviation over mean."""
     return (lengths.std or 0.0) / lengths.mean if lengths is not None and lengths.mean else 0.0
-
-
-def _given(scenario: Scenario, fits: WholeRunFits | None) -> Calibration | None:
-    """The calibration by whole runs of a device without kernel tables; None where it is known by tables, or where a
-    backend of the engine is fitted."""
-    engine, hardware = scenario.engine, scenario.hardware
-    if engine.described.facts.backends or has_kernel_tables(hardware, engine.profile):
-        return None
-    return whole_run_calibration(hardware, engine.profile, fits, or_others=True)
 
 
 def has_kernel_tables(hardware: HardwareSpec, engine: str) -> bool:
@@ -333,25 +316,19 @@ def predict_rows(
 def _priced(row: Observation, table: DeviceTable, fits: BackendFits | None) -> Prediction:
     setup: LocalSetup = row.setup
     try:
-        hardware = table.device(setup.device, setup.device_class)
-        model = setup.stored_model()
+        hardware, model = table.device(setup.device, setup.device_class), setup.stored_model()
         scenario = local_scenario(setup, model, hardware)
         calibration = backend_calibration(hardware, scenario.engine, fits)
         pricer = step_costs(scenario, calibration).pricer()
         tests = row_tests(setup, scenario.model.attention_spans, scenario.engine.max_num_batched_tokens)
-        rate = sum(map(partial(_rate, pricer), tests)) / len(tests)
+        rates = [test.tokens * PS_PER_S / sum(pricer.price(shape) for shape in test.shapes) for test in tests]
     except PerfmodelError as error:
         return Prediction(row, reason=str(error))
     residuals = calibration.prompt_residuals if setup.test == "pp" else calibration.step_residuals
     seconds = LogNormal.of(residuals, calibration.spread * (1.0 if model.is_known else _UNKNOWN_SHAPE))
     interval = 1.0 / seconds.at(_P90), 1.0 / seconds.at(-_P90)  # a rate is low where the seconds are high
-    metric = setup.metric
-    return Prediction(row, {metric: rate}, "", {metric: interval}, scenario=scenario, is_known=model.is_known)
-
-
-def _rate(pricer: StepPricer, test: Test) -> float:
-    """Tokens per second."""
-    return test.tokens * PS_PER_S / sum(pricer.price(shape) for shape in test.shapes)
+    metrics, ends = {setup.metric: sum(rates) / len(rates)}, {setup.metric: interval}
+    return Prediction(row, metrics, "", ends, scenario=scenario, is_known=model.is_known)
 
 
 # ---------------------------------------------------------------- servers and offline jobs
@@ -366,13 +343,13 @@ def predict_served(
     folder:         where `devices.csv` is
     fits:           of makers without kernel tables, in place of the committed ones
     """
+
+    def alike(row: Observation) -> tuple[str, ...]:
+        setup: Setup = row.setup
+        return setup.device, setup.engine, setup.model, setup.precision, str(setup.tp)
+
     work = partial(predict_row, folder=folder, fits=fits)
-    return predictions_of(rows, work, lambda row: row.setup, _alike, progress)
-
-
-def _alike(row: Observation) -> tuple[str, ...]:
-    setup: Setup = row.setup
-    return setup.device, setup.engine, setup.model, setup.precision, str(setup.tp)
+    return predictions_of(rows, work, lambda row: row.setup, alike, progress)
 
 
 def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None) -> Prediction:
@@ -380,22 +357,19 @@ def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None
 
     row, folder, fits: as of `predict_served`
     """
+    setup, table = row.setup, DeviceTable(folder)
     try:
-        return _fitting(row, row.setup, DeviceTable(folder), fits)
+        try:
+            return _predicted(row, setup, table, fits)
+        except DoesNotFitError:
+            if setup.gguf_type or quantization_of(setup.precision or setup.model) is not None:
+                raise
+            return _predicted(row, replace(setup, precision="fp8"), table, fits)
     except PerfmodelError as error:
         return Prediction(row, reason=str(error))
     except ValidationError as error:  # the row has what no scenario can have
         first = error.errors()[0]
         return Prediction(row, reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-
-
-def _fitting(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:
-    try:
-        return _predicted(row, setup, table, fits)
-    except DoesNotFitError:
-        if setup.gguf_type or quantization_of(setup.precision or setup.model) is not None:
-            raise
-        return _predicted(row, replace(setup, precision="fp8"), table, fits)
 
 
 def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:
@@ -472,12 +446,9 @@ def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: in
 
 def _metrics(requests: RequestColumns, instances: int) -> dict[str, float]:
     """Means of the requests, ms; output tokens per second of all instances."""
-    ttft, tpot, e2el = requests.ttft_s, requests.tpot_s, requests.e2el_s
-    tpot = tpot[np.isfinite(tpot)]
-    result = {"ttft_mean": float(ttft.mean()), "e2el_mean": float(e2el.mean())}
-    if len(tpot):
-        result["tpot_mean"] = float(tpot.mean())
-    result = {name: 1e3 * value for name, value in result.items()}
+    tpot_s = requests.tpot_s[np.isfinite(requests.tpot_s)]
+    seconds = {"ttft_mean": requests.ttft_s, "e2el_mean": requests.e2el_s, "tpot_mean": tpot_s}
+    result = {name: 1e3 * float(values.mean()) for name, values in seconds.items() if len(values)}
     span = float(requests.finished_s.max() - requests.arrival_s.min())
     result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)
     return result

@@ -19,74 +19,38 @@ InferenceX     `agg_*.json`: one object for a run, or the list of a sweep. Laten
                how many requests were sent (utils/process_result.py, 2026)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from math import isinf
 from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import RequestTimes
 from perfmodel.evidence.sources.bench_run import (
-    BenchLoad,
-    BenchRun,
+    STATISTICS,
     Figure,
+    Format,
+    Object,
     ResultFields,
-    Said,
-    figures_of,
     request_times,
-    stated,
+    statistics_of,
 )
 from perfmodel.evidence.sources.setups import engine_of, quantization_of
 
-Object = Mapping[str, Any]
-_STATISTICS = ("mean", "median", "p90", "p95", "p99")
 _METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
 # ---------------------------------------------------------------- vLLM and SGLang
 
 _RATES = ("request_throughput", "output_throughput", "total_token_throughput")
-_VLLM_FIGURES: tuple[Figure, ...] = (
-    *((f"{s}_{metric}_ms", (f"{s}_{metric}_ms",), 1.0) for metric in _METRICS for s in _STATISTICS),
-    *((f"{s}_e2el_ms", (f"{s}_e2e_latency_ms",), 1.0) for s in _STATISTICS),
-    *((key, (key,), 1.0) for key in _RATES),
-    ("total_token_throughput", ("total_throughput",), 1.0),
-)
 _ARRAYS = ("input_lens", "output_lens", "ttfts", "itls")
 _OF_ENGINES = ("sglang", "vllm", "tensorrt-llm", "trt")
 
 
-def read_vllm_result(name: str, data: Object) -> BenchRun:
-    """The run that `data` is of, called `name`. Raises SpecError for what cannot be compared, as all of these do."""
-    fields = ResultFields(name, data)
-    completed = fields.count("completed")
-    times = _vllm_times(name, data) if all(isinstance(data.get(key), list) for key in _ARRAYS) else None
-    if not completed:
-        raise fields.unanswered()
-    measured = fields.figures(_VLLM_FIGURES)
-    if times is not None:
-        measured |= figures_of(times, fields.duration_s(times))
-    listed = len(data["input_lens"]) if times is not None else 0
-    sent = max(listed, fields.count("num_prompts"), completed + fields.count("failed"))
-    is_sglang = "mean_e2e_latency_ms" in data or "sharegpt_output_len" in data
-    speed = ResultFields(name, {"perfmodel_speed": 1, **data}).number("perfmodel_speed")  # of --metadata
-    if not speed:
-        raise SpecError(f"{name}: perfmodel_speed: got {data['perfmodel_speed']}; expected more than 0.")
-    return BenchRun(
-        name=name,
-        tool="SGLang bench_serving" if is_sglang else "vllm bench serve",
-        says=_vllm_says(fields),
-        load=_vllm_load(fields, sent, completed),
-        measured=measured,
-        completed=completed,
-        failed=max(sent - completed, 0),
-        times=times,
-        notes=tuple(_vllm_notes(fields, times)),
-        speed=speed,
-    )
-
-
-def _vllm_times(name: str, data: Object) -> RequestTimes:
-    prompts, outputs, ttfts, itls = lists = [data[key] for key in _ARRAYS]
+def _vllm_requests(fields: ResultFields) -> RequestTimes | None:
+    name, data = fields.name, fields.data
+    prompts, outputs, ttfts, itls = lists = [data.get(key) for key in _ARRAYS]
+    if not all(isinstance(values, list) for values in lists):
+        return None
     errors = data.get("errors")
     errors = errors if isinstance(errors, list) else [""] * len(prompts)
     for key, values in zip((*_ARRAYS, "errors"), (*lists, errors), strict=True):
@@ -95,88 +59,113 @@ def _vllm_times(name: str, data: Object) -> RequestTimes:
                 f"{name}: found {len(values):,} {key} for {len(prompts):,} input_lens, allowed as many of each; the "
                 f"file was cut off, or put together from several runs."
             )
+    e2els = []
+    for number, (ttft, gaps) in enumerate(zip(ttfts, itls, strict=True)):
+        if not isinstance(gaps, list):
+            raise SpecError(f"{name}: request {number} has {str(gaps)[:20]!r} as its itls, expected a list of seconds.")
+        try:
+            e2els.append(ttft + sum(gaps))
+        except TypeError:
+            raise SpecError(f"{name}: request {number} has an entry in its itls that is no number.") from None
     # The script has 0 tokens of a failed request, and sometimes no error.
     answered = [not error and output != 0 for error, output in zip(errors, outputs, strict=True)]
-    e2els = [_whole(name, number, ttft, gaps) for number, (ttft, gaps) in enumerate(zip(ttfts, itls, strict=True))]
     starts = data.get("start_times")
     columns = {"prompt": prompts, "output": outputs, "ttft": ttfts, "e2el": e2els}
     return request_times(name, columns, answered, starts if isinstance(starts, list) else None)
 
 
-def _whole(name: str, number: int, ttft: Any, gaps: Any) -> Any:
-    """Seconds from a request to its last token: what came first, and the gaps behind."""
-    if not isinstance(gaps, list):
-        raise SpecError(f"{name}: request {number} has {str(gaps)[:20]!r} as its itls, expected a list of seconds.")
-    try:
-        return ttft + sum(gaps)
-    except TypeError:
-        raise SpecError(f"{name}: request {number} has an entry in its itls that is no number.") from None
+def _vllm_failed(fields: ResultFields) -> int:
+    completed = fields.count("completed")
+    listed = len(fields.data["input_lens"]) if fields.requests is not None else 0
+    return max(listed, fields.count("num_prompts"), completed + fields.count("failed")) - completed
 
 
-def _vllm_load(fields: ResultFields, sent: int, completed: int) -> BenchLoad:
+def _vllm_rate(fields: ResultFields) -> float | None:
     """An infinite rate sends all at once, or as places come free."""
     rate = fields.data["request_rate"]
     is_unlimited = rate in ("inf", "trace", None) or (isinstance(rate, float) and isinf(rate))
-    burstiness = fields.number("burstiness") or 1.0
-    return BenchLoad.of(
-        sent,
-        fields.count("max_concurrency") or None,
-        None if is_unlimited else fields.number("request_rate"),
-        cv=burstiness**-0.5,  # of gamma-distributed gaps whose shape the script calls so
-        prompt=(fields.number("total_input_tokens") or 0) / completed or None,
-        answer=(fields.number("total_output_tokens") or 0) / completed or None,
-    )
+    return None if is_unlimited else fields.number("request_rate")
 
 
-def _vllm_says(fields: ResultFields) -> dict[str, Said]:
-    """Setups are not in these files, but for what `--metadata` has added."""
+def _vllm_engine(fields: ResultFields) -> str | None:
+    """Any server of OpenAI's API may be "vllm"."""
     backend = fields.text("backend") or fields.text("endpoint_type")
-    # Any server of OpenAI's API may be "vllm".
-    is_engine = backend.startswith(_OF_ENGINES) and not backend.startswith("vllm")
-    counts = (
-        fields.count(key) or fields.count("server_info", key) for key in ("tensor_parallel_size", "tp", "tp_size")
-    )
-    return stated(
-        {
-            "model": fields.text("model_id") or fields.text("server_info", "model_path"),
-            "engine.profile": engine_of(backend)[0] if is_engine else None,
-            "engine.tensor_parallel_size": next((count for count in counts if count), None),
-            "engine.version": fields.text("server_info", "version"),
-        }
-    )
+    return engine_of(backend)[0] if backend.startswith(_OF_ENGINES) and not backend.startswith("vllm") else None
 
 
-def _vllm_notes(fields: ResultFields, times: RequestTimes | None) -> list[str]:
-    notes, data = [], fields.data
-    asked = [f"{s}_{name}_ms" for name in (*_METRICS, "e2e_latency") for s in _STATISTICS]
+def _vllm_degree(fields: ResultFields) -> int:
+    keys = ("tensor_parallel_size", "tp", "tp_size")
+    return next((count for key in keys if (count := fields.count(key) or fields.count("server_info", key))), 0)
+
+
+def _vllm_speed(fields: ResultFields) -> float:
+    """What `--metadata` has added of an emulator."""
+    speed = ResultFields(fields.name, {"perfmodel_speed": 1, **fields.data}).number("perfmodel_speed")
+    if not speed:
+        got = fields.data["perfmodel_speed"]
+        raise SpecError(f"{fields.name}: perfmodel_speed: got {got}; expected more than 0.")
+    return speed
+
+
+def _vllm_notes(fields: ResultFields) -> Iterator[str]:
+    data, times = fields.data, fields.requests
+    asked = [f"{s}_{name}_ms" for name in (*_METRICS, "e2e_latency") for s in STATISTICS]
     given = {key: data[key] for key in (*asked, *_RATES, "duration") if data.get(key) is not None}
     wrong = [key for key, value in given.items() if isinstance(value, int | float) and not 0 < value < float("inf")]
     if wrong:
-        notes.append(f"left out, since zero or not finite: {', '.join(wrong)}")
+        yield f"left out, since zero or not finite: {', '.join(wrong)}"
     if times is not None and times.start_s is None:
-        notes.append("the file has no starting times: arrivals are drawn at its rate, lengths are its own, in order")
+        yield "the file has no starting times: arrivals are drawn at its rate, lengths are its own, in order"
     if data.get("request_rate") == "trace":
-        notes.append("requests were sent by a trace's times, which are not in the file: taken as sent at once")
+        yield "requests were sent by a trace's times, which are not in the file: taken as sent at once"
     if fields.number("spec_decode_acceptance_length") or fields.number("accept_length"):
-        notes.append("the server speculated: without --set engine.speculative_config=... tokens come one by one here")
-    return notes
+        yield "the server speculated: without --set engine.speculative_config=... tokens come one by one here"
+
+
+VLLM = Format(
+    names=("vllm bench serve", "SGLang bench_serving"),
+    tool=lambda fields: (
+        "SGLang bench_serving"
+        if "mean_e2e_latency_ms" in fields.data or "sharegpt_output_len" in fields.data
+        else "vllm bench serve"
+    ),
+    keys=frozenset({"request_rate", "completed", "total_input_tokens"}),
+    without=frozenset({"hw"}),
+    figures=(
+        *((f"{s}_{metric}_ms", (f"{s}_{metric}_ms",), 1.0) for metric in _METRICS for s in STATISTICS),
+        *((f"{s}_e2el_ms", (f"{s}_e2e_latency_ms",), 1.0) for s in STATISTICS),
+        *((key, (key,), 1.0) for key in _RATES),
+        ("total_token_throughput", ("total_throughput",), 1.0),
+    ),
+    completed=("completed",),
+    failed=_vllm_failed,
+    requests=_vllm_requests,
+    duration=("duration",),
+    load={
+        "concurrency": lambda fields: fields.count("max_concurrency") or None,
+        "rate": _vllm_rate,
+        # Gaps are gamma-distributed; the script calls their shape so.
+        "cv": lambda fields: (fields.number("burstiness") or 1.0) ** -0.5,
+        "prompt": lambda fields: (fields.number("total_input_tokens") or 0) / fields.count("completed"),
+        "answer": lambda fields: (fields.number("total_output_tokens") or 0) / fields.count("completed"),
+    },
+    says={
+        "model": lambda fields: fields.text("model_id") or fields.text("server_info", "model_path"),
+        "engine.profile": _vllm_engine,
+        "engine.tensor_parallel_size": _vllm_degree,
+        "engine.version": ("server_info", "version"),
+    },
+    notes=_vllm_notes,
+    speed=_vllm_speed,
+)
 
 
 # ---------------------------------------------------------------- AIPerf and GenAI-Perf
 
 _AIPERF_LATENCIES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2el": "request_latency"}
 _AIPERF_STATISTICS = {"mean": "avg", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
-_AIPERF_RATES: tuple[Figure, ...] = (
-    ("request_throughput", ("request_throughput", "avg"), 1.0),
-    ("output_throughput", ("output_token_throughput", "avg"), 1.0),
-)
 _MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "sec": 1e3, "s": 1e3}
 _PROFILING = "profiling"
-
-
-def is_aiperf_summary(data: Object) -> bool:
-    """Whether it has the figures of a run."""
-    return "input_config" in data and isinstance(data.get("request_latency"), dict)
 
 
 def is_aiperf_record(data: Object) -> bool:
@@ -185,50 +174,13 @@ def is_aiperf_record(data: Object) -> bool:
     return "metrics" in data and isinstance(metadata, dict) and "request_start_ns" in metadata
 
 
-def read_aiperf(name: str, summary: Object | None, records: Sequence[Object]) -> BenchRun:
-    """The run of a summary, of records (lines of requests, in any order), or of both."""
-    fields = ResultFields(name, summary)
-    measured = _aiperf_figures(fields)
-    if records:
-        times, failed = _aiperf_times(name, records)
-        measured |= figures_of(times)
-        completed = len(times)
-    else:
-        times = None
-        completed, failed = fields.count("request_count", "avg"), fields.count("error_request_count", "avg")
-    if not completed:
-        raise fields.unanswered(f" ({failed:,} failed)")
-    slots, rate, cv = _aiperf_asked(fields)
-    is_known = rate is not None or slots is not None
-    prompt, answer = (fields.number(f"{key}_sequence_length", "avg") for key in ("input", "output"))
-    if times is not None:
-        prompt, answer = float(times.num_prompt_tokens.mean()), float(times.num_output_tokens.mean())
-        if not is_known:
-            span_s = float(times.start_s[-1]) if times.start_s is not None else 0.0
-            rate = (completed + failed) / max(span_s, 1e-3)
-    unknown = "the file does not say how requests were sent; their starting times are replayed"
-    return BenchRun(
-        name=name,
-        tool="AIPerf" if summary is None or "aiperf_version" in summary else "GenAI-Perf",
-        version=fields.text("aiperf_version"),
-        says=_aiperf_says(fields),
-        load=BenchLoad.of(completed + failed, slots, rate, cv=cv, prompt=prompt, answer=answer),
-        measured=measured,
-        completed=completed,
-        failed=failed,
-        times=times,
-        notes=() if is_known else (unknown,),
-    )
-
-
-def _aiperf_figures(fields: ResultFields) -> dict[str, float]:
-    table = [
-        (f"{statistic}_{metric}_ms", (key, theirs), _unit(fields, key))
-        for metric, key in _AIPERF_LATENCIES.items()
-        if fields.data is not None and key in fields.data
-        for statistic, theirs in _AIPERF_STATISTICS.items()
-    ]
-    return fields.figures([*table, *_AIPERF_RATES])
+def _aiperf_figures(fields: ResultFields) -> list[Figure]:
+    result: list[Figure] = []
+    for metric, key in _AIPERF_LATENCIES.items():
+        if key in fields.data:
+            result += statistics_of({metric: (key,)}, _AIPERF_STATISTICS, _unit(fields, key))
+    rates = {"request_throughput": "request_throughput", "output_throughput": "output_token_throughput"}
+    return [*result, *((ours, (theirs, "avg"), 1.0) for ours, theirs in rates.items())]
 
 
 def _unit(fields: ResultFields, *path: str) -> float:
@@ -239,28 +191,44 @@ def _unit(fields: ResultFields, *path: str) -> float:
     return _MILLISECONDS[unit]
 
 
-def _aiperf_times(name: str, records: Sequence[Object]) -> tuple[RequestTimes, int]:
-    """(the answered requests, how many failed) of the profiling phase."""
-    all_of = [ResultFields(name, record) for record in records]
-    members = [item for item in all_of if (item.text("metadata", "benchmark_phase") or _PROFILING) == _PROFILING]
-    answered = [not item.data.get("error") and not item.at("metadata", "was_cancelled") for item in members]
+def _aiperf_records(fields: ResultFields) -> tuple[list[ResultFields], list[bool]]:
+    """(requests of the profiling phase, whether each was answered)"""
+    records = [ResultFields(fields.name, record) for record in fields.data.get("records", ())]
+    members = [item for item in records if (item.text("metadata", "benchmark_phase") or _PROFILING) == _PROFILING]
+    return members, [not item.data.get("error") and not item.at("metadata", "was_cancelled") for item in members]
+
+
+def _aiperf_requests(fields: ResultFields) -> RequestTimes | None:
+    if "records" not in fields.data:
+        return None
+
+    def seconds(record: ResultFields, key: str) -> float | None:
+        scale = _unit(record, "metrics", key) if record.text("metrics", key, "unit") else 1.0
+        return record.number("metrics", key, "value", scale=scale / 1e3)
+
+    members, answered = _aiperf_records(fields)
     columns = {
         "prompt": [item.number("metrics", "input_sequence_length", "value") for item in members],
         "output": [item.number("metrics", "output_sequence_length", "value") for item in members],
-        "ttft": [_aiperf_seconds(item, "time_to_first_token") for item in members],
-        "e2el": [_aiperf_seconds(item, "request_latency") for item in members],
+        "ttft": [seconds(item, "time_to_first_token") for item in members],
+        "e2el": [seconds(item, "request_latency") for item in members],
     }
     starts = [item.number("metadata", "request_start_ns", scale=1e-9) for item in members]
-    return request_times(name, columns, answered, starts), answered.count(False)
+    return request_times(fields.name, columns, answered, starts)
 
 
-def _aiperf_seconds(record: ResultFields, key: str) -> float | None:
-    scale = _unit(record, "metrics", key) if record.text("metrics", key, "unit") else 1.0
-    return record.number("metrics", key, "value", scale=scale / 1e3)
+def _aiperf_completed(fields: ResultFields) -> int:
+    return fields.count("request_count", "avg") if fields.requests is None else len(fields.requests)
 
 
-def _aiperf_asked(fields: ResultFields) -> tuple[float | None, float | None, float]:
-    """(concurrency, rate, variation of gaps) of the profiling phase."""
+def _aiperf_failed(fields: ResultFields) -> int:
+    if fields.requests is None:
+        return fields.count("error_request_count", "avg")
+    return _aiperf_records(fields)[1].count(False)
+
+
+def _aiperf_asked(fields: ResultFields) -> dict[str, float]:
+    """`concurrency` or `rate`, and `cv`, of the profiling phase; nothing where the file does not say."""
     asked = fields.within("input_config")
     phases = asked.data.get("phases") if isinstance(asked.data, dict) else None
     members = [item for item in phases or [] if isinstance(item, dict) and item.get("name", _PROFILING) == _PROFILING]
@@ -270,124 +238,159 @@ def _aiperf_asked(fields: ResultFields) -> tuple[float | None, float | None, flo
         slots, rate = stated.number("concurrency"), stated.number("rate")
         rate = rate if rate is not None else stated.number("request_rate")
         if slots or rate:
-            return (None if rate else slots), rate, 0.0 if "constant" in stated.text("type") else 1.0
-    return None, None, 1.0
+            cv = {"cv": 0.0 if "constant" in stated.text("type") else 1.0}
+            return cv | ({"rate": rate} if rate else {"concurrency": slots or 0})
+    return {}
 
 
-def _aiperf_says(fields: ResultFields) -> dict[str, Said]:
+def _aiperf_rate(fields: ResultFields) -> float | None:
+    """As it was asked for, else as requests came."""
+    asked, times = _aiperf_asked(fields), fields.requests
+    if asked or times is None or times.start_s is None:
+        return asked.get("rate")
+    return (len(times) + _aiperf_failed(fields)) / max(float(times.start_s[-1]), 1e-3)
+
+
+def _aiperf_notes(fields: ResultFields) -> Iterator[str]:
+    if not _aiperf_asked(fields):
+        yield "the file does not say how requests were sent; their starting times are replayed"
+
+
+def _aiperf_model(fields: ResultFields) -> str:
     """The model, as it was asked for."""
     asked = fields.at("input_config")
     if not isinstance(asked, dict):
-        return {}
+        return ""
     models = asked.get("models") or asked.get("model_names") or (asked.get("endpoint") or {}).get("model_names")
     items = models.get("items") if isinstance(models, dict) else models
     first = items[0] if isinstance(items, list) and items else None
     model = first.get("name") if isinstance(first, dict) else first
-    return {"model": model} if isinstance(model, str) and model else {}
+    return model if isinstance(model, str) else ""
+
+
+# Of a summary, of "records" (lines of requests, in any order), or of a summary that has them, too.
+AIPERF = Format(
+    names=("AIPerf", "GenAI-Perf"),
+    tool=lambda fields: (
+        "AIPerf" if "aiperf_version" in fields.data or "input_config" not in fields.data else "GenAI-Perf"
+    ),
+    keys=frozenset({"input_config", "request_latency"}),
+    figures=_aiperf_figures,
+    completed=_aiperf_completed,
+    failed=_aiperf_failed,
+    version=("aiperf_version",),
+    requests=_aiperf_requests,
+    load={
+        "concurrency": lambda fields: _aiperf_asked(fields).get("concurrency"),
+        "rate": _aiperf_rate,
+        "cv": lambda fields: _aiperf_asked(fields).get("cv"),
+        "prompt": ("input_sequence_length", "avg"),
+        "answer": ("output_sequence_length", "avg"),
+    },
+    says={"model": _aiperf_model},
+    notes=_aiperf_notes,
+)
 
 
 # ---------------------------------------------------------------- GuideLLM
 
-_GUIDELLM_FIGURES: tuple[Figure, ...] = (
-    *(
-        (f"{s}_{metric}_ms", ("metrics", key, "successful", *(("percentiles",) if s[0] == "p" else ()), s), scale)
-        for metric, key, scale in (
-            ("ttft", "time_to_first_token_ms", 1.0),
-            ("tpot", "inter_token_latency_ms", 1.0),
-            ("e2el", "request_latency", 1e3),
-        )
-        for s in _STATISTICS
-    ),
-    ("request_throughput", ("metrics", "requests_per_second", "successful", "mean"), 1.0),
-    ("output_throughput", ("metrics", "output_tokens_per_second", "successful", "mean"), 1.0),
-)
-_GUIDELLM_NOTE = (
-    "GuideLLM's time per output token counts the first token; compared is what leaves it out, its inter-token latency"
-)
+# A request's times: in its timings, and beside its figures in older reports.
+_GUIDELLM_TIMES = {
+    "start": ("request_start", "start_time"),
+    "first": ("first_token_iteration", "first_token_time"),
+    "end": ("request_end", "end_time"),
+}
 
 
-def is_guidellm_report(data: Object) -> bool:
-    """Whether it is such a report."""
-    benchmarks = data.get("benchmarks")
+def _guidellm_runs(name: str, data: Object) -> list[tuple[str, Object]]:
+    """(name, benchmark) of each benchmark of a report, with the version of the tool."""
+    version, benchmarks = ResultFields(name, data).text("metadata", "guidellm_version"), data["benchmarks"]
     if not isinstance(benchmarks, list) or not benchmarks:
-        return False
-    return isinstance(benchmarks[0], dict) and {"metrics", "requests"} <= set(benchmarks[0])
-
-
-def guidellm_benchmarks(name: str, data: Object) -> list[tuple[str, str, Any]]:
-    """(name, GuideLLM's version, benchmark) of each benchmark of a report in the file `name`."""
-    version = ResultFields(name, data).text("metadata", "guidellm_version")
-    several = len(data["benchmarks"]) > 1
+        return [(name, {})]
+    named = f"{name}, benchmark {{}}" if len(benchmarks) > 1 else name
     return [
-        (f"{name}, benchmark {number}" if several else name, version, benchmark)
-        for number, benchmark in enumerate(data["benchmarks"], 1)
+        (named.format(number), {**item, "guidellm_version": version} if isinstance(item, dict) else item)
+        for number, item in enumerate(benchmarks, 1)
     ]
 
 
-def read_guidellm_benchmark(name: str, version: str, data: Any) -> BenchRun:
-    """The run of a benchmark; parameters as of `guidellm_benchmarks`."""
-    fields = ResultFields(name, data)
-    totals = fields.within("metrics", "request_totals")
-    completed, cut, errored = (totals.count(key) for key in ("successful", "incomplete", "errored"))
-    if not completed:
-        raise fields.unanswered(f" ({errored:,} failed, {cut:,} were cut off)")
+def _guidellm_requests(fields: ResultFields) -> RequestTimes | None:
+    """A report may keep a sample of its requests: replayed alone they would be another load."""
     requests = fields.at("requests", "successful")
-    # A report may keep a sample of its requests: replayed alone they would be another load.
-    is_whole = isinstance(requests, list) and len(requests) == completed
-    times = _guidellm_times(name, requests) if is_whole else None
-    model = fields.text("config", "backend", "model") or fields.text("benchmarker", "backend", "model")
-    return BenchRun(
-        name=name,
-        tool="GuideLLM",
-        version=version,
-        says=stated({"model": model}),
-        load=_guidellm_load(fields, completed + cut + errored),
-        measured=fields.figures(_GUIDELLM_FIGURES) if times is None else figures_of(times, fields.duration_s(times)),
-        completed=completed,
-        failed=cut + errored,
-        times=times,
-        notes=(_GUIDELLM_NOTE,),
-    )
-
-
-def _guidellm_times(name: str, requests: Sequence[Any]) -> RequestTimes:
+    completed = fields.count("metrics", "request_totals", "successful")
+    if not isinstance(requests, list) or len(requests) != completed or not completed:
+        return None
     columns: dict[str, list[Any]] = {key: [] for key in ("prompt", "output", "ttft", "e2el", "start")}
     for request in requests:
-        fields = ResultFields(name, request)
-        timings = fields.at("info", "timings")
-        # Older reports have the same times beside the request's figures.
-        places = ResultFields(name, timings if isinstance(timings, dict) else None), fields
+        item = ResultFields(fields.name, request)
+        timings = item.at("info", "timings")
+        newer = ResultFields(fields.name, timings if isinstance(timings, dict) else None)
         start, first, end = (
-            next((t for t in (places[0].number(key), places[1].number(older)) if t is not None), None)
-            for key, older in (
-                ("request_start", "start_time"),
-                ("first_token_iteration", "first_token_time"),
-                ("request_end", "end_time"),
-            )
+            next((t for t in (newer.number(key), item.number(older)) if t is not None), None)
+            for key, older in _GUIDELLM_TIMES.values()
         )
         if start is None or end is None:
-            raise SpecError(f"{name}: a request that was answered has no time of its start or its end.")
+            raise SpecError(f"{fields.name}: a request that was answered has no time of its start or its end.")
         columns["start"].append(start)
         columns["ttft"].append(None if first is None else first - start)
         columns["e2el"].append(end - start)
-        for key, group, older in (("prompt", "input_metrics", "prompt"), ("output", "output_metrics", "output")):
-            stated = ((f"{older}_tokens",), (group, "total_tokens"), (group, "text_tokens"))
-            columns[key].append(next((n for path in stated if (n := fields.number(*path)) is not None), None))
+        for key, group in (("prompt", "input_metrics"), ("output", "output_metrics")):
+            places = ((f"{key}_tokens",), (group, "total_tokens"), (group, "text_tokens"))
+            columns[key].append(next((n for path in places if (n := item.number(*path)) is not None), None))
     starts = columns.pop("start")
-    return request_times(name, columns, [True] * len(requests), starts)
+    return request_times(fields.name, columns, [True] * len(requests), starts)
 
 
-def _guidellm_load(fields: ResultFields, sent: int) -> BenchLoad:
+def _guidellm_strategy(fields: ResultFields) -> ResultFields:
     """Its strategies: constant, poisson, concurrent, synchronous (one at a time) and throughput (as many as it can)."""
-    strategy = ResultFields(fields.name, fields.at("config", "strategy") or fields.at("args", "strategy"))
-    kind, rate = strategy.text("type_"), strategy.number("rate")
-    prompt, answer = (
-        fields.number("metrics", f"{key}_token_count", "successful", "mean") for key in ("prompt", "output")
-    )
-    slots = strategy.number("streams") or (1 if kind == "synchronous" else None)
-    if slots is None and rate is None:
-        slots = strategy.number("max_concurrency")
-    return BenchLoad.of(sent, slots, rate, cv=0.0 if kind == "constant" else 1.0, prompt=prompt, answer=answer)
+    return ResultFields(fields.name, fields.at("config", "strategy") or fields.at("args", "strategy"))
+
+
+def _guidellm_slots(fields: ResultFields) -> float | None:
+    strategy = _guidellm_strategy(fields)
+    slots = strategy.number("streams") or (1 if strategy.text("type_") == "synchronous" else None)
+    return strategy.number("max_concurrency") if slots is None and strategy.number("rate") is None else slots
+
+
+GUIDELLM = Format(
+    names=("GuideLLM",),
+    keys=frozenset({"benchmarks"}),
+    runs=_guidellm_runs,
+    figures=(
+        *(
+            (f"{s}_{metric}_ms", ("metrics", key, "successful", *(("percentiles",) if s[0] == "p" else ()), s), scale)
+            for metric, key, scale in (
+                ("ttft", "time_to_first_token_ms", 1.0),
+                ("tpot", "inter_token_latency_ms", 1.0),
+                ("e2el", "request_latency", 1e3),
+            )
+            for s in STATISTICS
+        ),
+        ("request_throughput", ("metrics", "requests_per_second", "successful", "mean"), 1.0),
+        ("output_throughput", ("metrics", "output_tokens_per_second", "successful", "mean"), 1.0),
+    ),
+    completed=("metrics", "request_totals", "successful"),
+    failed=lambda fields: sum(fields.count("metrics", "request_totals", key) for key in ("incomplete", "errored")),
+    version=("guidellm_version",),
+    requests=_guidellm_requests,
+    duration=("duration",),
+    load={
+        "concurrency": _guidellm_slots,
+        "rate": lambda fields: _guidellm_strategy(fields).number("rate"),
+        "cv": lambda fields: 0.0 if _guidellm_strategy(fields).text("type_") == "constant" else 1.0,
+        "prompt": ("metrics", "prompt_token_count", "successful", "mean"),
+        "answer": ("metrics", "output_token_count", "successful", "mean"),
+    },
+    says={
+        "model": lambda fields: (
+            fields.text("config", "backend", "model") or fields.text("benchmarker", "backend", "model")
+        )
+    },
+    notes=lambda fields: (
+        "GuideLLM's time per output token counts the first token; compared is what leaves it out, its inter-token "
+        "latency",
+    ),
+)
 
 
 # ---------------------------------------------------------------- InferenceX
@@ -395,55 +398,58 @@ def _guidellm_load(fields: ResultFields, sent: int) -> BenchLoad:
 _REQUESTS_PER_SLOT = 10  # of its recipes
 
 
-def read_inferencex_result(name: str, data: Object) -> BenchRun:
-    """The run that `data` is of, called `name`."""
-    fields = ResultFields(name, data)
-    if _is_true(data.get("disagg")) or _is_true(data.get("is_multinode")):
-        raise SpecError(
-            f"{name}: is of separate prefill and decode workers, whose network the file does not say; describe them in "
-            f"a scenario, and give the result of the load tool itself (bench_serving's .json) with --scenario."
-        )
-    slots, devices = fields.count("conc"), int(fields.number("tp") or 1)
-    measured = fields.figures(
-        [
-            *((f"{s}_{metric}_ms", (f"{s}_{metric}",), 1e3) for metric in _METRICS for s in _STATISTICS),
-            ("total_token_throughput", ("tput_per_gpu",), devices),
-            ("output_throughput", ("output_tput_per_gpu",), devices),
-        ]
-    )
-    if not slots or not measured:
-        raise SpecError(f"{name}: states no concurrency or no figure; there is nothing to compare.")
-    sent = _REQUESTS_PER_SLOT * slots
-    return BenchRun(
-        name=name,
-        tool="InferenceX",
-        says=_inferencex_says(fields, devices),
-        load=BenchLoad("closed", sent, slots, prompt=fields.number("isl"), answer=fields.number("osl")),
-        measured=measured,
-        completed=sent,
-        notes=(
-            f"the file does not say how many requests were sent, nor how they were drawn down from isl and osl: "
-            f"{_REQUESTS_PER_SLOT} per slot, all as long as these",
-        ),
-    )
-
-
 def _is_true(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
-def _inferencex_says(fields: ResultFields, devices: int) -> dict[str, Said]:
-    profile, version = engine_of(fields.text("framework"))
-    is_parallel = _is_true(fields.data.get("dp_attention"))
-    return stated(
-        {
-            "hardware": fields.text("hw"),
-            "model": fields.text("model"),
-            "engine.profile": profile,
-            "engine.version": version or engine_of(fields.text("image"))[1],
-            "engine.quantization": quantization_of(fields.text("precision")),
-            "engine.data_parallel_size": devices if is_parallel else None,
-            "engine.tensor_parallel_size": None if is_parallel else devices,
-            "engine.enable_expert_parallel": is_parallel or (fields.number("ep") or 1) > 1,
-        }
-    )
+def _devices(fields: ResultFields) -> int:
+    return int(fields.number("tp") or 1)
+
+
+def _inferencex_figures(fields: ResultFields) -> list[Figure]:
+    return [
+        *((f"{s}_{metric}_ms", (f"{s}_{metric}",), 1e3) for metric in _METRICS for s in STATISTICS),
+        ("total_token_throughput", ("tput_per_gpu",), _devices(fields)),
+        ("output_throughput", ("output_tput_per_gpu",), _devices(fields)),
+    ]
+
+
+def _inferencex_refusal(fields: ResultFields) -> str:
+    if _is_true(fields.data.get("disagg")) or _is_true(fields.data.get("is_multinode")):
+        return (
+            "is of separate prefill and decode workers, whose network the file does not say; describe them in "
+            "a scenario, and give the result of the load tool itself (bench_serving's .json) with --scenario."
+        )
+    if not fields.count("conc") or not any(fields.number(*path) for _, path, _ in _inferencex_figures(fields)):
+        return "states no concurrency or no figure; there is nothing to compare."
+    return ""
+
+
+INFERENCEX = Format(
+    names=("InferenceX",),
+    keys=frozenset({"hw", "conc", "tput_per_gpu"}),
+    refusal=_inferencex_refusal,
+    figures=_inferencex_figures,
+    completed=lambda fields: _REQUESTS_PER_SLOT * fields.count("conc"),
+    load={"concurrency": ("conc",), "prompt": ("isl",), "answer": ("osl",)},
+    says={
+        "hardware": ("hw",),
+        "model": ("model",),
+        "engine.profile": lambda fields: engine_of(fields.text("framework"))[0],
+        "engine.version": lambda fields: engine_of(fields.text("framework"))[1] or engine_of(fields.text("image"))[1],
+        "engine.quantization": lambda fields: quantization_of(fields.text("precision")),
+        "engine.data_parallel_size": lambda fields: (
+            _devices(fields) if _is_true(fields.data.get("dp_attention")) else None
+        ),
+        "engine.tensor_parallel_size": lambda fields: (
+            None if _is_true(fields.data.get("dp_attention")) else _devices(fields)
+        ),
+        "engine.enable_expert_parallel": lambda fields: (
+            _is_true(fields.data.get("dp_attention")) or (fields.number("ep") or 1) > 1
+        ),
+    },
+    notes=lambda fields: (
+        f"the file does not say how many requests were sent, nor how they were drawn down from isl and osl: "
+        f"{_REQUESTS_PER_SLOT} per slot, all as long as these",
+    ),
+)

@@ -13,17 +13,13 @@ trtllm-bench   `throughput|latency --report_json`: `performance` is in ms and to
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.observation import Observation
-from perfmodel.evidence.sources.bench_run import MOST_TOKENS, BenchLoad, BenchRun, Figure, ResultFields, Said, stated
-from perfmodel.evidence.sources.local import LocalSetup, local_observation
+from perfmodel.evidence.sources.bench_run import MOST_TOKENS, Figure, Format, Place, ResultFields, statistics_of
+from perfmodel.evidence.sources.local import METRICS, LocalSetup
 from perfmodel.evidence.sources.setups import quantization_of
-
-Object = Mapping[str, Any]
 
 # ---------------------------------------------------------------- llama-bench
 
@@ -36,79 +32,74 @@ _BACKENDS = {
     **{"hip": "rocm", "mtl": "metal", "blas": "cpu"},
 }
 _BACKEND_ORDER = ("cuda", "rocm", "hip", "vulkan", "metal", "mtl", "opencl", "sycl", "blas", "cpu")
-_TOOL = "llama-bench"
 _AUTO = "-1"  # of flash_attn: as the backend has it
 _MOST_PARAMETERS = 1e14
 
 
-def read_llama_bench_row(name: str, data: Object) -> BenchRun:
-    """The test that `data` is of, called `name`; values may be text, as CSV has them."""
-    fields = ResultFields(name, data)
-    prompt, generated, rate = fields.count("n_prompt"), fields.count("n_gen"), fields.number("avg_ts")
+def _llama_test(fields: ResultFields) -> str:
+    return "pp" if fields.count("n_prompt") else "tg"
+
+
+def _llama_refusal(fields: ResultFields) -> str:
+    prompt, generated, data = fields.count("n_prompt"), fields.count("n_gen"), fields.data
     if bool(prompt) == bool(generated):
-        raise SpecError(f"{name}: found n_prompt {prompt} and n_gen {generated}, compared are tests of one of the two.")
+        return f"found n_prompt {prompt} and n_gen {generated}, compared are tests of one of the two."
     for key in ("n_prompt", "n_gen", "n_depth", "n_ubatch"):
         if (fields.number(key) or 0) > MOST_TOKENS:
-            raise SpecError(f"{name}: {key}: found {str(data[key])[:40]!r}, allowed up to {MOST_TOKENS:g} tokens.")
+            return f"{key}: found {str(data[key])[:40]!r}, allowed up to {MOST_TOKENS:g} tokens."
     if (fields.number("model_n_params") or 0) > _MOST_PARAMETERS:
         shown = str(data["model_n_params"])[:40]
-        raise SpecError(f"{name}: model_n_params: found {shown!r}, allowed up to {_MOST_PARAMETERS:g}.")
-    if not rate:
-        raise SpecError(f"{name}: has no tokens per second (avg_ts); there is nothing to compare.")
-    row = _llama_row(fields, prompt, generated, rate)
-    setup: LocalSetup = row.setup
-    threads = fields.number("n_threads")
-    note = f"ran with {threads or 0:.0f} threads; predicted is the processor with all of its cores"
-    return BenchRun(
-        name=name,
-        tool=_TOOL,
-        version=setup.build,
-        says={"model": setup.model, "hardware": setup.device, "engine.profile": "llamacpp"},
-        load=BenchLoad("closed", 1, 1, prompt=prompt or None, answer=generated or None),
-        measured=row.metrics,
-        completed=1,
-        notes=(note,) if setup.backend == "cpu" and threads else (),
-        row=row,
-    )
+        return f"model_n_params: found {shown!r}, allowed up to {_MOST_PARAMETERS:g}."
+    return "" if fields.number("avg_ts") else "has no tokens per second (avg_ts); there is nothing to compare."
 
 
-def _llama_row(fields: ResultFields, prompt: int, generated: int, rate: float) -> Observation:
-    data, backends = fields.data, fields.text("backends").lower()
-    backend = next((_BACKENDS[theirs] for theirs in _BACKEND_ORDER if theirs in backends), "cpu")
-    if str(data.get("n_gpu_layers")) == "0":  # -1 for all that fit
-        backend = "cpu"
+def _llama_backend(fields: ResultFields) -> str:
+    if str(fields.data.get("n_gpu_layers")) == "0":  # -1 for all that fit
+        return "cpu"
+    backends = fields.text("backends").lower()
+    return next((_BACKENDS[theirs] for theirs in _BACKEND_ORDER if theirs in backends), "cpu")
+
+
+def _llama_setup(fields: ResultFields) -> LocalSetup:
+    """What was timed; values may be text, as CSV has them."""
+    data, backend = fields.data, _llama_backend(fields)
     is_cpu = backend == "cpu"
     stated = fields.text("cpu_info" if is_cpu else "gpu_info")
     devices = [item.strip() for item in stated.split(",") if item.strip()]
     if not devices:
         raise SpecError(f"{fields.name}: names no device in gpu_info or cpu_info; give --hardware.")
     flash = None if str(data.get("flash_attn")) in ("None", _AUTO) else data.get("flash_attn")
-    build = fields.number("build_number")
     model, gguf_type = _llama_model(fields)
-    setup = LocalSetup(
+    return LocalSetup(
         device=devices[0],
         device_class="cpu" if is_cpu else "gpu",
         num_devices=len(devices),
-        tool=_TOOL,
+        tool="llama-bench",
         backend=backend,
-        backend_detail="",
-        build=f"b{build:.0f}" if build else "",
-        date=None,
+        build=_llama_build(fields),
         model=model,
         params=fields.number("model_n_params") or 0.0,
-        active_params=0.0,
         gguf_type=gguf_type,
         file_size_bytes=fields.number("model_size") or 0.0,
         flash=None if flash is None else str(flash).lower() in ("1", "true"),
         kv_type=fields.text("type_k"),
-        test="pp" if prompt else "tg",
-        num_prompt=prompt,
-        num_generated=generated,
+        test=_llama_test(fields),
+        num_prompt=fields.count("n_prompt"),
+        num_generated=fields.count("n_gen"),
         depth=fields.count("n_depth"),
-        batch=1,
         ubatch=fields.count("n_ubatch"),
     )
-    return local_observation(fields.name, setup, rate, fields.name, _TOOL)
+
+
+def _llama_build(fields: ResultFields) -> str:
+    build = fields.number("build_number")
+    return f"b{build:.0f}" if build else ""
+
+
+def _llama_notes(fields: ResultFields) -> Iterator[str]:
+    threads = fields.number("n_threads")
+    if threads and _llama_backend(fields) == "cpu":
+        yield f"ran with {threads:.0f} threads; predicted is the processor with all of its cores"
 
 
 def _llama_model(fields: ResultFields) -> tuple[str, str]:
@@ -131,6 +122,18 @@ def _llama_model(fields: ResultFields) -> tuple[str, str]:
     return model, lower
 
 
+LLAMA_BENCH = Format(
+    names=("llama-bench",),
+    keys=frozenset({"n_prompt", "n_gen", "avg_ts", "model_type"}),
+    refusal=_llama_refusal,
+    figures=lambda fields: ((METRICS[_llama_test(fields)], ("avg_ts",), 1.0),),
+    completed=lambda fields: 1,
+    version=_llama_build,
+    notes=_llama_notes,
+    local=_llama_setup,
+)
+
+
 # ---------------------------------------------------------------- MLPerf
 
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
@@ -151,124 +154,142 @@ _MLPERF_FIGURES: tuple[Figure, ...] = tuple(
     )
 )
 _MOST_SERVED = 4000  # requests of a Server run that is simulated: its means have long settled
+_MLPERF_HEAD = "MLPerf Results Summary"
 
 
-def is_mlperf_log(text: str) -> bool:
-    """Whether it is such a summary."""
-    return "MLPerf Results Summary" in text[:2000]
+def mlperf_log(text: str) -> dict[str, str] | None:
+    """The lines of a summary by their names; None for any other text."""
+    return {_MLPERF_HEAD: "", **dict(_LINE.findall(text))} if _MLPERF_HEAD in text[:2000] else None
 
 
-def read_mlperf_log(name: str, text: str) -> BenchRun:
-    """The run of the summary `text`, called `name`."""
-    lines = dict(_LINE.findall(text))
-    fields, kind = ResultFields(name, lines), lines.get("Scenario", "")
-    if lines.get("Mode", "PerformanceOnly") != "PerformanceOnly":
-        raise SpecError(f"{name}: is of mode {lines['Mode'][:30]}, compared are runs of mode PerformanceOnly.")
+def _is_offline(fields: ResultFields) -> bool:
+    return fields.text("Scenario") == "Offline"
+
+
+def _samples(fields: ResultFields) -> tuple[str, float]:
+    """(the place of the samples per second, their number)"""
+    places = (f"{'S' if _is_offline(fields) else 'Completed s'}amples per second", "Scheduled samples per second")
+    return next(((place, rate) for place in places if (rate := fields.number(place))), (places[0], 0.0))
+
+
+def _tokens(fields: ResultFields) -> str:
+    return "Tokens per second" if _is_offline(fields) else "Completed tokens per second"
+
+
+def _mlperf_refusal(fields: ResultFields) -> str:
+    kind, mode = fields.text("Scenario"), fields.text("Mode") or "PerformanceOnly"
+    if mode != "PerformanceOnly":
+        return f"is of mode {mode[:30]}, compared are runs of mode PerformanceOnly."
     if kind not in ("Server", "Interactive", "Offline"):
-        raise SpecError(
-            f"{name}: found scenario {kind[:30]!r}, compared are Server, Interactive and Offline; the file may have "
-            f"been cut off."
+        return (
+            f"found scenario {kind[:30]!r}, compared are Server, Interactive and Offline; the file may have been cut "
+            f"off."
         )
-    is_offline = kind == "Offline"
-    # Offline all wait for all others: how long each took says what the rate does.
-    measured = {} if is_offline else fields.figures(_MLPERF_FIGURES)
-    words = ("Tokens", "Samples") if is_offline else ("Completed tokens", "Completed samples")
-    tokens, samples = (fields.number(f"{word} per second") for word in words)
-    samples = samples or fields.number("Scheduled samples per second")
-    if not samples:
-        raise SpecError(f"{name}: states no samples per second: the file was cut off, or nothing was answered.")
-    measured["request_throughput"] = samples
-    if tokens:
-        measured["output_throughput"] = tokens
-    # It is as long as its longest latency (Offline) or as it was asked to be at least.
-    key, scale = ("Max latency (ns)", 1e-9) if is_offline else ("min_duration (ms)", 1e-3)
-    stated = 0 if is_offline else fields.count("min_query_count")
-    count = max(round(samples * (fields.number(key, scale=scale) or 0.0)), stated, 1)
-    count = count if is_offline else min(count, _MOST_SERVED)
-    result = lines.get("Result is", "")
-    invalid = (f"the generator calls the result {result}",) if result and result != "VALID" else ()
-    rate = None if is_offline else fields.number("target_qps")
-    answer = tokens / samples if tokens else None
-    return BenchRun(
-        name=name,
-        tool="MLPerf LoadGen",
-        says={},
-        load=BenchLoad("burst" if is_offline else "open", count, rate=rate, answer=answer),
-        measured=measured,
-        completed=count,
-        notes=(*invalid, "the file has no lengths of prompts, no model and no machine: those are the scenario's"),
-    )
+    if not _samples(fields)[1]:
+        return "states no samples per second: the file was cut off, or nothing was answered."
+    if kind != "Offline" and fields.number("target_qps") is None:
+        return "states no target_qps: the file was cut off."
+    return ""
+
+
+def _mlperf_figures(fields: ResultFields) -> tuple[Figure, ...]:
+    """Offline all wait for all others: how long each took says what the rate does."""
+    rates = (("request_throughput", (_samples(fields)[0],), 1.0), ("output_throughput", (_tokens(fields),), 1.0))
+    return (*(() if _is_offline(fields) else _MLPERF_FIGURES), *rates)
+
+
+def _mlperf_count(fields: ResultFields) -> int:
+    """It is as long as its longest latency (Offline), or as it was asked to be at least."""
+    samples = _samples(fields)[1]
+    if _is_offline(fields):
+        return max(round(samples * (fields.number("Max latency (ns)", scale=1e-9) or 0.0)), 1)
+    duration_s = fields.number("min_duration (ms)", scale=1e-3) or 0.0
+    return min(max(round(samples * duration_s), fields.count("min_query_count"), 1), _MOST_SERVED)
+
+
+def _mlperf_notes(fields: ResultFields) -> Iterator[str]:
+    result = fields.text("Result is")
+    if result and result != "VALID":
+        yield f"the generator calls the result {result}"
+    yield "the file has no lengths of prompts, no model and no machine: those are the scenario's"
+
+
+MLPERF = Format(
+    names=("MLPerf LoadGen",),
+    keys=frozenset({_MLPERF_HEAD}),
+    refusal=_mlperf_refusal,
+    figures=_mlperf_figures,
+    completed=_mlperf_count,
+    load={
+        "rate": lambda fields: None if _is_offline(fields) else fields.number("target_qps"),
+        "answer": lambda fields: (fields.number(_tokens(fields)) or 0.0) / _samples(fields)[1],
+    },
+    notes=_mlperf_notes,
+)
 
 
 # ---------------------------------------------------------------- trtllm-bench
 
-_TRTLLM_FIGURES: tuple[Figure, ...] = (
-    ("request_throughput", ("performance", "request_throughput_req_s"), 1.0),
-    ("output_throughput", ("performance", "system_output_throughput_tok_s"), 1.0),
-    ("total_token_throughput", ("performance", "system_total_throughput_tok_s"), 1.0),
-    ("mean_e2el_ms", ("performance", "avg_request_latency_ms"), 1.0),
-    ("mean_ttft_ms", ("streaming_metrics", "avg_ttft_ms"), 1.0),
-    ("mean_tpot_ms", ("streaming_metrics", "avg_tpot_ms"), 1.0),
-    *(
-        (f"{ours}_{metric}_ms", (*place, theirs), 1.0)
-        for metric, place in (
-            ("e2el", ("performance", "request_latency_percentiles_ms")),
-            ("ttft", ("streaming_metrics", "ttft_percentiles")),
-            ("tpot", ("streaming_metrics", "tpot_percentiles")),
-        )
-        for theirs, ours in {"p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}.items()
-    ),
-)
 _ALL_IN_FLIGHT = 0.9  # of the requests or of the batch on average: nothing held them back
+_TRTLLM_LATENCIES = {
+    "e2el": ("performance", "request_latency_percentiles_ms"),
+    "ttft": ("streaming_metrics", "ttft_percentiles"),
+    "tpot": ("streaming_metrics", "tpot_percentiles"),
+}
 
 
-def read_trtllm_report(name: str, data: Object) -> BenchRun:
-    """The run of a report, called `name`."""
-    fields = ResultFields(name, data)
+def _trtllm_slots(fields: ResultFields) -> int | None:
+    """Those on average, where something held requests back: a drained burst has half of its own in flight."""
     count = fields.count("request_info", "num_requests")
-    if not count:
-        raise fields.unanswered()
-    in_flight = fields.number("request_info", "avg_num_concurrent_requests") or 0.0
     places = fields.number("world_info", "max_batch_size") or count
-    is_held_back = in_flight < _ALL_IN_FLIGHT * min(count, places) / 2  # a drained burst has half of it on average
-    note = f"the report states no concurrency: {in_flight:.1f} requests in flight on average"
-    return BenchRun(
-        name=name,
-        tool="trtllm-bench",
-        version=fields.text("engine", "version"),
-        says=_trtllm_says(fields),
-        load=BenchLoad(
-            "closed" if is_held_back else "burst",
-            count,
-            max(1, round(in_flight)) if is_held_back else None,
-            prompt=fields.number("request_info", "avg_input_length"),
-            answer=fields.number("request_info", "avg_output_length"),
+    in_flight = fields.number("request_info", "avg_num_concurrent_requests") or 0.0
+    return max(1, round(in_flight)) if in_flight < _ALL_IN_FLIGHT * min(count, places) / 2 else None
+
+
+def _trtllm_notes(fields: ResultFields) -> Iterator[str]:
+    in_flight = fields.number("request_info", "avg_num_concurrent_requests") or 0.0
+    taken = "sent at once" if _trtllm_slots(fields) is None else "its concurrency"
+    yield f"the report states no concurrency: {in_flight:.1f} requests in flight on average, taken as {taken}"
+
+
+def _world(key: str) -> Place:
+    return lambda fields: fields.count("world_info", key)
+
+
+# Its share of memory for KV is of what the weights leave free, another number than vLLM's: left to the default.
+TRTLLM = Format(
+    names=("trtllm-bench",),
+    keys=frozenset({"engine", "world_info", "request_info", "performance"}),
+    figures=(
+        ("request_throughput", ("performance", "request_throughput_req_s"), 1.0),
+        ("output_throughput", ("performance", "system_output_throughput_tok_s"), 1.0),
+        ("total_token_throughput", ("performance", "system_total_throughput_tok_s"), 1.0),
+        ("mean_e2el_ms", ("performance", "avg_request_latency_ms"), 1.0),
+        ("mean_ttft_ms", ("streaming_metrics", "avg_ttft_ms"), 1.0),
+        ("mean_tpot_ms", ("streaming_metrics", "avg_tpot_ms"), 1.0),
+        *statistics_of(_TRTLLM_LATENCIES, {"median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}),
+    ),
+    completed=("request_info", "num_requests"),
+    version=("engine", "version"),
+    load={
+        "concurrency": _trtllm_slots,
+        "prompt": ("request_info", "avg_input_length"),
+        "answer": ("request_info", "avg_output_length"),
+    },
+    says={
+        "model": ("engine", "model"),
+        "hardware": ("machine", "name"),
+        "engine.profile": lambda fields: "trtllm",
+        "engine.version": ("engine", "version"),
+        "engine.quantization": lambda fields: quantization_of(fields.text("engine", "quantization")),
+        "engine.kv_cache_dtype": lambda fields: (
+            "fp8" if "FP8" in str(fields.at("engine", "kv_cache_dtype")).upper() else None
         ),
-        measured=fields.figures(_TRTLLM_FIGURES),
-        completed=count,
-        notes=(f"{note}, {'taken as its concurrency' if is_held_back else 'taken as sent at once'}",),
-    )
-
-
-def _trtllm_says(fields: ResultFields) -> dict[str, Said]:
-    """The devices by their driver's name, the layout, the limits of a step.
-
-    Its share of memory for KV is of what the weights leave free, another number than vLLM's: left to the default.
-    """
-    world = fields.within("world_info")
-    is_fp8 = "FP8" in str(fields.at("engine", "kv_cache_dtype")).upper()
-    return stated(
-        {
-            "model": fields.text("engine", "model"),
-            "hardware": fields.text("machine", "name"),
-            "engine.profile": "trtllm",
-            "engine.version": fields.text("engine", "version"),
-            "engine.quantization": quantization_of(fields.text("engine", "quantization")),
-            "engine.kv_cache_dtype": "fp8" if is_fp8 else None,
-            "engine.tensor_parallel_size": world.count("tp_size"),
-            "engine.pipeline_parallel_size": world.count("pp_size"),
-            "engine.max_num_seqs": world.count("max_batch_size"),
-            "engine.max_num_batched_tokens": world.count("max_num_tokens"),
-            "engine.enable_expert_parallel": (world.number("ep_size") or 1) > 1,
-        }
-    )
+        "engine.tensor_parallel_size": _world("tp_size"),
+        "engine.pipeline_parallel_size": _world("pp_size"),
+        "engine.max_num_seqs": _world("max_batch_size"),
+        "engine.max_num_batched_tokens": _world("max_num_tokens"),
+        "engine.enable_expert_parallel": lambda fields: (fields.number("world_info", "ep_size") or 1) > 1,
+    },
+    notes=_trtllm_notes,
+)

@@ -1,14 +1,11 @@
-"""`BenchRun`: what a load tool's file says of one run, whichever tool wrote it.
+"""What a load tool's file says of one run, and `Format`: where a tool's files say it.
 
 Figures have the keys of vLLM's `bench serve`, latencies in ms. Time per output token leaves the first token out,
-(E2E - TTFT) / (tokens - 1); readers convert what their tool calls so.
-
-Only requests that were answered count. Of those that failed their number is kept: what they cost the server until they
-did is not in any of these files.
+(E2E - TTFT) / (tokens - 1). Only answered requests count; of those that failed their number is kept.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
@@ -16,10 +13,13 @@ import numpy as np
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Floats, Observation, RequestTimes
+from perfmodel.evidence.sources.local import LocalSetup
 
-Said = str | int | float | bool
+Object = Mapping[str, Any]
+Stated = str | int | float | bool
 Figure = tuple[str, tuple[str, ...], float]  # our key, its place in a file, what one of its unit is in ours
 
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
 MOST_TOKENS = 1e9  # of a prompt or an answer
 _LONGEST_S = 1e7  # of a run: four months
 _CLOCK_S = 1e-3  # two clocks of one tool may differ by so much
@@ -43,73 +43,36 @@ class BenchLoad:
     prompt: float | None = None
     answer: float | None = None
 
-    @classmethod
-    def of(cls, num_requests: int, concurrency: float | None, rate: float | None, **more: Any) -> "BenchLoad":
-        """The load of a tool that was given a rate, or how many requests may be in flight, or neither."""
-        slots = int(concurrency) if concurrency is not None else None
-        process: Literal["closed", "open", "burst"] = "closed" if slots and slots < num_requests else "burst"
-        return cls("open" if rate is not None else process, num_requests, slots, rate, **more)
-
 
 @dataclass(frozen=True)
-class BenchRun:
-    """One run of a load tool.
+class LoadTest:
+    """The setup of an observation whose source is a load tool.
 
-    name:     its file, with the number of the run where a file has several
-    tool, version: what wrote it; "" where the file does not say
-    says:     fields of a scenario ("model", "engine.tensor_parallel_size") -> what the file says of the setup
-    measured: figures by vLLM's keys
-    times:    request by request, where the file has that
-    failed:   requests that were not answered, or not to their end
-    row:      a test of llama-bench, which has no requests
-    speed:    simulated seconds per second of the measured emulator; 1 for a real server
+    says:    fields of a scenario ("model", "engine.tensor_parallel_size") -> what the file says of the setup
+    version: of the tool, "" where the file does not say
+    failed:  requests that were not answered, or not to their end
+    speed:   simulated seconds per second of the measured emulator; 1 for a real server
+    local:   a test of llama-bench, which has no requests
     """
 
-    name: str
-    tool: str
-    says: Mapping[str, Said]
-    load: BenchLoad
-    measured: Mapping[str, float]
+    says: Mapping[str, Stated]
     completed: int
     failed: int = 0
     version: str = ""
-    times: RequestTimes | None = None
     notes: tuple[str, ...] = ()
-    row: Observation | None = None
     speed: float = 1.0
-
-    def at_real_speed(self, speed: float | None = None) -> "BenchRun":
-        """The run in the deployment's time: one measured second is `speed` simulated seconds.
-
-        speed: as given by the user; None: as recorded in the file
-
-        Raises SpecError if the two differ, and for a test without a server.
-        """
-        factor = self.speed if speed is None else speed
-        if self.speed not in (1.0, factor):
-            raise SpecError(f"{self.name}: got --speed {factor:g}, but the file has {self.speed:g}; leave --speed out.")
-        if factor == 1:
-            return self
-        if self.row is not None:
-            raise SpecError(f"{self.name}: is a test of llama-bench, which measures no server; leave --speed out.")
-        note = (
-            f"measured at {factor:g} simulated seconds per second: times here are multiplied by it, rates divided by it"
-        )
-        return replace(
-            self,
-            load=replace(self.load, rate=None if self.load.rate is None else self.load.rate / factor),
-            measured={k: v * factor if k.endswith("_ms") else v / factor for k, v in self.measured.items()},
-            times=None if self.times is None else self.times.scaled(factor),
-            notes=(*self.notes, note),
-            speed=1.0,
-        )
+    local: LocalSetup | None = None
 
 
 class ResultFields(NamedTuple):
-    """The fields of a run's object, or of an object in it. name: of the run, for errors to name"""
+    """The fields of a run's object, or of an object in it.
+
+    name: of the run, for errors to name; requests: of the run, once they are read
+    """
 
     name: str
     data: Any
+    requests: RequestTimes | None = None
 
     def at(self, *path: str) -> Any:
         """What is at `path`; None where there is nothing. Raises SpecError for what is no object."""
@@ -148,36 +111,125 @@ class ResultFields(NamedTuple):
         return int(self.number(*path) or 0)
 
     def text(self, *path: str) -> str:
-        """The text at `path`; "" where there is none."""
-        value = self.at(*path)
+        """The text at `path`; "" where there is none, or no path."""
+        value = self.at(*path) if path else ""
         return value.strip() if isinstance(value, str) else ""
 
-    def figures(self, table: Iterable[Figure]) -> dict[str, float]:
-        """Our key -> the number at its place, of those above zero."""
-        result = ((ours, self.number(*path, scale=scale)) for ours, path, scale in table)
-        return {ours: value for ours, value in result if value}
 
-    def unanswered(self, why: str = "") -> SpecError:
-        """A run without answers, to raise."""
-        return SpecError(f"{self.name}: none of its requests was answered{why}; there is nothing to compare.")
+Place = tuple[str, ...] | Callable[[ResultFields], Any]  # where a file has a value, or how it is made of several
 
-    def duration_s(self, times: RequestTimes) -> float | None:
-        """Duration of the run; None where the file has none, 0 or NaN.
 
-        Raises SpecError for a run shorter than its shortest request.
-        """
-        duration_s, shortest_s = self.number("duration"), float(times.e2el_s.min())
+@dataclass(frozen=True)
+class Format:
+    """One format of results, as a mapping: where an object of it has what is needed of a run.
+
+    keys:      that tell an object of it; without: keys that it must not have
+    names:     of the tools that write it; tool: how a file tells which one did, if there are several
+    figures:   a table of them, or how it is made; requests: how they are read one by one, None where a file has none
+    load:      a field of `BenchLoad` -> its place; says: a field of a scenario -> the place of a text, or how it is
+               made; what is empty is not stated
+    completed, failed, version: places; duration: the run's, in seconds
+    runs:      (name, object) of each run in an object, where it has several
+    refusal:   why a run cannot be compared; "" where it can
+    speed, local: as of `LoadTest`
+    """
+
+    names: tuple[str, ...]
+    keys: frozenset[str]
+    figures: Sequence[Figure] | Callable[[ResultFields], Sequence[Figure]]
+    completed: Place
+    load: Mapping[str, Place] = field(default_factory=dict)
+    says: Mapping[str, Place] = field(default_factory=dict)
+    failed: Place = ()
+    version: Place = ()
+    requests: Callable[[ResultFields], RequestTimes | None] | None = None
+    duration: tuple[str, ...] = ()
+    notes: Callable[[ResultFields], Iterable[str]] | None = None
+    runs: Callable[[str, Object], list[tuple[str, Object]]] | None = None
+    refusal: Callable[[ResultFields], str] | None = None
+    without: frozenset[str] = frozenset()
+    speed: Callable[[ResultFields], float] | None = None
+    local: Callable[[ResultFields], LocalSetup] | None = None
+    tool: Callable[[ResultFields], str] | None = None
+
+    def is_of(self, data: Object) -> bool:
+        """Whether an object is of the format."""
+        return self.keys <= set(data) and self.without.isdisjoint(data)
+
+    def read(self, name: str, data: Object) -> Observation:
+        """The run that `data` is of, called `name`. Raises SpecError for what cannot be compared."""
+        fields = ResultFields(name, data)
+        if self.refusal is not None and (reason := self.refusal(fields)):
+            raise SpecError(f"{name}: {reason}")
+        fields = fields._replace(requests=None if self.requests is None else self.requests(fields))
+        completed, failed = (int(_value(fields, place) or 0) for place in (self.completed, self.failed))
+        if not completed:
+            more = f" ({failed:,} failed or were cut off)" if failed else ""
+            raise SpecError(f"{name}: none of its requests was answered{more}; there is nothing to compare.")
+        table = self.figures(fields) if callable(self.figures) else self.figures
+        numbers = ((ours, fields.number(*path, scale=scale)) for ours, path, scale in table)
+        metrics = {ours: value for ours, value in numbers if value}
+        if fields.requests is not None:
+            metrics |= figures_of(fields.requests, self._duration_s(fields, fields.requests))
+
+        def text(place: Place) -> Any:
+            return place(fields) if callable(place) else fields.text(*place)
+
+        says = {key: text(place) for key, place in self.says.items()}
+        test = LoadTest(
+            {key: value for key, value in says.items() if value},
+            completed,
+            failed,
+            text(self.version),
+            tuple(self.notes(fields)) if self.notes is not None else (),
+            1.0 if self.speed is None else self.speed(fields),
+            None if self.local is None else self.local(fields),
+        )
+        tool = self.names[0] if self.tool is None else self.tool(fields)
+        load = self._load(fields, completed + failed)
+        return Observation(name, test, metrics, fields.requests, load=load, source=tool)
+
+    def _load(self, fields: ResultFields, num_requests: int) -> BenchLoad:
+        """The load of a tool that was given a rate, or how many requests may be in flight, or neither."""
+        values = {key: _value(fields, place) for key, place in self.load.items()}
+        slots = None if values.get("concurrency") is None else int(values["concurrency"])
+        process: Literal["closed", "burst"] = "closed" if slots and slots < num_requests else "burst"
+        prompt, answer = values.get("prompt"), values.get("answer")
+        if fields.requests is not None:
+            prompt = prompt or float(fields.requests.num_prompt_tokens.mean())
+            answer = answer or float(fields.requests.num_output_tokens.mean())
+        rate, cv = values.get("rate"), values.get("cv")
+        cv = 1.0 if cv is None else cv
+        return BenchLoad(
+            process if rate is None else "open", num_requests, slots, rate, cv, prompt or None, answer or None
+        )
+
+    def _duration_s(self, fields: ResultFields, times: RequestTimes) -> float | None:
+        """None where the file has none, 0 or NaN. Raises SpecError for a run shorter than its shortest request."""
+        duration_s, shortest_s = fields.number(*self.duration) if self.duration else None, float(times.e2el_s.min())
         if duration_s and duration_s < shortest_s:
             raise SpecError(
-                f"{self.name}: duration: got {duration_s:g} s; expected at least {shortest_s:g} s, its shortest "
+                f"{fields.name}: duration: got {duration_s:g} s; expected at least {shortest_s:g} s, its shortest "
                 f"request; correct it or leave it out."
             )
         return duration_s or None
 
 
-def stated(found: Mapping[str, Said | None]) -> dict[str, Said]:
-    """What a file says of its setup, without what it leaves open."""
-    return {key: value for key, value in found.items() if value}
+def _value(fields: ResultFields, place: Place) -> Any:
+    if callable(place):
+        return place(fields)
+    return fields.number(*place) if place else None
+
+
+def statistics_of(
+    places: Mapping[str, tuple[str, ...]], names: Mapping[str, str], scale: float = 1.0
+) -> tuple[Figure, ...]:
+    """Figures of latencies that lie in objects: metric -> the path of its object, our statistic -> the key in it."""
+    return tuple(
+        (f"{ours}_{metric}_ms", (*path, theirs), scale)
+        for metric, path in places.items()
+        for ours, theirs in names.items()
+    )
 
 
 def request_times(
@@ -227,19 +279,19 @@ def _number(name: str, key: str, number: int, value: Any) -> float:
     return float(value)
 
 
-def _refuse_impossible(name: str, found: Mapping[str, Floats], kept: Sequence[int]) -> None:
+def _refuse_impossible(name: str, columns: Mapping[str, Floats], kept: Sequence[int]) -> None:
     """Raises SpecError for times that no clock gives, and for requests without tokens."""
-    ttft = np.nan_to_num(found["ttft"])
-    start = found.get("start", ttft)
+    ttft, e2el, prompt, output = (np.nan_to_num(columns[key]) for key in ("ttft", "e2el", "prompt", "output"))
+    start = columns.get("start", ttft)
     span = start - start.min()
     wrongs = (
         (ttft < 0, "got its first token before it was sent: the clock went backwards"),
-        (found["e2el"] < ttft - _CLOCK_S, "ended before its first token: the clock went backwards"),
-        (found["e2el"] <= 0, "ended no later than it was sent: the clock went backwards"),
-        (np.maximum(found["e2el"], span) > _LONGEST_S, f"takes more than {_LONGEST_S:g} s: times are in seconds"),
-        (found["prompt"] < 1, "has no token in its prompt"),
-        (found["output"] < 1, "has no token in its answer, and no error"),
-        (np.maximum(found["prompt"], found["output"]) > MOST_TOKENS, f"has more than {MOST_TOKENS:g} tokens"),
+        (e2el < ttft - _CLOCK_S, "ended before its first token: the clock went backwards"),
+        (e2el <= 0, "ended no later than it was sent: the clock went backwards"),
+        (np.maximum(e2el, span) > _LONGEST_S, f"takes more than {_LONGEST_S:g} s: times are in seconds"),
+        (prompt < 1, "has no token in its prompt"),
+        (output < 1, "has no token in its answer, and no error"),
+        (np.maximum(prompt, output) > MOST_TOKENS, f"has more than {MOST_TOKENS:g} tokens"),
     )
     for wrong, what in wrongs:
         if wrong.any():

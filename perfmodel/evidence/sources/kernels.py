@@ -95,7 +95,15 @@ def read_table(path: str | Path) -> KernelTable:
     file without pyarrow.
     """
     path = Path(path)
-    columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    columns = _parquet(path) if path.suffix == ".parquet" else {}
+    if path.suffix != ".parquet":
+        rows = table_rows(path)
+        for name in rows[0] if rows else ():
+            column = np.array([row[name] for row in rows])
+            try:  # numbers where all cells are, nan where one is empty
+                columns[name] = np.where(column == "", "nan", column).astype(np.float64)
+            except ValueError:
+                columns[name] = column
     if "latency_ms" not in columns or not len(columns["latency_ms"]):
         raise SpecError(f"{path}: has no rows with latency_ms; expected one measured time per row")
     table = KernelTable(path.parent.name, op_of(path), columns)
@@ -128,20 +136,6 @@ def _parquet(path: Path) -> dict[str, Column]:
     except (OSError, pyarrow.ArrowException) as error:
         raise SpecError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from None
     return {name: np.asarray(table.column(name).to_numpy(zero_copy_only=False)) for name in table.column_names}
-
-
-def _csv(path: Path) -> dict[str, Column]:
-    rows = table_rows(path)
-    names = rows[0].keys() if rows else ()
-    return {name: _numbers_if_all(np.array([row[name] for row in rows])) for name in names}
-
-
-def _numbers_if_all(column: Column) -> Column:
-    """Text as numbers, nan where a cell is empty; as it is where any cell is no number."""
-    try:
-        return np.where(column == "", "nan", column).astype(np.float64)
-    except ValueError:
-        return column
 
 
 _FORMATS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}

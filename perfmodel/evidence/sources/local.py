@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -51,7 +51,7 @@ METRICS = {"tg": "decode_tokens_per_s", "pp": "prompt_tokens_per_s"}
 class LocalSetup:
     """What was timed on a single machine.
 
-    params, active_params, file_size_bytes, depth, ...: 0 where the table says nothing
+    params, active_params, file_size_bytes, depth, ...: 0 where the source says nothing
     test:    pp (prompts) or tg (generation)
     batch:   sequences at once; the rate is over all of them
     flash:   attention without scores in memory; None where the table does not say
@@ -63,22 +63,22 @@ class LocalSetup:
     num_devices: int
     tool: str
     backend: str
-    backend_detail: str
     build: str
-    date: datetime.date | None
     model: str
-    params: float
-    active_params: float
     gguf_type: str
-    file_size_bytes: float
-    flash: bool | None
-    kv_type: str
     test: str
-    num_prompt: int
-    num_generated: int
-    depth: int
-    batch: int
-    ubatch: int
+    params: float = 0.0
+    active_params: float = 0.0
+    file_size_bytes: float = 0.0
+    flash: bool | None = None
+    kv_type: str = ""
+    num_prompt: int = 0
+    num_generated: int = 0
+    depth: int = 0
+    batch: int = 1
+    ubatch: int = 0
+    backend_detail: str = ""
+    date: datetime.date | None = None
 
     @property
     def metric(self) -> str:
@@ -88,39 +88,6 @@ class LocalSetup:
     def stored_model(self) -> "LocalModel":
         """The model as its file has it."""
         return local_model(self.model, self.params, self.active_params, self.gguf_type, self.file_size_bytes)
-
-
-def local_observation(
-    name: str, setup: LocalSetup, rate: float, group: str, source: str, flags: str = ""
-) -> Observation:
-    """A figure, `rate` tokens per second.
-
-    name, setup:   of the row; group: rows of one setting (other hosts, builds, drivers) share it
-    source, flags: whose it is, and what is said of its worth
-    """
-    tool = setup.tool or "tool not said"
-    labels = {
-        "device": setup.device,
-        "device class": setup.device_class,
-        "backend": setup.backend,
-        "model": setup.model,
-        "gguf type": setup.gguf_type,
-        "test": setup.test,
-        "engine": setup.tool or "not said",
-    }
-    label = f"{setup.model} {setup.gguf_type} on {setup.device}, {setup.backend}, {tool}"
-    is_reliable = not any(word in flags for word in _APART)
-    return Observation(
-        name,
-        setup,
-        {setup.metric: rate},
-        label=label,
-        labels=labels,
-        group=group,
-        source=source,
-        flags=flags,
-        is_reliable=is_reliable,
-    )
 
 
 def read_local_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
@@ -138,7 +105,7 @@ def _row(name: str, cells: Entry) -> Observation:
     if cells["test"] not in METRICS:
         raise SpecError(f"test is {cells['test']!r}, compared are pp and tg")
     texts = ("device", "device_class", "tool", "backend", "backend_detail", "build", "model", "gguf_type", "test")
-    flash = cells.get("flash_attn", "")
+    flash, flags = cells.get("flash_attn", ""), cells.get("flags", "")
     setup = LocalSetup(
         **{key: cells.get(key, "") for key in texts},
         num_devices=max(1, int(_number(cells, "num_devices"))),
@@ -154,7 +121,27 @@ def _row(name: str, cells: Entry) -> Observation:
         batch=max(1, int(_number(cells, "batch"))),
         ubatch=int(_number(cells, "n_ubatch")),
     )
-    return local_observation(name, setup, rate, cells["group"], cells.get("source", ""), cells.get("flags", ""))
+    labels = {
+        "device": setup.device,
+        "device class": setup.device_class,
+        "backend": setup.backend,
+        "model": setup.model,
+        "gguf type": setup.gguf_type,
+        "test": setup.test,
+        "engine": setup.tool or "not said",
+    }
+    tool = setup.tool or "tool not said"
+    return Observation(
+        name,
+        setup,
+        {METRICS[setup.test]: rate},
+        label=f"{setup.model} {setup.gguf_type} on {setup.device}, {setup.backend}, {tool}",
+        labels=labels,
+        group=cells["group"],
+        source=cells.get("source", ""),
+        flags=flags,
+        is_reliable=not any(word in flags for word in _APART),
+    )
 
 
 def _number(cells: Entry, name: str) -> float:
@@ -171,7 +158,6 @@ def _date(text: str) -> datetime.date | None:
 
 
 # ---------------------------------------------------------------- devices
-
 
 # The words after the number of compute units: whose they are.
 _MAKERS = (("SM", "nvidia"), ("CU", "amd"), ("Xe", "intel"), ("GPU cores", "apple"), ("MME", "intel"))
@@ -203,22 +189,29 @@ class DeviceTable:
 
     def __init__(self, folder: Path) -> None:
         file = folder / "devices.csv"
-        self._rows = _read(file) if file.is_file() else {}
-        self._found: dict[tuple[str, str], HardwareSpec] = {}
+        self._rows: dict[str, dict[str, str]] = {}
+        self._known: dict[tuple[str, str], HardwareSpec] = {}
+        if not file.is_file():
+            return
+        try:
+            with file.open(encoding="utf-8") as stream:
+                rows = csv.DictReader(stream)
+                self._rows = {row["device"]: {key: cell or "" for key, cell in row.items() if key} for row in rows}
+        except (OSError, UnicodeDecodeError, csv.Error, KeyError) as error:
+            raise SpecError(f"{file}: cannot be read as a table of devices ({error}).") from None
 
     def device(self, name: str, device_class: str) -> HardwareSpec:
         """The device called `name`. Raises SpecError where neither a file nor the table has it."""
         key = name, device_class
-        if key not in self._found:
-            self._found[key] = self._look_up(name, device_class)
-        return self._found[key]
+        if key not in self._known:
+            self._known[key] = self._look_up(name, "cpu" if device_class == "cpu" else "gpu")
+        return self._known[key]
 
     def facts(self, name: str) -> Mapping[str, str]:
         """What the table says of a device; nothing where it is not in it."""
         return self._rows.get(name, {})
 
-    def _look_up(self, name: str, device_class: str) -> HardwareSpec:
-        kind = "cpu" if device_class == "cpu" else "gpu"
+    def _look_up(self, name: str, kind: str) -> HardwareSpec:
         try:
             listed = load_hardware(name)
             if listed.kind == kind:
@@ -230,59 +223,43 @@ class DeviceTable:
         return _hardware(name, kind, self._rows[name])
 
 
-def _read(file: Path) -> dict[str, dict[str, str]]:
-    try:
-        with file.open(encoding="utf-8") as stream:
-            return {row["device"]: {k: v or "" for k, v in row.items() if k} for row in csv.DictReader(stream)}
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError) as error:
-        raise SpecError(f"{file}: cannot be read as a table of devices ({error}).") from None
-
-
 def _hardware(name: str, kind: str, row: Mapping[str, str]) -> HardwareSpec:
-    cores, clock_hz = row.get("cores", ""), 1e6 * _figure(row, "boost_mhz")
+    def figure(column: str) -> float:
+        try:
+            return float(row.get(column) or 0.0)
+        except ValueError:
+            return 0.0
+
+    cores, clock_hz = row.get("cores", ""), 1e6 * figure("boost_mhz")
     count = _COUNT.match(cores)
     units = int(count[0]) if count else 1
-    peaks = {rate: 1e12 * _figure(row, column) for column, rate in _PEAKS.items() if _figure(row, column)}
+    peaks = {rate: 1e12 * figure(column) for column, rate in _PEAKS.items() if figure(column)}
     if not peaks and clock_hz:
         peaks = {"fp32": units * clock_hz * _VECTOR_OPS}
-    memory: list[dict[str, Any]] = [
-        {
-            "level": "hbm",
-            "capacity_bytes": 1e9 * _figure(row, "memory_gb") or _DEFAULT_BYTES,
-            "bandwidth_bytes_per_s": 1e9 * _figure(row, "memory_bandwidth_gb_s"),
-        }
-    ]
-    if _figure(row, "last_level_cache_mb"):
-        memory.append({"level": "l2", "capacity_bytes": 1e6 * _figure(row, "last_level_cache_mb")})
-    simd = [item for word in row.get("simd", "").split("+") for item in _SIMD.get(word, ())]
+    capacity_bytes, bandwidth = 1e9 * figure("memory_gb") or _DEFAULT_BYTES, 1e9 * figure("memory_bandwidth_gb_s")
+    memory = [{"level": "hbm", "capacity_bytes": capacity_bytes, "bandwidth_bytes_per_s": bandwidth}]
+    if figure("last_level_cache_mb"):
+        memory.append({"level": "l2", "capacity_bytes": 1e6 * figure("last_level_cache_mb")})
     declared = {
         "source": f"devices.csv: {row.get('source') or 'no source'}",
         "compute_units": units,
         "clock_hz": clock_hz or 1e9,
         "peak_flops_per_s": peaks,
         "memory": memory,
-        "tdp_w": _figure(row, "tdp_w") or None,
-        "instructions": simd,
+        "tdp_w": figure("tdp_w") or None,
+        "instructions": [item for word in row.get("simd", "").split("+") for item in _SIMD.get(word, ())],
+        **({"vector_flops_per_s": peaks["fp32"]} if "fp32" in peaks else {}),
     }
-    maker = next((maker for word, maker in _MAKERS if word in cores), None)
-    if "fp32" in peaks:
-        declared["vector_flops_per_s"] = peaks["fp32"]
+    maker = None if kind == "cpu" else next((maker for word, maker in _MAKERS if word in cores), None)
+    file_name = re.sub(r"[^\w.+-]+", "-", name).strip("-")
     try:
-        file_name = re.sub(r"[^\w.+-]+", "-", name).strip("-")
-        return HardwareSpec.model_validate(
-            {"name": file_name, "kind": kind, "maker": None if kind == "cpu" else maker, "declared": declared}
-        )
+        return HardwareSpec.model_validate({"name": file_name, "kind": kind, "maker": maker, "declared": declared})
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise SpecError(f"{name}: devices.csv has too little to go by ({where}).") from None
 
 
-def _figure(row: Entry, column: str) -> float:
-    try:
-        return float(row.get(column) or 0.0)
-    except ValueError:
-        return 0.0
-
+# ---------------------------------------------------------------- models
 
 _WIDTH_PER_LAYER = 110.0  # of Llama 3 (128, 102), Qwen2.5 (107, 80) and Qwen3 (114, 80): the mean of all
 _HEAD = 128
@@ -318,32 +295,24 @@ def local_model(name: str, params: float, active_params: float, file_type: str, 
 
     Raises SpecError for a model without a card, parameters and a size in its name.
     """
+    # As llama.cpp calls it: publishers' prefixes, and mixes larger than M, left out.
+    key = file_type.lower().replace("ud-", "").replace("_xl", "_m")
     try:
         spec, is_known = load_model(name), True
     except SpecError:
-        result = params or _named_size(name) or _stored_params(file_type, file_size_bytes)
-        spec, is_known = _of_parameters(name, result, active_params), False
-    plain = with_dtype(replace(spec, quantization=QuantizationSpec()), "float16")
-    stored = _as_stored(plain, spec, file_type, file_size_bytes)
+        size, types = _SIZE.search(name), [item for item in BITS_PER_WEIGHT if key.startswith(item)]
+        params = params or (1e9 * float(size[1]) if size is not None else 0.0)
+        if not params and types:
+            params = 8 * file_size_bytes / BITS_PER_WEIGHT[max(types, key=len)]
+        spec, is_known = _of_parameters(name, params, active_params), False
+    stored = _as_stored(
+        with_dtype(replace(spec, quantization=QuantizationSpec()), "float16"), spec, key, file_size_bytes
+    )
+    if file_size_bytes and stored.quantization.bits:  # formats that take the bytes which the file has
+        ratio = file_size_bytes / sum(weight_bytes(stored).values())
+        bits = tuple((part, value * ratio) for part, value in stored.quantization.bits)
+        stored = replace(stored, quantization=replace(stored.quantization, bits=bits))
     return LocalModel(stored, is_known)
-
-
-def _named_size(name: str) -> float:
-    """Parameters as a name has them, "Mistral Small 24B"; 0 where it has none."""
-    result = _SIZE.search(name)
-    return 1e9 * float(result[1]) if result is not None else 0.0
-
-
-def _stored_params(file_type: str, file_size_bytes: float) -> float:
-    """As many as a file of this size holds in this type; 0 where one of them is not known."""
-    key = _key(file_type)
-    named = [name for name in BITS_PER_WEIGHT if key.startswith(name)]
-    return 8 * file_size_bytes / BITS_PER_WEIGHT[max(named, key=len)] if named else 0.0
-
-
-def _key(file_type: str) -> str:
-    """A type as llama.cpp calls it: publishers' prefixes, and mixes larger than M, left out."""
-    return file_type.lower().replace("ud-", "").replace("_xl", "_m")
 
 
 def _of_parameters(name: str, params: float, active_params: float) -> ModelSpec:
@@ -353,21 +322,24 @@ def _of_parameters(name: str, params: float, active_params: float) -> ModelSpec:
     if params < _FEWEST_PARAMS:
         raise SpecError(f"{name}: {params:,.0f} parameters are no language model.")
     active = active_params if 0 < active_params < 0.9 * params else params
-    tables = 1 if params < _TIED_BELOW else 2
-    words = _WORDS
+    tables, words = 1 if params < _TIED_BELOW else 2, _WORDS
     while words * tables * _width(active) > 0.4 * active:
         words //= 2
     body = active - words * tables * _width(active)
     hidden = _width(body)
-    layers = max(1, round(body / (_LAYER_SHARE * hidden**2))) if active == params else _sparse_layers(hidden)
+    layers = max(1, round(body / (_LAYER_SHARE * hidden**2)))
+    if active < params:  # mixtures of experts have the layers of a dense model twice as wide (Qwen3: 48 at 2,048)
+        layers = max(8, round(2 * hidden / _WIDTH_PER_LAYER))
     heads = max(1, hidden // _HEAD)
     mixer = Attention(heads, max(1, heads // 4), _HEAD, _HEAD)
-    attention = hidden * _HEAD * (2 * heads + 2 * mixer.num_kv_heads)
-    left = body / layers - attention
+    left = body / layers - hidden * _HEAD * (2 * heads + 2 * mixer.num_kv_heads)
     if active == params:
         layer = Layer(mixer, DenseFFN(max(_HEAD, round(left / (3 * hidden)))))
     else:
-        layer = Layer(mixer, _experts(hidden, (params - active) / layers, max(left, 0.2 * body / layers)))
+        unused, used = (params - active) / layers, max(left, 0.2 * body / layers)
+        num_experts = max(_EXPERTS_PER_TOKEN + 1, round(_EXPERTS_PER_TOKEN * (1 + unused / used)))
+        inner = max(64, round((used + unused) / (3 * hidden * num_experts)))
+        layer = Layer(mixer, MoEFFN(num_experts, _EXPERTS_PER_TOKEN, inner))
     return ModelSpec(name, "llama", hidden, words, 1 << 17, ((layer, layers),), tie_word_embeddings=tables == 1)
 
 
@@ -377,65 +349,32 @@ def _width(params: float) -> int:
     return _HEAD * max(2, round(width / _HEAD))
 
 
-def _sparse_layers(hidden: int) -> int:
-    """Mixtures of experts have the layers of a dense model twice as wide (Qwen3: 48 at 2,048, 94 at 4,096)."""
-    return max(8, round(2 * hidden / _WIDTH_PER_LAYER))
-
-
-def _experts(hidden: int, unused: float, used: float) -> MoEFFN:
-    """Experts of which a token uses `used` parameters in a layer, and not `unused`."""
-    num_experts = max(_EXPERTS_PER_TOKEN + 1, round(_EXPERTS_PER_TOKEN * (1 + unused / used)))
-    inner = max(64, round((used + unused) / (3 * hidden * num_experts)))
-    return MoEFFN(num_experts, _EXPERTS_PER_TOKEN, inner)
-
-
-def _as_stored(plain: ModelSpec, card: ModelSpec, file_type: str, file_size_bytes: float) -> ModelSpec:
-    key = _key(file_type)
+def _as_stored(plain: ModelSpec, card: ModelSpec, key: str, file_size_bytes: float) -> ModelSpec:
+    """The model in the formats of a file's type; of one that no mix is called, of the mix or format whose name it
+    begins with, else by the bits of a weight."""
     own = _OWN_BITS.fullmatch(key)
-    experts_stay = key in _FLOATS and card.quantization.weights == "mxfp4"
-    if key == "mxfp4" or experts_stay:
-        bits = {name: BITS_PER_WEIGHT["mxfp4" if "experts" in name else "q8_0"] for name in _STORED}
-        stored = _of_bits(plain, "mxfp4", bits)
-    elif key in _FLOATS:
+    if key == "mxfp4" or (key in _FLOATS and card.quantization.weights == "mxfp4"):
+        return _of_bits(plain, "mxfp4", {name: "mxfp4" if "experts" in name else "q8_0" for name in _STORED})
+    if key in _FLOATS:
         return plain
-    elif own is not None:
-        stored = _of_bits(
-            plain, "int4" if int(own[1]) < 6 else "int8", dict.fromkeys(_STORED, int(own[1]) + _OWN_SCALE_BITS)
-        )
-    elif key in GGUF_MIXES:
-        stored = with_quantization(plain, key)
-    else:
-        stored = _nearest(plain, key, file_size_bytes)
-    return _scaled(stored, file_size_bytes)
+    if own is not None:
+        form, bits = "int4" if int(own[1]) < 6 else "int8", int(own[1]) + _OWN_SCALE_BITS
+        return _of_bits(plain, form, dict.fromkeys(_STORED, bits))
+    names = [key] if key in GGUF_MIXES else [name for name in (*GGUF_MIXES, *BITS_PER_WEIGHT) if key.startswith(name)]
+    if not names and file_size_bytes:
+        per_weight = 8 * file_size_bytes / count_parameters(plain).total
+        names = [min(_BY_BITS, key=lambda name: abs(BITS_PER_WEIGHT[name] - per_weight))]
+    name = max(names or [name for name in GGUF_MIXES if name.startswith(key[:3])] or ["q4_k_m"], key=len)
+    return with_quantization(plain, name) if name in GGUF_MIXES else _of_bits(plain, name, dict.fromkeys(_STORED, name))
 
 
-def _of_bits(plain: ModelSpec, form: str, bits: dict[str, float]) -> ModelSpec:
-    formats = QuantizationSpec("gguf", form, kept=_KEPT, bits=tuple(sorted(bits.items())))
-    return replace(plain, quantization=formats)
+def _of_bits(plain: ModelSpec, form: str, bits: Mapping[str, float | str]) -> ModelSpec:
+    """bits: of a weight by component, or the format that has them"""
+    stored = sorted((name, BITS_PER_WEIGHT[item] if isinstance(item, str) else item) for name, item in bits.items())
+    return replace(plain, quantization=QuantizationSpec("gguf", form, kept=_KEPT, bits=tuple(stored)))
 
 
-def _nearest(plain: ModelSpec, key: str, file_size_bytes: float) -> ModelSpec:
-    """A type that no mix is called: the mix or format whose name it begins with, else by the bits of a weight."""
-    named = [name for name in (*GGUF_MIXES, *BITS_PER_WEIGHT) if key.startswith(name)]
-    if not named and file_size_bytes:
-        result = 8 * file_size_bytes / count_parameters(plain).total
-        named = [min(_BY_BITS, key=lambda name: abs(BITS_PER_WEIGHT[name] - result))]
-    if not named:
-        named = [name for name in GGUF_MIXES if name.startswith(key[:3])] or ["q4_k_m"]
-    name = max(named, key=len)
-    if name in GGUF_MIXES:
-        return with_quantization(plain, name)
-    return _of_bits(plain, name, dict.fromkeys(_STORED, BITS_PER_WEIGHT[name]))
-
-
-def _scaled(stored: ModelSpec, file_size_bytes: float) -> ModelSpec:
-    """The model whose formats take the bytes that the file has."""
-    if not file_size_bytes:
-        return stored
-    ratio = file_size_bytes / sum(weight_bytes(stored).values())
-    bits = tuple((name, value * ratio) for name, value in stored.quantization.bits)
-    return replace(stored, quantization=replace(stored.quantization, bits=bits))
-
+# ---------------------------------------------------------------- engines and their steps
 
 # (prompt, generated) tokens
 LOCALSCORE_SHAPES = (
@@ -484,13 +423,11 @@ def local_engine(row: LocalSetup) -> EngineSpec:
 
 def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -> Scenario:
     """What stands for the row wherever steps are priced."""
-    lengths = Lengths(distribution="fixed", value=max(1, row.num_prompt))
-    traffic = Traffic(
-        arrivals=Arrivals(process="closed_loop", concurrency=row.batch),
-        num_requests=row.batch,
-        input_tokens=lengths,
-        output_tokens=Lengths(distribution="fixed", value=max(1, row.num_generated)),
+    prompts, answers = (
+        Lengths(distribution="fixed", value=max(1, count)) for count in (row.num_prompt, row.num_generated)
     )
+    arrivals = Arrivals(process="closed_loop", concurrency=row.batch)
+    traffic = Traffic(arrivals=arrivals, num_requests=row.batch, input_tokens=prompts, output_tokens=answers)
     engine = with_defaults(local_engine(row), hardware)
     return Scenario(name="", model=model.spec, hardware=hardware, engine=engine, traffic=traffic)
 
@@ -519,23 +456,19 @@ def _decode(context: int, batch: int, spans: tuple[int, ...]) -> Test:
 
 def _prompt(length: int, batch: int, depth: int, budget: int) -> Test:
     """Prompts of `batch` sequences one after another in steps of up to `budget` tokens."""
-    shapes, grants, room = [], list[tuple[int, int]](), budget
+    steps: list[list[tuple[int, int]]] = [[]]
+    room = budget
     for _ in range(batch):
         done = 0
         while done < length:
-            size = min(length - done, room)
-            grants.append((size, depth + done))
-            done, room = done + size, room - size
             if not room:
-                shapes.append(_step(grants))
-                grants, room = [], budget
-    if grants:
-        shapes.append(_step(grants))
+                steps.append([])
+                room = budget
+            size = min(length - done, room)
+            steps[-1].append((size, depth + done))
+            done, room = done + size, room - size
+    shapes = (BatchShape(sum(new for new, _ in grants), len(grants), tuple(grants)) for grants in steps)
     return Test(tuple(shapes), length * batch)
-
-
-def _step(grants: list[tuple[int, int]]) -> BatchShape:
-    return BatchShape(sum(new for new, _ in grants), len(grants), tuple(grants))
 
 
 def _version(profile: str, row: LocalSetup) -> str | None:

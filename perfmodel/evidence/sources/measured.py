@@ -234,37 +234,30 @@ def read_measurements(folder: str | Path) -> Measurements:
     root = Path(folder)
     if not (root / "suite.json").is_file():
         raise SpecError(f"{root}: has no suite.json; expected what `python -m perfmodel_executors.gpu_suite` writes.")
-    info = _parsed(root / "suite.json", lambda data: SuiteInfo(**data))
+
+    def read(name: str, kind: Any) -> dict[str, Any]:
+        """The records of a file by their keys."""
+        path = root / f"{name}.json"
+        if not path.is_file():
+            return {}
+        try:
+            data = read_json(path)
+            return {"": kind(**data)} if kind is SuiteInfo else {key: kind(**row) for key, row in data.items()}
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except (ValueError, TypeError, AttributeError) as error:
+            problem = str(error).splitlines()[0]
+        raise SpecError(f"{path}: {problem}; expected a file of the measuring programme.")
+
     return Measurements(
         root,
-        info,
-        _records(root / "kernels.json", KernelRecord),
-        _records(root / "steps.json", MeasuredStep),
-        _records(root / "serving.json", ServingRecord),
-        _by_key(root / "smoke.json", SmokeCheck),
-        _by_key(root / "pairs.json", ServingRecord),
+        read("suite", SuiteInfo)[""],
+        tuple(read("kernels", KernelRecord).values()),
+        tuple(read("steps", MeasuredStep).values()),
+        tuple(read("serving", ServingRecord).values()),
+        read("smoke", SmokeCheck),
+        read("pairs", ServingRecord),
     )
-
-
-def _records(path: Path, kind: Any) -> tuple[Any, ...]:
-    return tuple(_by_key(path, kind).values())
-
-
-def _by_key(path: Path, kind: Any) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    records: dict[str, Any] = _parsed(path, lambda data: {key: kind(**row) for key, row in data.items()})
-    return records
-
-
-def _parsed(path: Path, build: Any) -> Any:
-    try:
-        return build(read_json(path))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise SpecError(f"{path}: {where}: {first['msg']}; expected a file of the measuring programme.") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise SpecError(f"{path}: {str(error).splitlines()[0]}; expected a file of the measuring programme.") from None

@@ -22,7 +22,6 @@ simulated. Static batches are those of its C++ session: no server in front.
 """
 
 import json
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,18 +84,35 @@ def read_serving_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
 
 
 def _stages(name: str, entry: dict[str, Any]) -> list[Observation]:
-    workload = entry["workload"]
+    workload, measured = entry["workload"], entry["measured"]
     stages = tuple(Stage(rate=s["rate"], duration_s=s["duration_s"]) for s in workload["stages"])
     hardware, model = load_hardware(entry["gpu"]), load_model(entry["model"])
-    engine, traffic = _engine(entry, model, hardware), _traffic(workload, stages)
+    length = round((workload["system_prompt_len"] + workload["question_len"]) * _RETOKENIZED)
+    answer = workload["output_len"]
+    low, high = max(length - _LENGTH_SPREAD, 1), length + _LENGTH_SPREAD
+    traffic = Traffic(
+        arrivals=Arrivals(process="poisson_fixed_count", stages=stages),
+        input_tokens=Lengths(distribution="uniform", low=low, high=high),
+        output_tokens=Lengths(distribution="fixed", value=answer),
+        prefix=Prefix(
+            num_groups=workload["num_groups"],
+            shared_tokens=max(workload["system_prompt_len"], 1),
+            num_prompts_per_group=workload["num_prompts_per_group"],
+        ),
+    )
+    engine = _engine(entry, model, hardware)
     scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
-    if len(entry["measured"]) != len(stages):
-        raise ValueError(f"measured has {len(entry['measured'])} objects for {len(stages)} stages")
+    if len(measured) != len(stages):
+        raise ValueError(f"measured has {len(measured)} objects for {len(stages)} stages")
     windows = pairwise([0.0, *np.cumsum([stage.duration_s for stage in stages]).tolist()])
-    return [
-        Observation(name, scenario, _measured(m, workload["output_len"]), label=f"{name}, stage {i}", window=window)
-        for i, (m, window) in enumerate(zip(entry["measured"], windows, strict=True))
-    ]
+    rows = []
+    for number, (row, window) in enumerate(zip(measured, windows, strict=True)):
+        keys = {metric: f"{metric.replace('e2el', 'e2e')}_ms" for metric in METRICS[:-1]}
+        metrics = {metric: float(row[key]) for metric, key in keys.items() if row.get(key) is not None}
+        # See the truth's notes.
+        metrics["itl_mean"] = (metrics["e2el_mean"] - metrics["ttft_mean"]) / max(answer - 1, 1)
+        rows.append(Observation(name, scenario, metrics, label=f"{name}, stage {number}", window=window))
+    return rows
 
 
 def _engine(entry: dict[str, Any], model: ModelSpec, hardware: HardwareSpec) -> EngineSpec:
@@ -110,33 +126,6 @@ def _engine(entry: dict[str, Any], model: ModelSpec, hardware: HardwareSpec) -> 
     # What a server logs are tokens: those of sequences with a block in each group of layers ("GPU KV cache size").
     blocks = logged * max(1, len(kv_groups(model, hardware, engine)))
     return engine.model_copy(update={"num_gpu_blocks_override": blocks})
-
-
-def _traffic(workload: dict[str, Any], stages: tuple[Stage, ...]) -> Traffic:
-    length = round((workload["system_prompt_len"] + workload["question_len"]) * _RETOKENIZED)
-    low, high = max(length - _LENGTH_SPREAD, 1), length + _LENGTH_SPREAD
-    return Traffic(
-        arrivals=Arrivals(process="poisson_fixed_count", stages=stages),
-        input_tokens=Lengths(distribution="uniform", low=low, high=high),
-        output_tokens=Lengths(distribution="fixed", value=workload["output_len"]),
-        prefix=Prefix(
-            num_groups=workload["num_groups"],
-            shared_tokens=max(workload["system_prompt_len"], 1),
-            num_prompts_per_group=workload["num_prompts_per_group"],
-        ),
-    )
-
-
-def _measured(row: dict[str, Any], output_tokens: int) -> dict[str, float]:
-    """A stage's latencies in ms; the gap between tokens is (E2E - TTFT) / (output - 1), see the truth's notes."""
-    result = {}
-    for metric in METRICS[:-1]:
-        kind, _, statistic = metric.partition("_")
-        value = row.get(f"{'e2e' if kind == 'e2el' else kind}_{statistic}_ms")
-        if value is not None:
-            result[metric] = float(value)
-    result["itl_mean"] = (result["e2el_mean"] - result["ttft_mean"]) / max(output_tokens - 1, 1)
-    return result
 
 
 def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observation:
@@ -222,28 +211,25 @@ def read_offline_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     if not files:
         raise SpecError(f"{path}: has no .csv file; give one, or a folder of them.")
-    entries = [(f"{file.name}:{number}", entry) for file in files for number, entry in enumerate(_entries(file), 2)]
+    entries: list[tuple[str, Entry]] = []
+    for file in files:
+        rows = table_rows(file)
+        columns = set(rows[0]) if rows else set()
+        if not (columns >= _IN_FLIGHT or columns >= _STATIC):
+            raise SpecError(
+                f"{file}: expected a CSV of throughputs with columns {', '.join(sorted(_IN_FLIGHT))}; or, of static "
+                f"batches, {', '.join(sorted(_STATIC))}."
+            )
+        entries += ((f"{file.name}:{number}", row) for number, row in enumerate(rows, 2))
     return described(entries, _row)
-
-
-def _entries(file: Path) -> Sequence[Entry]:
-    entries = table_rows(file)
-    result = set(entries[0]) if entries else set()
-    if not (result >= _IN_FLIGHT or result >= _STATIC):
-        raise SpecError(
-            f"{file}: expected a CSV of throughputs with columns {', '.join(sorted(_IN_FLIGHT))}; or, of static "
-            f"batches, {', '.join(sorted(_STATIC))}."
-        )
-    return entries
 
 
 def _row(name: str, entry: Entry) -> Observation:
     is_static = "batch_size" in entry
     model, quantization = load_model(entry["model"]), _QUANTIZATION[entry["precision"]]
-    model, hardware = (
-        model if quantization is None else with_quantization(model, quantization),
-        load_hardware(entry["gpu"]),
-    )
+    hardware = load_hardware(entry["gpu"])
+    if quantization is not None:
+        model = with_quantization(model, quantization)
     inputs, outputs = int(entry["isl"]), int(entry["osl"])
     count = int(entry["batch_size"]) if is_static else _MOST_SEQUENCES
     least = count * inputs if is_static else inputs + count

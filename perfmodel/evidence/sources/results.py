@@ -18,7 +18,7 @@ Means of prompts other than those two are recalled. Answers' means are taken fro
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,20 +73,12 @@ def read_mlperf_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
 
 
 def _observation(
-    name: str,
-    entry: Entry,
-    setup: Setup,
-    measured: Mapping[str, float],
-    scenario: str,
-    also: Mapping[str, str],
-    setting: Sequence[str],
-    apart: str,
+    name: str, entry: Entry, setup: Setup, measured: Mapping[str, float], scenario: str, also: Mapping[str, str]
 ) -> Observation:
     """A result as a row. Raises ValueError for one without figures.
 
     name, entry, setup, measured: the row, what ran and its figures, 0 for none
     scenario, also: what the table calls its load; further labels
-    setting, apart: columns that rows of one setting share; a word of the flags of rows that count for nothing
     """
     metrics = {metric: value for metric, value in measured.items() if value > 0}
     if not metrics:
@@ -102,6 +94,7 @@ def _observation(
     }
     what = f"{setup.model} {setup.precision} on {setup.num_devices} x {setup.device}"
     flags = entry.get("flags", "")
+    setting, apart = (_SETTING, _APART) if "kind" in entry else (_MLPERF_SETTING, _MLPERF_APART)
     return Observation(
         name,
         setup,
@@ -116,67 +109,47 @@ def _observation(
 
 # ---------------------------------------------------------------- servers, offline jobs, static batches
 
-
-def _served_row(name: str, entry: Entry) -> Observation:
-    setup = _served_setup(entry)
-    also = {"precision": setup.precision, "source": entry.get("source", "")}
-    if setup.gguf_type:
-        also["gguf type"] = setup.gguf_type
-    return _observation(name, entry, setup, _measured(entry), entry["kind"], also, _SETTING, _APART)
-
-
+# Columns that rows of one setting share.
 _SETTING = (
     *("device", "num_devices", "engine", "model", "precision", "kv_dtype", "tp", "pp", "dp_or_instances"),
     *("kind", "isl", "osl", "concurrency", "request_rate"),
 )
 
 
-def _measured(entry: Entry) -> dict[str, float]:
-    """Figures by metric: a mean where there is one, else the median; ITL is TPOT where nothing is drafted. Rates and
-    waiting of requests of unknown lengths say nothing; the time of a token does."""
-    result = {"output_tokens_per_s": number(entry, "output_tok_s")}
+def _served_row(name: str, entry: Entry) -> Observation:
+    setup = _served_setup(entry)
+    also = {"precision": setup.precision, "source": entry.get("source", "")}
+    if setup.gguf_type:
+        also["gguf type"] = setup.gguf_type
+    # A mean where there is one, else the median; ITL is TPOT where nothing is drafted.
+    measured = {"output_tokens_per_s": number(entry, "output_tok_s")}
     for metric in _MILLISECONDS:
         value = number(entry, f"{metric}_mean_ms") or number(entry, f"{metric}_p50_ms")
-        name = {"itl": "tpot", "e2e": "e2el"}.get(metric, metric)
-        if value and not result.get(f"{name}_mean"):
-            result[f"{name}_mean"] = value
-    if "batch decode" in entry["kind"]:  # one step of a batch, and the prompt of one user
-        result = {"tpot_mean": result.get("tpot_mean", 0.0)}
-    elif result.get("tpot_mean") and not (_has_length(entry, "isl") and _has_length(entry, "osl")):
-        result = {"tpot_mean": result["tpot_mean"]}
-    return result
-
-
-def _has_length(entry: Entry, name: str) -> bool:
-    """Whether a row says how long prompts (isl) or answers (osl) were."""
-    return bool(entry.get(name) or entry.get(f"{name}_mean_actual"))
-
-
-def _lengths(entry: Entry) -> tuple[int, int, bool]:
-    """Mean tokens of prompts and answers, and whether they differ from request to request."""
-    text = f"{entry.get('isl', '')} {entry.get('osl', '')}".lower()
-    prompt, answer = next((pair for word, pair in _OF_WORDS.items() if word in text), (_PROMPT, _ANSWER))
-    prompt = column(entry, "isl_mean_actual") or column(entry, "isl") or prompt
-    answer = column(entry, "osl_mean_actual") or column(entry, "osl") or answer
-    return prompt, _FEW if "batch decode" in entry["kind"] else answer, "sharegpt" in text
+        key = {"itl": "tpot", "e2e": "e2el"}.get(metric, metric) + "_mean"
+        if value and not measured.get(key):
+            measured[key] = value
+    has_lengths = all(entry.get(key) or entry.get(f"{key}_mean_actual") for key in ("isl", "osl"))
+    # Batch decode is one step of a batch, and the prompt of one user. Rates and waiting of requests of unknown lengths
+    # say nothing; the time of a token does.
+    if "batch decode" in entry["kind"] or (measured.get("tpot_mean") and not has_lengths):
+        measured = {"tpot_mean": measured.get("tpot_mean", 0.0)}
+    return _observation(name, entry, setup, measured, entry["kind"], also)
 
 
 def _served_setup(entry: Entry) -> Setup:
-    device = entry["device"]
+    device, kind, note = entry["device"], entry["kind"].lower(), entry.get("note", "").lower()
     device_class = next((name for name, words in _CLASSES if re.search(words, device.lower())), "accelerator")
     engine, _ = engine_of(entry["engine"], device_class)
-    prompt, answer, is_varied = _lengths(entry)
+    lengths = f"{entry.get('isl', '')} {entry.get('osl', '')}".lower()
+    prompt, answer = next((pair for word, pair in _OF_WORDS.items() if word in lengths), (_PROMPT, _ANSWER))
+    answer = column(entry, "osl_mean_actual") or column(entry, "osl") or answer
     shape = entry.get("dp_or_instances", "")
-    roles, num_devices = _ROLES.search(shape), max(1, column(entry, "num_devices"))
-    ranks = _RANKS.search(shape)
+    roles, ranks = _ROLES.search(shape), _RANKS.search(shape)
+    num_devices = max(1, column(entry, "num_devices"))
     tp, pp = max(1, column(entry, "tp")), max(1, column(entry, "pp"))
     instances = column(entry, "dp_or_instances") or max(1, num_devices // (tp * pp))
-    if ranks is not None:
-        tp = int(ranks[1])
     power = _POWER.search(entry.get("flags", ""))
-    gguf = entry.get("precision", "").partition("gguf")[2].strip(" -")
     load, rate, concurrency, count = _load(entry)
-    note = entry.get("note", "").lower()
     return Setup(
         device=re.sub(r"\s*\(.*\)", "", device),
         device_class=device_class,
@@ -187,23 +160,23 @@ def _served_setup(entry: Entry) -> Setup:
         precision=entry.get("precision", ""),
         kv_dtype=entry.get("kv_dtype", ""),
         load=load,
-        prompt=prompt,
-        answer=answer,
-        tp=tp,
+        prompt=column(entry, "isl_mean_actual") or column(entry, "isl") or prompt,
+        answer=_FEW if "batch decode" in entry["kind"] else answer,
+        tp=tp if ranks is None else int(ranks[1]),
         pp=pp,
         instances=1 if roles or ranks else instances,
         roles=(int(roles[1]), int(roles[2])) if roles else None,
-        is_varied=is_varied,
+        is_varied="sharegpt" in lengths,
         rate=rate,
         concurrency=concurrency,
         num_requests=count,
         max_num_seqs=column(entry, "max_num_seqs"),
         max_num_batched_tokens=column(entry, "max_num_batched_tokens"),
-        gguf_type=gguf,
+        gguf_type=entry.get("precision", "").partition("gguf")[2].strip(" -"),
         is_eager="enforce-eager" in note,
         is_in_process=any(word in entry["kind"] for word in ("offline", "static", "single request")),
         power_cap_w=float(power[1]) if power else 0.0,
-        is_static="static" in entry["kind"].lower(),
+        is_static="static" in kind,
     )
 
 
@@ -256,6 +229,7 @@ _SERVED = ("Server", "Interactive")
 _BUILDS = (("rocm", 10), ("+mlperf", 10))
 
 
+_MLPERF_APART = "same figure as"
 _MLPERF_SETTING = ("accelerator", "num_accelerators", "model", "precision", "scenario")
 
 
@@ -270,7 +244,7 @@ def _mlperf_row(name: str, entry: Entry) -> Observation:
         if setup.beams > 1:
             measured["e2el_mean"] = number(entry, "latency_mean_ms")
     also = {key: entry.get(key, "") for key in ("precision", "round", "submitter")}
-    return _observation(name, entry, setup, measured, entry["scenario"], also, _MLPERF_SETTING, "same figure as")
+    return _observation(name, entry, setup, measured, entry["scenario"], also)
 
 
 def _mlperf_setup(entry: Entry) -> Setup:

@@ -7,7 +7,7 @@ on which the weights leave room for a batch, and that keep the limit on TPOT at 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -163,17 +163,19 @@ def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool
 
     Without a card a decoder of the usual proportions stands for it. Raises SpecError where its name has no size.
     """
-    if gguf_type:
-        result = _known(name)
-        if result is None:
-            return LocalModel(local_model(name, 0.0, _active(name), gguf_type, 0.0).spec, False)
-        return LocalModel(local_model(result.name, 0.0, 0.0, gguf_type, 0.0).spec, True)
-    result = _known(name)
-    spec = result or local_model(name, 0.0, _active(name), "bf16", 0.0).spec
+    card = _known(name)
+    is_known = card is not None
+    if card is None or gguf_type:
+        active = 0.0 if card is not None else _active(name)
+        spec = local_model(name if card is None else card.name, 0.0, active, gguf_type or "bf16", 0.0).spec
+        if gguf_type:
+            return LocalModel(spec, is_known)
+    else:
+        spec = card
     wanted = quantization_of(precision or name, is_nvidia)
     if wanted is None and spec.quantization.weights and "16" in precision:
-        return LocalModel(replace(spec, quantization=QuantizationSpec()), result is not None)
-    return LocalModel(with_quantization(spec, wanted), result is not None)
+        return LocalModel(replace(spec, quantization=QuantizationSpec()), is_known)
+    return LocalModel(with_quantization(spec, wanted), is_known)
 
 
 def has_card(name: str) -> bool:
@@ -239,19 +241,20 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
     if setup.power_cap_w:
         hardware = hardware.model_copy(update={"power_cap_w": setup.power_cap_w})
     model = served_model(setup.model, setup.precision, setup.gguf_type, hardware.maker in (None, "nvidia"))
-    traffic = _traffic(setup, setup.instances_of(tp))
     engine = _engine(setup, hardware, tp)
-    sampling = Sampling(method="greedy" if setup.is_in_process else "default")
     scenario = Scenario(
-        name=name, model=model.spec, hardware=hardware, engine=engine, traffic=traffic, sampling=sampling
+        name=name,
+        model=model.spec,
+        hardware=hardware,
+        engine=engine,
+        traffic=_traffic(setup, setup.instances_of(tp)),
+        sampling=Sampling(method="greedy" if setup.is_in_process else "default"),
     )
     if setup.roles is None:
         return scenario, model
-    apart = {"gpu_memory_utilization": min(engine.gpu_memory_utilization, _MOST_SHARE)}
-    pools = tuple(
-        PoolSpec(role=role, replicas=count, engine=engine.model_copy(update=apart))
-        for role, count in zip(("prefill", "decode"), setup.roles, strict=True)
-    )
+    apart = engine.model_copy(update={"gpu_memory_utilization": min(engine.gpu_memory_utilization, _MOST_SHARE)})
+    roles = zip(("prefill", "decode"), setup.roles, strict=True)
+    pools = tuple(PoolSpec(role=role, replicas=count, engine=apart) for role, count in roles)
     return scenario.model_copy(update={"cluster": ClusterSpec(pools=pools, kv_transfer=KvTransferSpec())}), model
 
 
@@ -259,56 +262,44 @@ def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
     facts = describe_engine(setup.engine).facts
     slots = setup.max_num_seqs or max(_MOST_SLOTS, -(-setup.concurrency // max(setup.instances, 1)))
     longest = round((_LONGEST if setup.is_varied else 1.0) * (setup.prompt + setup.answer)) + 64
-    arguments: dict[str, Any] = {"max_num_seqs": slots, "enable_prefix_caching": False}
+    arguments: dict[str, Any] = {"max_num_seqs": slots, "max_model_len": longest, "enable_prefix_caching": False}
     if facts.backends:
-        arguments |= {"max_num_seqs": max(1, setup.concurrency), "max_model_len": longest}
-        return recorded_engine(setup.engine, _build(setup), hardware, arguments)
+        words = setup.version.removeprefix("b").split()  # of a build, "b9010 d05fe1d7d"
+        arguments["max_num_seqs"] = max(1, setup.concurrency)
+        version = words[0] if words and words[0].isdigit() else ""
+        return recorded_engine(setup.engine, version, hardware, arguments)
     arguments |= {
         "tensor_parallel_size": tp,
         "pipeline_parallel_size": setup.pp,
         "kv_cache_dtype": _KV_FORMATS.get(setup.kv_dtype, "auto"),
-        "max_model_len": longest,
         "enforce_eager": setup.is_eager,
     }
     if setup.load in ("saturated", "open"):  # tuned servers compute long prompts in chunks, whatever the default
         arguments["enable_chunked_prefill"] = True
     if setup.max_num_batched_tokens:
-        arguments["max_num_batched_tokens"] = max(setup.max_num_batched_tokens, slots)
-    return recorded_engine(setup.engine, setup.version, hardware, {**arguments, **_room(arguments, setup, hardware)})
-
-
-def _room(arguments: Mapping[str, Any], setup: Setup, hardware: HardwareSpec) -> dict[str, Any]:
-    """A step's tokens where nothing states them: the engine's default, or as many as its slots need."""
-    if "max_num_batched_tokens" in arguments:
-        return {}
-    small = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1})
-    need = arguments["max_num_seqs"]
-    if not describe_engine(setup.engine).facts.batching.chunks_prompts:
+        budget = setup.max_num_batched_tokens
+    else:  # the engine's default, or as many as its slots need
+        budget = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1}).max_num_batched_tokens
+    need = slots
+    if not setup.max_num_batched_tokens and not facts.batching.chunks_prompts:
         need += round(_LONGEST * setup.prompt if setup.is_varied else setup.prompt)
-    return {"max_num_batched_tokens": max(small.max_num_batched_tokens, need)}
-
-
-def _build(setup: Setup) -> str:
-    """A build's number, "b9010 d05fe1d7d", as its version."""
-    words = setup.version.removeprefix("b").split()
-    return words[0] if words and words[0].isdigit() else ""
+    arguments["max_num_batched_tokens"] = max(budget, need)
+    return recorded_engine(setup.engine, setup.version, hardware, arguments)
 
 
 def _traffic(setup: Setup, instances: int) -> Traffic:
-    count = max(1, round(setup.num_requests / instances))
-    concurrency = max(1, round(setup.concurrency / instances))
+    def lengths(mean: int) -> Lengths:
+        if not setup.is_varied or mean < 4:
+            return Lengths(distribution="fixed", value=max(mean, 1))
+        return Lengths(distribution="lognormal", mean=mean, std=_SPREAD * mean, max=round(_LONGEST * mean))
+
     if setup.load == "closed":
-        arrivals = Arrivals(process="closed_loop", concurrency=concurrency)
+        arrivals = Arrivals(process="closed_loop", concurrency=max(1, round(setup.concurrency / instances)))
     elif setup.load == "open":
         # Round robin over k instances hands each of them every k-th arrival.
         arrivals = Arrivals(process="gamma", rate=setup.rate / instances, cv=instances**-0.5)
     else:
         arrivals = Arrivals(process="burst")
-    prompts, answers = (_lengths(mean, setup.is_varied) for mean in (setup.prompt, setup.answer))
+    count = max(1, round(setup.num_requests / instances))
+    prompts, answers = lengths(setup.prompt), lengths(setup.answer)
     return Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
-
-
-def _lengths(mean: int, is_varied: bool) -> Lengths:
-    if not is_varied or mean < 4:
-        return Lengths(distribution="fixed", value=max(mean, 1))
-    return Lengths(distribution="lognormal", mean=mean, std=_SPREAD * mean, max=round(_LONGEST * mean))

@@ -39,7 +39,6 @@ from perfmodel.specs import (
     HardwareSpec,
     KvTransferSpec,
     Lengths,
-    ModelSpec,
     PoolSpec,
     Scenario,
     Traffic,
@@ -70,14 +69,13 @@ def is_disaggregated(entry: Entry) -> bool:
     return bool(entry.get("prefill_num_workers")) and bool(entry.get("decode_num_workers"))
 
 
-def _disaggregated_scenario(
-    name: str, entry: Entry, model: ModelSpec, hardware: HardwareSpec, traffic: Traffic, siblings: Sequence[Entry]
-) -> Scenario:
-    """The row `entry` as the scenario `name` of `model` on `hardware` under `traffic`.
+def _count(entry: Entry, key: str) -> int:
+    return int(float(entry[key]))
 
-    siblings: the rows of its sweep, itself included: they share their servers
-    """
-    inputs, outputs = (int(float(entry[key])) for key in ("isl", "osl"))
+
+def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entry]) -> ClusterSpec:
+    """The workers of a row; siblings: the rows of its sweep, itself included: they share their servers"""
+    inputs, outputs = _count(entry, "isl"), _count(entry, "osl")
     is_trtllm = entry["backend"] == "trtllm"
     shared = {
         "kv_cache_dtype": "fp8",
@@ -87,45 +85,25 @@ def _disaggregated_scenario(
         "profile": entry["backend"],
     }
     budget = max(_TRTLLM_PREFILL_TOKENS, inputs + 64) if is_trtllm else _SGLANG_CHUNK
-    prefill = {"max_num_seqs": _MAX_PROMPTS, "max_num_batched_tokens": budget}
     batch = _max_batch(entry, siblings) if is_trtllm else _MAX_SEQS
-    decode = {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}
-    pools = tuple(
-        PoolSpec.model_validate(
-            {
-                "role": role,
-                "replicas": int(float(entry[f"{role}_num_workers"])),
-                "engine": EngineSpec.model_validate(shared | limits | _shape(entry, role)),
-            }
-        )
-        for role, limits in (("prefill", prefill), ("decode", decode))
-    )
-    return Scenario(
-        name=name,
-        model=model,
-        hardware=hardware,
-        engine=pools[-1].engine,
-        traffic=traffic,
-        cluster=ClusterSpec(pools=pools, kv_transfer=_transfer(hardware)),
-    )
-
-
-def _shape(entry: Entry, role: str) -> dict[str, int | bool]:
-    tp, pp, dp, ep = (
-        int(float(entry[f"{role}_{key}"])) for key in ("tp_size", "pp_size", "attention_dp_size", "moe_ep_size")
-    )
-    return {
-        "tensor_parallel_size": tp,
-        "pipeline_parallel_size": pp,
-        "data_parallel_size": dp,
-        "enable_expert_parallel": ep > 1 or dp > 1,
-    }
-
-
-def _transfer(hardware: HardwareSpec) -> KvTransferSpec:
-    if hardware.declared.max_devices > 8:
-        return KvTransferSpec(latency_s=_HANDSHAKE_S)
-    return KvTransferSpec(link="infiniband", bandwidth_bytes_per_s=_NIC_BYTES_PER_S, latency_s=_HANDSHAKE_S)
+    pools = []
+    for role, limits in (
+        ("prefill", {"max_num_seqs": _MAX_PROMPTS, "max_num_batched_tokens": budget}),
+        ("decode", {"max_num_seqs": batch, "max_num_batched_tokens": max(batch, 64)}),
+    ):
+        ranks = _count(entry, f"{role}_attention_dp_size")
+        shape = {
+            "tensor_parallel_size": _count(entry, f"{role}_tp_size"),
+            "pipeline_parallel_size": _count(entry, f"{role}_pp_size"),
+            "data_parallel_size": ranks,
+            "enable_expert_parallel": _count(entry, f"{role}_moe_ep_size") > 1 or ranks > 1,
+        }
+        engine = EngineSpec.model_validate(shared | limits | shape)
+        pools.append({"role": role, "replicas": _count(entry, f"{role}_num_workers"), "engine": engine})
+    transfer = KvTransferSpec(latency_s=_HANDSHAKE_S)
+    if hardware.declared.max_devices <= 8:
+        transfer = KvTransferSpec(link="infiniband", bandwidth_bytes_per_s=_NIC_BYTES_PER_S, latency_s=_HANDSHAKE_S)
+    return ClusterSpec(pools=tuple(PoolSpec.model_validate(pool) for pool in pools), kv_transfer=transfer)
 
 
 def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
@@ -137,15 +115,13 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
     C (1 - TTFT / E2E) per rank, stay at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128.
     """
     is_alone = entry["precision"] == "fp8" and entry["system"].startswith("gb")
-    most = max(_per_rank(item) for item in ([entry] if is_alone else siblings))
-    if int(float(entry["decode_attention_dp_size"])) > 1 and most > 16:
+    most = max(
+        _count(item, "concurrency") / (_count(item, "decode_num_workers") * _count(item, "decode_attention_dp_size"))
+        for item in ([entry] if is_alone else siblings)
+    )
+    if _count(entry, "decode_attention_dp_size") > 1 and most > 16:
         return int(most // 16) * 16
     return 1 << (max(int(most), 1).bit_length() - 1)
-
-
-def _per_rank(entry: Entry) -> float:
-    ranks = float(entry["decode_num_workers"]) * float(entry["decode_attention_dp_size"])
-    return float(entry["concurrency"]) / ranks
 
 
 def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
@@ -157,62 +133,67 @@ def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
     entries = table_rows(path)
     if not entries or "concurrency" not in entries[0]:
         raise SpecError(f"{path}: expected a CSV with a column `concurrency` and at least one row")
+
+    def sweep(entry: Entry) -> tuple[str | None, ...]:
+        """What rows of one have in common: the deployment that ends their names, the lengths."""
+        return (entry.get("id") or "").rpartition("_")[2], entry.get("isl"), entry.get("osl")
+
     sweeps: defaultdict[tuple[str | None, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
-        sweeps[_sweep(entry)].append(entry)
-    return described(named(entries), lambda name, entry: _row(name, entry, sweeps[_sweep(entry)]))
-
-
-def _sweep(entry: Entry) -> tuple[str | None, ...]:
-    """What rows of one sweep over the concurrency have in common: the deployment that ends their names, the lengths."""
-    return (entry.get("id") or "").rpartition("_")[2], entry.get("isl"), entry.get("osl")
+        sweeps[sweep(entry)].append(entry)
+    return described(named(entries), lambda name, entry: _row(name, entry, sweeps[sweep(entry)]))
 
 
 def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
-    hardware = load_hardware(entry["system"])
-    model = load_model(entry["model_path"])
-    form = _quantization(entry)
+    hardware, model, precision = load_hardware(entry["system"]), load_model(entry["model_path"]), entry["precision"]
+    if precision not in _QUANTIZATION:
+        raise SpecError(f"precision: found {precision!r}, allowed {', '.join(_QUANTIZATION)}.")
+    form = _QUANTIZATION[precision]
+    is_block = "fp8_block" in (entry.get("moe_quant_mode"), entry.get("gemm_quant_mode"))
+    if form == "fp8" and is_block:  # published FP8 checkpoints have a scale per block or per tensor
+        form = "fp8_block"
     if form is not None and model.quantization.weights not in _PUBLISHED_SO.get(form, ("mxfp4",)):
         model = with_quantization(model, form)
-    concurrency, inputs, outputs = (int(float(entry[key])) for key in ("concurrency", "isl", "osl"))
-    lengths = entry.get("lengths", "uniform")
-    traffic = _traffic(lengths, concurrency, inputs, outputs)
-    if is_disaggregated(entry):
-        scenario = _disaggregated_scenario(name, entry, model, hardware, traffic, siblings)
-    else:
-        engine = _engine(entry, hardware, concurrency, inputs, outputs)
-        scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
-    flags = [UNKNOWN_LENGTHS] * (lengths == "unknown") + [SPECULATED] * (entry["mtp_unlabelled"] == "True")
+    concurrency, inputs, outputs = (_count(entry, key) for key in ("concurrency", "isl", "osl"))
+    lengths, is_speculated = entry.get("lengths", "uniform"), entry["mtp_unlabelled"] == "True"
+    prompts, answers = (
+        Lengths(distribution="uniform", low=max(int((1.0 if lengths == "fixed" else 0.8) * most), 1), high=most)
+        for most in (inputs, outputs)
+    )
+    traffic = Traffic(
+        arrivals=Arrivals(process="closed_loop", concurrency=concurrency),
+        num_requests=_REQUESTS_PER_SLOT * concurrency,
+        input_tokens=prompts,
+        output_tokens=answers,
+    )
+    cluster = _disaggregated(entry, hardware, siblings) if is_disaggregated(entry) else None
+    engine = _engine(entry, hardware, concurrency, inputs, outputs) if cluster is None else cluster.pools[-1].engine
+    shared = {} if cluster is None else {"cluster": cluster}
+    scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic, **shared)
     for key in ("ttft_ms", "tpot_ms"):
         if not 0 < float(entry[key]) < inf:
             raise SpecError(f"{name}: {key}: got {entry[key]}; expected a number above 0.")
-    metrics = {"tpot_mean": float(entry["tpot_ms"]), "ttft_mean": float(entry["ttft_ms"])}
-    return Observation(name, scenario, metrics, groups=_groups(entry), flags="; ".join(flags), is_reliable=not flags)
+    flags = [UNKNOWN_LENGTHS] * (lengths == "unknown") + [SPECULATED] * is_speculated
+    return Observation(
+        name,
+        scenario,
+        {"tpot_mean": float(entry["tpot_ms"]), "ttft_mean": float(entry["ttft_ms"])},
+        groups=(
+            f"engine {entry['backend']}",
+            f"system {entry['system']}",
+            f"model {entry['model_path'].split('/')[-1]}",
+            f"precision {precision}",
+            f"mtp {'suspected' if is_speculated else 'no'}",
+            f"concurrency {'below 32' if float(entry['concurrency']) < 32 else '32 and above'}",
+        ),
+        flags="; ".join(flags),
+        is_reliable=not flags,
+    )
 
 
 def with_dispersion(row: Observation, dispersion: float) -> Observation:
     """The row under experts whose popularity has so much dispersion."""
     return row.under(row.scenario.model_copy(update={"routing": ExpertRouting(dispersion=dispersion)}))
-
-
-def _quantization(entry: Entry) -> str | None:
-    """The method of the checkpoint that was served: published FP8 ones have a scale per block or per tensor."""
-    is_block = "fp8_block" in (entry.get("moe_quant_mode"), entry.get("gemm_quant_mode"))
-    precision = entry["precision"]
-    if precision not in _QUANTIZATION:
-        raise SpecError(f"precision: found {precision!r}, allowed {', '.join(_QUANTIZATION)}.")
-    return "fp8_block" if precision == "fp8" and is_block else _QUANTIZATION[precision]
-
-
-def _groups(entry: Entry) -> tuple[str, ...]:
-    return (
-        f"engine {entry['backend']}",
-        f"system {entry['system']}",
-        f"model {entry['model_path'].split('/')[-1]}",
-        f"precision {entry['precision']}",
-        f"mtp {'suspected' if entry['mtp_unlabelled'] == 'True' else 'no'}",
-        f"concurrency {'below 32' if float(entry['concurrency']) < 32 else '32 and above'}",
-    )
 
 
 def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int, outputs: int) -> EngineSpec:
@@ -232,20 +213,6 @@ def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int,
         **recipe_arguments(name, hardware.name, concurrency),
     }
     return recorded_engine(name, entry["backend_version"], hardware, arguments)
-
-
-def _traffic(lengths: str, concurrency: int, inputs: int, outputs: int) -> Traffic:
-    low = 1.0 if lengths == "fixed" else 0.8
-
-    def drawn(nominal: int) -> Lengths:
-        return Lengths(distribution="uniform", low=max(int(low * nominal), 1), high=nominal)
-
-    return Traffic(
-        arrivals=Arrivals(process="closed_loop", concurrency=concurrency),
-        num_requests=_REQUESTS_PER_SLOT * concurrency,
-        input_tokens=drawn(inputs),
-        output_tokens=drawn(outputs),
-    )
 
 
 class _Setting(Spec):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.observation import RequestTimes
-from perfmodel.evidence.predict.bench import GivenSetup, predict_runs
+from perfmodel.evidence.observation import Observation, RequestTimes
+from perfmodel.evidence.predict.bench import GivenSetup, at_real_speed, predict_runs
 from perfmodel.evidence.sources.bench import read_bench_files
-from perfmodel.evidence.sources.bench_run import BenchRun, figures_of
+from perfmodel.evidence.sources.bench_run import figures_of
 
 DATA = Path(__file__).parents[2] / "data" / "bench"
 AIPERF = (DATA / "aiperf" / "profile_export_aiperf.json", DATA / "aiperf" / "profile_export.jsonl")
@@ -21,7 +21,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 FIRST_MS, TOKEN_MS = 30.0, 8.0
 
 
-def read(*files: Path | str) -> list[BenchRun]:
+def read(*files: Path | str) -> list[Observation]:
     runs, left_out = read_bench_files([DATA / each for each in files])
     assert not left_out
     return runs
@@ -57,15 +57,15 @@ def load(file: str) -> Any:
 )
 def test_each_format_is_recognised(files: tuple[str, ...], tool: str, count: int, by_request: int) -> None:
     runs = read(*files)
-    assert [run.tool for run in runs] == [tool] * count
-    assert sum(run.times is not None for run in runs) == by_request
+    assert [run.source for run in runs] == [tool] * count
+    assert sum(run.requests is not None for run in runs) == by_request
 
 
 def test_names_of_files_say_nothing(tmp_path: Path) -> None:
     for number, file in enumerate(("vllm.json", "mlperf_server.txt", "llama_bench.csv")):
         (tmp_path / f"{number}").write_bytes((DATA / file).read_bytes())
     runs, _ = read_bench_files([tmp_path / f"{number}" for number in range(3)])
-    assert [run.tool for run in runs] == ["vllm bench serve", "MLPerf LoadGen", "llama-bench", "llama-bench"]
+    assert [run.source for run in runs] == ["vllm bench serve", "MLPerf LoadGen", "llama-bench", "llama-bench"]
 
 
 @pytest.mark.parametrize(
@@ -76,48 +76,52 @@ def test_names_of_files_say_nothing(tmp_path: Path) -> None:
 def test_times_are_those_of_the_server_that_was_measured(files: tuple[str, ...]) -> None:
     """TPOT without the first token: with it, it would be some 9 ms instead of 8 where nothing else adds to it."""
     for run in read(*files):
-        token = 4.0 if run.tool == "MLPerf LoadGen" else TOKEN_MS  # what that system slept
-        assert FIRST_MS < run.measured["mean_ttft_ms"] < 2 * FIRST_MS
-        assert token <= run.measured["median_tpot_ms"] < 1.8 * token
-        assert run.measured["mean_e2el_ms"] > run.measured["mean_ttft_ms"] + 15 * token
+        token = 4.0 if run.source == "MLPerf LoadGen" else TOKEN_MS  # what that system slept
+        assert FIRST_MS < run.metrics["mean_ttft_ms"] < 2 * FIRST_MS
+        assert token <= run.metrics["median_tpot_ms"] < 1.8 * token
+        assert run.metrics["mean_e2el_ms"] > run.metrics["mean_ttft_ms"] + 15 * token
 
 
 def test_failed_requests_are_counted_and_kept_out() -> None:
-    found = {run.name: (run.completed, run.failed) for run in read("sglang.jsonl", "guidellm.json", *AIPERF)}
+    found = {
+        run.name: (run.setup.completed, run.setup.failed) for run in read("sglang.jsonl", "guidellm.json", *AIPERF)
+    }
     assert found["sglang.jsonl, run 1"] == (12, 2)
     assert found["guidellm.json, benchmark 1"] == found["guidellm.json, benchmark 2"] == (7, 1)
     assert found["profile_export_aiperf.json with profile_export.jsonl"] == (13, 1)
-    assert [(run.completed, run.failed, len(run.times or ())) for run in read("vllm_detailed.json")] == [(12, 2, 12)]
+    assert [(run.setup.completed, run.setup.failed, len(run.requests or ())) for run in read("vllm_detailed.json")] == [
+        (12, 2, 12)
+    ]
 
 
 def test_figures_of_requests_are_the_tools_own() -> None:
     """The means that a tool has computed itself come out of its requests again."""
     detailed, stated = read("vllm_detailed.json")[0], load("vllm_detailed.json")
     for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_ttft_ms", "output_throughput"):
-        assert detailed.measured[key] == pytest.approx(stated[key], rel=1e-6)
+        assert detailed.metrics[key] == pytest.approx(stated[key], rel=1e-6)
     whole, alone = read(*AIPERF)[0], read(AIPERF[0])[0]
     for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms"):
-        assert whole.measured[key] == pytest.approx(alone.measured[key], rel=1e-6)
+        assert whole.metrics[key] == pytest.approx(alone.metrics[key], rel=1e-6)
     sglang, line = read("sglang.jsonl")[0], json.loads((DATA / "sglang.jsonl").read_text().splitlines()[0])
     # Its latency ends when the stream is closed, some microseconds behind the last token.
-    assert sglang.measured["mean_tpot_ms"] == pytest.approx(line["mean_tpot_ms"], rel=1e-3)
+    assert sglang.metrics["mean_tpot_ms"] == pytest.approx(line["mean_tpot_ms"], rel=1e-3)
 
 
 def test_sglangs_total_throughput_is_of_all_tokens() -> None:
     alone, line = read("sglang.jsonl")[1], json.loads((DATA / "sglang.jsonl").read_text().splitlines()[1])
-    assert alone.measured["output_throughput"] == line["output_throughput"]
-    assert alone.measured["total_token_throughput"] == line["total_throughput"]
+    assert alone.metrics["output_throughput"] == line["output_throughput"]
+    assert alone.metrics["total_token_throughput"] == line["total_throughput"]
 
 
 def test_guidellm_compares_what_leaves_the_first_token_out() -> None:
     metrics = load("guidellm.json")["benchmarks"][1]["metrics"]
     run = read("guidellm.json")[1]
-    ours, with_first = run.measured["mean_tpot_ms"], metrics["time_per_output_token_ms"]["successful"]["mean"]
+    ours, with_first = run.metrics["mean_tpot_ms"], metrics["time_per_output_token_ms"]["successful"]["mean"]
     own = metrics["inter_token_latency_ms"]["successful"]
     assert ours < with_first
     # Theirs ends with the last token, ours with the answer; means of requests, not of tokens.
     assert ours == pytest.approx(own["mean"], rel=0.05)
-    assert any("first token" in note for note in run.notes)
+    assert any("first token" in note for note in run.setup.notes)
 
 
 def test_loads_are_what_was_asked_for() -> None:
@@ -139,7 +143,7 @@ def test_loads_are_what_was_asked_for() -> None:
 
 
 def test_requests_are_in_the_order_in_which_they_were_sent() -> None:
-    times = read(*AIPERF)[0].times
+    times = read(*AIPERF)[0].requests
     assert times is not None
     assert times.start_s is not None
     assert times.start_s[0] == 0
@@ -153,23 +157,23 @@ def test_requests_are_in_the_order_in_which_they_were_sent() -> None:
 
 def test_inferencex_counts_all_devices_and_seconds() -> None:
     run = read("inferencex.json")[0]
-    assert run.measured["output_throughput"] == 2 * 740
-    assert run.measured["mean_tpot_ms"] == pytest.approx(10.7)
-    assert run.says["engine.tensor_parallel_size"] == 2
-    assert (run.says["engine.quantization"], run.says["engine.version"]) == ("nvfp4", "0.18.0")
+    assert run.metrics["output_throughput"] == 2 * 740
+    assert run.metrics["mean_tpot_ms"] == pytest.approx(10.7)
+    assert run.setup.says["engine.tensor_parallel_size"] == 2
+    assert (run.setup.says["engine.quantization"], run.setup.says["engine.version"]) == ("nvfp4", "0.18.0")
 
 
 def test_llama_bench_says_what_ran() -> None:
     for file in ("llama_bench.json", "llama_bench.jsonl", "llama_bench.csv"):
         prompts, tokens = read(file)
-        assert prompts.row is not None
-        assert (prompts.row.setup.model, prompts.row.setup.gguf_type) == ("Meta-Llama-3.1-8B-Instruct", "q4_k_m")
-        assert (prompts.row.setup.device, prompts.row.setup.backend, prompts.row.setup.build) == (
+        assert prompts.setup.local is not None
+        assert (prompts.setup.local.model, prompts.setup.local.gguf_type) == ("Meta-Llama-3.1-8B-Instruct", "q4_k_m")
+        assert (prompts.setup.local.device, prompts.setup.local.backend, prompts.setup.local.build) == (
             "NVIDIA GeForce RTX 4090",
             "cuda",
             "b9010",
         )
-        assert (prompts.measured, tokens.measured) == ({"prompt_tokens_per_s": 12000}, {"decode_tokens_per_s": 150})
+        assert (prompts.metrics, tokens.metrics) == ({"prompt_tokens_per_s": 12000}, {"decode_tokens_per_s": 150})
 
 
 def test_llama_bench_by_default_leaves_layers_and_attention_to_the_backend() -> None:
@@ -177,12 +181,12 @@ def test_llama_bench_by_default_leaves_layers_and_attention_to_the_backend() -> 
     for file in ("llama_bench_cpu.json", "llama_bench_cpu.jsonl", "llama_bench_cpu.csv"):
         prompts, tokens = read(file)
         for run in (prompts, tokens):
-            assert run.row is not None
-            assert (run.row.setup.backend, run.row.setup.flash, run.row.setup.gguf_type) == ("cpu", None, "q4_1")
-            assert any("1 threads" in note for note in run.notes)
-        assert prompts.row is not None
-        assert tokens.row is not None
-        assert (prompts.row.setup.num_prompt, tokens.row.setup.num_generated) == (64, 16)
+            assert run.setup.local is not None
+            assert (run.setup.local.backend, run.setup.local.flash, run.setup.local.gguf_type) == ("cpu", None, "q4_1")
+            assert any("1 threads" in note for note in run.setup.notes)
+        assert prompts.setup.local is not None
+        assert tokens.setup.local is not None
+        assert (prompts.setup.local.num_prompt, tokens.setup.local.num_generated) == (64, 16)
 
 
 def test_every_file_is_predicted_with_what_it_lacks_given() -> None:
@@ -196,8 +200,8 @@ def test_every_file_is_predicted_with_what_it_lacks_given() -> None:
         pairs = predict_runs(read(*files), GivenSetup(None, flags), intervals=False)
         assert [pair.reason for pair in pairs] == [""] * len(pairs)
         for pair in pairs:
-            assert pair.predicted.keys() & pair.run.measured.keys()
-            assert all(value > 0 for value in pair.predicted.values())
+            assert pair.metrics.keys() & pair.row.metrics.keys()
+            assert all(value > 0 for value in pair.metrics.values())
 
 
 def at_speed(data: Any, speed: float) -> Any:
@@ -223,9 +227,9 @@ def test_results_of_an_emulator_are_rescaled_to_real_speed(file: str, is_stated:
     given = GivenSetup(None, {"hardware": "h100"}, speed=None if is_stated else 0.5)
     (corrected,) = predict_runs(read(tmp_path / "slow.json"), given, intervals=False)
     (expected,) = predict_runs(read(file), GivenSetup(None, {"hardware": "h100"}), intervals=False)
-    assert corrected.run.measured == pytest.approx(expected.run.measured)
-    assert corrected.predicted == pytest.approx(expected.predicted, rel=1e-3)
-    assert any("0.5 simulated seconds per second" in note for note in corrected.run.notes)
+    assert corrected.row.metrics == pytest.approx(expected.row.metrics)
+    assert corrected.metrics == pytest.approx(expected.metrics, rel=1e-3)
+    assert any("0.5 simulated seconds per second" in note for note in corrected.row.setup.notes)
     (misread,) = predict_runs(read(tmp_path / "slow.json"), GivenSetup(None, {"hardware": "h100"}, speed=1.0), None)
     assert bool(misread.reason) is is_stated  # the file states another speed
 
@@ -242,7 +246,7 @@ def test_the_request_rate_is_rescaled_to_the_emulators_clock(tmp_path: Path) -> 
     """Two requests per wall-clock second are four per second of a clock at half speed."""
     (tmp_path / "a.json").write_text(json.dumps({**load("vllm.json"), "request_rate": 2.0}), encoding="utf-8")
     (run,) = read(tmp_path / "a.json")
-    assert run.at_real_speed(0.5).load.rate == 4.0
+    assert at_real_speed(run, 0.5).load.rate == 4.0
 
 
 def test_speed_does_not_apply_to_llama_bench() -> None:
@@ -252,11 +256,12 @@ def test_speed_does_not_apply_to_llama_bench() -> None:
 
 def test_what_no_file_says_is_called_assumed() -> None:
     pair = predict_runs(read("vllm_detailed.json"), GivenSetup(None, {"hardware": "h100"}), intervals=False)[0]
-    said = {fact.name: fact.said_by for fact in pair.facts}
+    said = {fact.name: fact.said_by for fact in pair.details["facts"]}
     assert (said["model"], said["hardware"], said["tensor_parallel_size"]) == ("the file", "--hardware", "the file")
     assert {said[name] for name in ("engine", "max_num_seqs", "prompts")} == {"assumed"}
     given = GivenSetup("llama-3.1-8b-h100-2048-256", {}, ["engine.max_num_seqs=64"])
-    said = {fact.name: fact.said_by for fact in predict_runs(read("vllm.json"), given, intervals=False)[0].facts}
+    pair = predict_runs(read("vllm.json"), given, intervals=False)[0]
+    said = {fact.name: fact.said_by for fact in pair.details["facts"]}
     assert (said["model"], said["max_num_seqs"], said["version of the engine"]) == ("the scenario", "--set", "assumed")
 
 

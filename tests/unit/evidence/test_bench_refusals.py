@@ -130,11 +130,20 @@ def test_one_bad_run_takes_no_other_with_it(tmp_path: Path) -> None:
     assert [name for name, _ in left_out] == ["cut.json", "result.json, benchmark 2"]
 
 
+def test_a_line_of_no_tool_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    result = json.dumps(json.loads((DATA / "vllm.json").read_text(encoding="utf-8")))
+    path.write_text(f'{result}\n{{"x": 1}}\n', encoding="utf-8")
+    runs, left_out = read_bench_files([path])
+    assert [run.name for run in runs] == ["lines.jsonl, run 1"]
+    assert [name for name, _ in left_out] == ["lines.jsonl, run 2"]
+
+
 def test_figures_that_are_no_numbers_are_not_measured(tmp_path: Path) -> None:
     """vLLM writes NaN where no request had a second token."""
     runs, _ = read_bench_files([changed(tmp_path, lambda d: d.update(mean_tpot_ms=math.nan), "vllm.json")])
-    assert "mean_tpot_ms" not in runs[0].measured
-    assert "mean_ttft_ms" in runs[0].measured
+    assert "mean_tpot_ms" not in runs[0].metrics
+    assert "mean_ttft_ms" in runs[0].metrics
 
 
 def test_disaggregated_results_of_inferencex_are_refused(tmp_path: Path) -> None:
@@ -175,8 +184,8 @@ def test_figures_that_measure_nothing_are_named(tmp_path: Path) -> None:
     """Zero and NaN are no latency: left out, and not silently."""
     path = changed(tmp_path, lambda data: data.update(mean_ttft_ms=0, mean_tpot_ms=math.nan), "vllm.json")
     (run,) = read_bench_files([path])[0]
-    assert not {"mean_ttft_ms", "mean_tpot_ms"} & set(run.measured)
-    assert "left out, since zero or not finite: mean_ttft_ms, mean_tpot_ms" in run.notes
+    assert not {"mean_ttft_ms", "mean_tpot_ms"} & set(run.metrics)
+    assert "left out, since zero or not finite: mean_ttft_ms, mean_tpot_ms" in run.setup.notes
 
 
 @pytest.mark.parametrize(("file", "where"), [("vllm_detailed.json", ()), ("guidellm.json", ("benchmarks", 0))])
@@ -193,8 +202,8 @@ def test_a_run_without_a_duration_spans_its_requests(
 
     (run, *_), _ = read_bench_files([changed(tmp_path, change, file)])
     (stated, *_), _ = read_bench_files([DATA / file])
-    assert run.times is not None
-    assert run.times.start_s is not None
-    span_s = (run.times.start_s + run.times.e2el_s).max() - run.times.start_s.min()
-    assert run.measured["request_throughput"] == pytest.approx(len(run.times) / span_s)
-    assert run.measured["request_throughput"] == pytest.approx(stated.measured["request_throughput"], rel=0.1)
+    assert run.requests is not None
+    assert run.requests.start_s is not None
+    span_s = (run.requests.start_s + run.requests.e2el_s).max() - run.requests.start_s.min()
+    assert run.metrics["request_throughput"] == pytest.approx(len(run.requests) / span_s)
+    assert run.metrics["request_throughput"] == pytest.approx(stated.metrics["request_throughput"], rel=0.1)

@@ -9,6 +9,7 @@ import pytest
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.backends import fit_backends
+from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.results import predict_rows
 from perfmodel.evidence.sources.local import (
     LOCALSCORE_SHAPES,
@@ -16,7 +17,6 @@ from perfmodel.evidence.sources.local import (
     LocalSetup,
     local_engine,
     local_model,
-    local_observation,
     read_local_rows,
     row_tests,
 )
@@ -163,12 +163,11 @@ def test_a_fit_finds_the_numbers_that_made_the_figures(tmp_path):
     tests = [{"test": "tg"}, {"test": "tg", "depth": 8000}, {"test": "pp", "num_prompt": 512, "num_generated": 0}]
     plain = {"version": None, "date": datetime.date(2026, 1, 1)}
     asked = [
-        local_observation(
-            "a", row(device=device, gguf_type=form, file_size_bytes=0.0, date=plain["date"], **test), 1.0, "g", ""
-        )
+        Observation("a", timed, {timed.metric: 1.0}, group="g")
         for device in CARDS
         for form in ("Q4_K_M", "F16")
         for test in tests
+        for timed in [row(device=device, gguf_type=form, file_size_bytes=0.0, date=plain["date"], **test)]
     ]
     made = [replace(pair.row, metrics=pair.metrics) for pair in predict_rows(asked, tmp_path)]
     shown, hidden = ([each for each in made if (each.setup.device == CARDS[-1]) is is_out] for is_out in (False, True))

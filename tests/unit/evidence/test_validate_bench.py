@@ -134,7 +134,7 @@ def test_what_cannot_be_answered_is_one_sentence(arguments: list[str], said: str
 def test_an_error_is_predicted_over_measured_minus_one() -> None:
     """110 predicted for 100 measured, with an 80 % interval of 0.8 to 1.2 times the prediction."""
     pair: Any = SimpleNamespace(
-        predicted={"x": 110.0}, run=SimpleNamespace(measured={"x": 100.0}), intervals={"x": (0.8, 1.2)}
+        metrics={"x": 110.0}, row=SimpleNamespace(metrics={"x": 100.0}), intervals={"x": (0.8, 1.2)}
     )
     figure = _figure(pair, "x")
     assert figure["error"] == pytest.approx(0.1)
