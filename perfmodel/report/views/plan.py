@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from perfmodel.planning.export import batch_command, serve_commands
-from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Preliminary, PreliminaryJob
+from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Preliminary, gpus_text
 from perfmodel.planning.metrics import metric_of
 from perfmodel.planning.points import shares_text
 from perfmodel.planning.result import JobPlan, PlanResult
@@ -113,7 +113,7 @@ def plan_question(result: PlanResult) -> str:
     wanted = result.scenario.slo.in_words(result.spec.attainment, "them")
     return (
         f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {wanted}, best by "
-        f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
+        f"{OBJECTIVES[result.spec.objective]}, on at most {gpus_text(result.spec.max_gpus)}?"
     )
 
 
@@ -124,8 +124,8 @@ def plan_sentences(result: PlanResult) -> list[str]:
     also = " and their statistics met" if slo.is_of_requests and slo.statistics else ""
     wanted = f"{result.rate:g} requests/s with {share} within the SLO{also}"
     if winner is None:
-        return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip()]
-    cost = _gpus(winner.num_devices)
+        return [f"Nothing within {gpus_text(spec.max_gpus)} serves {wanted}. {result.nearest}".strip()]
+    cost = gpus_text(winner.num_devices)
     if (usd := winner.usd_per_hour) is not None:
         cost += f", {usd:.2f} USD per hour, {usd * _HOURS_PER_MONTH:,.0f} USD per month"
     low, high = winner.rate_interval
@@ -141,10 +141,6 @@ def plan_sentences(result: PlanResult) -> list[str]:
         *_under_failures(result, winner),
         *_bound(result.bound_share),
     ]
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _certainty(result: PlanResult) -> Iterator[str]:
@@ -222,12 +218,14 @@ def _unpriced(result: PlanResult) -> list[str]:
 
 def _price(finalist: Finalist) -> str:
     """USD per hour, with a star for an unconfirmed price (neither listed nor quoted)."""
-    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.has_unconfirmed_price else "")
+    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.candidate.has_unconfirmed_price else "")
 
 
 def _starred(title: str, finalists: Iterable[Finalist]) -> str:
     """The title with the legend of the star where `_price` uses one."""
-    return f"{title}; * an unconfirmed price" if any(each.has_unconfirmed_price for each in finalists) else title
+    return (
+        f"{title}; * an unconfirmed price" if any(each.candidate.has_unconfirmed_price for each in finalists) else title
+    )
 
 
 def _interval(interval: Interval | None, form: str) -> str:
@@ -393,13 +391,13 @@ def _front_drawn(result: PlanResult) -> str:
     return pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", log, legend)
 
 
-def preliminary_sentence(preliminary: Preliminary | PreliminaryJob) -> str:
+def preliminary_sentence(preliminary: Preliminary) -> str:
     """How many candidates are being simulated, and the best one in closed form."""
     candidates = f"{preliminary.num_candidates:,} candidates"
     if not preliminary.finalists:
-        if isinstance(preliminary, Preliminary):
+        if preliminary.rate is not None:
             return f"In closed form none of {candidates} serves {preliminary.rate:g} requests/s."
-        limit = f"{preliminary.spec.max_gpus} GPUs"
+        limit = gpus_text(preliminary.spec.max_gpus)
         return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
     best = preliminary.finalists[0]
     taken = f" in {format_duration(best.seconds)}" if isinstance(best, Job) else ""
@@ -435,9 +433,9 @@ def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
 
 def _choice(result: PlanResult, winner: Finalist) -> str:
     """`4 x h200-sxm TP4: 16 GPUs, 101.60 USD/h, 84 % sure`"""
-    parts = [_gpus(winner.num_devices)]
+    parts = [gpus_text(winner.num_devices)]
     if winner.usd_per_hour is not None:
-        mark = " (unconfirmed)" if winner.has_unconfirmed_price else ""
+        mark = " (unconfirmed)" if winner.candidate.has_unconfirmed_price else ""
         parts.append(f"{winner.usd_per_hour:.2f} USD/h{mark}")
     return f"{_short_label(winner)}: {', '.join([*parts, f'{result.sufficient(winner):.0%} sure'])}"
 
@@ -507,7 +505,7 @@ def job_view(plan: JobPlan, command: str = "") -> Document:
     counts = [f"{plan.num_candidates:,} candidates", f"{plan.num_in_time:,} in time in closed form"]
     best = "at the lowest cost" if plan.spec.objective == "cheapest_job" else "first"
     job = f"{plan.num_requests:,} requests to {plan.scenario.model.name}{_within(plan)}"
-    question = f"Which deployment completes {job} {best}, on at most {plan.spec.max_gpus} GPUs?"
+    question = f"Which deployment completes {job} {best}, on at most {gpus_text(plan.spec.max_gpus)}?"
     return _document(plan, [*blocks, _searched(plan, counts), Notes(plan.notes)], question, command)
 
 
@@ -525,9 +523,9 @@ def _job_sentences(plan: JobPlan) -> list[str]:
     winner, job = plan.winner, f"{plan.num_requests:,} requests"
     if winner is None:
         nearest = min(plan.late, key=lambda late: late.seconds, default=None)
-        answer = f"Nothing within {plan.spec.max_gpus} GPUs does {job}{_within(plan)}."
+        answer = f"Nothing within {gpus_text(plan.spec.max_gpus)} does {job}{_within(plan)}."
         return [answer + (f" First would be {nearest.label}, {_done(nearest)}." if nearest is not None else "")]
-    devices = _gpus(winner.num_devices)
+    devices = gpus_text(winner.num_devices)
     devices += "" if winner.usd_per_hour is None else f", {winner.usd_per_hour:.2f} USD per hour"
     return [
         f"Take {winner.label}: {devices}; {job} are {_done(winner)}{_bill(winner)}.",
