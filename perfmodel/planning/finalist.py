@@ -170,6 +170,11 @@ class Finalist(Replicas):
         return self.candidate, self.screened.usd_per_hour
 
     @property
+    def screened_rate(self) -> float:
+        """The highest rate of so many replicas in closed form."""
+        return self.replicas * self.screened.rate
+
+    @property
     def fewest(self) -> int:
         """Replicas that were simulated to serve the rate."""
         return self.replicas - self.spare
