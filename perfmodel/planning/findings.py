@@ -1,7 +1,7 @@
 """What numbers by variant say: who is best where, where lines cross, what rungs of a ladder gain, Pareto fronts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 
 Values = Sequence[float | None]
@@ -50,14 +50,14 @@ def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: b
         winners = best_at({name: line[index] for name, line in lines.items()}, is_better_low, tie)
         if not winners:
             continue
-        if found and found[-1].winners == winners:
-            found[-1] = Stretch(winners, found[-1].first, x, found[-1].begins)
+        last = found[-1] if found else None
+        if last is not None and last.winners == winners:
+            found[-1] = replace(last, last=x)
             continue
         begins = x
-        if found and len(winners) == len(found[-1].winners) == 1 and found[-1].last == xs[index - 1]:
-            before, after = lines[found[-1].winners[0]], lines[winners[0]]
+        if last is not None and len(winners) == len(last.winners) == 1 and last.last == xs[index - 1]:
             near = slice(index - 1, index + 1)
-            begins = next(iter(crossings(xs[near], before[near], after[near])), x)
+            begins = next(iter(crossings(xs[near], lines[last.winners[0]][near], lines[winners[0]][near])), x)
         found.append(Stretch(winners, x, x, begins))
     return found
 
@@ -75,17 +75,13 @@ def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
         here = (a > b) - (a < b)
         if here and side and here != side:
             x0, a0, b0 = points[index - 1]
-            found.append(x0 if a0 == b0 else _between(x0, x, a0, a, b0, b))
+            is_log = min(x0, x, a0, a, b0, b) > 0
+            start, end = (log(x0), log(x)) if is_log else (x0, x)
+            gap0, gap = (log(a0 / b0), log(a / b)) if is_log else (a0 - b0, a - b)
+            at = start + (end - start) * gap0 / (gap0 - gap)
+            found.append(x0 if a0 == b0 else exp(at) if is_log else at)
         side = here or side
     return found
-
-
-def _between(x0: float, x1: float, a0: float, a1: float, b0: float, b1: float) -> float:
-    is_log = min(x0, x1, a0, a1, b0, b1) > 0
-    ax0, ax1 = (log(x0), log(x1)) if is_log else (x0, x1)
-    gap0, gap1 = (log(a0 / b0), log(a1 / b1)) if is_log else (a0 - b0, a1 - b1)
-    at = ax0 + (ax1 - ax0) * gap0 / (gap0 - gap1)
-    return exp(at) if is_log else at
 
 
 def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:

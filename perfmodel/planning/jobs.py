@@ -260,7 +260,7 @@ class JobScreen:
         ]
 
     def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces | None = None) -> Floats:
-        """Of candidates on so many replicas each, by the surfaces of their engines unless these are given."""
+        """Time of the job on so many replicas of each candidate, by its engine's surface unless others are given."""
         surfaces = surfaces or self._engines.read([engines_of(candidate)[0] for candidate, _ in rows])
         context = max(int(self._demand.context), 1)
         numbers = [
