@@ -1,13 +1,7 @@
 """Seconds of a layout's steps on a grid of batches and prompt tokens, from the simulator's own pricer, read between.
 
-The grid is asked once for each layout; thousands of ways to schedule on it then cost an interpolation each. Batches
-and prompt tokens have knots that are equal for all layouts, so that one array holds all of them.
-
-Common draws of what calibrations leave unexplained, so that candidates are compared under equal errors.
-
-Two candidates on one device err alike: if its kernels are slower than their fits say, both are slower. So each is
-screened under the same draws of scores (`perfmodel.cost.calibrations.draws`), and their difference is read draw by
-draw. Of two devices
+And under common draws of what calibrations leave unexplained (`perfmodel.cost.calibrations.draws`), so that candidates
+are compared under equal errors. Of two devices
 
     one device, one engine profile      have all scores in common
     of one architecture                 share what the fits' own errors are; what is passed on to a sibling adds errors

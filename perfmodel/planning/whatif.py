@@ -168,7 +168,7 @@ def _near(question: WhatIf, text: str) -> Point:
 
 
 def _elasticity(near: Sequence[tuple[float | None, float]]) -> float | None:
-    """Of two values of a metric, each at a ratio to the present value."""
+    """Between two values of a metric, each at a ratio to the present value."""
     if not near:
         return None
     (below, low), (above, high) = near

@@ -115,13 +115,11 @@ def spread(
     if not items:
         return []
     begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (_one_step, function)
-    step = within_reach(step)
-    open_pool: Callable[[int | None], _Pool]
-    if where.name == "ray":
-        open_pool = partial(_OnRay, step, where.address)
-    else:
+    if where.name == "local":
         workers = min(workers or (num_processes(len(items)) if len(items) >= _FEWEST else 1), len(items))
-        open_pool = partial(_Processes, step) if workers > 1 else lambda _: _Here(step)
+    open_pool: Callable[[int | None], _Pool] = partial(_Processes, within_reach(step))
+    if where.name == "ray":
+        open_pool = partial(_OnRay, within_reach(step), where.address)
     chains: dict[int, Generator[Any, Any, R]] = {}
     steps: dict[int, tuple[int, Any]] = {}  # under way, or lost
     results: dict[int, R] = {}
@@ -160,6 +158,13 @@ def spread(
             pool.close()
         return sorted(lost)
 
+    if where.name == "local" and workers == 1:
+        for number, item in enumerate(items):
+            chains[number] = begin(item)
+            has_step = resume(number)
+            while has_step:
+                has_step = resume(number, step(steps[number][1]))
+        return [results[number] for number in range(len(items))]
     for number, reason in run(range(len(items)), workers):
         retried = None
         while step_lost := steps.get(number):
@@ -174,29 +179,6 @@ def spread(
 
 def _one_step(item: Any) -> Generator[Any, Any, Any]:
     return (yield item)
-
-
-class _Here:
-    """This process."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function, self._step = function, (0, None)
-        self.num_running = 0
-
-    @property
-    def has_room(self) -> bool:
-        return not self.num_running
-
-    def submit(self, number: int, step: Any) -> None:
-        self._step, self.num_running = (number, step), 1
-
-    def wait(self) -> list[tuple[int, Any, str]]:
-        self.num_running = 0
-        number, step = self._step
-        return [(number, self._function(step), "")]
-
-    def close(self) -> None:
-        return
 
 
 # Spawned, not forked: the parent may have threads (BLAS, torch) that a fork would leave in the middle of something.
