@@ -7,16 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import TypeVar
 
-from perfmodel.planning.finalist import (
-    Deployment,
-    Finalist,
-    FrontPoint,
-    Records,
-    Screened,
-    attained,
-    meets,
-    tightness,
-)
+from perfmodel.planning.finalist import Deployment, Finalist, FrontPoint, Records, Screened, attained, meets, tightness
 from perfmodel.planning.findings import pareto_front
 from perfmodel.planning.screen import Screen
 from perfmodel.planning.spec import PlanSpec

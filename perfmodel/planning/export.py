@@ -48,10 +48,7 @@ def server_arguments(scenario: Scenario, pool: PoolSpec) -> list[str]:
 
 
 # maker -> what its device plugin calls a device, and the image with vLLM for it; AMD's is published from 0.14 on
-_STACKS = {
-    "nvidia": ("nvidia.com/gpu", "vllm/vllm-openai"),
-    "amd": ("amd.com/gpu", "vllm/vllm-openai-rocm"),
-}
+_STACKS = {"nvidia": ("nvidia.com/gpu", "vllm/vllm-openai"), "amd": ("amd.com/gpu", "vllm/vllm-openai-rocm")}
 _LONGEST_NAME = 50  # of 63 characters that a label has room for, with the role behind it
 _PORT = 8000
 _PROBES_UNTIL_UP = 360  # ten seconds apart: an hour to fetch weights and load them

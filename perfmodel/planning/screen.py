@@ -14,13 +14,7 @@ from perfmodel.errors import SpecError
 from perfmodel.planning.finalist import Screened
 from perfmodel.planning.service import Demand, Served, Service, demand_of, repeated, serve
 from perfmodel.planning.space import Candidate
-from perfmodel.planning.surfaces import (
-    NUM_DRAWS,
-    Drawn,
-    Engine,
-    EngineSurfaces,
-    Surfaces,
-)
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Surfaces
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
