@@ -96,10 +96,8 @@ class Axis:
 
 
 def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis:
-    """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at).
-
-    Raises SpecError for what cannot be read; whether the path exists is for the scenario to say.
-    """
+    """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at). Raises SpecError
+    for what cannot be read; whether the path exists is for the scenario to say."""
     path, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not path or not values:
         raise SpecError(f"--vary {text}: write PATH=LOW..HIGH, PATH=LOW..HIGH:COUNT or PATH=A,B,C.")
@@ -252,10 +250,8 @@ class BoundChange:
 
 def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list[BoundChange]:
     """Where the bound of the point's step (and, `with_operators`, of each of its operators) changes along the axis:
-    bracketed until nothing is between, on the cost model alone.
-
-    The axis needs numbers; a value at which the scenario cannot be loaded or timed raises what that raises.
-    """
+    bracketed until nothing is between, on the cost model alone. The axis needs numbers; a value at which the scenario
+    cannot be loaded or timed raises what that raises."""
     scenario, own_step = load_point(base)
     engine = engine_of_step(scenario, is_prompt=own_step is not None and not own_step.batch)
     costs = step_costs(engine) if axis.path.startswith("step.") else None  # one set, along a step's own fields

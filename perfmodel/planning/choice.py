@@ -17,10 +17,7 @@ from perfmodel.specs.slo import SLO
 
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
     """Number of groups of `screened` that serve `rate` (requests/s) within the limits of `spec`, if each serves
-    `group_rate` (default: what the screen found).
-
-    None if so many are not allowed, or none serves.
-    """
+    `group_rate` (default: what the screen found). None if so many are not allowed, or none serves."""
     each = screened.rate if group_rate is None else group_rate
     if each <= 0:
         return None
@@ -83,10 +80,8 @@ def _best(deployments: Iterable[Deployment], spec: PlanSpec) -> Deployment:
 
 def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
     """The best by the objective of each layout (devices, parallelism, formats, split): what differs in scheduling only
-    is one choice, of which the screen's best goes on.
-
-    Where all of them are disaggregated, the best that is not takes the last place: what is usual is simulated, too.
-    """
+    is one choice, of which the screen's best goes on. Where all of them are disaggregated, the best that is not takes
+    the last place: what is usual is simulated, too."""
     best: dict[Hashable, Deployment] = {}
     for deployment in sorted(deployments, key=lambda deployment: objective_key(deployment, spec)):
         best.setdefault(deployment.candidate.kind, deployment)

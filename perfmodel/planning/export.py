@@ -140,10 +140,8 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
 
 
 def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
-    """The base scenario's file with what the plan has chosen, at the rate that was planned for.
-
-    A device that overrides have changed is named as the file beside it that `_device_files` writes.
-    """
+    """The base scenario's file with what the plan has chosen, at the rate that was planned for. A device that overrides
+    have changed is named as the file beside it that `_device_files` writes."""
     loaded, _ = read_scenario(result.base.path)
     data: dict[str, Any] = loaded.data
     data.pop("plan", None)
@@ -217,10 +215,8 @@ def plan_files(result: PlanResult) -> dict[str, str]:
 
 
 def export_plan(result: PlanResult, folder: Path) -> list[Path]:
-    """Write `plan_files` to `folder`; returns the files.
-
-    Raises SpecError where there is no winner, or the folder cannot be written.
-    """
+    """Write `plan_files` to `folder`; returns the files. Raises SpecError where there is no winner, or the folder
+    cannot be written."""
     texts = plan_files(result)
     if not texts:
         raise SpecError(f"--export {folder}: nothing serves the rate, so there is nothing to write; see the answer.")

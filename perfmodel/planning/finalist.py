@@ -313,11 +313,9 @@ class Preliminary:
 
 
 def seed_draws(values: Sequence[float]) -> Floats:
-    """How far the logarithm of a mean over seeds may be off because requests come by chance: Student's t about 0.
-
-    Equal seeds have equal weights in every finalist's draws (common random numbers), so that what a seed does to all of
-    them alike cancels in their difference. With one seed nothing is known of it: 0.
-    """
+    """How far the logarithm of a mean over seeds may be off because requests come by chance: Student's t about 0. Equal
+    seeds have equal weights in every finalist's draws (common random numbers), so that what a seed does to all of them
+    alike cancels in their difference. With one seed nothing is known of it: 0."""
     count = len(values)
     if count < 2 or min(values) <= 0:
         return np.zeros(NUM_DRAWS)

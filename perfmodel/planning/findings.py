@@ -63,11 +63,9 @@ def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: b
 
 
 def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
-    """Where the line `one` passes the line `other`, interpolated between neighbouring values of the axis.
-
-    On logarithmic axes (straight between the logarithms, where power laws are exact) for what is positive, else on
-    linear ones. A value at which they are equal counts if they are in another order on its two sides.
-    """
+    """Where the line `one` passes the line `other`, interpolated between neighbouring values of the axis. On
+    logarithmic axes (straight between the logarithms, where power laws are exact) for what is positive, else on linear
+    ones. A value at which they are equal counts if they are in another order on its two sides."""
     points = [(x, a, b) for x, a, b in zip(xs, one, other, strict=False) if a is not None and b is not None]
     found: list[float] = []
     side = 0
@@ -85,10 +83,8 @@ def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
 
 
 def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
-    """How many times better each rung is than the last one below it that has a value; the first rung's is 1.
-
-    The product of all is how many times better the last rung is than the first.
-    """
+    """How many times better each rung is than the last one below it that has a value; the first rung's is 1. The
+    product of all is how many times better the last rung is than the first."""
     gains: list[float | None] = []
     below: float | None = None
     for value in values:
@@ -103,10 +99,8 @@ def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
 def pareto_front(
     points: Mapping[str, Sequence[float | None]], is_better_low: Sequence[bool], tie: float = TIE
 ) -> tuple[str, ...]:
-    """The names that no other dominates: none is better in one value and, but for `tie`, as good in all others.
-
-    Without all values, none. Better means by more than `tie`.
-    """
+    """The names that no other dominates: none is better in one value and, but for `tie`, as good in all others. Without
+    all values, none. Better means by more than `tie`."""
     whole: dict[str, list[float]] = {}
     for name, values in points.items():
         there = [value for value in values if value is not None]

@@ -72,11 +72,8 @@ def at_rate(scenario: Scenario, rate: float) -> Scenario:
 
 
 def highest(passes: Callable[[float], bool], start: float) -> float | None:
-    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does, inf
-    if all do: down and up to 2^16 times `start`.
-
-    What passes at one value is taken to pass at all lower ones.
-    """
+    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does, inf if
+    all do: down and up to 2^16 times `start`. What passes at one value is taken to pass at all lower ones."""
     low = high = start
     is_fine = passes(start)
     for _ in range(_MOST_DOUBLINGS):
@@ -143,10 +140,8 @@ def step_metrics(
 
 
 def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None) -> Found:
-    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them.
-
-    Raises DoesNotFitError where the metric is about what room is left, and there is none.
-    """
+    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them. Raises
+    DoesNotFitError where the metric is about what room is left, and there is none."""
     context = step.context or 0 if step is not None else 0
     batch = step.batch if step is not None else 0
     model, undivided = served_model(scenario.model, scenario.engine), Sharding()
@@ -253,11 +248,9 @@ def step_of(point: Point) -> StepSpec | None:
 
 
 def evaluate(point: Point, run: Run | None = None) -> Record:
-    """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator).
-
-    Raises SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record
-    with the problem.
-    """
+    """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator). Raises
+    SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record with the
+    problem."""
     try:
         scenario, step = load_point(point)
     except UnsupportedError as error:

@@ -101,10 +101,8 @@ def lattice(rate: float) -> int:
 def highest_on_lattice(
     is_met: Callable[[int], Generator[Step, Answer, bool]], start: int, stride: int = FIRST_STRIDE
 ) -> Generator[Step, Answer, int | None]:
-    """The highest whole number that `is_met`, what is met at one being taken to be met below; None if none is.
-
-    Strides that double away from `start`, then bisection: few looks where `start` is near.
-    """
+    """The highest whole number that `is_met`, what is met at one being taken to be met below; None if none is. Strides
+    that double away from `start`, then bisection: few looks where `start` is near."""
     longest = stride << _MOST_STRIDES
     if (yield from is_met(start)):
         low, high = start, start + stride
@@ -215,9 +213,7 @@ class Runs:
 
     def _highest(self, whole: Whole, starts: Sequence[float]) -> list[tuple[float, ...] | None]:
         """The highest rates of each deployment, for each seed, looked for from `starts` on; None where a seed has none.
-
-        The first seed's is where the others begin: theirs are near.
-        """
+        The first seed's is where the others begin: theirs are near."""
         self.sweep.forecast.expect(_OTHER_SEEDS, _RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
         first = [rates[0] for rates in self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE, _RUNS_FIRST)]
         near = {index: rate for index, rate in enumerate(first) if rate is not None}

@@ -47,10 +47,8 @@ class _Wanted:
 
 
 class Screen:
-    """The screen of `candidates` for the traffic and SLO of `scenario`.
-
-    Raises SpecError for a scenario without an SLO.
-    """
+    """The screen of `candidates` for the traffic and SLO of `scenario`. Raises SpecError for a scenario without an
+    SLO."""
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
         self.demand = demand_of(scenario)

@@ -376,12 +376,9 @@ def _first_step(
     service: Service, demand: Demand, rate: Floats, is_apart: Bools, decodes: Floats, work: _Work, mean_step: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds of the steps that compute each typical prompt, of the step that it finds running, and the chance that
-    there is one.
-
-    Arrivals find steps in proportion to how long they take: those without prompts, and those with prompts that came
-    through one gate, whose number is Poisson and whose work adds up (so that the mean of those found is
-    E[t^2] / E[t]).
-    """
+    there is one. Arrivals find steps in proportion to how long they take: those without prompts, and those with prompts
+    that came through one gate, whose number is Poisson and whose work adds up (so that the mean of those found is
+    E[t^2] / E[t])."""
     surfaces = service.prompts
     num_decodes = np.where(is_apart, 0.0, decodes)
     alone = np.where(is_apart, 0.0, surfaces.decode(np.maximum(decodes, 1.0)))

@@ -263,10 +263,8 @@ class _RefusedError(Exception):
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
-    """The candidates of `spec` for the scenario `base`.
-
-    Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
-    """
+    """The candidates of `spec` for the scenario `base`. Raises SpecError where the scenario itself, or a value of the
+    space for it, is wrong."""
     candidates = _Candidates(base, spec)
     own_engine = candidates.scenario.engine
     space = _widened(spec, candidates.scenario)
@@ -405,10 +403,8 @@ _KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whate
 
 
 class _Candidates:
-    """The candidates so far, and why others are none; layouts and memory plans are worked out once.
-
-    Its methods raise _RefusedError for what cannot serve.
-    """
+    """The candidates so far, and why others are none; layouts and memory plans are worked out once. Its methods raise
+    _RefusedError for what cannot serve."""
 
     def __init__(self, base: Base, spec: PlanSpec) -> None:
         self._base, self._spec, self.scenario = base, spec, base.load()

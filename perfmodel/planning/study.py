@@ -271,10 +271,8 @@ class StudyFile:
 
 
 def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> StudyFile:
-    """The study of a file, or one of workloads/scenarios/studies by name; `overrides` change its base scenario.
-
-    Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake.
-    """
+    """The study of a file, or one of workloads/scenarios/studies by name; `overrides` change its base scenario. Raises
+    SpecError: `file:line: field: what was found, what is allowed`, one line per mistake."""
     path = find_file("studies", path_or_name)
     loaded = load_yaml(path)
     if not isinstance(loaded.data.get("study", ""), str) or "study" not in loaded.data:
@@ -327,10 +325,8 @@ class StudyPoints:
         return next(iter(self.points.values())).metrics
 
     def check(self) -> Scenario:
-        """Load every variant and every value of an axis once; returns the scenario of the first point.
-
-        Raises SpecError with the line of the study's file that is at fault.
-        """
+        """Load every variant and every value of an axis once; returns the scenario of the first point. Raises SpecError
+        with the line of the study's file that is at fault."""
         first_variant, first_at = next(iter(self.points))
         scenario: Scenario | None = None
         for (variant, at), point in self.points.items():
@@ -540,10 +536,8 @@ class StudyResult(Printable):
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:
-    """`answers` with the quality that the study's file names, where a variant has one.
-
-    Raises SpecError for a file that is not there, is not JSON, or lacks an entry.
-    """
+    """`answers` with the quality that the study's file names, where a variant has one. Raises SpecError for a file that
+    is not there, is not JSON, or lacks an entry."""
     quality = file.study.quality
     if quality is None:
         return answers

@@ -122,10 +122,8 @@ def default_metrics(scenario: Scenario, compares_devices: bool = False) -> tuple
 def answer(
     question: WhatIf, progress: Progress | None = None, workers: int | None = None, engine: str = "local"
 ) -> WhatIfAnswers:
-    """Evaluate all points of a question, with `workers` and `engine` as for `perfmodel.planning.sweep`.
-
-    Raises SpecError for a grid of other than two axes, or a wrong override.
-    """
+    """Evaluate all points of a question, with `workers` and `engine` as for `perfmodel.planning.sweep`. Raises
+    SpecError for a grid of other than two axes, or a wrong override."""
     axes, is_compared = question.axes, bool(question.against)
     for metric in question.base.metrics:
         try:
@@ -250,10 +248,8 @@ class _Crossing:
 
 
 def _place(asked: _Crossing) -> tuple[float, bool] | None:
-    """(where the alternative and the base are equal, whether it is better above); None where it is not between.
-
-    Where this seed's crossing is not between the two values, it is looked for between others of the axis.
-    """
+    """(where the alternative and the base are equal, whether it is better above); None where it is not between. Where
+    this seed's crossing is not between the two values, it is looked for between others of the axis."""
     axis, low, high = asked.axis, asked.low, asked.high
 
     @cache
@@ -273,11 +269,9 @@ def _place(asked: _Crossing) -> tuple[float, bool] | None:
 
 
 def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, high: float) -> tuple[float, float]:
-    """Neighbouring places, `_PRECISION` apart, between which the gain changes its sign.
-
-    Halved twice; then where a straight line (over the axis' logarithm) through the ends has its zero, a little above it
-    and a little below, so that both ends close in; and so on. On smooth lines five or six looks instead of eight.
-    """
+    """Neighbouring places, `_PRECISION` apart, between which the gain changes its sign. Halved twice; then where a
+    straight line (over the axis' logarithm) through the ends has its zero, a little above it and a little below, so
+    that both ends close in; and so on. On smooth lines five or six looks instead of eight."""
     above = (gain(high) or 0.0) > 0
     beyond, turn = 1.0, itertools.cycle((True, True, False, False))
     while high - low > _PRECISION * abs(low):

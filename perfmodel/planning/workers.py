@@ -50,10 +50,8 @@ class Engine:
 
 
 def engine_of(text: str) -> Engine:
-    """`local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster that runs here) or `ray://HOST:PORT` (Ray Client).
-
-    Raises SpecError for anything else.
-    """
+    """`local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster that runs here) or `ray://HOST:PORT` (Ray Client). Raises
+    SpecError for anything else."""
     name, colon, address = text.partition(":")
     if name == "ray" and address.startswith("//"):
         address = text
@@ -301,11 +299,8 @@ _CLUSTER_PATIENCE_S = 10.0  # for a cluster to answer
 
 
 class _OnRay:
-    """Tasks of a Ray cluster.
-
-    Raises MissingExtraError without Ray, PerfmodelError where no cluster answers at `address` or its nodes have another
-    perfmodel.
-    """
+    """Tasks of a Ray cluster. Raises MissingExtraError without Ray, PerfmodelError where no cluster answers at
+    `address` or its nodes have another perfmodel."""
 
     def __init__(self, function: Callable[[Any], Any], address: str | None, workers: int | None) -> None:
         self._function, self._version = function, installed_version()
