@@ -12,22 +12,7 @@ from math import ceil
 from pathlib import Path
 
 from perfmodel.files.blocks import block_as
-from perfmodel.planning.choice import (
-    Ratios,
-    compared_prices,
-    deployed,
-    device_answers,
-    finalists,
-    may_have,
-    objective_key,
-    origin_notes,
-    overlooked,
-    ratios_of,
-    screened_front,
-    shortfalls,
-    simulated_front,
-    with_every_device,
-)
+from perfmodel.planning import choice
 from perfmodel.planning.finalist import (
     Deployment,
     Finalist,
@@ -99,10 +84,10 @@ def _plan_rate(
         space = enumerate_space(base, spec)
         screen = Screen(space.candidates, scenario, spec.attainment)
         screened = screen.all()
-        serving = _with_tightness(screen, deployed(screened, spec, rate), rate)
-        serving.sort(key=lambda deployment: objective_key(deployment, spec))
-        front = screened_front(screen, serving, spec, rate)
-    chosen = with_every_device(finalists(serving, spec), serving, spec)
+        serving = _with_tightness(screen, choice.deployed(screened, spec, rate), rate)
+        serving.sort(key=lambda deployment: choice.objective_key(deployment, spec))
+        front = choice.screened_front(screen, serving, spec, rate)
+    chosen = choice.with_every_device(choice.finalists(serving, spec), serving, spec)
     if tell is not None:
         tell(Preliminary(spec, len(space.candidates), chosen, rate))
     able = {id(deployment.screened) for deployment in serving}
@@ -116,7 +101,7 @@ def _plan_rate(
         drawn = screen.under_draws([one.screened for one in done], near)
         sized = _sized(run, [replace(one, drawn=factors) for one, factors in zip(done, drawn, strict=True)])
         simulated = _with_front(run, screen, done, front)
-    serve, do_not = simulated_front(simulated, front, spec, scenario.slo, quantile)
+    serve, do_not = choice.simulated_front(simulated, front, spec, scenario.slo, quantile)
     good, bad = _judged(sized, scenario, spec)
     result = PlanResult(
         base,
@@ -125,7 +110,7 @@ def _plan_rate(
         rate,
         space.num_all,
         len(serving),
-        dict(space.ruled_out) | shortfalls(screened, spec, rate),
+        dict(space.ruled_out) | choice.shortfalls(screened, spec, rate),
         good,
         bad,
         serve,
@@ -138,7 +123,7 @@ def _plan_rate(
     )
     result = _completed(_ordered(result), simulated)
     judged = result.ranked, result.missed
-    result = replace(result, devices=device_answers(spec, rate, judged, serving, screened, space.by_device))
+    result = replace(result, devices=choice.device_answers(spec, rate, judged, serving, screened, space.by_device))
     with stages("under failures"):
         return replace(result, resilience=under_failures(result, result.winner) if result.winner is not None else None)
 
@@ -154,7 +139,7 @@ def _settled(run: Runs, chosen: Sequence[Deployment], cut: Sequence[Deployment])
         sign = 1.0 if draft.is_better_low else -1.0
         best = min((sign * draft.figure(finalist) for finalist in draft.ranked), default=None)
         rest = [deployment for deployment in cut if id(deployment.screened) not in tried]
-        better = overlooked(rest, best, _ratios(run, done), spec, run.rate)
+        better = choice.overlooked(rest, best, _ratios(run, done), spec, run.rate)
         more = better[:room]
         if not more:
             return done, len(better)
@@ -167,8 +152,8 @@ def _draft(run: Runs, ranked: Sequence[Finalist], missed: Sequence[Finalist] = (
     return PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, ranked, missed)
 
 
-def _ratios(run: Runs, done: Sequence[Finalist]) -> Ratios:
-    return ratios_of(done, run.scenario.slo, quantile_name(run.spec.attainment))
+def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:
+    return choice.ratios_of(done, run.scenario.slo, quantile_name(run.spec.attainment))
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
@@ -187,7 +172,7 @@ def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
     for place, finalist in enumerate(done):
         option = draft.option(finalist)
         counts = range(finalist.replicas, option.most + 1)
-        allowed = [count for count in counts if may_have(finalist.screened, run.spec, count)]
+        allowed = [count for count in counts if choice.may_have(finalist.screened, run.spec, count)]
         if (enough := option.enough(allowed, run.spec.confidence)) != finalist.replicas:
             more[place] = enough
     records = run.at_rate([(done[place].deployment, count) for place, count in more.items()])
@@ -202,13 +187,13 @@ def _ordered(result: PlanResult) -> PlanResult:
     if not result.ranked:
         return result
     options = [result.option(finalist) for finalist in result.everyone]
-    choice = pick(options[: len(result.ranked)], result.spec.confidence)
-    expected = certainty_of(options, choice, result.spec.confidence).expected
+    first = pick(options[: len(result.ranked)], result.spec.confidence)
+    expected = certainty_of(options, first, result.spec.confidence).expected
 
     def key(place: int) -> tuple[bool, bool, float, float]:
         option = options[place]
         figure = expected[option.name] if option.figure is None else option.figure
-        return place != choice, option.share < result.spec.confidence, figure, -result.ranked[place].rate
+        return place != first, option.share < result.spec.confidence, figure, -result.ranked[place].rate
 
     return replace(result, ranked=[result.ranked[place] for place in sorted(range(len(result.ranked)), key=key)])
 
@@ -239,7 +224,7 @@ def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
     traffic = at_rate(result.scenario, result.rate, _REQUESTS)
     choices = as_overrides({**winner.candidate.choices(winner.replicas), **traffic})
     run = simulate(result.base.load(choices), keep_steps=False)
-    notes = [*run.notes, *origin_notes(winner.screened.origin)]
+    notes = [*run.notes, *choice.origin_notes(winner.screened.origin)]
     if result.scenario.traffic.arrivals.process == "trace":
         notes.append("Arrivals are the trace's own, at other rates the same with longer or shorter gaps.")
     fewer = {
@@ -261,7 +246,7 @@ def _prices(result: PlanResult) -> Iterator[str]:
             f"price.usd_per_gpu_hour {price.usd_per_gpu_hour:g} of the scenario is that of every device here, "
             f"{', '.join(devices)}; give each its own, as in --price {next(iter(devices))}=2.50."
         )
-    yield from compared_prices(scenarios)
+    yield from choice.compared_prices(scenarios)
 
 
 def _nearest(screened: Sequence[Screened], rate: float) -> str:
