@@ -30,6 +30,7 @@ from perfmodel.planning.runs import Trial, try_rates
 from perfmodel.planning.screen import Screen
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.sweep import StoredSweep
 from perfmodel.planning.workers import spread
 
 _MODELS = ("llama-3.1-8b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b", "llama-3.1-70b-fp8")
@@ -152,8 +153,8 @@ def _better(plan: PlanResult, screen: Screen, store: str, one: Screened, other: 
 def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str, patience_s: float, seed: int) -> float | None:
     """The highest rate under one seed, in runs that last long enough for queues to show."""
     count = int(min(max(4 * each.batch * each.candidate.num_engines, 400, 20 * patience_s * each.rate), 8000))
-    trial = Trial(base, each.candidate.overrides(1), seed, each.rate, spec.attainment, count, store)
-    return try_rates(trial).rate
+    trial = Trial(base, each.candidate.overrides(1), seed, each.rate, spec.attainment, count)
+    return StoredSweep(store).run(try_rates, {trial: count}, lambda *_: None)[0]
 
 
 def lines(solved: Sequence[Solved]) -> list[str]:

@@ -22,7 +22,7 @@ from perfmodel.commands.request import (
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.planning.finalist import Preliminary, PreliminaryJob
+    from perfmodel.planning.finalist import Preliminary
     from perfmodel.planning.study import Answers, StudyFile, StudyPart, StudyPoints
 
 _ENGINE_HELP = "Where points are worked on: local, ray, ray:HOST:PORT or ray://HOST:PORT (extra ray)."
@@ -142,12 +142,11 @@ class PlanRequest(ScenarioRequest):
 
         return Answer(lambda: job_json(result), lambda: job_view(result, self.line), result, exit_status=status)
 
-    def _preliminary(self, preliminary: "Preliminary | PreliminaryJob") -> str:
+    def _preliminary(self, preliminary: "Preliminary") -> str:
         """What the screen has found, in a sentence. Raises SpecError for a job that is to be exported."""
-        from perfmodel.planning.finalist import PreliminaryJob
         from perfmodel.report.views.plan import preliminary_sentence
 
-        if self.export is not None and isinstance(preliminary, PreliminaryJob):
+        if self.export is not None and preliminary.spec.is_offline:
             raise SpecError(f"--export {self.export}: writes what serves a rate; of a job the answer has the command.")
 
         return preliminary_sentence(preliminary)

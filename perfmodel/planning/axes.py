@@ -1,17 +1,13 @@
 """What is varied: a path of a scenario and values for it, from `engine.max_num_seqs=16..256:5` or `=64,128,256`.
 
-Values are absolute, or multiples of the present one (`0.5x..2x`). Ranges are spaced evenly in their ratios, as hardware
-and load are compared; from 0, evenly.
-
-Along an axis the bound of a step changes at places that are bracketed until nothing is between, on the cost model
-alone.
+Values are absolute, or multiples of the present one (`0.5x..2x`). Ranges are spaced evenly in their ratios; from 0,
+evenly.
 """
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -89,56 +85,42 @@ class Axis:
         if self.present is None and not self.is_multiple:
             return None
         if not self.is_whole:
-            if self.present == 0:
-                return None
-            low, high = 1 / ratio, ratio
-            return self._multiple(low), self._multiple(high)
+            ends = [(f"{self.path}={_written(x, _MULTIPLE, False)}", x) for x in (1 / ratio, ratio)]
+            return None if self.present == 0 else (ends[0], ends[1])
         assert self.present is not None  # what is whole was read
-        low, high = (
-            min(round(self.present / ratio), self.present - 1),
-            max(round(self.present * ratio), self.present + 1),
-        )
+        low = min(round(self.present / ratio), self.present - 1)
+        high = max(round(self.present * ratio), self.present + 1)
         if low < 1:
             return None
         return (self.override(low), low / self.present), (self.override(high), high / self.present)
 
-    def _multiple(self, ratio: float) -> tuple[str, float]:
-        return f"{self.path}={_written(ratio, _MULTIPLE, False)}", ratio
-
-
-def _with_plain_counts(values: str, text: str) -> str:
-    """`8000..32000` of `8k..32k`. Raises SpecError for what is no whole number."""
-    try:
-        return _COUNT.sub(lambda match: str(parse_count(match[0])), values)
-    except ValueError as error:
-        raise SpecError(f"--vary {text}: {error}.") from None
-
 
 def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis:
-    """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at).
-
-    Raises SpecError for what cannot be read; whether the path exists is for the scenario to say.
-    """
+    """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at). Raises SpecError
+    for what cannot be read; whether the path exists is for the scenario to say."""
     path, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not path or not values:
         raise SpecError(f"--vary {text}: write PATH=LOW..HIGH, PATH=LOW..HIGH:COUNT or PATH=A,B,C.")
     present = present_value(path, scenario, step)
     is_whole = isinstance(present, int)
-    values = _with_plain_counts(values, text) if is_whole else values
-    found = _RANGE.fullmatch(values)
+    if is_whole:  # `8000..32000` of `8k..32k`
+        try:
+            values = _COUNT.sub(lambda match: str(parse_count(match[0])), values)
+        except ValueError as error:
+            raise SpecError(f"--vary {text}: {error}.") from None
     if _ONE_END.fullmatch(values):
         raise SpecError(f"--vary {text}: found {values}, allowed both ends of a range, as in {path}=1..8 or =0.5x..2x.")
-    if found is not None:
-        xs, unit = _spaced(text, found[1], found[2], int(found[3] or _NUM_VALUES))
+    if (match := _RANGE.fullmatch(values)) is not None:
+        xs, unit = _spaced(text, match[1], match[2], int(match[3] or _NUM_VALUES))
     else:
         texts = tuple(part.strip() for part in values.split(","))
         if len(texts) > _MOST_VALUES:
             raise SpecError(f"--vary {text[:80]}...: found {len(texts):,} values, allowed {_MOST_VALUES}.")
-        read = [_NUMBER.fullmatch(part) for part in texts]
-        units = {match[2] for match in read if match is not None}
-        if None in read or len(units) != 1:
+        numbers = [number for part in texts if (number := _NUMBER.fullmatch(part)) is not None]
+        units = {number[2] for number in numbers}
+        if len(numbers) < len(texts) or len(units) != 1:
             return Axis(path, texts, present=present)
-        xs, unit = tuple(sorted(float(match[1]) for match in read if match is not None)), units.pop()
+        xs, unit = tuple(sorted(float(number[1]) for number in numbers)), units.pop()
         _refuse_beyond(text, *xs)
     if is_whole and unit == _MULTIPLE:
         assert present is not None
@@ -151,17 +133,17 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
 def present_value(path: str, scenario: Scenario, step: StepSpec | None = None) -> int | float | None:
     """The number that a scenario has at an override's path; None where it has none, or several."""
     first, *rest = path.split(".")
+    value: Any = scenario
     if first == "hardware":
         return _hardware_value(tuple(rest), scenario.hardware, path)
     if first == "step":
-        return _number(getattr(step or StepSpec(), rest[0], None)) if len(rest) == 1 else None
+        first, value = ".".join(rest), step or StepSpec()
+        rest = []
     if first == "cluster" and rest[:1] == ["pools"] and rest[2:3] == ["hardware"]:
-        pools = [pool.model_dump(include={"role", "name"}) for pool in scenario.pools]
-        index = list_position(pools, rest[1])
+        index = list_position([pool.model_dump(include={"role", "name"}) for pool in scenario.pools], rest[1])
         if index is None:
             return None  # loading the scenario says so
         return _hardware_value(tuple(rest[3:]), scenario.pools[index].hardware or scenario.hardware, path)
-    value: Any = scenario
     for part in (first, *rest):
         if isinstance(value, tuple):
             index = list_position([item.model_dump() for item in value], part)
@@ -267,30 +249,12 @@ class BoundChange:
 
 
 def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list[BoundChange]:
-    """Where the bound of the point's step (and, `with_operators`, of each of its operators) changes along the axis.
-
-    The axis needs numbers; a value at which the scenario cannot be loaded or timed raises what that raises.
-    """
-    estimate = _estimates(base, axis)
-    ends = sorted(axis.xs)
-    if len(ends) < 2:
-        return []
-
-    def bound_of(name: str, x: float) -> str:
-        return next((row.bound for row in estimate(x).rows if row.name == name), "")
-
-    found = list(_changes(axis, "step", lambda x: estimate(x).bound, ends))
-    if with_operators:
-        for name in dict.fromkeys(row.name for row in estimate(ends[0]).rows):
-            found += _changes(axis, name, partial(bound_of, name), ends)
-    return found
-
-
-def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
-    """The estimate of the point's step at each value of the axis; along a step's own fields with one set of costs."""
-    scenario, step = load_point(base)
-    engine = engine_of_step(scenario, is_prompt=step is not None and not step.batch)
-    costs = step_costs(engine) if axis.path.startswith("step.") else None
+    """Where the bound of the point's step (and, `with_operators`, of each of its operators) changes along the axis:
+    bracketed until nothing is between, on the cost model alone. The axis needs numbers; a value at which the scenario
+    cannot be loaded or timed raises what that raises."""
+    scenario, own_step = load_point(base)
+    engine = engine_of_step(scenario, is_prompt=own_step is not None and not own_step.batch)
+    costs = step_costs(engine) if axis.path.startswith("step.") else None  # one set, along a step's own fields
 
     @lru_cache(maxsize=4096)
     def estimate(x: float) -> StepEstimate:
@@ -300,18 +264,21 @@ def _estimates(base: Point, axis: Axis) -> Callable[[float], StepEstimate]:
         taker = taker if costs is not None else engine_of_step(taker, is_prompt=not step.batch)
         return (costs or step_costs(taker)).estimate(batch_shape(step, taker))
 
-    return estimate
+    def bound(what: str, x: float) -> str:
+        found = estimate(x)
+        return found.bound if what == "step" else next((row.bound for row in found.rows if row.name == what), "")
 
-
-def _changes(axis: Axis, what: str, bound: Callable[[float], str], xs: Sequence[float]) -> Iterator[BoundChange]:
-    for low, high in itertools.pairwise(xs):
-        start = low
-        while bound(start) != bound(high):
-            below, above = start, high
-            while above - below > _EXACT * abs(below):
-                middle = axis.middle(below, above)
-                if middle is None:
-                    break
-                below, above = (middle, above) if bound(middle) == bound(start) else (below, middle)
-            yield BoundChange(axis.path, what, bound(start), bound(above), above, axis.unit)
-            start = above
+    ends, changes = sorted(axis.xs), []
+    names = [row.name for row in estimate(ends[0]).rows] if with_operators and len(ends) > 1 else []
+    for what in dict.fromkeys(["step", *names]):
+        for low, high in itertools.pairwise(ends):
+            start = low
+            while bound(what, start) != bound(what, high):
+                below, above = start, high
+                while above - below > _EXACT * abs(below) and (middle := axis.middle(below, above)) is not None:
+                    is_below = bound(what, middle) == bound(what, start)
+                    below, above = (middle, above) if is_below else (below, middle)
+                before, after = bound(what, start), bound(what, above)
+                changes.append(BoundChange(axis.path, what, before, after, above, axis.unit))
+                start = above
+    return changes

@@ -1,27 +1,13 @@
 """What a plan wants of candidates: how many of each serve the rate, and who is best by the objective, of each device,
-and on the front of cost and latency.
-
-Overlooked: the simulator finds other rates than the closed form. For each finalist the ratio of the two is known. A
-candidate that was cut may have as high a ratio as any finalist. If it would then be better than the best finalist, it
-was cut by less than the spread of the ratio, and has to be simulated, too.
-"""
+and on the front of cost and latency; who was cut by less than the screen's own error (`overlooked`)."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import TypeVar
 
-from perfmodel.planning.finalist import (
-    Deployment,
-    Finalist,
-    FrontPoint,
-    Records,
-    Screened,
-    attained,
-    meets,
-    tightness,
-)
+from perfmodel.planning.finalist import Deployment, Finalist, FrontPoint, Records, Screened, attained, meets, tightness
 from perfmodel.planning.findings import pareto_front
 from perfmodel.planning.screen import Screen
 from perfmodel.planning.spec import PlanSpec
@@ -31,10 +17,7 @@ from perfmodel.specs.slo import SLO
 
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
     """Number of groups of `screened` that serve `rate` (requests/s) within the limits of `spec`, if each serves
-    `group_rate` (default: what the screen found).
-
-    None if so many are not allowed, or none serves.
-    """
+    `group_rate` (default: what the screen found). None if so many are not allowed, or none serves."""
     each = screened.rate if group_rate is None else group_rate
     if each <= 0:
         return None
@@ -61,21 +44,21 @@ def most_replicas(screened: Screened, spec: PlanSpec) -> int:
 
 def deployed(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> list[Deployment]:
     """Deployments that serve the rate within what may be spent."""
-    found = ((each, pick_replicas(each, spec, rate)) for each in screened)
-    return [Deployment(each, replicas) for each, replicas in found if replicas is not None]
+    counts = ((candidate, pick_replicas(candidate, spec, rate)) for candidate in screened)
+    return [Deployment(candidate, replicas) for candidate, replicas in counts if replicas is not None]
 
 
 def shortfalls(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> dict[str, int]:
     """How many candidates do not serve the rate, by reason."""
-    found: Counter[str] = Counter()
-    for each in screened:
-        if each.rate <= 0:
-            found["misses the SLO at any rate"] += 1
-        elif pick_replicas(each, spec, rate) is None:
-            needed = ceil(rate / each.rate - 1e-9)
-            is_dear = needed * each.candidate.num_devices <= spec.max_gpus and spec.budget_usd_per_hour is not None
-            found["over budget at the rate" if is_dear else "too slow for the rate with max_gpus"] += 1
-    return dict(found.most_common())
+    counts: Counter[str] = Counter()
+    for candidate in screened:
+        if candidate.rate <= 0:
+            counts["misses the SLO at any rate"] += 1
+        elif pick_replicas(candidate, spec, rate) is None:
+            needed = ceil(rate / candidate.rate - 1e-9)
+            is_dear = needed * candidate.candidate.num_devices <= spec.max_gpus and spec.budget_usd_per_hour is not None
+            counts["over budget at the rate" if is_dear else "too slow for the rate with max_gpus"] += 1
+    return dict(counts.most_common())
 
 
 def objective_key(deployment: Deployment, spec: PlanSpec) -> tuple[float, ...]:
@@ -91,19 +74,21 @@ def objective_key(deployment: Deployment, spec: PlanSpec) -> tuple[float, ...]:
     return -deployment.screened.rate_per_device, usd
 
 
+def _best(deployments: Iterable[Deployment], spec: PlanSpec) -> Deployment:
+    return min(deployments, key=lambda deployment: objective_key(deployment, spec))
+
+
 def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
     """The best by the objective of each layout (devices, parallelism, formats, split): what differs in scheduling only
-    is one choice, of which the screen's best goes on.
-
-    Where all of them are disaggregated, the best that is not takes the last place: what is usual is simulated, too.
-    """
+    is one choice, of which the screen's best goes on. Where all of them are disaggregated, the best that is not takes
+    the last place: what is usual is simulated, too."""
     best: dict[Hashable, Deployment] = {}
-    for each in sorted(deployments, key=lambda deployment: objective_key(deployment, spec)):
-        best.setdefault(each.screened.candidate.kind, each)
+    for deployment in sorted(deployments, key=lambda deployment: objective_key(deployment, spec)):
+        best.setdefault(deployment.candidate.kind, deployment)
     chosen = list(best.values())[: spec.finalists]
-    usual = [each for each in deployments if each.screened.candidate.ratio is None]
-    if usual and len(chosen) > 1 and all(each.screened.candidate.ratio is not None for each in chosen):
-        chosen[-1] = min(usual, key=lambda deployment: objective_key(deployment, spec))
+    usual = [deployment for deployment in deployments if deployment.candidate.ratio is None]
+    if usual and len(chosen) > 1 and all(deployment.candidate.ratio is not None for deployment in chosen):
+        chosen[-1] = _best(usual, spec)
     return chosen
 
 
@@ -137,16 +122,14 @@ def with_every_device(chosen: Sequence[Deployment], serving: Sequence[Deployment
 
     serving: all deployments that serve the rate
     """
-    found = list(chosen)
+    kept = list(chosen)
     for device in spec.space.hardware:
-        mine = [each for each in serving if device_of(each.screened) == device]
-        taken = [device_of(each.screened) for each in found]
-        if not mine or device in taken:
-            continue
+        able = [deployment for deployment in serving if device_of(deployment.screened) == device]
+        taken = [device_of(deployment.screened) for deployment in kept]
         spare = [place for place, name in enumerate(taken) if place and taken.count(name) > 1]
-        if spare:
-            found[spare[-1]] = min(mine, key=lambda deployment: objective_key(deployment, spec))
-    return found
+        if able and spare and device not in taken:
+            kept[spare[-1]] = _best(able, spec)
+    return kept
 
 
 def device_answers(
@@ -165,32 +148,27 @@ def device_answers(
     serving:   deployments that serve it in closed form
     screened:  all candidates; ruled_out: device -> why others are none, and how many
     """
-    if len(spec.space.hardware) < 2:
-        return []
 
     def answer(device: str) -> DeviceAnswer:
         ranked, missed = (
-            [finalist for finalist in judgement if device_of(finalist.deployment.screened) == device]
-            for judgement in judged
+            [finalist for finalist in finalists if device_of(finalist.screened) == device] for finalists in judged
         )
         if ranked:
             best = ranked[0]
             return DeviceAnswer(device, best.label, best.num_devices, best.usd_per_hour, best.rate, True)
         if missed:
             near = max(missed, key=lambda finalist: finalist.attained)
-            return DeviceAnswer(
-                device, reason=f"{near.label}, simulated, has {near.attained:.1%} of requests within the SLO"
-            )
-        own = [deployment for deployment in serving if device_of(deployment.screened) == device]
-        if own:
-            first = min(own, key=lambda deployment: objective_key(deployment, spec))
-            label = f"{first.replicas} x {first.screened.candidate.label}"
-            return DeviceAnswer(device, label, first.num_devices, first.usd_per_hour, first.capacity)
+            reason = f"{near.label}, simulated, has {near.attained:.1%} of requests within the SLO"
+            return DeviceAnswer(device, reason=reason)
+        able = [deployment for deployment in serving if device_of(deployment.screened) == device]
+        if able:
+            first = _best(able, spec)
+            return DeviceAnswer(device, first.label, first.num_devices, first.usd_per_hour, first.capacity)
         short = shortfalls([candidate for candidate in screened if device_of(candidate) == device], spec, rate)
         reasons = {**ruled_out.get(device, {}), **short}
         return DeviceAnswer(device, reason="; ".join(f"{count:,} {reason}" for reason, count in reasons.items()))
 
-    return [answer(device) for device in spec.space.hardware]
+    return [answer(device) for device in spec.space.hardware] if len(spec.space.hardware) > 1 else []
 
 
 _BETTER = 0.001  # of the best figure: what is as good is no better
@@ -210,9 +188,7 @@ class Ratios:
 
 def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
     """The ratios of `done`; 1 to 1 where nothing served."""
-    rates = [
-        finalist.rate / (finalist.replicas * finalist.deployment.screened.rate) for finalist in done if finalist.rate
-    ]
+    rates = [finalist.rate / (finalist.replicas * finalist.screened.rate) for finalist in done if finalist.rate]
     near = [
         tightness(finalist.records, slo, quantile) / finalist.deployment.tightness
         for finalist in done
@@ -226,7 +202,8 @@ def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
 def overlooked(
     cut: Sequence[Deployment], best: float | None, ratios: Ratios, spec: PlanSpec, rate: float
 ) -> list[Deployment]:
-    """Those of `cut` that may be better than `best`, the most promising one of each layout first.
+    """Those of `cut` that may be better than `best`, the most promising one of each layout first: as good as with the
+    highest ratio of simulated and screened figures that a finalist has.
 
     cut:   deployments at `rate` (requests per second), whether they serve it by the screen or not
     best:  of the simulated ones by `objective_key`, its first figure; None: nothing serves
@@ -258,14 +235,13 @@ def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec
     """Pareto front of cost and latency at `rate` (requests/s): the best of `serving` with all numbers of replicas that
     `spec` allows, by `screen`; thinned out evenly where there are many."""
     more: list[Deployment] = []
-    for each in serving[:_MOST_LOOKED_AT]:
-        most = pick_replicas(each.screened, spec.model_copy(update={"objective": "lowest_latency"}), rate) or 0
-        counts = spec.space.replicas or range(each.replicas, most + 1)
-        more += [replace(each, replicas=count) for count in counts if each.replicas <= count <= most]
-    if not more:
-        return []
-    near = screen.tightness([each.screened for each in more], [rate / each.replicas for each in more])
-    ordered = _front(replace(each, tightness=value) for each, value in zip(more, near, strict=True))
+    widest = spec.model_copy(update={"objective": "lowest_latency"})
+    for deployment in serving[:_MOST_LOOKED_AT]:
+        least, most = deployment.replicas, pick_replicas(deployment.screened, widest, rate) or 0
+        counts = spec.space.replicas or range(least, most + 1)
+        more += [replace(deployment, replicas=count) for count in counts if least <= count <= most]
+    near = screen.tightness([one.screened for one in more], [rate / one.replicas for one in more])
+    ordered = _front(replace(one, tightness=value) for one, value in zip(more, near, strict=True))
     last = len(ordered) - 1
     count = min(last + 1, _MOST_POINTS)
     return [ordered[round(index * last / max(count - 1, 1))] for index in range(count)]
@@ -285,21 +261,13 @@ def simulated_front(
     spec, slo: the plan's objective and limits
     quantile:  that latencies are compared by, as in "p90"
     """
-    points = {
-        label: FrontPoint(
-            label,
-            each.num_devices,
-            each.usd_per_hour,
-            tightness(records, slo, quantile),
-            attained(records),
-            each.tightness,
-        )
-        for label, (each, records) in simulated.items()
-    }
-    able = {label for label, (_, records) in simulated.items() if meets(records, slo, spec.attainment)}
-    serving = [point for point in points.values() if point.label in able]
-    missed = [points[one.label] for one in screened if one.label in points and one.label not in able]
-    return _front(serving), missed
+    serving: dict[str, FrontPoint] = {}
+    others: dict[str, FrontPoint] = {}
+    for label, (one, records) in simulated.items():
+        near = tightness(records, slo, quantile)
+        point = FrontPoint(label, one.num_devices, one.usd_per_hour, near, attained(records), one.tightness)
+        (serving if meets(records, slo, spec.attainment) else others)[label] = point
+    return _front(serving.values()), [others[one.label] for one in screened if one.label in others]
 
 
 def _front(points: Iterable[OnFront]) -> list[OnFront]:
@@ -317,9 +285,9 @@ def origin_notes(origin: str) -> list[str]:
     return ["Step times come from the datasheet: this device was not measured."] if origin == "datasheet" else []
 
 
-def compared_prices(scenarios: Iterable[Scenario]) -> Iterator[str]:
+def compared_prices(scenarios: Iterable[Scenario]) -> list[str]:
     """The prices that deployments are compared by, with source and date, and which of them are old."""
     known = list(scenarios)
-    for sentences in (price_lines, price_notes):
-        for scenario in known:
-            yield from sentences(scenario)
+    return [
+        sentence for sentences in (price_lines, price_notes) for scenario in known for sentence in sentences(scenario)
+    ]

@@ -114,10 +114,10 @@ class ResultComparison(Printable):
             "other": self.other,
             "kind": self.kind,
             "is_same": self.is_same,
-            "inputs": [asdict(each) for each in self.inputs],
-            "versions": [asdict(each) for each in self.versions],
-            "answers": [each.to_json() for each in self.answers],
-            "texts": [asdict(each) for each in self.texts],
+            "inputs": [asdict(change) for change in self.inputs],
+            "versions": [asdict(change) for change in self.versions],
+            "answers": [answer.to_json() for answer in self.answers],
+            "texts": [asdict(change) for change in self.texts],
         }
 
 
@@ -149,50 +149,40 @@ def compare_results(one: Result, other: Result, name: str = "one", other_name: s
             f"{name} is a result of kind {made['kind']!r}, {other_name} of kind {made_other['kind']!r}; compare two of "
             f"one command."
         )
-    versions = (
-        *_changes(made["perfmodel"], made_other["perfmodel"], ("perfmodel",)),
-        *_changes(made["engines"], made_other["engines"], ("engines",)),
-        *(
-            Change(f"calibrations.{key}", made["calibrations"].get(key), made_other["calibrations"].get(key))
-            for key in sorted({**made["calibrations"], **made_other["calibrations"]})
-            if made["calibrations"].get(key) != made_other["calibrations"].get(key)
-        ),
-    )
-    answers, texts = _answers(one, other)
-    inputs = tuple(_changes(made["inputs"], made_other["inputs"]))
-    ordered = sorted(answers, key=lambda each: (each.metric.is_neutral, -each.gain))
-    return ResultComparison(name, other_name, made["kind"], inputs, versions, tuple(ordered), tuple(texts))
-
-
-def _changes(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[Change]:
-    """Leaves that differ, in the order of the first."""
-    for place, mine, its in _leaves(one, other, path):
-        yield Change(".".join(place), mine, its)
-
-
-def _answers(one: Result, other: Result) -> tuple[list[MetricChange], list[Change]]:
-    numbers, texts = [], []
-    compared = [{key: value for key, value in each.items() if key not in _LEFT_OUT} for each in (one, other)]
-    for path, mine, its in _leaves(compared[0], compared[1], ()):
+    versions = [
+        Change(".".join(place), *pair)
+        for field in ("perfmodel", "engines")
+        for place, *pair in _leaves(made[field], made_other[field], (field,))
+    ]
+    for key in sorted({**made["calibrations"], **made_other["calibrations"]}):
+        pair = [calibrations.get(key) for calibrations in (made["calibrations"], made_other["calibrations"])]
+        if pair[0] != pair[1]:
+            versions.append(Change(f"calibrations.{key}", *pair))
+    answers, texts = [], []
+    compared = [{key: value for key, value in result.items() if key not in _LEFT_OUT} for result in (one, other)]
+    for path, value, other_value in _leaves(compared[0], compared[1], ()):
         if path[-1] in _LEFT_OUT:
             continue
-        if _is_number(mine) and _is_number(its):
-            if not math.isclose(mine, its, rel_tol=_CLOSE, abs_tol=0.0):
-                numbers.append(MetricChange(metric_of(path[-1]), " ".join(path[:-1]), mine, its))
-        else:
-            texts.append(Change(" ".join(path), mine, its))
-    return numbers, texts
+        if not (_is_number(value) and _is_number(other_value)):
+            texts.append(Change(" ".join(path), value, other_value))
+        elif not math.isclose(value, other_value, rel_tol=_CLOSE, abs_tol=0.0):
+            answers.append(MetricChange(metric_of(path[-1]), " ".join(path[:-1]), value, other_value))
+    inputs = [Change(".".join(place), *pair) for place, *pair in _leaves(made["inputs"], made_other["inputs"], ())]
+    answers.sort(key=lambda answer: (answer.metric.is_neutral, -answer.gain))
+    return ResultComparison(
+        name, other_name, made["kind"], tuple(inputs), tuple(versions), tuple(answers), tuple(texts)
+    )
 
 
 def _leaves(one: Any, other: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """(place, value, other value) of what differs; what only one of them has is None in the other."""
-    mine, its = _named(one), _named(other)
-    if mine is None and its is None:
+    """(place, value, other value) of what differs, in the order of the first; None for what one of them lacks."""
+    inside, other_inside = _named(one), _named(other)
+    if inside is None and other_inside is None:
         if one != other:
             yield path, one, other
         return
-    for key in {**(mine or {}), **(its or {})}:
-        yield from _leaves((mine or {}).get(key), (its or {}).get(key), (*path, key))
+    for key in {**(inside or {}), **(other_inside or {})}:
+        yield from _leaves((inside or {}).get(key), (other_inside or {}).get(key), (*path, key))
 
 
 def _named(value: Any) -> Mapping[str, Any] | None:
@@ -201,9 +191,8 @@ def _named(value: Any) -> Mapping[str, Any] | None:
         return value or None
     if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
         names = [" ".join(str(row[key]) for key in _NAMES if row.get(key) not in (None, "")) for row in value]
-        if len(set(names)) == len(names):
-            return dict(zip(names, value, strict=True))
-        return {str(number): row for number, row in enumerate(value)}
+        are_unique = len(set(names)) == len(names)
+        return dict(zip(names if are_unique else map(str, range(len(value))), value, strict=True))
     return None
 
 

@@ -1,4 +1,4 @@
-"""A deployment that a plan may choose: with its cost, its simulated records against the SLO, and common draws."""
+"""Deployments that a plan may choose: their costs, their records against the SLO, common draws, the choice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,46 @@ from perfmodel.planning.space import Candidate
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.surfaces import NUM_DRAWS, Drawn
 from perfmodel.specs.slo import SLO
+
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+Records = tuple[Record, ...]
+_LIMITED = ("ttft", "tpot", "max_itl", "e2el")
+_MAY_MISS = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
+
+
+def gpus_text(count: int) -> str:
+    """`1 GPU`, `4 GPUs`"""
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def mean(records: Sequence[Record], metric: str) -> float | None:
+    """A metric over the seeds."""
+    values = [value for record in records if (value := record.values.get(metric)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def attained(records: Sequence[Record]) -> float:
+    """Share of all requests sent that met the SLO, over the seeds."""
+    return mean(records, "slo_attainment") or 0.0
+
+
+def meets(records: Sequence[Record], slo: SLO, attainment: float) -> bool:
+    """Whether the share `attainment` of the requests of all seeds meets all limits on single requests, and the seeds'
+    mean of each limited statistic is within its limit."""
+    if slo.is_of_requests and attained(records) < attainment:
+        return False
+    return all(limit.is_met(mean(records, limit.metric)) for limit in slo.statistics)
+
+
+def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
+    """The limit of the SLO that comes nearest, as latency over limit; 1 is just met. Where the only limit differs from
+    request to request, the requests that miss it over those that may."""
+    limits = [(f"{quantile}_{name}_ms", slo.planned_ms(name)) for name in _LIMITED]
+    limits += [(statistic.metric, statistic.limit_ms) for statistic in slo.statistics]
+    known = [(mean(records, metric), limit) for metric, limit in limits]
+    shares = [value / limit for value, limit in known if limit is not None and value is not None]
+    return max(shares) if shares else (1.0 - attained(records)) / _MAY_MISS[quantile] if records else inf
 
 
 @dataclass(frozen=True)
@@ -38,58 +78,43 @@ class Screened:
         return self.rate / self.candidate.num_devices
 
 
-def rent_of(num_devices: int, usd_per_hour: float | None) -> float:
-    """What deployments are compared by: USD per hour; devices where no price is known."""
-    return float(num_devices) if usd_per_hour is None else usd_per_hour
+class Replicas:
+    """What follows from so many groups of a candidate (replicas, unless disaggregated)."""
 
+    replicas: int
+    records: Records = ()
 
-_LIMITED = ("ttft", "tpot", "max_itl", "e2el")
+    @property
+    def group(self) -> tuple[Candidate, float | None]:
+        """The candidate, and USD per hour of one group; None without a price."""
+        raise NotImplementedError
 
+    @property
+    def label(self) -> str:
+        """`3 x h100-sxm-80gb TP2 ...`"""
+        return f"{self.replicas} x {self.group[0].label}"
 
-def meets(records: Sequence[Record], slo: SLO, attainment: float) -> bool:
-    """Whether the share `attainment` of the requests of all seeds meets all limits on single requests, and the seeds'
-    mean of each limited statistic is within its limit."""
-    if slo.is_of_requests and attained(records) < attainment:
-        return False
-    return all(limit.is_met(mean(records, limit.metric)) for limit in slo.statistics)
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.group[0].num_devices
 
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.group[1]
+        return None if price is None else price * self.replicas
 
-def attained(records: Sequence[Record]) -> float:
-    """Share of all requests sent that met the SLO, over the seeds."""
-    return mean(records, "slo_attainment") or 0.0
+    @property
+    def cost(self) -> float:
+        """USD per hour; devices where no price is known."""
+        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
 
-
-def mean(records: Sequence[Record], metric: str) -> float | None:
-    """A metric over the seeds."""
-    values = [record.values.get(metric) for record in records]
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
-
-
-def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
-    """The limit of the SLO that comes nearest, as latency over limit; 1 is just met. Where the only limit differs from
-    request to request, the requests that miss it over those that may."""
-    shares = []
-    for name in _LIMITED:
-        value, limit = mean(records, f"{quantile}_{name}_ms"), slo.planned_ms(name)
-        if limit is not None and value is not None:
-            shares.append(value / limit)
-    for statistic in slo.statistics:
-        value = mean(records, statistic.metric)
-        if value is not None:
-            shares.append(value / statistic.limit_ms)
-    may_miss = {"median": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01}
-    return max(shares) if shares else (1.0 - attained(records)) / may_miss[quantile] if records else inf
-
-
-Floats = NDArray[np.float64]
-Interval = tuple[float, float]
-Records = tuple[Record, ...]
+    def mean(self, metric: str) -> float | None:
+        return mean(self.records, metric)
 
 
 @dataclass(frozen=True)
-class Deployment:
-    """So many groups (replicas, unless disaggregated) of a candidate.
+class Deployment(Replicas):
+    """So many groups of a candidate.
 
     tightness: the limit of the SLO that is nearest, as latency over limit at the rate; 1 is just met
     """
@@ -103,23 +128,8 @@ class Deployment:
         return self.screened.candidate
 
     @property
-    def label(self) -> str:
-        """`3 x h100-sxm-80gb TP2 ...`"""
-        return f"{self.replicas} x {self.candidate.label}"
-
-    @property
-    def num_devices(self) -> int:
-        return self.replicas * self.candidate.num_devices
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        price = self.screened.usd_per_hour
-        return None if price is None else price * self.replicas
-
-    @property
-    def cost(self) -> float:
-        """USD per hour; devices where no price is known."""
-        return rent_of(self.num_devices, self.usd_per_hour)
+    def group(self) -> tuple[Candidate, float | None]:
+        return self.candidate, self.screened.usd_per_hour
 
     @property
     def capacity(self) -> float:
@@ -128,14 +138,13 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class Finalist:
+class Finalist(Replicas):
     """A deployment that was simulated as a whole.
 
     replicas: groups of its candidate
     rates:    its highest rate under the SLO, for each seed
-    records:  what it does at the wanted rate, for each seed
+    records:  what it does at the wanted rate, for each seed; `runs`: the same for each number of replicas tried
     drawn:    factors on both under draws of what the calibration leaves unexplained
-    runs:     the same for each number of replicas that was tried
     spare:    of its replicas those that it has for doubt, beyond the fewest that were simulated to serve; its highest
               rates are then in proportion to the replicas
     """
@@ -143,10 +152,27 @@ class Finalist:
     deployment: Deployment
     replicas: int
     rates: tuple[float, ...] = ()
-    records: tuple[Record, ...] = ()
+    records: Records = ()
     drawn: Drawn = field(default_factory=Drawn.none)
     spare: int = 0
     runs: Mapping[int, Records] = field(default_factory=dict)
+
+    @property
+    def screened(self) -> Screened:
+        return self.deployment.screened
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.screened.candidate
+
+    @property
+    def group(self) -> tuple[Candidate, float | None]:
+        return self.candidate, self.screened.usd_per_hour
+
+    @property
+    def screened_rate(self) -> float:
+        """The highest rate of so many replicas in closed form."""
+        return self.replicas * self.screened.rate
 
     @property
     def fewest(self) -> int:
@@ -157,32 +183,6 @@ class Finalist:
         """The same with so many replicas, at least `fewest`, and `records` of what these do at the wanted rate."""
         rates = tuple(rate * replicas / self.replicas for rate in self.rates)
         return replace(self, replicas=replicas, rates=rates, records=tuple(records), spare=replicas - self.fewest)
-
-    @property
-    def candidate(self) -> Candidate:
-        return self.deployment.screened.candidate
-
-    @property
-    def label(self) -> str:
-        return f"{self.replicas} x {self.candidate.label}"
-
-    @property
-    def num_devices(self) -> int:
-        return self.replicas * self.candidate.num_devices
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        price = self.deployment.screened.usd_per_hour
-        return None if price is None else price * self.replicas
-
-    @property
-    def has_unconfirmed_price(self) -> bool:
-        return self.candidate.has_unconfirmed_price
-
-    @property
-    def cost(self) -> float:
-        """USD per hour; devices where no price is known."""
-        return rent_of(self.num_devices, self.usd_per_hour)
 
     @property
     def rate(self) -> float:
@@ -212,13 +212,9 @@ class Finalist:
         """Whether it meets the SLO at the wanted rate."""
         return meets(self.records, slo, attainment)
 
-    def mean(self, metric: str) -> float | None:
-        return mean(self.records, metric)
-
     def latency_draws(self, quantile: str, name: str) -> Floats | None:
-        """A latency at the wanted rate, as `rate_draws`; None where the run has none."""
-        metric = f"{quantile}_{name}_ms"
-        values = [record.values.get(metric) for record in self.records]
+        """A latency at the wanted rate, as `rate_draws`; None where a run has none."""
+        values = [record.values.get(f"{quantile}_{name}_ms") for record in self.records]
         there = [value for value in values if value]
         if not there or len(there) < len(values):
             return None
@@ -229,6 +225,54 @@ class Finalist:
         """80 %."""
         draws, value = self.latency_draws(quantile, name), self.mean(f"{quantile}_{name}_ms")
         return None if draws is None or value is None else interval_of(draws, value)
+
+
+@dataclass(frozen=True)
+class Job(Replicas):
+    """A job on so many replicas of a candidate.
+
+    screened_s: how long it takes in closed form
+    records:    what it comes to when simulated, for each seed
+    drawn:      factors on its time under draws of what the calibration leaves unexplained, in closed form
+    """
+
+    candidate: Candidate
+    replicas: int
+    screened_s: float
+    records: Records = ()
+    drawn: Floats = field(default_factory=lambda: np.ones(NUM_DRAWS))
+
+    @property
+    def group(self) -> tuple[Candidate, float | None]:
+        return self.candidate, self.candidate.usd_per_hour
+
+    @property
+    def _times(self) -> list[float]:
+        return [value for record in self.records if (value := record.values.get("duration"))]
+
+    @property
+    def seconds(self) -> float:
+        """The geometric mean over seeds, as simulated; else in closed form. Infinite where it cannot be simulated."""
+        if not self.records:
+            return self.screened_s
+        times = self._times
+        return exp(sum(map(log, times)) / len(times)) if len(times) == len(self.records) else inf
+
+    @property
+    def bill(self) -> float:
+        """USD of the whole job; device hours where there is no price."""
+        return self.cost * self.seconds / 3600
+
+    @property
+    def seconds_draws(self) -> Floats:
+        """`seconds` under each draw, of the calibration's errors and of which requests come by chance."""
+        found: Floats = self.seconds * self.drawn * np.exp(seed_draws(self._times))
+        return found
+
+    @property
+    def seconds_interval(self) -> Interval:
+        """80 %."""
+        return interval_of(self.seconds_draws, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -249,15 +293,29 @@ class FrontPoint:
     @property
     def cost(self) -> float:
         """What the front is over: USD per hour, or devices where there is no price."""
-        return rent_of(self.num_devices, self.usd_per_hour)
+        return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
+
+
+@dataclass(frozen=True)
+class Preliminary:
+    """What the closed form has found: the answer until the simulator has one.
+
+    rate:      requests per second to be served; of a job None, and `num_requests` are to be done
+    finalists: those about to be simulated, best first; none where nothing serves; of a job where none is in time those
+               that are done first
+    """
+
+    spec: PlanSpec
+    num_candidates: int
+    finalists: Sequence[Deployment | Job]
+    rate: float | None = None
+    num_requests: int = 0
 
 
 def seed_draws(values: Sequence[float]) -> Floats:
-    """How far the logarithm of a mean over seeds may be off because requests come by chance: Student's t about 0.
-
-    Equal seeds have equal weights in every finalist's draws (common random numbers), so that what a seed does to all of
-    them alike cancels in their difference. With one seed nothing is known of it: 0.
-    """
+    """How far the logarithm of a mean over seeds may be off because requests come by chance: Student's t about 0. Equal
+    seeds have equal weights in every finalist's draws (common random numbers), so that what a seed does to all of them
+    alike cancels in their difference. With one seed nothing is known of it: 0."""
     count = len(values)
     if count < 2 or min(values) <= 0:
         return np.zeros(NUM_DRAWS)
@@ -324,6 +382,10 @@ class Option:
         found: Floats = self.cost + np.minimum(missing * self.price, cap)
         return found
 
+    def expected(self, cap: float) -> float:
+        """The mean of `bills`."""
+        return float(self.bills(cap).mean())
+
     def known_bills(self, cap: float) -> Floats:
         """What it costs in each draw if its needs are known before it is bought."""
         exact = np.where(self.needed <= self.most, np.maximum(self.needed, 1.0) * self.price, inf)
@@ -381,137 +443,46 @@ def replicas_for(needed: Floats, fewest: int, confidence: float) -> float:
     return max(float(fewest), enough)
 
 
+def _surest(options: Sequence[Option]) -> int:
+    return min(range(len(options)), key=lambda place: (-options[place].share, options[place].cost))
+
+
 def pick(options: Sequence[Option], confidence: float) -> int:
     """The place of the choice: of those that suffice in the share `confidence` of the draws the best by its figure,
     then by its expected cost, then by its headroom; the surest where none suffices so often."""
-    cap = _surest(options).cost
+    cap = options[_surest(options)].cost
     sure = [place for place, option in enumerate(options) if option.share >= confidence]
-    if not sure:
-        return min(range(len(options)), key=lambda place: (-options[place].share, options[place].cost))
 
     def key(place: int) -> tuple[float, float, float]:
         option = options[place]
         figure = option.cost if option.figure is None else option.figure
-        return figure, float(option.bills(cap).mean()), option.load / option.replicas
+        return figure, option.expected(cap), option.load / option.replicas
 
-    return min(sure, key=key)
+    return min(sure, key=key, default=_surest(options))
 
 
 def certainty_of(options: Sequence[Option], choice: int, confidence: float) -> Certainty:
     """How sure the option at place `choice` is, beside the others."""
-    cap, chosen = _surest(options).cost, options[choice]
-    expected = {each.name: float(each.bills(cap).mean()) for each in options}
-    plain = min(options, key=lambda each: each.fewest * each.price if each.figure is None else each.figure)
+    cap, chosen = options[_surest(options)].cost, options[choice]
+    plain = min(options, key=lambda option: option.fewest * option.price if option.figure is None else option.figure)
     plain_share = float(np.mean(plain.needed <= plain.fewest))
-    found = [_measured(device, options, chosen, cap) for device in dict.fromkeys(each.device for each in options)]
+    measurements = []
+    for device in dict.fromkeys(option.device for option in options):
+        on_it = [option for option in options if option.device == device]
+        others = [option for option in options if option.device != device]
+        best = min(others, key=lambda option: option.expected(cap), default=None)
+        elsewhere = inf if best is None else best.expected(cap)
+        known = np.min([option.known_bills(cap) for option in on_it], axis=0)
+        value = float(chosen.bills(cap).mean() - np.minimum(known, elsewhere).mean())
+        never = np.min([np.where(option.needed <= option.most, 0.0, 1.0) for option in on_it], axis=0)
+        short = np.where(known <= elsewhere, never, 1.0 - best.share if best is not None else never)
+        measurements.append(Measurement(device, value, min(option.price for option in on_it), float(short.mean())))
     return Certainty(
         confidence,
         chosen.share,
         chosen.cost,
-        expected,
+        {option.name: option.expected(cap) for option in options},
         cap,
         (plain.name, plain.fewest, plain.fewest * plain.price, plain_share),
-        sorted(found, key=lambda each: -each.value),
+        sorted(measurements, key=lambda measurement: -measurement.value),
     )
-
-
-def _measured(device: str, options: Sequence[Option], chosen: Option, cap: float) -> Measurement:
-    """What knowing the options on `device` is worth."""
-    on_it = [each for each in options if each.device == device]
-    others = [each for each in options if each.device != device]
-    best = min(others, key=lambda each: float(each.bills(cap).mean()), default=None)
-    elsewhere = inf if best is None else float(best.bills(cap).mean())
-    known = np.min([each.known_bills(cap) for each in on_it], axis=0)
-    value = float(chosen.bills(cap).mean() - np.minimum(known, elsewhere).mean())
-    never = np.min([np.where(each.needed <= each.most, 0.0, 1.0) for each in on_it], axis=0)
-    short = np.where(known <= elsewhere, never, 1.0 - best.share if best is not None else never)
-    return Measurement(device, value, min(each.price for each in on_it), float(short.mean()))
-
-
-def _surest(options: Sequence[Option]) -> Option:
-    return min(options, key=lambda each: (-each.share, each.cost))
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job on so many replicas of a candidate.
-
-    screened_s: how long it takes in closed form
-    records:    what it comes to when simulated, for each seed
-    drawn:      factors on its time under draws of what the calibration leaves unexplained, in closed form
-    """
-
-    candidate: Candidate
-    replicas: int
-    screened_s: float
-    records: tuple[Record, ...] = ()
-    drawn: Floats = field(default_factory=lambda: np.ones(NUM_DRAWS))
-
-    @property
-    def label(self) -> str:
-        return f"{self.replicas} x {self.candidate.label}"
-
-    @property
-    def num_devices(self) -> int:
-        return self.replicas * self.candidate.num_devices
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        price = self.candidate.usd_per_hour
-        return None if price is None else price * self.replicas
-
-    @property
-    def seconds(self) -> float:
-        """The geometric mean over seeds, as simulated; else in closed form. Infinite where it cannot be simulated."""
-        if not self.records:
-            return self.screened_s
-        found = [record.values.get("duration") for record in self.records]
-        times = [value for value in found if value]
-        return exp(sum(map(log, times)) / len(times)) if len(times) == len(found) else inf
-
-    @property
-    def bill(self) -> float:
-        """USD of the whole job; device hours where there is no price."""
-        return rent_of(self.num_devices, self.usd_per_hour) * self.seconds / 3600
-
-    @property
-    def seconds_draws(self) -> Floats:
-        """`seconds` under each draw, of the calibration's errors and of which requests come by chance."""
-        times = [value for record in self.records if (value := record.values.get("duration"))]
-        found: Floats = self.seconds * self.drawn * np.exp(seed_draws(times))
-        return found
-
-    @property
-    def seconds_interval(self) -> Interval:
-        """80 %."""
-        return interval_of(self.seconds_draws, self.seconds)
-
-    def mean(self, metric: str) -> float | None:
-        return mean(self.records, metric)
-
-
-@dataclass(frozen=True)
-class PreliminaryJob:
-    """What the closed form has found of a job: the answer until the simulator has one.
-
-    finalists: those about to be simulated, best first; where none is in time, those that are done first
-    """
-
-    num_requests: int
-    spec: PlanSpec
-    num_candidates: int
-    finalists: tuple[Job, ...]
-
-
-@dataclass(frozen=True)
-class Preliminary:
-    """What stage one of a plan has found in closed form: the answer until stage two has simulated it.
-
-    rate:      requests per second to be served
-    finalists: those that serve it and are about to be simulated, best first; none where nothing serves
-    """
-
-    rate: float
-    spec: PlanSpec
-    num_candidates: int
-    finalists: tuple[Deployment, ...]

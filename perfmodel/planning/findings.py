@@ -1,7 +1,7 @@
 """What numbers by variant say: who is best where, where lines cross, what rungs of a ladder gain, Pareto fronts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 
 Values = Sequence[float | None]
@@ -50,24 +50,22 @@ def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: b
         winners = best_at({name: line[index] for name, line in lines.items()}, is_better_low, tie)
         if not winners:
             continue
-        if found and found[-1].winners == winners:
-            found[-1] = Stretch(winners, found[-1].first, x, found[-1].begins)
+        last = found[-1] if found else None
+        if last is not None and last.winners == winners:
+            found[-1] = replace(last, last=x)
             continue
         begins = x
-        if found and len(winners) == len(found[-1].winners) == 1 and found[-1].last == xs[index - 1]:
-            before, after = lines[found[-1].winners[0]], lines[winners[0]]
+        if last is not None and len(winners) == len(last.winners) == 1 and last.last == xs[index - 1]:
             near = slice(index - 1, index + 1)
-            begins = next(iter(crossings(xs[near], before[near], after[near])), x)
+            begins = next(iter(crossings(xs[near], lines[last.winners[0]][near], lines[winners[0]][near])), x)
         found.append(Stretch(winners, x, x, begins))
     return found
 
 
 def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
-    """Where the line `one` passes the line `other`, interpolated between neighbouring values of the axis.
-
-    On logarithmic axes (straight between the logarithms, where power laws are exact) for what is positive, else on
-    linear ones. A value at which they are equal counts if they are in another order on its two sides.
-    """
+    """Where the line `one` passes the line `other`, interpolated between neighbouring values of the axis. On
+    logarithmic axes (straight between the logarithms, where power laws are exact) for what is positive, else on linear
+    ones. A value at which they are equal counts if they are in another order on its two sides."""
     points = [(x, a, b) for x, a, b in zip(xs, one, other, strict=False) if a is not None and b is not None]
     found: list[float] = []
     side = 0
@@ -75,24 +73,18 @@ def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
         here = (a > b) - (a < b)
         if here and side and here != side:
             x0, a0, b0 = points[index - 1]
-            found.append(x0 if a0 == b0 else _between(x0, x, a0, a, b0, b))
+            is_log = min(x0, x, a0, a, b0, b) > 0
+            start, end = (log(x0), log(x)) if is_log else (x0, x)
+            gap0, gap = (log(a0 / b0), log(a / b)) if is_log else (a0 - b0, a - b)
+            at = start + (end - start) * gap0 / (gap0 - gap)
+            found.append(x0 if a0 == b0 else exp(at) if is_log else at)
         side = here or side
     return found
 
 
-def _between(x0: float, x1: float, a0: float, a1: float, b0: float, b1: float) -> float:
-    is_log = min(x0, x1, a0, a1, b0, b1) > 0
-    ax0, ax1 = (log(x0), log(x1)) if is_log else (x0, x1)
-    gap0, gap1 = (log(a0 / b0), log(a1 / b1)) if is_log else (a0 - b0, a1 - b1)
-    at = ax0 + (ax1 - ax0) * gap0 / (gap0 - gap1)
-    return exp(at) if is_log else at
-
-
 def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
-    """How many times better each rung is than the last one below it that has a value; the first rung's is 1.
-
-    The product of all is how many times better the last rung is than the first.
-    """
+    """How many times better each rung is than the last one below it that has a value; the first rung's is 1. The
+    product of all is how many times better the last rung is than the first."""
     gains: list[float | None] = []
     below: float | None = None
     for value in values:
@@ -107,10 +99,8 @@ def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
 def pareto_front(
     points: Mapping[str, Sequence[float | None]], is_better_low: Sequence[bool], tie: float = TIE
 ) -> tuple[str, ...]:
-    """The names that no other dominates: none is better in one value and, but for `tie`, as good in all others.
-
-    Without all values, none. Better means by more than `tie`.
-    """
+    """The names that no other dominates: none is better in one value and, but for `tie`, as good in all others. Without
+    all values, none. Better means by more than `tie`."""
     whole: dict[str, list[float]] = {}
     for name, values in points.items():
         there = [value for value in values if value is not None]

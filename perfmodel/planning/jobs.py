@@ -1,9 +1,7 @@
 """`plan_job`: from an offline job to the deployment that does it at the lowest cost, or first.
 
-Stage one, in closed form: how long the job takes on each number of replicas of each candidate. Stage two, on the
-simulator: the best of them do the whole job, with one replica more where it is late, with one fewer where that may do;
-then with as many as are done in time in the wanted share of draws (`plan.confidence`). The choice is the best of those
-that are so sure, else the surest.
+Stage one, in closed form: the job on each number of replicas of each candidate. Stage two, on the simulator: the best
+do the whole job, with other replicas where these may do; then with as many as the wanted share of draws asks for.
 
 Closed form, steady state. All slots are taken, so that a step of b sequences brings b e tokens (e: tokens a step brings
 each), and b e / o answers of o tokens leave room for as many prompts of m tokens. Where the budget B has no room for
@@ -33,7 +31,7 @@ The drain is constant. The slope scatters by c (n/2)^(-1/2), with c the coeffici
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -44,7 +42,7 @@ from scipy.special import ndtri
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.choice import compared_prices, origin_notes
-from perfmodel.planning.finalist import Job, PreliminaryJob, pick
+from perfmodel.planning.finalist import Job, Preliminary, pick
 from perfmodel.planning.points import Point, Record, device_shares
 from perfmodel.planning.result import JobPlan
 from perfmodel.planning.screen import budget_of, engines_of
@@ -105,14 +103,14 @@ def plan_job(
     scenario: Scenario,
     spec: PlanSpec,
     sweep: StoredSweep,
-    shown: Stages,
-    tell: Callable[[PreliminaryJob], None] | None = None,
+    stages: Stages,
+    tell: Callable[[Preliminary], None] | None = None,
 ) -> JobPlan:
     """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
 
-    sweep: does the simulations
-    shown: a stage's name -> what shows its progress
-    tell:  called with what the closed form has found, before anything is simulated
+    sweep:  does the simulations
+    stages: a stage's name -> what shows its progress
+    tell:   called with what the closed form has found, before anything is simulated
 
     Raises SpecError for traffic that is not there at once.
     """
@@ -121,7 +119,7 @@ def plan_job(
             f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "
             f"{scenario.traffic.arrivals.process} are not; give traffic.arrivals={{process: burst}}."
         )
-    with shown("screening"):
+    with stages("screening"):
         space = enumerate_space(base, spec)
         unified = [candidate for candidate in space.candidates if candidate.ratio is None]
         screen = JobScreen(unified, scenario, spec)
@@ -129,22 +127,26 @@ def plan_job(
     chosen = _finalists(jobs, spec)
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
     if tell is not None:
-        tell(PreliminaryJob(scenario.traffic.num_requests or 0, spec, len(unified), tuple(chosen)))
-    with shown("simulating the job's requests") as progress:
+        tell(Preliminary(spec, len(unified), chosen, None, scenario.traffic.num_requests or 0))
+    plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
+    with stages("simulating the job's requests") as progress:
         run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
         # Where its time in closed form asks for it, a job is also tried with other replicas.
         moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
         run.sweep.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
         settled = screen.under_draws(_settled(run, screen, chosen, spec))
-        plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
         sized = _sized(plan, run, screen, settled)
     late_reason = "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
     ruled_out = Counter({_APART: len(space.candidates) - len(unified), late_reason: len(unified) - len(in_time)})
     ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
-    plain = min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None)
-    late = sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure)
-    plan = replace(plan, ruled_out=dict(ruled_out.most_common()), plain=plain)
-    return _completed(replace(plan, ranked=_ordered(plan, sized), late=late), screen)
+    plan = replace(
+        plan,
+        ruled_out=dict(ruled_out.most_common()),
+        plain=min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None),
+        ranked=_ordered(plan, sized),
+        late=sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure),
+    )
+    return _completed(plan, screen) if plan.winner is not None else plan
 
 
 # In closed form.
@@ -233,8 +235,7 @@ class JobScreen:
         jobs: list[Job] = []
         for start in range(0, len(rows), _AT_ONCE):
             part = rows[start : start + _AT_ONCE]
-            seconds = self._seconds(part, self._engines.read([engines_of(candidate)[0] for candidate, _ in part]))
-            jobs += [Job(*row, float(taken)) for row, taken in zip(part, seconds[:, 0], strict=True)]
+            jobs += [Job(*row, float(taken)) for row, taken in zip(part, self._seconds(part), strict=True)]
         return jobs
 
     def origin(self, candidate: Candidate) -> str:
@@ -251,23 +252,24 @@ class JobScreen:
 
     def under_draws(self, jobs: Sequence[Job]) -> list[Job]:
         """The same jobs with their spread under common draws of the calibration's errors."""
-        read = {id(job.candidate): self._engines.drawn(engines_of(job.candidate)[0])[0] for job in jobs}
-        drawn = []
-        for job in jobs:
-            row = [(job.candidate, job.replicas)]
-            base = self._seconds(row, self._engines.read([engines_of(job.candidate)[0]]))
-            seconds = self._seconds(row * NUM_DRAWS, read[id(job.candidate)])
-            drawn.append(replace(job, drawn=seconds[:, 0] / base[0, 0]))
-        return drawn
+        drawn = {id(job.candidate): self._engines.drawn(engines_of(job.candidate)[0])[0] for job in jobs}
+        rows = [[(job.candidate, job.replicas)] for job in jobs]
+        return [
+            replace(job, drawn=self._seconds(row * NUM_DRAWS, drawn[id(job.candidate)]) / self._seconds(row)[0])
+            for job, row in zip(jobs, rows, strict=True)
+        ]
 
-    def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces) -> Floats:
+    def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces | None = None) -> Floats:
+        """Time of the job on so many replicas of each candidate, by its engine's surface unless others are given."""
+        surfaces = surfaces or self._engines.read([engines_of(candidate)[0] for candidate, _ in rows])
         context = max(int(self._demand.context), 1)
         numbers = [
             (max(1, min(one.max_num_seqs, one.memory.max_batch(context))), budget_of(one), count * one.num_engines)
             for one, count in rows
         ]
         slots, budget, engines = (np.array(values, np.float64)[:, None] for values in zip(*numbers, strict=True))
-        return _job_seconds(surfaces, slots, budget, engines, np.ceil(self._num_requests / engines), self._demand)
+        requests = np.ceil(self._num_requests / engines)
+        return _job_seconds(surfaces, slots, budget, engines, requests, self._demand)[:, 0]
 
 
 # Simulated.
@@ -325,24 +327,26 @@ class _Runs:
 
     def of(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs, simulated under each seed; long ones extrapolated."""
-        seeds = range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
-        runs = [(job, seed, count) for job in jobs for seed in seeds for count in run_lengths(job, self.scenario)]
-        points = [self._point(*run) for run in runs]
-        records = iter(self.sweep.records(points, [count for _, _, count in runs]))
-        return [replace(job, records=tuple(self._whole(job, records) for _ in seeds)) for job in jobs]
+        whole, first = self.scenario.traffic.num_requests or 0, self.scenario.seed
+        points: list[tuple[Point, int]] = []
+        for job in jobs:
+            made_of = (*self.base.overrides, *job.candidate.overrides(job.replicas))
+            for seed in range(first, first + self.spec.seeds):
+                for count in run_lengths(job, self.scenario):
+                    length = {"traffic.num_requests": count} if count != whole else {}
+                    overrides = (*made_of, *as_overrides({"seed": seed, **length}))
+                    points.append((Point(self.base.path, METRICS, overrides), count))
+        records = iter(self.sweep.records([point for point, _ in points], [count for _, count in points]))
 
-    def _point(self, job: Job, seed: int, num_requests: int) -> Point:
-        changed: dict[str, object] = {"seed": seed}
-        if num_requests != self.scenario.traffic.num_requests:
-            changed["traffic.num_requests"] = num_requests
-        choices = job.candidate.overrides(job.replicas)
-        return Point(self.base.path, METRICS, (*self.base.overrides, *choices, *as_overrides(changed)))
+        def record(lengths: tuple[int] | tuple[int, int]) -> Record:
+            if len(lengths) == 1:
+                return next(records)
+            return extrapolate(next(records), next(records), lengths, whole)
 
-    def _whole(self, job: Job, records: Iterator[Record]) -> Record:
-        lengths = run_lengths(job, self.scenario)
-        if len(lengths) == 1:
-            return next(records)
-        return extrapolate(next(records), next(records), lengths, self.scenario.traffic.num_requests or 0)
+        return [
+            replace(job, records=tuple(record(run_lengths(job, self.scenario)) for _ in range(self.spec.seeds)))
+            for job in jobs
+        ]
 
 
 def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
@@ -451,10 +455,8 @@ def _ordered(plan: JobPlan, jobs: Sequence[Job]) -> list[Job]:
 
 def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
     """The plan with what bounds the winner, and notes."""
-    winner = plan.winner
-    if winner is None:
-        return plan
-    lengths, whole = run_lengths(winner, plan.scenario), plan.num_requests
+    winner, whole = plan.everyone[0], plan.num_requests
+    lengths = run_lengths(winner, plan.scenario)
     overrides = (*winner.candidate.overrides(winner.replicas), f"traffic.num_requests={lengths[-1]}")
     run = simulate(plan.base.load(overrides), keep_steps=False)
     notes = [*run.notes]

@@ -5,8 +5,9 @@ below it more load costs little latency, above it more load brings little but la
 interactive response time, Little's law about a user's whole cycle: N = rate x (pause + latency).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import exp, log
 from typing import Any
@@ -19,11 +20,7 @@ from perfmodel.sim.records.columns import meets_slo
 from perfmodel.specs.scenario import Scenario
 
 RATE = "traffic.arrivals.rate"
-
-
 _LATENCIES = ("ttft", "tpot", "e2el")
-
-
 _GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes whose rate is what arrives
 
 
@@ -60,9 +57,6 @@ class OfferedLoad:
     attainment: float
     knee: float | None
     within_slo: KeptLoad | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def load_of(scenario: Scenario, axes: Sequence[Axis], by_axis: Mapping[str, Sequence[Record]]) -> OfferedLoad | None:
@@ -119,21 +113,13 @@ def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record])
         figures = values if values.get("slo_attainment") is not None else summary(rate)
         return figures is not None and meets_slo(scenario, figures)
 
-    low, high = _bracket(ordered, is_kept)
-    if low is None:
+    num_kept = bisect_left(ordered, True, key=lambda rate: not is_kept(rate))
+    if not num_kept:
         return KeptLoad(None)
-    if high is not None:
-        low = narrowed(is_kept, low, high)
-    found = summary(low) or {}
-    pause, latency = scenario.traffic.arrivals.think_time_s, found.get("mean_e2el_ms")
+    low, is_all = ordered[num_kept - 1], num_kept == len(ordered)
+    if not is_all:
+        low = narrowed(is_kept, low, ordered[num_kept])
+    figures = summary(low) or {}
+    pause, latency = scenario.traffic.arrivals.think_time_s, figures.get("mean_e2el_ms")
     users = _users(low, pause, latency)
-    return KeptLoad(low, high is None, users, 60 * low / users if users else None, found.get("mean_ttft_ms"), latency)
-
-
-def _bracket(ordered: Sequence[float], is_kept: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """Neighbouring rates: the largest that is kept, None if none is; the smallest that is not, None if all are."""
-    first, last = -1, len(ordered)
-    while last - first > 1:
-        middle = (first + last) // 2
-        first, last = (middle, last) if is_kept(ordered[middle]) else (first, middle)
-    return (ordered[first] if first >= 0 else None), (ordered[last] if last < len(ordered) else None)
+    return KeptLoad(low, is_all, users, 60 * low / users if users else None, figures.get("mean_ttft_ms"), latency)

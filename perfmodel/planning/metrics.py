@@ -245,10 +245,8 @@ def metric_of(key: str) -> Metric:
 
 
 def metrics_by_basis() -> Mapping[str, tuple[Metric, ...]]:
-    """All metrics of answers, in the order of tables, by what they are of: a basis, else `summary` or `plan`.
-
-    Those of `summary` and `plan` stand in answers and cannot be asked for by name.
-    """
+    """All metrics of answers, in the order of tables, by what they are of: a basis, else `summary` or `plan`. Those of
+    `summary` and `plan` stand in answers and cannot be asked for by name."""
     tables = (*_METRICS.items(), ("summary", _SUMMARY), ("plan", _PLAN))
     return {basis: tuple(table.values()) for basis, table in tables}
 
@@ -271,10 +269,8 @@ def metric_named(name: str, basis: Basis) -> Metric:
 
 
 def basis_by_name(name: str) -> Basis:
-    """What a metric is of, by its name alone: a run's, else a step's, else memory's.
-
-    Raises ValueError for a name that is none of these.
-    """
+    """What a metric is of, by its name alone: a run's, else a step's, else memory's. Raises ValueError for a name that
+    is none of these."""
     for basis in ("run", "step", "memory"):
         if name in _METRICS[basis]:
             return basis

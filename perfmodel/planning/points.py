@@ -5,7 +5,7 @@ And the highest arrival rate at which most requests still meet the SLO, as paper
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -72,11 +72,8 @@ def at_rate(scenario: Scenario, rate: float) -> Scenario:
 
 
 def highest(passes: Callable[[float], bool], start: float) -> float | None:
-    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does, inf
-    if all do: down and up to 2^16 times `start`.
-
-    What passes at one value is taken to pass at all lower ones.
-    """
+    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does, inf if
+    all do: down and up to 2^16 times `start`. What passes at one value is taken to pass at all lower ones."""
     low = high = start
     is_fine = passes(start)
     for _ in range(_MOST_DOUBLINGS):
@@ -143,10 +140,8 @@ def step_metrics(
 
 
 def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None) -> Found:
-    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them.
-
-    Raises DoesNotFitError where the metric is about what room is left, and there is none.
-    """
+    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them. Raises
+    DoesNotFitError where the metric is about what room is left, and there is none."""
     context = step.context or 0 if step is not None else 0
     batch = step.batch if step is not None else 0
     model, undivided = served_model(scenario.model, scenario.engine), Sharding()
@@ -242,20 +237,30 @@ def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
 def step_of(point: Point) -> StepSpec | None:
     """The point's step with its overrides, which needs no scenario. Raises SpecError as `load_point` does."""
     own = [text for text in point.overrides if text.startswith(_STEP)]
-    return _changed_step(point.step, own) if own else point.step
+    if not own:
+        return point.step
+    data = {"step": {} if point.step is None else point.step.model_dump(exclude_defaults=True)}
+    positions = Positions("step")
+    for text in own:
+        change = parse_override(text)
+        apply_override(change, data, change.path, positions)
+    return parse(StepSpec, data["step"], positions)
 
 
 def evaluate(point: Point, run: Run | None = None) -> Record:
-    """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator).
-
-    Raises SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record
-    with the problem.
-    """
+    """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator). Raises
+    SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record with the
+    problem."""
     try:
         scenario, step = load_point(point)
     except UnsupportedError as error:
         return Record(problem=f"{error.sentence}.")
-    return _evaluate_scenario(scenario, step, point, run)
+    try:
+        return _measured(scenario, step, point, run)
+    except SpecError:
+        raise
+    except PerfmodelError as error:
+        return Record(problem=str(error))
 
 
 def evaluate_timed(point: Point) -> tuple[Record, float]:
@@ -264,53 +269,29 @@ def evaluate_timed(point: Point) -> tuple[Record, float]:
     return evaluate(point), time.perf_counter() - began
 
 
-def _evaluate_scenario(scenario: Scenario, step: StepSpec | None, point: Point, run: Run | None = None) -> Record:
-    """See `evaluate`."""
-    serve = run or partial(sim.simulate, keep_steps=False, intervals=point.intervals)
-    try:
-        return _measured(scenario, step, point.metrics, serve)
-    except SpecError:
-        raise
-    except PerfmodelError as error:
-        return Record(problem=str(error))
-
-
-def _measured(scenario: Scenario, step: StepSpec | None, metrics: tuple[str, ...], serve: Run) -> Record:
-    bases = {name: basis_by_name(name) for name in metrics}
+def _measured(scenario: Scenario, step: StepSpec | None, point: Point, run: Run | None) -> Record:
+    names: dict[str, list[str]] = {"run": [], "step": [], "memory": []}
+    for name in point.metrics:
+        names[basis_by_name(name)].append(name)
     values: dict[str, float | None] = {}
-    clock, origin = "simulated", ""
-    notes: tuple[str, ...] = ()
-    intervals: dict[str, Sequence[float]] = {}
-    if "max_request_rate" in bases:
+    record = Record()
+    if "max_request_rate" in names["run"]:
         values["max_request_rate"] = max_request_rate(scenario)
-    of_run = [name for name, basis in bases.items() if basis == "run" and name not in values]
-    if of_run:
+    if of_run := [name for name in names["run"] if name not in values]:
+        serve = run or partial(sim.simulate, keep_steps=False, intervals=point.intervals)
         result = serve(scenario)
         values |= {name: run_metric(result, name) for name in of_run}
-        clock, origin, notes = result.clock, str(result.summary.get("origin") or ""), result.notes
-        found: Mapping[str, Sequence[float]] = result.summary.get("interval") or {}
-        intervals = {name: found[name] for name in of_run if name in found}
-    if "step" in bases.values():
-        values |= _of_step(scenario, step, [name for name, basis in bases.items() if basis == "step"])
-    values |= {name: memory_metric(scenario, name, step)[0] for name, basis in bases.items() if basis == "memory"}
-    return Record({name: values[name] for name in metrics}, "", clock, origin, notes, intervals)
-
-
-def _of_step(scenario: Scenario, step: StepSpec | None, names: list[str]) -> dict[str, float]:
-    if step is None:
-        raise SpecError(
-            f"{names[0]} is of a step: give `step: {{batch: 1, context: 1024}}` or `step: {{prefill: 512}}`."
-        )
-    scenario = engine_of_step(scenario, is_prompt=not step.batch)
-    shape = batch_shape(step, scenario)
-    found = step_metrics(scenario, step_costs(scenario).estimate(shape), shape)
-    return {name: found[name] for name in names}
-
-
-def _changed_step(step: StepSpec | None, overrides: list[str]) -> StepSpec:
-    data = {"step": {} if step is None else step.model_dump(exclude_defaults=True)}
-    positions = Positions("step")
-    for text in overrides:
-        change = parse_override(text)
-        apply_override(change, data, change.path, positions)
-    return parse(StepSpec, data["step"], positions)
+        ends: Mapping[str, Sequence[float]] = result.summary.get("interval") or {}
+        intervals = {name: ends[name] for name in of_run if name in ends}
+        origin = str(result.summary.get("origin") or "")
+        record = Record({}, "", result.clock, origin, result.notes, intervals)
+    if names["step"]:
+        if step is None:
+            example = "`step: {batch: 1, context: 1024}` or `step: {prefill: 512}`"
+            raise SpecError(f"{names['step'][0]} is of a step: give {example}.")
+        taker = engine_of_step(scenario, is_prompt=not step.batch)
+        shape = batch_shape(step, taker)
+        found = step_metrics(taker, step_costs(taker).estimate(shape), shape)
+        values |= {name: found[name] for name in names["step"]}
+    values |= {name: memory_metric(scenario, name, step)[0] for name in names["memory"]}
+    return replace(record, values={name: values[name] for name in point.metrics})

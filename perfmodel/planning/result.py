@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil, inf, isfinite
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,10 +70,14 @@ class _Plan(Printable, Generic[Row]):
     base: Base
     scenario: Scenario
     spec: PlanSpec
+    _is_good: ClassVar[str]  # the column of whether a row does what is asked for
 
     @property
     def _judged(self) -> tuple[Sequence[Row], Sequence[Row]]:
         """Those that do what is asked for, best first, and those that do not."""
+        raise NotImplementedError
+
+    def _row(self, row: Row) -> dict[str, Any]:
         raise NotImplementedError
 
     @property
@@ -84,16 +88,24 @@ class _Plan(Printable, Generic[Row]):
     def everyone(self) -> list[Row]:
         return [row for rows in self._judged for row in rows]
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The finalists' figures, best first, those that do not do what is asked for last; nan without a value."""
+        good, key = len(self._judged[0]), self._is_good
+        return columns_of([{**self._row(row), key: place < good} for place, row in enumerate(self.everyone)])
+
     @property
     def trust(self) -> Trust | None:
         """How near the winner is to what was measured; None without one."""
         return None if self.winner is None else _trust(self.winner)
 
-    def _provenance(self, kind: str, **inputs: Any) -> dict[str, Any]:
+    def _ends(self, kind: str, **inputs: Any) -> dict[str, Any]:
+        """What all JSON ends with."""
         layouts: list[Layout] = [layout for row in self.everyone for layout, _ in row.candidate.counts]
-        return provenance_of([self.scenario, *(layout.scenario for layout in layouts)]).to_json(
-            kind, {"scenario": resolved(self.scenario), **inputs}
-        )
+        provenance = provenance_of([self.scenario, *(layout.scenario for layout in layouts)])
+        return {
+            "trust": None if self.trust is None else self.trust.to_json(),
+            "provenance": provenance.to_json(kind, {"scenario": resolved(self.scenario), **inputs}),
+        }
 
     def _base_row(self, row: Row) -> dict[str, Any]:
         return {
@@ -123,6 +135,7 @@ class PlanResult(_Plan[Finalist]):
     num_overlooked: candidates that may be better by these ratios, and were not simulated
     """
 
+    _is_good = "serves"
     rate: float
     num_candidates: int
     num_serving: int
@@ -163,21 +176,30 @@ class PlanResult(_Plan[Finalist]):
 
     def figure(self, finalist: Finalist) -> float:
         """What the objective compares; smaller is better except for goodput_per_gpu."""
-        if self.spec.objective == "cheapest":
-            return inf if finalist.usd_per_hour is None else finalist.usd_per_hour
-        if self.spec.objective == "fewest_gpus":
-            return float(finalist.num_devices)
-        if self.spec.objective == "goodput_per_gpu":
-            return finalist.rate_per_device
+        match self.spec.objective:
+            case "cheapest":
+                return inf if finalist.usd_per_hour is None else finalist.usd_per_hour
+            case "fewest_gpus":
+                return float(finalist.num_devices)
+            case "goodput_per_gpu":
+                return finalist.rate_per_device
         return self.tightness(finalist)
 
     def figure_draws(self, finalist: Finalist) -> Floats:
         """`figure` under each draw; of cost and devices, with as many replicas as the draw asks for."""
         if self.spec.objective == "goodput_per_gpu":
             return finalist.rate_draws / finalist.num_devices
-        if self.spec.objective == "lowest_latency":
-            return self._tightness_draws(finalist)
-        return self.figure(finalist) / finalist.replicas * self.replicas_needed(finalist)
+        if self.spec.objective != "lowest_latency":
+            return self.figure(finalist) / finalist.replicas * self.replicas_needed(finalist)
+        slo = self.scenario.slo
+        limits = [(self.quantile, name, slo.planned_ms(name)) for name in ("ttft", "tpot", "e2el")]
+        limits += [(limit.metric.split("_")[0], limit.latency, limit.limit_ms) for limit in slo.statistics]
+        shares = [
+            draws / limit
+            for quantile, name, limit in limits
+            if limit is not None and (draws := finalist.latency_draws(quantile, name)) is not None
+        ]
+        return np.max(shares, axis=0) if shares else np.full(len(finalist.rate_draws), inf)
 
     def interval(self, finalist: Finalist) -> Interval:
         """80 % of `figure`."""
@@ -204,7 +226,7 @@ class PlanResult(_Plan[Finalist]):
 
     def option(self, finalist: Finalist) -> Option:
         """The finalist as something to decide for; what is not sold by the hour costs its devices."""
-        screened, spec = finalist.deployment.screened, self.spec
+        screened, spec = finalist.screened, self.spec
         usd, size = screened.usd_per_hour, screened.candidate.num_devices
         is_bought, load = spec.objective in ("cheapest", "fewest_gpus"), self._load(finalist)
         return Option(
@@ -222,9 +244,8 @@ class PlanResult(_Plan[Finalist]):
     @property
     def certainty(self) -> Certainty | None:
         """How sure the choice is, and what that costs; None without a choice."""
-        if self.winner is None:
-            return None
-        return certainty_of([self.option(finalist) for finalist in self.everyone], 0, self.spec.confidence)
+        options = [self.option(finalist) for finalist in self.everyone]
+        return None if self.winner is None else certainty_of(options, 0, self.spec.confidence)
 
     def better_share(self, one: Finalist, other: Finalist) -> float:
         """The share of draws, the same for both, in which `one` is better than `other`: by the objective, and where
@@ -241,25 +262,9 @@ class PlanResult(_Plan[Finalist]):
         """The limit that comes nearest at the wanted rate, as latency over limit; 1 is just met."""
         return tightness(finalist.records, self.scenario.slo, self.quantile)
 
-    def _tightness_draws(self, finalist: Finalist) -> Floats:
-        slo = self.scenario.slo
-        limits = [(self.quantile, name, slo.planned_ms(name)) for name in ("ttft", "tpot", "e2el")]
-        limits += [(each.metric.split("_")[0], each.latency, each.limit_ms) for each in slo.statistics]
-        shares = [
-            draws / limit
-            for quantile, name, limit in limits
-            if limit is not None and (draws := finalist.latency_draws(quantile, name)) is not None
-        ]
-        return np.max(shares, axis=0) if shares else np.full(len(finalist.rate_draws), inf)
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The finalists' figures, best first, those that do not serve the rate (`serves`) last; nan without a value."""
-        rows = enumerate(self.everyone)
-        return columns_of([{**self._row(row), "serves": place < len(self.ranked)} for place, row in rows])
-
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences: the plan, and what each finalist's simulations gave."""
-        certainty, trust = self.certainty, self.trust
+        certainty = self.certainty
         return {
             "scenario": self.scenario.name,
             "objective": self.spec.objective,
@@ -284,21 +289,19 @@ class PlanResult(_Plan[Finalist]):
             "under_failures": None if self.resilience is None else vars(self.resilience),
             "left_out": list(self.left_out),
             "notes": list(self.notes),
-            "trust": None if trust is None else trust.to_json(),
-            "provenance": self._provenance("plan", rate=self.rate),
+            **self._ends("plan", rate=self.rate),
         }
 
     def _row(self, finalist: Finalist) -> dict[str, Any]:
-        screened, quantile, winner = finalist.deployment.screened, self.quantile, self.winner
+        winner, names = self.winner, {name: f"{self.quantile}_{name}" for name in ("ttft", "tpot")}
         better = None if winner is None or finalist is winner else self.better_share(winner, finalist)
-        names = ("ttft", "tpot")
         return {
             **self._base_row(finalist),
             **{metric: finalist.mean(metric) for metric in _AT_THE_RATE},
             "max_rate": finalist.rate,
             "max_rate_interval": list(finalist.rate_interval),
             "max_rate_by_seed": list(finalist.rates),
-            "screened_rate": finalist.replicas * screened.rate,
+            "screened_rate": finalist.screened_rate,
             "rate_per_gpu": finalist.rate_per_device,
             "figure": self.figure(finalist),
             "interval": list(self.interval(finalist)),
@@ -306,10 +309,12 @@ class PlanResult(_Plan[Finalist]):
             "winner_better_in_share_of_draws": better,
             "attained": finalist.attained,
             "tightness": self.tightness(finalist),
-            "latencies_ms": {f"{quantile}_{name}": finalist.mean(f"{quantile}_{name}_ms") for name in names},
-            "latency_intervals_ms": {f"{quantile}_{name}": finalist.latency_interval(quantile, name) for name in names},
-            "binds": screened.binds,
-            "origin": screened.origin,
+            "latencies_ms": {key: finalist.mean(f"{key}_ms") for key in names.values()},
+            "latency_intervals_ms": {
+                key: finalist.latency_interval(self.quantile, name) for name, key in names.items()
+            },
+            "binds": finalist.screened.binds,
+            "origin": finalist.screened.origin,
             "trust": _trust(finalist).level,
         }
 
@@ -330,6 +335,7 @@ class JobPlan(_Plan[Job]):
     bound_share: of the winner's busy time, by what bounds it
     """
 
+    _is_good = "in_time"
     num_candidates: int
     num_in_time: int
     ruled_out: Mapping[str, int]
@@ -374,11 +380,6 @@ class JobPlan(_Plan[Job]):
         """Replicas, in proportion, that are done in time in such a share of draws."""
         return round(replicas_for(self.option(job).needed, job.replicas, share))
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The finalists, best first, then those that are not done `in_time`."""
-        rows = enumerate(self.everyone)
-        return columns_of([{**self._row(job), "in_time": place < len(self.ranked)} for place, job in rows])
-
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences."""
         return {
@@ -395,8 +396,7 @@ class JobPlan(_Plan[Job]):
             "if_predictions_were_exact": None if self.plain is None else self._row(self.plain),
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),
-            "trust": None if (trust := self.trust) is None else trust.to_json(),
-            "provenance": self._provenance("job"),
+            **self._ends("job"),
         }
 
     def _row(self, job: Job) -> dict[str, Any]:

@@ -1,30 +1,23 @@
 """Stage two of a plan: finalists on the simulator, whole deployments, in processes, their points in the store.
 
-1. the highest rate of each with as many replicas as the screen takes it to need; from it the replicas that it needs
-2. a run at the wanted rate with these; with one more where it misses the SLO; with one fewer where that may do,
-   since several replicas behind a router serve a little more, or less, than so many times what one does
-3. the highest rate again, where the replicas have changed
-
-A trial is the search for one finalist's highest rate under one seed, by bisection over a fixed lattice of rates (2 %
-apart), so that plans that begin elsewhere ask for the same points. Equal seeds give all finalists the same requests
-(common random numbers), so that their differences scatter less than their rates do.
+Highest rates are looked for on a fixed lattice of rates, 2 % apart, so that plans that begin elsewhere ask for the same
+points. Equal seeds give all finalists the same requests (common random numbers).
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import comb, log
 from typing import Any, TypeVar
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.choice import may_have, pick_replicas
 from perfmodel.planning.finalist import Deployment, Finalist, Records, meets
-from perfmodel.planning.points import Point, Record, evaluate_timed
+from perfmodel.planning.points import Point, Record
 from perfmodel.planning.result import PlanResult, Resilience
 from perfmodel.planning.service import at_rate
 from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweep import Forecast, StoredSweep, from_store
-from perfmodel.planning.workers import Stepwise
+from perfmodel.planning.sweep import StoredSweep
 from perfmodel.sim.driver import simulate
 from perfmodel.specs.cluster import FailuresSpec
 from perfmodel.specs.overrides import as_overrides
@@ -33,16 +26,13 @@ from perfmodel.specs.scenario import Scenario
 Step = TypeVar("Step")
 Answer = TypeVar("Answer")
 
+_LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2el")
 METRICS = (
     "slo_attainment",
     "request_goodput",
     "request_throughput",
     "output_throughput",
-    *(
-        f"{statistic}_{name}_ms"
-        for name in ("ttft", "tpot", "itl", "max_itl", "e2el")
-        for statistic in ("mean", "median", "p90", "p95", "p99")
-    ),
+    *(f"{statistic}_{name}_ms" for name in _LATENCIES for statistic in ("mean", "median", "p90", "p95", "p99")),
     "usd_per_million_output_tokens",
     "usd_per_million_input_tokens_split",
     "usd_per_million_output_tokens_split",
@@ -55,7 +45,7 @@ METRICS = (
 _RATIO = 1.02  # between rates of the lattice
 FIRST_STRIDE = 4
 # Mean runs of a trial: 2 to enclose the rate and 1 or 2 to halve the stride, more where it begins far off.
-NUM_RUNS_FIRST, NUM_RUNS_NEAR = 6, 4
+_RUNS_FIRST, _RUNS_NEAR = 6, 4
 _MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
 _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
 _LIVES = 5  # of the largest batch that a run lasts
@@ -69,13 +59,10 @@ _MOST_MORE = 2  # replicas added where the simulator finds that the SLO is misse
 
 @dataclass(frozen=True)
 class Trial:
-    """A deployment under one seed.
+    """The search for the highest rate of a deployment under one seed.
 
     choices: overrides of the base scenario
-    start:   rate at which to begin
-    stride:  steps of the lattice from it to the next rate
-    store:   the store's file
-    forecast: counts its requests
+    start:   rate at which to begin; stride: steps of the lattice from it to the next rate
     """
 
     base: Base
@@ -84,17 +71,7 @@ class Trial:
     start: float
     attainment: float
     num_requests: int
-    store: str
     stride: int = FIRST_STRIDE
-    forecast: Forecast = field(default_factory=Forecast, compare=False)
-
-
-@dataclass(frozen=True)
-class Tried:
-    """rate: requests per second, None where no rate is served. num_points: looked at."""
-
-    rate: float | None
-    num_points: int = 0
 
 
 def _point(base: Base, scenario: Scenario, choices: Sequence[str], traffic: tuple[float, int], seed: int) -> Point:
@@ -103,21 +80,17 @@ def _point(base: Base, scenario: Scenario, choices: Sequence[str], traffic: tupl
     return Point(base.path, METRICS, (*base.overrides, *choices, *arrivals))
 
 
-def _try_rates(trial: Trial) -> Generator[Point, Record, Tried]:
+def try_rates(trial: Trial) -> Generator[Point, Record, float | None]:
+    """The highest rate of a trial, in requests per second; None where no rate is served."""
     scenario = trial.base.load()
-    records: list[Record] = []
 
     def is_met(place: int) -> Generator[Point, Record, bool]:
         traffic = _RATIO**place, trial.num_requests
-        records.append((yield _point(trial.base, scenario, trial.choices, traffic, trial.seed)))
-        return meets(records[-1:], scenario.slo, trial.attainment)
+        record = yield _point(trial.base, scenario, trial.choices, traffic, trial.seed)
+        return meets([record], scenario.slo, trial.attainment)
 
     place = yield from highest_on_lattice(is_met, lattice(trial.start), trial.stride)
-    return Tried(None if place is None else _RATIO**place, len(records))
-
-
-# The highest rate of a trial. Raises SpecError for choices that are wrong.
-try_rates: Stepwise[Trial, Tried] = Stepwise(lambda trial: from_store(trial, _try_rates(trial)), evaluate_timed)
+    return None if place is None else _RATIO**place
 
 
 def lattice(rate: float) -> int:
@@ -128,10 +101,8 @@ def lattice(rate: float) -> int:
 def highest_on_lattice(
     is_met: Callable[[int], Generator[Step, Answer, bool]], start: int, stride: int = FIRST_STRIDE
 ) -> Generator[Step, Answer, int | None]:
-    """The highest whole number that `is_met`, what is met at one being taken to be met below; None if none is.
-
-    Strides that double away from `start`, then bisection: few looks where `start` is near.
-    """
+    """The highest whole number that `is_met`, what is met at one being taken to be met below; None if none is. Strides
+    that double away from `start`, then bisection: few looks where `start` is near."""
     longest = stride << _MOST_STRIDES
     if (yield from is_met(start)):
         low, high = start, start + stride
@@ -153,6 +124,9 @@ def highest_on_lattice(
     return low
 
 
+Whole = Sequence[tuple[Deployment, int]]  # deployments, each with so many replicas
+
+
 @dataclass(frozen=True)
 class Runs:
     """The simulations of a plan, done by `sweep`."""
@@ -169,7 +143,13 @@ class Runs:
 
     def settled(self, chosen: Sequence[Deployment]) -> list[Finalist]:
         """Each as a whole at the wanted rate, with the fewest replicas that the simulator finds to serve it, and its
-        highest rates with these; without those that serve no rate at all."""
+        highest rates with these; without those that serve no rate at all.
+
+        1. the highest rate with as many replicas as the screen takes it to need; from it the replicas that it needs
+        2. runs at the wanted rate with these; with more where it misses the SLO; with one fewer where that may do: what
+           replicas behind a router serve is not quite in proportion to their number
+        3. the highest rate again, where the replicas have changed
+        """
         starts, whole = [one.capacity for one in chosen], [(one, one.replicas) for one in chosen]
         self.sweep.forecast.expect(_AT_THE_RATE, _CHECKS * self.num_requests(whole))
         finalists = []
@@ -177,7 +157,7 @@ class Runs:
             if rates:
                 one = Finalist(deployment, deployment.replicas, rates)
                 needed = pick_replicas(deployment.screened, self.spec, self.rate, one.rate / deployment.replicas)
-                finalists.append(one if needed is None else replace(one, replicas=needed))
+                finalists.append(replace(one, replicas=needed or one.replicas))
         self.sweep.forecast.expect(_AT_THE_RATE, 0)
         pending = list(range(len(finalists)))
         while pending:
@@ -187,112 +167,97 @@ class Runs:
                 finalists[place] = self._next(replace(one, runs={**one.runs, one.replicas: known}))
             pending = [place for place in pending if finalists[place].replicas not in finalists[place].runs]
         finalists = [replace(one, records=one.runs[one.replicas]) for one in finalists]
-        # `rates` are of as many replicas as the screen took it to need.
         changed = [place for place, one in enumerate(finalists) if one.replicas != one.deployment.replicas]
-        starts = [
-            finalists[place].rate * finalists[place].replicas / finalists[place].deployment.replicas
-            for place in changed
-        ]
-        again = self._highest([(finalists[place].deployment, finalists[place].replicas) for place in changed], starts)
-        for place, known_rates in zip(changed, again, strict=True):
-            finalists[place] = replace(finalists[place], rates=known_rates or finalists[place].rates)
+        moved = [finalists[place] for place in changed]
+        starts = [one.rate * one.replicas / one.deployment.replicas for one in moved]
+        again = self._highest([(one.deployment, one.replicas) for one in moved], starts)
+        for place, one, known_rates in zip(changed, moved, again, strict=True):
+            finalists[place] = replace(one, rates=known_rates or one.rates)
         return finalists
 
-    def num_requests(self, whole: Sequence[tuple[Deployment, int]]) -> int:
-        """Requests of a run of each deployment with so many replicas, for all seeds."""
+    def num_requests(self, whole: Whole) -> int:
+        """Requests of a run of each deployment, for all seeds."""
         return sum(self._requests(deployment, replicas) for deployment, replicas in whole) * len(self.seeds)
 
-    def at_rate(self, whole: Sequence[tuple[Deployment, int]]) -> list[Records]:
-        """Records of each deployment with so many replicas at the wanted rate, for each seed."""
+    def at_rate(self, whole: Whole) -> list[Records]:
+        """Records of each deployment at the wanted rate, for each seed."""
         runs = [
-            (deployment.screened.candidate.overrides(replicas), self._requests(deployment, replicas), seed)
+            (deployment.candidate.overrides(replicas), self._requests(deployment, replicas), seed)
             for deployment, replicas in whole
             for seed in self.seeds
         ]
         points = [_point(self.base, self.scenario, made_of, (self.rate, count), seed) for made_of, count, seed in runs]
-        records = self.sweep.records(points, [count for _, count, _ in runs])
-        return _grouped(records, len(whole))
+        return _grouped(self.sweep.records(points, [count for _, count, _ in runs]), len(whole))
 
     def _next(self, one: Finalist) -> Finalist:
         """`one` with the replicas that are to be tried next; with those that it is to have where these were run."""
-        tried, first = one.runs, next(iter(one.runs))
-        serving = [count for count, records in tried.items() if self._serves(records, count < first)]
-        counts = sorted(self.spec.space.replicas) or range(1, self.spec.max_gpus + 1)
-        others = [count for count in counts if may_have(one.deployment.screened, self.spec, count)]
-        if self.spec.objective == "lowest_latency":
+        tried, first, spec = one.runs, next(iter(one.runs)), self.spec
+
+        def serves(count: int) -> bool:
+            # Fewer replicas than the highest rate asks for have to do in each seed, not only in all together.
+            parts = [(record,) for record in tried[count]] if count < first else [tried[count]]
+            return all(meets(part, self.scenario.slo, spec.attainment) for part in parts)
+
+        counts = sorted(spec.space.replicas) or range(1, spec.max_gpus + 1)
+        others = [count for count in counts if may_have(one.screened, spec, count)]
+        if spec.objective == "lowest_latency":
             others = []
-        if not serving:
+        fewest = min((count for count in tried if serves(count)), default=None)
+        if fewest is None:
             more = [count for count in others if count > one.replicas]
             return one if not more or len(tried) > _MOST_MORE else replace(one, replicas=more[0])
-        fewest = min(serving)
         fewer = [count for count in others if count < fewest][-1:]
         group_rate = one.rate / one.deployment.replicas
         might_do = [count for count in fewer if count * group_rate >= _NEARLY * self.rate and count not in tried]
         return replace(one, replicas=might_do[0] if might_do else fewest)
 
-    def _serves(self, records: Records, in_all_seeds: bool) -> bool:
-        """Fewer replicas than the highest rate asks for have to do in each seed, not only in all together."""
-        parts = [(record,) for record in records] if in_all_seeds else [records]
-        return all(meets(part, self.scenario.slo, self.spec.attainment) for part in parts)
-
-    def _highest(
-        self, whole: Sequence[tuple[Deployment, int]], starts: Sequence[float]
-    ) -> list[tuple[float, ...] | None]:
+    def _highest(self, whole: Whole, starts: Sequence[float]) -> list[tuple[float, ...] | None]:
         """The highest rates of each deployment, for each seed, looked for from `starts` on; None where a seed has none.
-
-        The first seed's is where the others begin: theirs are near.
-        """
-        self.sweep.forecast.expect(_OTHER_SEEDS, NUM_RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
-        first = self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE)
-        known = [index for index, (rate,) in enumerate(first) if rate is not None]
-        near = [first[index][0] or 0.0 for index in known]
+        The first seed's is where the others begin: theirs are near."""
+        self.sweep.forecast.expect(_OTHER_SEEDS, _RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
+        first = [rates[0] for rates in self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE, _RUNS_FIRST)]
+        near = {index: rate for index, rate in enumerate(first) if rate is not None}
         self.sweep.forecast.expect(_OTHER_SEEDS, 0)
-        others = self._tried([whole[index] for index in known], self.seeds[1:], near, _NEAR_STRIDE)
+        others = self._tried(
+            [whole[index] for index in near], self.seeds[1:], list(near.values()), _NEAR_STRIDE, _RUNS_NEAR
+        )
         highest: list[tuple[float, ...] | None] = [None] * len(whole)
-        for index, rates in zip(known, others, strict=True):
-            there = tuple(rate for rate in (*first[index], *rates) if rate is not None)
+        for (index, rate), rates in zip(near.items(), others, strict=True):
+            there = tuple(rate for rate in (rate, *rates) if rate is not None)
             highest[index] = there if len(there) == len(self.seeds) else None
         return highest
 
     def _tried(
-        self,
-        whole: Sequence[tuple[Deployment, int]],
-        seeds: Sequence[int],
-        starts: Sequence[float],
-        stride: int,
+        self, whole: Whole, seeds: Sequence[int], starts: Sequence[float], stride: int, num_runs: int
     ) -> list[tuple[float | None, ...]]:
         """The highest rate of each deployment under each of `seeds`."""
         trials = [
             Trial(
                 self.base,
-                deployment.screened.candidate.overrides(replicas),
+                deployment.candidate.overrides(replicas),
                 seed,
                 start,
                 self.spec.attainment,
                 self._requests(deployment, replicas),
-                self.sweep.store,
                 stride,
-                self.sweep.forecast,
             )
             for (deployment, replicas), start in zip(whole, starts, strict=True)
             for seed in seeds
         ]
-        num_runs = NUM_RUNS_FIRST if stride > _NEAR_STRIDE else NUM_RUNS_NEAR
-        for trial in trials:
-            self.sweep.forecast.expect(trial, trial.num_requests * num_runs)
-        rates = [tried.rate for tried in self.sweep.run(try_rates, trials, lambda *_: Tried(None))]
-        return _grouped(rates, len(whole))
+        counts = {trial: trial.num_requests for trial in trials}
+        rates = dict(zip(counts, self.sweep.run(try_rates, counts, lambda *_: None, num_runs), strict=True))
+        return _grouped([rates[trial] for trial in trials], len(whole))
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
         """Requests of a run: enough for its batch to come and go a few times, and for a queue to show: a run that is
         over before anybody has waited as long as is allowed would meet the SLO at any rate."""
         if self.spec.num_requests is not None:
             return self.spec.num_requests
-        slo = self.scenario.slo
-        in_flight = deployment.screened.batch * deployment.screened.candidate.num_engines * replicas
+        slo, screened = self.scenario.slo, deployment.screened
+        in_flight = screened.batch * screened.candidate.num_engines * replicas
         beyond = [limit.limit_ms for limit in slo.statistics if limit.latency in ("ttft", "e2el")]
         patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0, *beyond) / 1e3
-        wanted = max(_LIVES * in_flight, _WAITS * patience_s * deployment.screened.rate * replicas, _FEWEST_REQUESTS)
+        wanted = max(_LIVES * in_flight, _WAITS * patience_s * screened.rate * replicas, _FEWEST_REQUESTS)
         return int(min(wanted, _MOST_REQUESTS))
 
 
@@ -302,7 +267,7 @@ def _grouped(results: Sequence[Answer], num_groups: int) -> list[tuple[Answer, .
     return [tuple(results[index * size : (index + 1) * size]) for index in range(num_groups)]
 
 
-_CARRIED = ("failures", "gateway")
+_CARRIED = {"failures", "gateway"}
 _MOST_SPARE = 2  # replicas beyond those that serve the rate without failures
 _FEWEST_WITH_FAILURES, _MOST_WITH_FAILURES = 400, 20_000
 _FAILURES_SEEN = 3  # of all replicas together, that a run is to be long enough for
@@ -311,7 +276,7 @@ _AFTER_S = 60.0  # of a run, after the last event's replica is back
 
 def carried_cluster(scenario: Scenario) -> dict[str, Any]:
     """The fields of the scenario's cluster that go with a plan's choice, as a file has them."""
-    given = scenario.cluster.model_dump(mode="json", include=set(_CARRIED), exclude_unset=True)
+    given = scenario.cluster.model_dump(mode="json", include=_CARRIED, exclude_unset=True)
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -322,10 +287,9 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
     if not carried:
         return None
     tried: dict[int, float] = {}
-    serving: list[int] = []
-    problem = ""
+    enough, problem = None, ""
     for replicas in range(winner.replicas, winner.replicas + 1 + _MOST_SPARE):
-        if tried and not may_have(winner.deployment.screened, result.spec, replicas):
+        if tried and not may_have(winner.screened, result.spec, replicas):
             break
         try:
             tried[replicas], is_met = _attained_under_failures(result, winner, replicas, carried)
@@ -333,11 +297,9 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
             problem = str(error)
             break
         if is_met:
-            serving.append(replicas)
+            enough = replicas
             break
-    return Resilience(
-        tried, next(iter(serving), None), _all_up(result.scenario.cluster.failures, winner.replicas), problem
-    )
+    return Resilience(tried, enough, _all_up(result.scenario.cluster.failures, winner.replicas), problem)
 
 
 def left_out(scenario: Scenario) -> list[str]:
@@ -358,17 +320,16 @@ def _attained_under_failures(
     result: PlanResult, winner: Finalist, replicas: int, carried: Mapping[str, Any]
 ) -> tuple[float, bool]:
     """The share of requests within the SLO over all seeds, and whether the SLO is met."""
-    choices = winner.deployment.screened.candidate.choices(replicas)
-    choices = {**choices, "cluster": {**choices["cluster"], **carried}}
-    requests = requests_with_failures(result, replicas)
-    shares, percentiles = [], []
+    choices = winner.candidate.choices(replicas)
+    traffic = at_rate(result.scenario, result.rate, requests_with_failures(result, replicas))
+    whole = {**choices, "cluster": {**choices["cluster"], **carried}, **traffic}
+    shares, are_met = [], []
     for seed in range(result.scenario.seed, result.scenario.seed + result.spec.seeds):
-        whole = {**choices, **at_rate(result.scenario, result.rate, requests), "seed": seed}
-        run = simulate(result.base.load(as_overrides(whole)), keep_steps=False)
-        shares.append(float(run.summary["slo_attainment"]))
-        percentiles.append(all(run.summary.get("slo_percentiles_met", {}).values()))
+        summary = simulate(result.base.load(as_overrides({**whole, "seed": seed})), keep_steps=False).summary
+        shares.append(float(summary["slo_attainment"]))
+        are_met.append(all(summary.get("slo_percentiles_met", {}).values()))
     share, is_of_requests = sum(shares) / len(shares), result.scenario.slo.is_of_requests
-    return share, all(percentiles) and (share >= result.spec.attainment or not is_of_requests)
+    return share, all(are_met) and (share >= result.spec.attainment or not is_of_requests)
 
 
 def requests_with_failures(result: PlanResult, replicas: int) -> int:

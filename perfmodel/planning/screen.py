@@ -1,11 +1,8 @@
-"""Stage one of a plan: the highest rate under the SLO of every candidate, without simulating any.
-
-Step times come from the simulator's own tables (`surfaces`), how requests wait from closed forms (`service`); the rate
-is found by bisection for all candidates at once. What the closed forms do not know (policies, preemption, the order of
-requests) is for stage two, the simulator, on those that are best here.
+"""Stage one of a plan: the highest rate under the SLO of every candidate, without simulating any, by bisection for all
+at once. Step times come from the simulator's own tables (`surfaces`), how requests wait from closed forms (`service`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +14,7 @@ from perfmodel.errors import SpecError
 from perfmodel.planning.finalist import Screened
 from perfmodel.planning.service import Demand, Served, Service, demand_of, repeated, serve
 from perfmodel.planning.space import Candidate
-from perfmodel.planning.surfaces import (
-    NUM_DRAWS,
-    Drawn,
-    Engine,
-    EngineSurfaces,
-    Surfaces,
-)
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Surfaces
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
@@ -56,10 +47,8 @@ class _Wanted:
 
 
 class Screen:
-    """The screen of `candidates` for the traffic and SLO of `scenario`.
-
-    Raises SpecError for a scenario without an SLO.
-    """
+    """The screen of `candidates` for the traffic and SLO of `scenario`. Raises SpecError for a scenario without an
+    SLO."""
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
         self.demand = demand_of(scenario)
@@ -72,33 +61,33 @@ class Screen:
 
     def all(self) -> list[Screened]:
         """Every candidate, in order."""
-        found: list[Screened] = []
+        screened: list[Screened] = []
         for start in range(0, len(self._candidates), _AT_ONCE):
-            found += self._screened(self._candidates[start : start + _AT_ONCE])
-        return found
+            candidates = self._candidates[start : start + _AT_ONCE]
+            service = self._service(candidates)
+            rate = _highest(service, self.demand, self._wanted)
+            at = serve(service, self.demand, np.maximum(rate, 1e-9))
+            beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
+            binds = _binding(candidates, service, beyond, self.demand, self._wanted)
+            for i, candidate in enumerate(candidates):
+                usd, origin = candidate.usd_per_hour, self._engines.origin(*engines_of(candidate))
+                screened.append(Screened(candidate, float(rate[i, 0]), binds[i], float(at.batch[i, 0]), usd, origin))
+        return screened
 
     def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
         """For each candidate at its rate, the smallest factor on all limits with which the wanted share meets them."""
-        found: list[float] = []
+        wanted, tightness = self._wanted, []
         for start in range(0, len(chosen), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            service = self._service([each.candidate for each in chosen[part]])
+            service = self._service([one.candidate for one in chosen[part]])
             served = serve(service, self.demand, np.array(rates[part])[:, None])
-            found += self._wanted_tightness(served).tolist()
-        return found
-
-    def _wanted_tightness(self, served: Served) -> Floats:
-        """The share of its limit that is used up, by the requests together and by each statistic, at most."""
-        wanted, parts = self._wanted, []
-        if wanted.limits:
-            worst = np.max(
-                [_seconds(served, self.demand, name) / limit for name, limit in wanted.limits.items()], axis=0
-            )
-            parts.append(np.quantile(worst, wanted.attainment, axis=1, method="higher"))
-        for name, limit, share in wanted.statistics:
-            used = _seconds(served, self.demand, name) / limit
-            parts.append(used.mean(axis=1) if share is None else np.quantile(used, share, axis=1, method="higher"))
-        tightness: Floats = np.max(parts, axis=0)
+            used = {name: _seconds(served, self.demand, name) / limit for name, limit in wanted.limits.items()}
+            shares: list[tuple[Floats, float | None]] = []
+            if used:
+                shares.append((np.max(list(used.values()), axis=0), wanted.attainment))
+            shares += [(_seconds(served, self.demand, name) / limit, share) for name, limit, share in wanted.statistics]
+            parts = [one.mean(axis=1) if share is None else _quantile(one, share) for one, share in shares]
+            tightness += np.max(parts, axis=0).tolist()
         return tightness
 
     def under_draws(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[Drawn]:
@@ -112,20 +101,18 @@ class Screen:
         if of_prompts != of_decode:
             prompts, server = self._engines.drawn(of_prompts, candidate.ratio is not None)
         drawn = repeated(plain, NUM_DRAWS, decode, prompts, server)
-        base = self._latencies(serve(plain, self.demand, np.array([[rate]])))
-        each = self._latencies(serve(drawn, self.demand, np.full((NUM_DRAWS, 1), rate)))
-        highest, most = self._highest(drawn)[:, 0], float(self._highest(plain)[0, 0])
-        return Drawn(
-            highest / most if most > 0 else np.ones(NUM_DRAWS),
-            {name: _over(values, float(base[name][0])) for name, values in each.items()},
-        )
 
-    def _latencies(self, served: Served) -> dict[str, Floats]:
-        """The latencies that the wanted share of requests does not exceed, in seconds."""
-        return {
-            name: np.quantile(_seconds(served, self.demand, name), self._attainment, axis=1, method="higher")
-            for name in ("ttft", "tpot", "itl", "e2el")
-        }
+        def over(values: Floats, base: float) -> Floats:
+            # 1 where there is nothing to compare (no token after the first).
+            return values / base if 0 < base < np.inf else np.ones(len(values))
+
+        latencies = {}
+        base, each = (serve(one, self.demand, np.full((n, 1), rate)) for one, n in ((plain, 1), (drawn, NUM_DRAWS)))
+        for name in ("ttft", "tpot", "itl", "e2el"):
+            now, values = (_quantile(_seconds(served, self.demand, name), self._attainment) for served in (base, each))
+            latencies[name] = over(values, float(now[0]))
+        most, highest = (_highest(one, self.demand, self._wanted)[:, 0] for one in (plain, drawn))
+        return Drawn(over(highest, float(most[0])), latencies)
 
     def _service(self, candidates: Sequence[Candidate]) -> Service:
         surfaces = self._engines.read([engines_of(candidate)[0] for candidate in candidates])
@@ -134,26 +121,11 @@ class Screen:
             prompts = self._engines.read([engines_of(candidate)[1] for candidate in candidates])
         return _service(candidates, surfaces, prompts, self.demand)
 
-    def _highest(self, service: Service) -> Floats:
-        return _highest(service, self.demand, self._wanted)
 
-    def _screened(self, candidates: Sequence[Candidate]) -> list[Screened]:
-        service = self._service(candidates)
-        rate = self._highest(service)
-        at = serve(service, self.demand, np.maximum(rate, 1e-9))
-        beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
-        binds = _binding(candidates, service, beyond, self.demand, self._wanted)
-        return [
-            Screened(
-                candidate,
-                float(rate[i, 0]),
-                binds[i],
-                float(at.batch[i, 0]),
-                candidate.usd_per_hour,
-                self._engines.origin(*engines_of(candidate)),
-            )
-            for i, candidate in enumerate(candidates)
-        ]
+def _quantile(values: Floats, share: float) -> Floats:
+    """What the share of typical requests does not exceed."""
+    quantile: Floats = np.quantile(values, share, axis=1, method="higher")
+    return quantile
 
 
 def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
@@ -176,35 +148,25 @@ def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
     return _Wanted(limits, attainment, statistics)
 
 
-def _over(values: Floats, base: float) -> Floats:
-    """Ratios; 1 where there is nothing to compare (no token after the first)."""
-    return values / base if 0 < base < np.inf else np.ones(len(values))
-
-
 def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfaces, demand: Demand) -> Service:
-    def column(values: list[float]) -> Floats:
-        return np.array(values, np.float64)[:, None]
+    def column(values: Iterable[float]) -> Floats:
+        return np.array(list(values), np.float64)[:, None]
 
-    held = [candidate.memory.max_batch(max(int(demand.context), 1)) for candidate in candidates]
-    moved = [_transfer(candidate) for candidate in candidates]
+    context = max(int(demand.context), 1)
+    transfer = [_transfer(candidate) for candidate in candidates]
     server = profile_of(candidates[0].layout.scenario.engine).server
     ones = np.ones((len(candidates), 1))
+    prefills = (c.ratio[0] * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0 for c in candidates)
     return Service(
         surfaces,
         prompts,
-        column([max(1, min(c.max_num_seqs, n)) for c, n in zip(candidates, held, strict=True)]),
-        column([budget_of(c) for c in candidates]),
-        column(
-            [c.ratio[0] * c.prefill_layout.scenario.engine.data_parallel_size if c.ratio else 0 for c in candidates]
-        ),
-        column([c.num_engines for c in candidates]),
-        (column([start for start, _ in moved]), column([per_token for _, per_token in moved])),
-        (
-            (server.in_s + server.out_s) * ones,
-            server.in_per_prompt_token_s * ones,
-            server.out_per_sequence_s * ones,
-        ),
-        column([float(c.layout.scenario.engine.plans_ahead) for c in candidates]),
+        column(max(1, min(c.max_num_seqs, c.memory.max_batch(context))) for c in candidates),
+        column(budget_of(c) for c in candidates),
+        column(prefills),
+        column(c.num_engines for c in candidates),
+        (column(start for start, _ in transfer), column(per_token for _, per_token in transfer)),
+        ((server.in_s + server.out_s) * ones, server.in_per_prompt_token_s * ones, server.out_per_sequence_s * ones),
+        column(float(c.layout.scenario.engine.plans_ahead) for c in candidates),
     )
 
 
@@ -286,20 +248,15 @@ def _binding(
 ) -> list[str]:
     """What is missed most often, relative to how often it may be, a little above the highest rate; of a mean, how far
     it is beyond its limit."""
-    names = [name for name, _, _ in wanted.all_limits]
-    limits = [limit for _, limit, _ in wanted.all_limits]
-    missed = []
-    for name, limit, share in wanted.all_limits:
+    limits, missed = wanted.all_limits, []
+    for name, limit, share in limits:
         seconds = _seconds(beyond, demand, name)
-        if share is None:
-            missed.append((seconds / limit).mean(axis=1))
-        else:
-            missed.append((seconds > limit).mean(axis=1) / (1 - share))
-    most = np.array(missed).argmax(axis=0)
+        rows = (seconds / limit).mean(axis=1) if share is None else (seconds > limit).mean(axis=1) / (1 - share)
+        missed.append(rows)
     binding = []
-    for index, candidate in enumerate(candidates):
-        name = names[most[index]]
-        if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limits[most[index]].mean():
+    for index, (candidate, most) in enumerate(zip(candidates, np.array(missed).argmax(axis=0), strict=True)):
+        name, limit, _ = limits[most]
+        if name in ("ttft", "e2el") and beyond.slot_wait[index, 0] > _MUCH * limit.mean():
             name = "max_num_seqs" if service.slots[index, 0] >= candidate.max_num_seqs else "KV cache"
         binding.append(name)
     return binding

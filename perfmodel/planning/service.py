@@ -1,8 +1,5 @@
-"""`Demand`: what a scenario's requests ask of an engine, as moments and as a few typical requests; and their rate.
-
-Traffic keeps its own process at any rate. Of a trace that is the trace itself, its gaps longer or shorter: its bursts
-stay.
-"""
+"""`Demand`: what a scenario's requests ask of an engine, as moments and as a few typical requests, and their rate;
+`serve`: how they fare, in closed form."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +12,7 @@ from scipy.special import ndtr, ndtri
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import BATCHES, Surfaces
+from perfmodel.planning.surfaces import BATCHES, Surfaces, between, read_between
 from perfmodel.sim.traffic.traces import read_trace
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
@@ -69,7 +66,11 @@ def demand_of(scenario: Scenario) -> Demand:
     outputs = np.minimum([draft.num_output_tokens for draft in drafts], longest - whole)
     cached = np.zeros(len(drafts))
     if scenario.engine.enable_prefix_caching and any(draft.block_hashes for draft in drafts):
-        cached = _cached([draft.block_hashes for draft in drafts], scenario.engine.block_size)
+        seen: set[int] = set()
+        for place, hashes in enumerate(draft.block_hashes for draft in drafts):
+            count = next((index for index, block in enumerate(hashes) if block not in seen), len(hashes))
+            cached[place] = float(count * scenario.engine.block_size)
+            seen.update(hashes)
         half = slice(len(drafts) // 2, None)
         whole, outputs, cached = whole[half], outputs[half], cached[half]
     prompt = np.maximum(whole - cached, 1.0)
@@ -79,17 +80,6 @@ def demand_of(scenario: Scenario) -> Demand:
     context = float(((whole + outputs / 2) * outputs).sum() / outputs.sum())
     typical = prompt[chosen], cached[chosen], outputs[chosen]
     return Demand(prompt, outputs, typical, context, scenario.slo.needs_token_times, scenario.slo.reading_speed)
-
-
-def _cached(prompts: list[tuple[int, ...]], block_size: int) -> Floats:
-    """Tokens of each prompt that those before it have left in the cache."""
-    seen: set[int] = set()
-    found = []
-    for hashes in prompts:
-        count = next((index for index, block in enumerate(hashes) if block not in seen), len(hashes))
-        found.append(float(count * block_size))
-        seen.update(hashes)
-    return np.array(found)
 
 
 def wanted_rate(scenario: Scenario, spec: PlanSpec) -> float:
@@ -214,13 +204,7 @@ class SingleTokens:
 
 
 def longest_gap(
-    surfaces: Surfaces,
-    budget: Floats,
-    demand: Demand,
-    rate: Floats,
-    batch: Floats,
-    step: Floats,
-    long: Floats,
+    surfaces: Surfaces, budget: Floats, demand: Demand, rate: Floats, batch: Floats, step: Floats, long: Floats
 ) -> Floats:
     """Seconds of the longest step that a request meets while it decodes: with the largest of the prompts that come in
     its life, L of them on average, which is at most m with probability exp(-L P(prompt > m)), and those that came in
@@ -245,13 +229,9 @@ Bools = NDArray[np.bool_]
 _ROUNDS = 6  # of the fixed point of T
 
 
-def _between_batches() -> Floats:
-    """Linear interpolation from BATCHES to 1, 2, 3 ... as a matrix: a column for each."""
-    counts = np.arange(1, int(BATCHES[-1]) + 1, dtype=np.float64)
-    return np.array([np.interp(counts, BATCHES, row) for row in np.eye(len(BATCHES))])
-
-
-_BETWEEN = _between_batches()
+_COUNTS = np.arange(1, int(BATCHES[-1]) + 1, dtype=np.float64)
+# Linear interpolation from BATCHES to 1, 2, 3 ... as a matrix: a column for each.
+_BETWEEN = np.array([np.interp(_COUNTS, BATCHES, row) for row in np.eye(len(BATCHES))])
 
 
 @dataclass(frozen=True)
@@ -396,12 +376,9 @@ def _first_step(
     service: Service, demand: Demand, rate: Floats, is_apart: Bools, decodes: Floats, work: _Work, mean_step: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds of the steps that compute each typical prompt, of the step that it finds running, and the chance that
-    there is one.
-
-    Arrivals find steps in proportion to how long they take: those without prompts, and those with prompts that came
-    through one gate, whose number is Poisson and whose work adds up (so that the mean of those found is
-    E[t^2] / E[t]).
-    """
+    there is one. Arrivals find steps in proportion to how long they take: those without prompts, and those with prompts
+    that came through one gate, whose number is Poisson and whose work adds up (so that the mean of those found is
+    E[t^2] / E[t])."""
     surfaces = service.prompts
     num_decodes = np.where(is_apart, 0.0, decodes)
     alone = np.where(is_apart, 0.0, surfaces.decode(np.maximum(decodes, 1.0)))
@@ -425,14 +402,7 @@ def _first_step(
 
 
 def _held_up(
-    alone: Floats,
-    step: Floats,
-    own: Floats,
-    outputs: Floats,
-    rate: Floats,
-    square: Floats,
-    full: Floats,
-    score: Floats,
+    alone: Floats, step: Floats, own: Floats, outputs: Floats, rate: Floats, square: Floats, full: Floats, score: Floats
 ) -> Floats:
     """Seconds between two tokens, of steps that take `alone` without prompts, `step` on average, and `full` at most.
 
@@ -452,17 +422,12 @@ def _held_up(
     none = np.exp(-np.maximum(rate * delay, 1e-9))
     of_some = mean / (1 - none)
     variance = np.maximum((rate * square * delay / (1 - share) ** 3 + mean**2) / (1 - none) - of_some**2, 1e-30)
-    quantile = ndtri(np.clip((score - none) / (1 - none), 1e-6, 1 - 1e-6))
-    held = np.where(score > none, of_some * _gamma_quantile(of_some**2 / variance, quantile), 0.0)
-    found: Floats = alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
-    return found
-
-
-def _gamma_quantile(shape: Floats, normal: Floats) -> Floats:
-    """Quantile of a gamma distribution of mean 1 at a normal score (Wilson and Hilferty 1931)."""
-    shape = np.maximum(shape, 0.05)
-    found: Floats = np.maximum(1 - 1 / (9 * shape) + normal / (3 * np.sqrt(shape)), 0.0) ** 3
-    return found
+    normal = ndtri(np.clip((score - none) / (1 - none), 1e-6, 1 - 1e-6))
+    shape = np.maximum(of_some**2 / variance, 0.05)  # of the gamma, whose quantile is Wilson and Hilferty's (1931)
+    quantile = np.maximum(1 - 1 / (9 * shape) + normal / (3 * np.sqrt(shape)), 0.0) ** 3
+    held = np.where(score > none, of_some * quantile, 0.0)
+    pace: Floats = alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
+    return pace
 
 
 def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
@@ -558,9 +523,5 @@ def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> _Ba
 
 def _at(values: Floats, batch: Floats) -> Floats:
     """`values` at BATCHES, read at `batch`."""
-    rows = np.arange(len(values))[:, None]
-    index = np.clip(np.searchsorted(BATCHES, batch, side="right") - 1, 0, len(BATCHES) - 2)
-    low, high = values[rows, index], values[rows, index + 1]
-    share = np.clip((batch - BATCHES[index]) / (BATCHES[index + 1] - BATCHES[index]), 0.0, 1.0)
-    found: Floats = low + share * (high - low)
-    return found
+    index, share = between(BATCHES, batch)
+    return read_between(values, np.arange(len(values))[:, None], index, share)

@@ -133,19 +133,18 @@ class Candidate:
     @property
     def usd_per_hour(self) -> float | None:
         """USD per hour of all its devices; None without a price."""
-        found = 0.0
+        total = 0.0
         for layout, count in self.counts:
             price = usd_per_hour(layout.scenario.hardware, layout.scenario.price)
             if price is None:
                 return None
-            found += price * count * layout.devices_per_replica
-        return found
+            total += price * count * layout.devices_per_replica
+        return total
 
     @property
     def has_unconfirmed_price(self) -> bool:
         """Whether no list or quote stands behind the price of one of its devices."""
-        scenarios = [layout.scenario for layout, _ in self.counts]
-        prices = [price_in_use(scenario.hardware, scenario.price) for scenario in scenarios]
+        prices = [price_in_use(layout.scenario.hardware, layout.scenario.price) for layout, _ in self.counts]
         return any(price is not None and price.is_unconfirmed for price in prices)
 
     @property
@@ -161,30 +160,29 @@ class Candidate:
     @property
     def devices(self) -> str:
         """The names of what it runs on: one, or those of its prefill and decode engines."""
-        return " and ".join(dict.fromkeys(layout.scenario.hardware.name for layout, _ in self.counts))
+        return " and ".join(dict.fromkeys(layout.device for layout, _ in self.counts))
 
     @property
     def label(self) -> str:
+        """`h200-sxm TP4, 1 prefill to 2 decode, up to 64 requests, 2,048 tokens a step (prefill: h100-sxm-80gb TP2)`"""
         parts = [self.layout.label]
         if self.ratio is not None:
             parts.append(f"{self.ratio[0]} prefill to {self.ratio[1]} decode")
         parts += [f"up to {self.max_num_seqs:,} requests", f"{self.max_num_batched_tokens:,} tokens a step"]
         if not self.enable_chunked_prefill:
             parts.append("whole prompts")
-        label = ", ".join(parts)
-        return label if self.prefill is None else f"{label} (prefill: {self._prefill_label(self.prefill)})"
-
-    def _prefill_label(self, own: PrefillEngine) -> str:
-        """What it has of its own: `h200-sxm TP2, 16,384 tokens a step`."""
-        mine, its = self.layout, own.layout
-        parts = [trait for trait in its.traits if trait not in mine.traits]
-        if its.device != mine.device or (not parts and its.label != mine.label):
-            parts = [its.label]
-        if own.max_num_seqs != self.max_num_seqs:
-            parts.append(f"up to {own.max_num_seqs:,} requests")
-        if own.max_num_batched_tokens != self.max_num_batched_tokens:
-            parts.append(f"{own.max_num_batched_tokens:,} tokens a step")
-        return ", ".join(parts)
+        label, prefill = ", ".join(parts), self.prefill
+        if prefill is None:
+            return label
+        decode, layout = self.layout, prefill.layout
+        parts = [trait for trait in layout.traits if trait not in decode.traits]
+        if layout.device != decode.device or (not parts and layout.label != decode.label):
+            parts = [layout.label]
+        if prefill.max_num_seqs != self.max_num_seqs:
+            parts.append(f"up to {prefill.max_num_seqs:,} requests")
+        if prefill.max_num_batched_tokens != self.max_num_batched_tokens:
+            parts.append(f"{prefill.max_num_batched_tokens:,} tokens a step")
+        return f"{label} (prefill: {', '.join(parts)})"
 
     def choices(self, replicas: int) -> dict[str, Any]:
         """The fields of the scenario that serves with so many of it."""
@@ -209,24 +207,17 @@ class Candidate:
             {"role": role, "replicas": count * replicas}
             for role, count in zip(("prefill", "decode"), self.ratio, strict=True)
         ]
-        pools[0] |= self._prefill_fields()
+        if self.prefill is not None:  # what the pool of prefill replicas has of its own
+            shared, own = self.layout.choices, self.prefill.layout.choices
+            changed = {field: value for field, value in own.items() if shared.get(field) != value}
+            engine = {field.removeprefix("engine."): changed[field] for field in changed if field != "hardware"}
+            for name in ("max_num_seqs", "max_num_batched_tokens"):
+                if getattr(self.prefill, name) != getattr(self, name):
+                    engine[name] = getattr(self.prefill, name)
+            if own.get("hardware") != shared.get("hardware"):
+                pools[0]["hardware"] = own["hardware"]
+            pools[0] |= {"engine": engine} if engine else {}
         return {**kept, "pools": pools, **({"kv_transfer": transfer} if transfer else {})}
-
-    def _prefill_fields(self) -> dict[str, Any]:
-        """What a pool of prefill replicas has of its own."""
-        if self.prefill is None:
-            return {}
-        mine, own = self.layout.choices, self.prefill.layout.choices
-        engine = {
-            field.removeprefix("engine."): value
-            for field, value in own.items()
-            if field.startswith("engine.") and mine.get(field) != value
-        }
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self.prefill, name) != getattr(self, name):
-                engine[name] = getattr(self.prefill, name)
-        hardware = {"hardware": own["hardware"]} if own.get("hardware") != mine.get("hardware") else {}
-        return {**hardware, **({"engine": engine} if engine else {})}
 
 
 T = TypeVar("T")
@@ -272,23 +263,30 @@ class _RefusedError(Exception):
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
-    """The candidates of `spec` for the scenario `base`.
-
-    Raises SpecError where the scenario itself, or a value of the space for it, is wrong.
-    """
+    """The candidates of `spec` for the scenario `base`. Raises SpecError where the scenario itself, or a value of the
+    space for it, is wrong."""
     candidates = _Candidates(base, spec)
     own_engine = candidates.scenario.engine
-    space = _with_own_cut(_for_experts(spec, candidates.scenario), own_engine)
+    space = _widened(spec, candidates.scenario)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
     own = [ratio for ratio in ratios if ratio is None or not is_unequal]
+    # Unless the space has values of either, data-parallel attention goes with expert parallelism.
+    has_own_ranks = bool(spec.space.model_fields_set & {"data_parallel_size", "enable_expert_parallel"})
     for choices in _layout_choices(space):
-        if _is_usual(choices, spec.space, own_engine):
+        ranks = choices.get("engine.data_parallel_size", 1)
+        is_usual = ranks in (1, own_engine.data_parallel_size) or choices.get("engine.enable_expert_parallel")
+        if has_own_ranks or is_usual:
             schedules = _schedules(space, candidates.engine(choices))
             candidates.add(choices, [(*schedule, ratio, None) for schedule in schedules for ratio in own])
     if is_unequal:
-        _check_hardware_is_whole(base, space)
-        decode = _overlaid(space, space.decode)
+        changed = [text for text in base.overrides if text.startswith("hardware.")]
+        if changed and any(pool is not None and pool.hardware for pool in (space.prefill, space.decode)):
+            raise SpecError(
+                f"--set {changed[0]}: changes one device, and prefill and decode engines may have two; copy the "
+                f"device's file, change it there and name the copy in the space."
+            )
+        decode = space.model_copy(update={name: values for name, values in space.decode or () if values})
         for choices in _layout_choices(decode):
             with_prefills: list[_Schedule] = [
                 (*schedule, ratio, prefill)
@@ -298,8 +296,14 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
                 for prefill in _prefills(choices, space.prefill, *schedule[:2])
             ]
             candidates.add(choices, with_prefills)
-    ruled_out = dict(candidates.ruled_out.most_common())
-    return Space(tuple(candidates.found), ruled_out, candidates.examples, candidates.by_device, _searched(space))
+    axes = {title: getattr(space, name) for name, title in _AXES.items()}
+    return Space(
+        tuple(candidates.found),
+        dict(candidates.ruled_out.most_common()),
+        candidates.examples,
+        candidates.by_device,
+        {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1},
+    )
 
 
 # max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
@@ -307,16 +311,29 @@ _Prefill = tuple[dict[str, Any], int, int]
 _Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
 
 
-def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> list[_Prefill | None]:
+def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
+    axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
+    for values in product(*axes.values()):
+        yield {field: value for field, value in zip(axes, values, strict=True) if value is not _OWN_DRAFTS}
+
+
+def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
+    return product(
+        space.max_num_seqs or (engine.max_num_seqs,),
+        space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
+        space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
+    )
+
+
+def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> Iterator[_Prefill | None]:
     """The prefill engines that `space` has beside decode engines of these choices; None for equal ones."""
     if space is None:
-        return [None]
-    prefills: list[_Prefill | None] = []
+        yield None
+        return
     for own in _layout_choices(space):
+        whole = {**choices, **own}
         for schedule in product(space.max_num_seqs or (seqs,), space.max_num_batched_tokens or (tokens,)):
-            whole = {**choices, **own}
-            prefills.append(None if (whole, *schedule) == (choices, seqs, tokens) else (whole, *schedule))
-    return prefills
+            yield None if (whole, *schedule) == (choices, seqs, tokens) else (whole, *schedule)
 
 
 # Tried of mixtures of experts by default, besides expert parallelism: data-parallel attention, prefill and decode
@@ -326,28 +343,30 @@ _RATIOS = (UNIFIED, "1:1", "1:2", "2:1")
 _MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"rate": RIGHT_OF_MTP}}
 _NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"rate": RIGHT_OF_NGRAMS}}
 _OWN_DRAFTS: dict[str, Any] = {}  # stands for those of the scenario
+_CUTS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def _for_experts(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
-    """The space of `spec`. For a mixture of experts, choices that it leaves open get more values, as long as there are
-    at most `MAX_CANDIDATES`."""
-    space = spec.space
-    if not has_experts(scenario.model):
-        return space
-    drafts: tuple[dict[str, Any] | None, ...] = (None, _MTP if scenario.model.num_prediction_layers else _NGRAMS)
-    if scenario.engine.speculative_config is not None:
-        drafts = (_OWN_DRAFTS, None)
-    wider = {
-        "enable_expert_parallel": (False, True),
-        "data_parallel_size": _DATA_PARALLEL,
-        "disaggregation": space.disaggregation if spec.is_offline else _RATIOS,
-        "speculation": drafts,
-    }
-    for name, values in wider.items():
-        wider_space = space.model_copy(update={name: values})
-        if name not in spec.space.model_fields_set and wider_space.num_candidates <= MAX_CANDIDATES:
-            space = wider_space
-    return space
+def _widened(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
+    """The space of `spec`, with the scenario's own parallelism beside the values that it has by default. For a mixture
+    of experts, choices that it leaves open get more values, as long as there are at most `MAX_CANDIDATES`."""
+    space, given = spec.space, spec.space.model_fields_set
+    if has_experts(scenario.model):
+        drafts: tuple[dict[str, Any] | None, ...] = (None, _MTP if scenario.model.num_prediction_layers else _NGRAMS)
+        if scenario.engine.speculative_config is not None:
+            drafts = (_OWN_DRAFTS, None)
+        wider = {
+            "enable_expert_parallel": (False, True),
+            "data_parallel_size": _DATA_PARALLEL,
+            "disaggregation": space.disaggregation if spec.is_offline else _RATIOS,
+            "speculation": drafts,
+        }
+        for name, values in wider.items():
+            wider_space = space.model_copy(update={name: values})
+            if name not in given and wider_space.num_candidates <= MAX_CANDIDATES:
+                space = wider_space
+    open_cuts = [name for name in _CUTS if name not in space.model_fields_set]
+    own = {name: (getattr(space, name), getattr(scenario.engine, name)) for name in open_cuts}
+    return space.model_copy(update={name: (*values, cut) for name, (values, cut) in own.items() if cut not in values})
 
 
 # Fields of a space, as answers name them.
@@ -367,12 +386,6 @@ _AXES = {
 }
 
 
-def _searched(space: PlanSpace) -> dict[str, str]:
-    """What `space` has several values of, and these values in words."""
-    axes = {title: getattr(space, name) for name, title in _AXES.items()}
-    return {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1}
-
-
 def _in_words(value: Any) -> str:
     if value is _OWN_DRAFTS:
         return "the scenario's"
@@ -386,48 +399,12 @@ def _in_words(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value or UNIFIED)
 
 
-def _is_usual(choices: Mapping[str, Any], given: PlanSpace, engine: EngineSpec) -> bool:
-    """Whether a layout is tried: unless `given` has values of either, data-parallel attention goes with expert
-    parallelism."""
-    if given.model_fields_set & {"data_parallel_size", "enable_expert_parallel"}:
-        return True
-    ranks = choices.get("engine.data_parallel_size", 1)
-    return ranks in (1, engine.data_parallel_size) or bool(choices.get("engine.enable_expert_parallel"))
-
-
-def _with_own_cut(space: PlanSpace, engine: EngineSpec) -> PlanSpace:
-    """`space` with the scenario's own parallelism beside the values that it has by default."""
-    given: dict[str, Any] = {}
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        values, own = getattr(space, name), getattr(engine, name)
-        if name not in space.model_fields_set and own not in values:
-            given[name] = (*values, own)
-    return space.model_copy(update=given) if given else space
-
-
-def _overlaid(space: PlanSpace, pool: PoolSpace | None) -> PlanSpace:
-    """`space` with what the pool has of its own."""
-    given = {} if pool is None else {name: values for name, values in pool if values}
-    return space.model_copy(update=given)
-
-
-def _check_hardware_is_whole(base: Base, space: PlanSpace) -> None:
-    changed = [text for text in base.overrides if text.startswith("hardware.")]
-    if changed and any(pool is not None and pool.hardware for pool in (space.prefill, space.decode)):
-        raise SpecError(
-            f"--set {changed[0]}: changes one device, and prefill and decode engines may have two; copy the device's "
-            f"file, change it there and name the copy in the space."
-        )
-
-
 _KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whatever the plan makes of it
 
 
 class _Candidates:
-    """The candidates so far, and why others are none; layouts and memory plans are worked out once.
-
-    Its methods raise _RefusedError for what cannot serve.
-    """
+    """The candidates so far, and why others are none; layouts and memory plans are worked out once. Its methods raise
+    _RefusedError for what cannot serve."""
 
     def __init__(self, base: Base, spec: PlanSpec) -> None:
         self._base, self._spec, self.scenario = base, spec, base.load()
@@ -452,7 +429,7 @@ class _Candidates:
     def layout(self, choices: dict[str, Any]) -> Layout:
         """Refused for choices that no schedule makes serve."""
         key = tuple(sorted(as_overrides(choices)))
-        return self._once(key, lambda: _layout(self._base, self._spec, choices, self._cluster))
+        return self._once(key, lambda: self._layout(choices))
 
     def engine(self, choices: dict[str, Any]) -> EngineSpec:
         """The engine of a layout, with its version's defaults on its devices."""
@@ -461,45 +438,77 @@ class _Candidates:
         except _RefusedError:
             return self.scenario.engine
 
-    def memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
-        """Refused for a layout that does not hold the model, or too few tokens beside it."""
-        return self._once((id(layout), seqs, tokens), lambda: _memory(layout, seqs, tokens))
-
     def add(self, choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
         """The candidates of one layout."""
+        device = choices.get("hardware")
         if not schedules:
             return
         try:
             layout = self.layout(choices)
         except _RefusedError as error:
-            self._refuse(error, len(schedules), choices.get("hardware"))
+            self._refuse(error, len(schedules), device)
             return
         for schedule in schedules:
             try:
                 self.found.append(self._candidate(layout, *schedule))
             except _RefusedError as error:
-                self._refuse(error, 1, choices.get("hardware"))
+                self._refuse(error, 1, device)
 
     def _candidate(
-        self,
-        layout: Layout,
-        seqs: int,
-        tokens: int,
-        chunked: bool,
-        ratio: tuple[int, int] | None,
-        own: _Prefill | None,
+        self, layout: Layout, seqs: int, tokens: int, chunked: bool, ratio: tuple[int, int] | None, own: _Prefill | None
     ) -> Candidate:
         _check_steps(layout, seqs, tokens, chunked)
-        prefill = None
-        if own is not None:
-            prefill = PrefillEngine(self.layout(own[0]), own[1], own[2])
-            _check_steps(prefill.layout, own[1], own[2], chunked)
-        memory = self.memory(layout, seqs, tokens)
+        prefill = None if own is None else PrefillEngine(self.layout(own[0]), own[1], own[2])
         if prefill is not None:
-            self.memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
-        candidate = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill)
-        _check_size(candidate, self._spec)
+            _check_steps(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens, chunked)
+        memory = self._memory(layout, seqs, tokens)
+        if prefill is not None:
+            self._memory(prefill.layout, prefill.max_num_seqs, prefill.max_num_batched_tokens)
+        candidate, spec = Candidate(layout, seqs, tokens, chunked, ratio, memory, prefill), self._spec
+        if candidate.num_devices > spec.max_gpus:
+            raise _RefusedError("more devices than max_gpus")
+        if spec.budget_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > spec.budget_usd_per_hour:
+            raise _RefusedError("beyond budget_usd_per_hour")
+        if ratio is not None and layout.scenario.engine.speculative_config is not None:
+            raise _RefusedError("speculation beside prefill and decode pools")
         return candidate
+
+    def _layout(self, choices: dict[str, Any]) -> Layout:
+        around = {name: self._cluster[name] for name in ("router", "network") if name in self._cluster}
+        overrides = as_overrides({**choices, "cluster": around})
+        try:
+            scenario = self._base.load(overrides)
+        except UnsupportedError as error:
+            raise _RefusedError(error.reason, error.sentence) from None
+        except SpecError as error:
+            # A value of the space, or a field in it, that can be no candidate's is a mistake, and none ruled out.
+            places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
+            if any(f"{place}{end}" in str(error) for place in places for end in (": ", ".")):
+                raise
+            raise _RefusedError("the scenario refuses it", str(error)) from None
+        spec, hardware = self._spec, scenario.hardware
+        _check_cut(scenario, spec)
+        is_priced = usd_per_hour(hardware, scenario.price) is not None
+        if not is_priced and (spec.objective == "cheapest" or spec.budget_usd_per_hour is not None):
+            raise _RefusedError(NO_PRICE, f"no price of {hardware.name} is known; give --price {hardware.name}=USD")
+        return Layout(choices, scenario, self._cluster)
+
+    def _memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
+        """Refused for a layout that does not hold the model, or too few tokens beside it."""
+
+        def plan() -> MemoryPlan:
+            scenario = layout.scenario
+            engine = scenario.engine.model_copy(update={"max_num_seqs": seqs, "max_num_batched_tokens": tokens})
+            try:
+                plan = plan_memory(scenario.model, scenario.hardware, engine)
+            except DoesNotFitError as error:
+                raise _RefusedError("does not fit in memory", str(error)) from None
+            if plan.max_context() < (engine.max_model_len or 0):  # vLLM refuses to start
+                has = f"{layout.label} keeps {plan.max_context():,} tokens, max_model_len is {engine.max_model_len:,}"
+                raise _RefusedError("KV cache holds less than max_model_len", has)
+            return plan
+
+        return self._once((id(layout), seqs, tokens), plan)
 
     def _refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
         self.ruled_out[error.reason] += count
@@ -509,55 +518,14 @@ class _Candidates:
             self.examples.setdefault(error.reason, error.example)
 
 
-def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
-    axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
-    for values in product(*axes.values()):
-        yield {field: value for field, value in zip(axes, values, strict=True) if value is not _OWN_DRAFTS}
-
-
-def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
-    yield from product(
-        space.max_num_seqs or (engine.max_num_seqs,),
-        space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
-        space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
-    )
-
-
-def _layout(base: Base, spec: PlanSpec, choices: dict[str, Any], cluster: Mapping[str, Any]) -> Layout:
-    """The layout of `choices`. Raises _RefusedError for one that no schedule makes serve."""
-    around = {name: cluster[name] for name in ("router", "network") if name in cluster}
-    try:
-        scenario = base.load(as_overrides({**choices, "cluster": around}))
-    except UnsupportedError as error:
-        raise _RefusedError(error.reason, error.sentence) from None
-    except SpecError as error:
-        if _is_mistake(error, choices):
-            raise
-        raise _RefusedError("the scenario refuses it", str(error)) from None
-    _check_cut(scenario, spec)
-    if spec.objective == "cheapest" or spec.budget_usd_per_hour is not None:
-        price = usd_per_hour(scenario.hardware, scenario.price)
-        if price is None:
-            name = scenario.hardware.name
-            raise _RefusedError(NO_PRICE, f"no price of {name} is known; give --price {name}=USD")
-    return Layout(choices, scenario, cluster)
-
-
-def _is_mistake(error: SpecError, choices: Mapping[str, Any]) -> bool:
-    """Whether a value of the space, or a field in it, can be no candidate's: a mistake, not one that is ruled out."""
-    places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
-    return any(f"{place}{end}" in str(error) for place in places for end in (": ", "."))
-
-
 def has_experts(model: ModelSpec) -> bool:
     """Whether the model is a mixture of experts."""
     return any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
 
 
 def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
-    engine, model = scenario.engine, scenario.model
+    engine, is_mixture = scenario.engine, has_experts(scenario.model)
     tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
-    is_mixture = has_experts(model)
     if engine.num_devices > spec.max_gpus:
         raise _RefusedError("more devices than max_gpus")
     domain = spec.link_domain or scenario.hardware.devices_per_node
@@ -576,25 +544,3 @@ def _check_steps(layout: Layout, seqs: int, tokens: int, chunked: bool) -> None:
     if not chunked and tokens < (engine.max_model_len or 0):
         # As vLLM: a prompt that is computed at once has to fit.
         raise _RefusedError("unchunked prompts of max_model_len exceed max_num_batched_tokens")
-
-
-def _check_size(candidate: Candidate, spec: PlanSpec) -> None:
-    if candidate.num_devices > spec.max_gpus:
-        raise _RefusedError("more devices than max_gpus")
-    if spec.budget_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > spec.budget_usd_per_hour:
-        raise _RefusedError("beyond budget_usd_per_hour")
-    if candidate.ratio is not None and candidate.layout.scenario.engine.speculative_config is not None:
-        raise _RefusedError("speculation beside prefill and decode pools")
-
-
-def _memory(layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
-    scenario = layout.scenario
-    engine = scenario.engine.model_copy(update={"max_num_seqs": seqs, "max_num_batched_tokens": tokens})
-    try:
-        plan = plan_memory(scenario.model, scenario.hardware, engine)
-    except DoesNotFitError as error:
-        raise _RefusedError("does not fit in memory", str(error)) from None
-    if plan.max_context() < (engine.max_model_len or 0):  # vLLM refuses to start
-        has = f"{layout.label} keeps {plan.max_context():,} tokens, max_model_len is {engine.max_model_len:,}"
-        raise _RefusedError("KV cache holds less than max_model_len", has)
-    return plan

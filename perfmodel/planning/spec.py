@@ -143,33 +143,24 @@ class PlanSpec(Spec):
         return self.objective in _JOB_OBJECTIVES
 
     @model_validator(mode="after")
-    def _ends_today(self) -> "PlanSpec":
-        num_candidates = self.space.num_candidates
+    def _can_be_searched(self) -> "PlanSpec":
+        num_candidates, runs = self.space.num_candidates, self.finalists * self.seeds
         if num_candidates > MAX_CANDIDATES:
             raise ValueError(
                 f"found a space of {num_candidates:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute "
                 f"to screen; leave values out, coarse steps first"
             )
-        runs = self.finalists * self.seeds
         if runs > _MOST_RUNS:
             raise ValueError(
                 f"found {self.finalists:,} finalists with {self.seeds:,} seeds, allowed {_MOST_RUNS:,} in all, as each "
                 f"is simulated at several rates; the best is nearly always among the first 6 (finalists), and 3 seeds "
                 f"tell candidates apart"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _deadlines_are_of_jobs(self) -> "PlanSpec":
         if self.deadline_s is not None and not self.is_offline:
             raise ValueError(
                 f"found deadline_s={self.deadline_s:g} with objective {self.objective}; jobs have deadlines, set "
                 f"objective to {' or '.join(_JOB_OBJECTIVES)}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _replicas_can_be_placed(self) -> "PlanSpec":
         least = min(self.space.replicas, default=1)
         if least > self.max_gpus:
             raise ValueError(

@@ -1,12 +1,11 @@
-"""`Study`: one question, asked of a scenario under several variants and along axes; what a study file says.
+"""`Study`: one question, asked of a scenario under several variants and along axes.
 
-A variant and a value of an axis are `--set` overrides of the base scenario (`engine.batching: static`), or of the
-study's own `step` block (`step.batch: 8`), which the metrics of steps and of memory are of. `load_study`
-reads it, checks it, and finds the file of its base scenario.
+Variants and values of axes are `--set` overrides of the base scenario (`engine.batching: static`), or of the study's
+own `step` block (`step.batch: 8`), which the metrics of steps and of memory are of.
 """
 
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -22,6 +21,7 @@ from perfmodel.files.reach import may_touch, read_json
 from perfmodel.files.units import PositiveInt, common_numbers
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
+from perfmodel.planning.findings import better_by
 from perfmodel.planning.metrics import ALIASES, Metric, basis_by_name, study_metric
 from perfmodel.planning.points import Point, Record, load_point
 from perfmodel.planning.typical_step import StepSpec
@@ -101,7 +101,12 @@ class AxisSpec(Spec):
         if self.settings:
             return self.settings[label]
         fields = (self.field,) if isinstance(self.field, str) else self.field or ()
-        return {**dict.fromkeys(fields, label), **{name: _times(label, n) for name, n in self.multiples.items()}}
+        changed: Setting = dict.fromkeys(fields, label)
+        for name, factor in self.multiples.items():
+            is_number = isinstance(label, int | float) and not isinstance(label, bool)
+            value = label * factor if is_number else label
+            changed[name] = int(value) if is_number and value == int(value) else value
+        return changed
 
 
 class PlotSpec(Spec):
@@ -199,38 +204,32 @@ class Study(Spec):
 
     @model_validator(mode="after")
     def _names_are_its_own(self) -> "Study":
-        self._check("baseline", self.baseline, self.variants)
+        def check(field: str, names: Iterable[str | None], known: Collection[str]) -> None:
+            for name in names:
+                if name is not None and name not in known:
+                    raise ValueError(f"{field}: found {name!r}, allowed {', '.join(known)}.{did_you_mean(name, known)}")
+
+        check("baseline", [self.baseline], self.variants)
         for name in self.metrics:
             if self.metric_named(name).needs_context and (self.step is None or self.step.context is None):
                 raise ValueError(f"metrics: {name} needs `step: {{batch: 1, context: 1024}}`, tokens of each sequence")
-        self._check_plots()
-        if self.executed is not None:
-            for field in ("variants", "leave_out"):
-                for label in getattr(self.executed, field):
-                    self._check(f"executed.{field}", label, self.variants)
-            for label in self.executed.axes:
-                self._check("executed.axes", label, self.axes)
-        for label in self.quality.keys if self.quality else ():
-            self._check("quality.keys", label, self.variants)
-        return self
-
-    def _check_plots(self) -> None:
         drawn = [*self.metrics, *([self.quality.metric] if self.quality else [])]
         for index, plot in enumerate(self.plots):
-            self._check(f"plots.{index}.metric", plot.metric, drawn)
-            self._check(f"plots.{index}.panels", plot.panels, self.axes)
-            self._check(f"plots.{index}.x", plot.x, drawn if plot.kind == "pareto" else self.axes)
+            check(f"plots.{index}.metric", [plot.metric], drawn)
+            check(f"plots.{index}.panels", [plot.panels], self.axes)
+            check(f"plots.{index}.x", [plot.x], drawn if plot.kind == "pareto" else self.axes)
             if plot.kind == "lines" and self.x_axis(plot) is None:
                 raise ValueError(f"plots.{index}: lines need an axis of numbers; add one to `axes`, or draw bars")
             if plot.kind == "pareto" and plot.x is None:
                 raise ValueError(f"plots.{index}: pareto needs `x`, a second metric: {', '.join(drawn)}")
             if plot.kind == "waterfall" and not self.ladder:
                 raise ValueError(f"plots.{index}: a waterfall shows the rungs of a ladder; set `ladder: true`")
-
-    @staticmethod
-    def _check(field: str, name: str | None, known: Any) -> None:
-        if name is not None and name not in known:
-            raise ValueError(f"{field}: found {name!r}, allowed {', '.join(known)}.{did_you_mean(name, known)}")
+        if self.executed is not None:
+            check("executed.variants", self.executed.variants, self.variants)
+            check("executed.leave_out", self.executed.leave_out, self.variants)
+            check("executed.axes", self.executed.axes, self.axes)
+        check("quality.keys", self.quality.keys if self.quality else (), self.variants)
+        return self
 
     def metric_named(self, name: str) -> Metric:
         """One of the study's metrics, a measured quality included. Raises ValueError for an unknown name."""
@@ -256,13 +255,6 @@ class Study(Spec):
         return self.baseline or next(iter(self.variants))
 
 
-def _times(value: Any, factor: float) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    product = value * factor
-    return int(product) if product == int(product) else product
-
-
 @dataclass(frozen=True)
 class StudyFile:
     """A study with its file, in which mistakes are looked up. base: the scenario that its points are of"""
@@ -279,10 +271,8 @@ class StudyFile:
 
 
 def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> StudyFile:
-    """The study of a file, or one of workloads/scenarios/studies by name; `overrides` change its base scenario.
-
-    Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake.
-    """
+    """The study of a file, or one of workloads/scenarios/studies by name; `overrides` change its base scenario. Raises
+    SpecError: `file:line: field: what was found, what is allowed`, one line per mistake."""
     path = find_file("studies", path_or_name)
     loaded = load_yaml(path)
     if not isinstance(loaded.data.get("study", ""), str) or "study" not in loaded.data:
@@ -291,36 +281,25 @@ def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) 
             f"`perfmodel execute`."
         )
     study = parse(Study, loaded.data, loaded.positions)
-    base = _base(study.base, study.set, overrides, ("base",), path, loaded.positions)
-    executed = study.executed
-    executed_base = base
-    if executed is not None:
-        if executed.base is None:
-            more = (*base.overrides, *as_overrides(executed.set))
-            executed_base = replace(base, overrides=more)
+
+    def point(given: str | dict[str, Any], place: tuple[str, ...], changes: tuple[str, ...]) -> Point:
+        if isinstance(given, dict):
+            return Point(str(path), (), changes, place)
+        beside = path.parent / given
+        try:
+            file = beside if may_touch(beside) and beside.is_file() else find_file("scenarios", given)
+        except SpecError as error:
+            raise SpecError(f"{loaded.positions.where(place)}: {'.'.join(place)}: {error}") from None
+        return Point(str(file), (), changes)
+
+    base = executed_base = point(study.base, ("base",), (*as_overrides(study.set), *overrides))
+    if study.executed is not None:
+        changes = as_overrides(study.executed.set)
+        if study.executed.base is None:
+            executed_base = replace(base, overrides=(*base.overrides, *changes))
         else:
-            place = ("executed", "base")
-            executed_base = _base(executed.base, executed.set, (), place, path, loaded.positions)
+            executed_base = point(study.executed.base, ("executed", "base"), changes)
     return StudyFile(path, study, base, executed_base, loaded.positions)
-
-
-def _base(
-    given: str | dict[str, Any],
-    setting: Setting,
-    overrides: Sequence[str],
-    place: tuple[str, ...],
-    file: pathlib.Path,
-    positions: Positions,
-) -> Point:
-    more = (*as_overrides(setting), *overrides)
-    if isinstance(given, dict):
-        return Point(str(file), (), more, place)
-    beside = file.parent / given
-    try:
-        found = beside if may_touch(beside) and beside.is_file() else find_file("scenarios", given)
-    except SpecError as error:
-        raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
-    return Point(str(found), (), more)
 
 
 Label = int | float | str | bool
@@ -346,10 +325,8 @@ class StudyPoints:
         return next(iter(self.points.values())).metrics
 
     def check(self) -> Scenario:
-        """Load every variant and every value of an axis once; returns the scenario of the first point.
-
-        Raises SpecError with the line of the study's file that is at fault.
-        """
+        """Load every variant and every value of an axis once; returns the scenario of the first point. Raises SpecError
+        with the line of the study's file that is at fault."""
         first_variant, first_at = next(iter(self.points))
         scenario: Scenario | None = None
         for (variant, at), point in self.points.items():
@@ -411,6 +388,12 @@ class Answers:
         return list(dict.fromkeys(variant for variant, _ in self.records))
 
     @property
+    def metrics(self) -> list[str]:
+        """Those that have a value somewhere."""
+        values = [pair for record in self.records.values() for pair in record.values.items()]
+        return list(dict.fromkeys(name for name, value in values if value is not None))
+
+    @property
     def reference(self) -> str:
         """The study's baseline, or the first variant where that one was not asked or has no answer."""
         there = list(dict.fromkeys(variant for (variant, _), record in self.records.items() if record.values))
@@ -425,7 +408,14 @@ class Answers:
 
     def value(self, variant: str, at: Mapping[str, Label], metric: str) -> float | None:
         """A metric, None where there is none."""
-        return self.records[variant, tuple(at[name] for name in self.axes)].values.get(metric)
+        record = self.records.get((variant, tuple(at[name] for name in self.axes)))
+        return None if record is None else record.values.get(metric)
+
+    def gain(self, variant: str, reference: str, at: Mapping[str, Label], metric: Metric) -> float | None:
+        """How many times better a metric is than that of the variant `reference` there; None without either. at: labels
+        of the axes"""
+        value, base = self.value(variant, at, metric.key), self.value(reference, at, metric.key)
+        return better_by(value, base, metric.is_better_low) if value and base else None
 
     def line(self, variant: str, metric: str, axis: str, fixed: Mapping[str, Label]) -> list[float | None]:
         """The metric of `variant` along `axis`, the others at `fixed`."""
@@ -512,7 +502,7 @@ class StudyPart:
     @property
     def notes(self) -> list[str]:
         """What points' records say beside their values, once each."""
-        records = [record for each in self.answers.values() for record in each.records.values()]
+        records = [record for answers in self.answers.values() for record in answers.records.values()]
         return list(dict.fromkeys(note for record in records for note in record.notes))
 
 
@@ -546,15 +536,21 @@ class StudyResult(Printable):
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:
-    """`answers` with the quality that the study's file names, where a variant has one.
-
-    Raises SpecError for a file that is not there, is not JSON, or lacks an entry.
-    """
+    """`answers` with the quality that the study's file names, where a variant has one. Raises SpecError for a file that
+    is not there, is not JSON, or lacks an entry."""
     quality = file.study.quality
     if quality is None:
         return answers
-    measured = _read(file, quality.file)
-    values = {variant: _value(measured, key, quality.metric, file) for variant, key in quality.keys.items()}
+    measured, values = _measured(file, quality), {}
+    for variant, key in quality.keys.items():
+        entry: Any = measured
+        for part in key.split("/"):
+            entry = entry.get(part) if isinstance(entry, Mapping) else None
+        value = entry.get(quality.metric) if isinstance(entry, Mapping) else entry
+        if not isinstance(value, int | float):
+            where = file.where(("quality", "keys"))
+            raise SpecError(f"{where}: found {key!r}, which the file has no {quality.metric} for.")
+        values[variant] = float(value)
     records = {
         key: replace(record, values={**record.values, quality.metric: values.get(key[0])}) if record.values else record
         for key, record in answers.records.items()
@@ -565,27 +561,16 @@ def with_quality(answers: Answers, file: StudyFile) -> Answers:
 def quality_note(file: StudyFile) -> str:
     """What the measurement that the study's quality comes from says of itself; nothing without one."""
     quality = file.study.quality
-    said = _read(file, quality.file).get("measured") if quality is not None else None
-    if quality is None or not isinstance(said, Mapping):
+    about = _measured(file, quality).get("measured") if quality is not None else None
+    if quality is None or not isinstance(about, Mapping):
         return ""
-    what = f"{quality.metric.capitalize()}: `{said.get('command')}`, over {said.get('num_tokens'):,} tokens of "
-    return f"{what}{said.get('text')}. {said.get('note')}"
+    what = f"{quality.metric.capitalize()}: `{about.get('command')}`, over {about.get('num_tokens'):,} tokens of "
+    return f"{what}{about.get('text')}. {about.get('note')}"
 
 
-def _read(file: StudyFile, name: str) -> Mapping[str, Any]:
-    path = file.path.parent / name
+def _measured(file: StudyFile, quality: QualitySpec) -> Mapping[str, Any]:
     try:
-        document = read_json(path)
+        document = read_json(file.path.parent / quality.file)
     except (OSError, ValueError) as error:
-        raise SpecError(f"{file.where(('quality', 'file'))}: {name} cannot be read ({error}).") from None
+        raise SpecError(f"{file.where(('quality', 'file'))}: {quality.file} cannot be read ({error}).") from None
     return document if isinstance(document, dict) else {}
-
-
-def _value(measured: Mapping[str, Any], key: str, metric: str, file: StudyFile) -> float:
-    entry: Any = measured
-    for part in key.split("/"):
-        entry = entry.get(part) if isinstance(entry, Mapping) else None
-    value = entry.get(metric) if isinstance(entry, Mapping) else entry
-    if not isinstance(value, int | float):
-        raise SpecError(f"{file.where(('quality', 'keys'))}: found {key!r}, which the file has no {metric} for.")
-    return float(value)

@@ -1,13 +1,7 @@
 """Seconds of a layout's steps on a grid of batches and prompt tokens, from the simulator's own pricer, read between.
 
-The grid is asked once for each layout; thousands of ways to schedule on it then cost an interpolation each. Batches
-and prompt tokens have knots that are equal for all layouts, so that one array holds all of them.
-
-Common draws of what calibrations leave unexplained, so that candidates are compared under equal errors.
-
-Two candidates on one device err alike: if its kernels are slower than their fits say, both are slower. So each is
-screened under the same draws of scores (`perfmodel.cost.calibrations.draws`), and their difference is read draw by
-draw. Of two devices
+And under common draws of what calibrations leave unexplained (`perfmodel.cost.calibrations.draws`), so that candidates
+are compared under equal errors. Of two devices
 
     one device, one engine profile      have all scores in common
     of one architecture                 share what the fits' own errors are; what is passed on to a sibling adds errors
@@ -91,16 +85,20 @@ def step_surface(
     spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
+        """Seconds of so many decodes and tokens of prompts of about the mean length."""
         part, most = prompt, num_stages * plan_tokens - batch
         if 0 < most < tokens:  # never asked for, but read between: in proportion
             return step(batch, most, cached) * tokens / most
         if plan_tokens:
             part = max(min(prompt, most / num_stages), 1.0)
-        decodes, prefills = int(batch), _prompts(int(tokens), part, cached)
+        decodes, whole = int(batch), int(tokens)
+        count = 0 if not whole else 1 if cached else max(1, round(whole / part))
+        sizes = [whole // count + (index < whole % count) for index in range(count)]
+        prefills = tuple((max(size, 2), cached) for size in sizes)
         summed = round(decodes * context)
         windowed = windowed_contexts(decodes, summed, spans) if decodes else ()
         return _PS * pricer.price(
-            BatchShape(decodes + int(tokens), decodes + len(prefills), prefills, decodes, summed, windowed)
+            BatchShape(decodes + whole, decodes + len(prefills), prefills, decodes, summed, windowed)
         )
 
     host = Host(costs.graph, costs.timer, draw)
@@ -136,15 +134,6 @@ def step_surface(
         captured,
         costs.calibration.origin,
     )
-
-
-def _prompts(tokens: int, prompt: float, cached: int) -> tuple[tuple[int, int], ...]:
-    """So many prompt tokens of one step, in prompts of about the mean length."""
-    if not tokens:
-        return ()
-    count = 1 if cached else max(1, round(tokens / prompt))
-    sizes = [tokens // count + (index < tokens % count) for index in range(count)]
-    return tuple((max(size, 2), cached) for size in sizes)
 
 
 def _drafted(pricer: SpeculativePricer, batch: int, context: int) -> tuple[float, float]:
@@ -184,7 +173,7 @@ class Surfaces:
 
     def decode(self, batch: Floats) -> Floats:
         """Seconds of a step with `batch` decodes and nothing else."""
-        return _read(self._decode, self._which, *_between(BATCHES, batch))
+        return read_between(self._decode, self._which, *between(BATCHES, batch))
 
     @property
     def at_batches(self) -> tuple[Floats, Floats]:
@@ -194,12 +183,12 @@ class Surfaces:
 
     def tokens(self, batch: Floats) -> Floats:
         """Tokens that a step brings each of `batch` decodes."""
-        return _read(self._tokens, self._which, *_between(BATCHES, batch))
+        return read_between(self._tokens, self._which, *between(BATCHES, batch))
 
     def beside(self, batch: Floats, prompt_tokens: Floats) -> Floats:
         """Seconds of a step with `batch` decodes and so many prompt tokens."""
-        row, up = _between(_BESIDE, batch)
-        column, right = _between(CHUNKS, prompt_tokens)
+        row, up = between(_BESIDE, batch)
+        column, right = between(CHUNKS, prompt_tokens)
         table, which = self._beside, self._which
         low = table[which, row, column] * (1 - right) + table[which, row, column + 1] * right
         high = table[which, row + 1, column] * (1 - right) + table[which, row + 1, column + 1] * right
@@ -210,20 +199,21 @@ class Surfaces:
 
     def cached(self, prompt_tokens: Floats) -> Floats:
         """Seconds more, for each token before them in the cache, of a step with so many tokens of one prompt."""
-        return _read(self._cached, self._which, *_between(CHUNKS, prompt_tokens))
+        return read_between(self._cached, self._which, *between(CHUNKS, prompt_tokens))
 
 
-def _between(knots: Floats, values: Floats) -> tuple[Ints, Floats]:
+def between(knots: Floats, values: Floats) -> tuple[Ints, Floats]:
     """The knot below each value, and how far it is to the next one: 0 to 1."""
     index = np.clip(np.searchsorted(knots, values, side="right") - 1, 0, len(knots) - 2)
     low = knots[index]
     return index, np.clip((values - low) / (knots[index + 1] - low), 0.0, 1.0)
 
 
-def _read(table: Floats, which: Ints, index: Ints, share: Floats) -> Floats:
+def read_between(table: Floats, which: Ints, index: Ints, share: Floats) -> Floats:
+    """Rows `which` of a table, linear from the column `index` to the next one, as far as `share` of the way."""
     low = table[which, index]
-    found: Floats = low + share * (table[which, index + 1] - low)
-    return found
+    value: Floats = low + share * (table[which, index + 1] - low)
+    return value
 
 
 Engine = tuple[Scenario, int]  # of a layout, with the tokens of its plans
@@ -296,29 +286,18 @@ def drawn_surfaces(
         return step_surface(scenario, *grid, uncertainty.draw(one), costs)
 
     centre = at(0, 0.0)
-    up, down = ([_log_ratios(at(place, end), centre) for place in range(NUM_SCORES)] for end in (1.0, -1.0))
-    logs = np.maximum(scores, 0.0) @ np.array(up) + np.maximum(-scores, 0.0) @ np.array(down)
+    plain = _flat(centre)
+
+    def log_ratios(surface: StepSurface) -> Floats:
+        flat = _flat(surface)
+        is_there = (flat > 0) & (plain > 0)  # 0 where there is no time
+        return np.where(is_there, np.log(np.where(is_there, flat, 1.0) / np.where(is_there, plain, 1.0)), 0.0)
+
+    up, down = ([log_ratios(at(place, end)) for place in range(NUM_SCORES)] for end in (1.0, -1.0))
+    factors = np.exp(np.maximum(scores, 0.0) @ np.array(up) + np.maximum(-scores, 0.0) @ np.array(down))
     server = np.array([uncertainty.draw(tuple(row)).server for row in scores])
-    return _scaled(centre, np.exp(logs)), server
-
-
-def _flat(surface: StepSurface) -> Floats:
-    return np.concatenate([surface.decode, surface.beside.ravel(), surface.cached, [surface.jump, surface.launched]])
-
-
-def _log_ratios(one: StepSurface, centre: StepSurface) -> Floats:
-    """Log ratios of all times of two surfaces; 0 where there is no time."""
-    a, b = _flat(one), _flat(centre)
-    is_there = (a > 0) & (b > 0)
-    found: Floats = np.where(is_there, np.log(np.where(is_there, a, 1.0) / np.where(is_there, b, 1.0)), 0.0)
-    return found
-
-
-def _scaled(centre: StepSurface, factors: Floats) -> list[StepSurface]:
-    """`centre` times each row of factors."""
-    sizes: Sequence[int] = (centre.decode.size, centre.beside.size, centre.cached.size)
-    ends = np.cumsum(sizes)
-    return [
+    ends = np.cumsum([centre.decode.size, centre.beside.size, centre.cached.size])
+    surfaces = [
         replace(
             centre,
             decode=centre.decode * row[: ends[0]],
@@ -329,6 +308,11 @@ def _scaled(centre: StepSurface, factors: Floats) -> list[StepSurface]:
         )
         for row in factors
     ]
+    return surfaces, server
+
+
+def _flat(surface: StepSurface) -> Floats:
+    return np.concatenate([surface.decode, surface.beside.ravel(), surface.cached, [surface.jump, surface.launched]])
 
 
 class EngineSurfaces:

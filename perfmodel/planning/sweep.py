@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,11 +101,6 @@ def default_store() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel" / "points.sqlite"
 
 
-def key_of_point(point: Point) -> str:
-    """`key_of` of the point with its scenario loaded. Raises SpecError where an override is wrong."""
-    return key_of(load_point(point)[0], point)
-
-
 def key_of(scenario: Scenario, point: Point) -> str:
     """A hash of all that the metrics of the point, whose scenario this is, depend on."""
     content = {
@@ -129,9 +124,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,10 +168,8 @@ def _lost(_: object, reason: str) -> Record:
 
 
 class Forecast:
-    """How many requests a search has simulated, and how many it still expects to simulate.
-
-    A run takes time in proportion to its requests, and a search for a highest rate takes several runs. So a forecast
-    counts requests, not searches: the share of them that is done is the share of the time that has passed.
+    """How many requests a search has simulated, and how many it still expects to simulate: runs take time in proportion
+    to their requests, and a search for a highest rate takes several runs.
 
     progress: called with (requests simulated, requests expected in all)
     """
@@ -200,65 +190,16 @@ class Forecast:
         self.expect(task, 0.0 if is_last else max(self._ahead.get(task, 0.0) - requests, requests))
 
 
-class StoredTask(Protocol):
-    """What asks for points, one after the other: the store's file, and the requests of each run that it counts."""
-
-    def __hash__(self) -> int: ...
-    @property
-    def store(self) -> str: ...
-    @property
-    def num_requests(self) -> int: ...
-    @property
-    def forecast(self) -> Forecast: ...
-
-
-@dataclass(frozen=True)
-class StoredPoint:
-    """A point, and the file of the store that has its record, or will have it."""
-
-    point: Point
-    store: str
-    num_requests: int = 0
-    forecast: Forecast = field(default_factory=Forecast, compare=False)
-
-
-T = TypeVar("T", bound=StoredTask)
+T = TypeVar("T", bound=Hashable)
 R = TypeVar("R")
-
-
-def from_store(task: StoredTask, asked: Generator[Point, Record, R]) -> Generator[Point, tuple[Record, float], R]:
-    """`asked`, whose points are answered from the task's store where that has them, and kept there otherwise."""
-    record: Any = None
-    while True:
-        try:
-            point = asked.send(record)
-        except StopIteration as end:
-            task.forecast.expect(task, 0)
-            result: R = end.value
-            return result
-        key, file = key_of_point(point), Path(task.store)
-        with closing(Store(file)) as store:
-            record = store.get(key)
-        if record is None:
-            record, seconds = yield point
-            with closing(Store(file)) as store:
-                store.put(key, record, seconds)
-            task.forecast.did(task, task.num_requests)
-
-
-def _one_point(stored: StoredPoint) -> Generator[Point, Record, Record]:
-    return (yield stored.point)
-
-
-# Raises SpecError for overrides that are wrong.
-stored_records: Stepwise[StoredPoint, Record] = Stepwise(
-    lambda stored: from_store(stored, _one_point(stored)), evaluate_timed
-)
+Ask = Callable[[T], Generator[Point, Record, R]]  # points of a task, one after the other, each sent its record
+_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
 
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """The simulations of a search. workers, engine: as for `sweep`; forecast: counts their requests"""
+    """The simulations of a search, kept in the store's file. workers, engine: as for `sweep`; forecast: counts their
+    requests"""
 
     store: str
     workers: int | None = None
@@ -267,20 +208,52 @@ class StoredSweep:
 
     def records(self, points: Sequence[Point], num_requests: Sequence[int]) -> list[Record]:
         """A record for each point, which simulates so many requests; equal points are evaluated once."""
-        tasks = {
-            point: StoredPoint(point, self.store, count, self.forecast)
-            for point, count in zip(points, num_requests, strict=True)
-        }
-        for task in tasks.values():
-            self.forecast.expect(task, task.num_requests)
-        records = dict(zip(tasks, self.run(stored_records, list(tasks.values()), _lost), strict=True))
+        counts = dict(zip(points, num_requests, strict=True))
+        records = dict(zip(counts, self.run(_one_point, counts, _lost), strict=True))
         return [records[point] for point in points]
 
-    def run(self, function: Stepwise[T, R], tasks: Sequence[T], if_lost: Callable[[T, str], R]) -> list[R]:
-        """`function` of each task; of this machine on as many processes as it has cores, also for a few tasks that take
-        long."""
-        workers = self.workers
-        is_long = sum(task.num_requests for task in tasks) >= _LONG_REQUESTS
-        if workers is None and is_long and engine_of(self.engine).name == "local":
-            workers = num_processes(len(tasks))
-        return spread(function, tasks, if_lost, None, workers, self.engine) if tasks else []
+    def run(
+        self, ask: Ask[T, R], num_requests: Mapping[T, int], if_lost: Callable[[T, str], R], num_runs: int = 1
+    ) -> list[R]:
+        """What `ask` returns for each task; of this machine on as many processes as it has cores, also for a few tasks
+        that take long.
+
+        num_requests: of each run of a task; num_runs: that one is expected to take; if_lost: as for `spread`
+
+        Raises SpecError for overrides that are wrong.
+        """
+        for task, count in num_requests.items():
+            self.forecast.expect(task, count * num_runs)
+        workers, total = self.workers, sum(num_requests.values())
+        if workers is None and total >= _LONG_REQUESTS and engine_of(self.engine).name == "local":
+            workers = num_processes(len(num_requests))
+
+        def begin(task: T) -> Generator[Point, tuple[Record, float], R]:
+            return self._from_store(task, num_requests[task], ask(task))
+
+        return spread(Stepwise(begin, evaluate_timed), list(num_requests), if_lost, None, workers, self.engine)
+
+    def _from_store(
+        self, task: Hashable, num_requests: int, asked: Generator[Point, Record, R]
+    ) -> Generator[Point, tuple[Record, float], R]:
+        """`asked`, whose points are answered from the store where that has them, and kept there otherwise."""
+        record: Any = None
+        while True:
+            try:
+                point = asked.send(record)
+            except StopIteration as end:
+                self.forecast.expect(task, 0)
+                result: R = end.value
+                return result
+            key = key_of(load_point(point)[0], point)
+            with closing(Store(Path(self.store))) as store:
+                record = store.get(key)
+            if record is None:
+                record, seconds = yield point
+                with closing(Store(Path(self.store))) as store:
+                    store.put(key, record, seconds)
+                self.forecast.did(task, num_requests)
+
+
+def _one_point(point: Point) -> Generator[Point, Record, Record]:
+    return (yield point)

@@ -90,9 +90,12 @@ def choose_step(
 
 def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
     """The decode step at the scenario's mean batch and mean context."""
-    context = max(1, round(_mean_context(scenario)))
-    spans = scenario.model.attention_spans
-    batch, reason = _mean_batch(scenario, lambda size: step_s(decode_shape(size, context, spans)), _prompt_s(step_s))
+    context, spans = max(1, round(_mean_context(scenario))), scenario.model.attention_spans
+    batch, reason = _mean_batch(
+        scenario,
+        lambda size: step_s(decode_shape(size, context, spans)),
+        lambda tokens: step_s(BatchShape(num_tokens=tokens, num_samples=1, prefills=((tokens, 0),))),
+    )
     return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
 
 
@@ -122,25 +125,21 @@ def _mean_context(scenario: Scenario) -> float:
     return mean_length(traffic.input_tokens) + mean_length(traffic.output_tokens) / 2
 
 
-def _prompt_s(step_s: Callable[[BatchShape], float]) -> Callable[[int], float]:
-    """Seconds of a prompt of so many tokens, as one step."""
-    return lambda tokens: step_s(BatchShape(num_tokens=tokens, num_samples=1, prefills=((tokens, 0),)))
-
-
 def _mean_batch(
     scenario: Scenario, step_s: Callable[[int], float], prompt_s: Callable[[int], float]
 ) -> tuple[int, str]:
+    """The batch, and why so many. step_s: seconds of so many decodes; prompt_s: of a prompt of so many tokens"""
     arrivals, limit = scenario.traffic.arrivals, engine_of_step(scenario).engine.max_num_seqs
     decoding = [pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow]
     replicas = sum(max(pool.replicas, 1) * pool.engine.data_parallel_size for pool in decoding)
     if arrivals.process == "closed_loop" and arrivals.concurrency:
         return max(1, min(limit, round(arrivals.concurrency / replicas))), "as many as the closed loop holds"
-    rate = arrivals.rate or _mean_stage_rate(scenario)
-    output = scenario.traffic.output_tokens
+    rate, prompt, output = arrivals.rate, scenario.traffic.input_tokens, scenario.traffic.output_tokens
+    if not rate and (duration_s := sum(stage.duration_s for stage in arrivals.stages)):
+        rate = sum(stage.rate * stage.duration_s for stage in arrivals.stages) / duration_s
     if rate is None or output is None:
         return max(1, limit // 2), "half of max_num_seqs"
-    own, prompt = rate / replicas, scenario.traffic.input_tokens
-    prompts_per_s, left = 0.0, 1.0
+    own, prompts_per_s, left = rate / replicas, 0.0, 1.0
     if prompt is not None and not scenario.cluster.is_disaggregated:
         prompts_per_s = own
         left = 1.0 - own * prompt_s(max(1, round(mean_length(prompt))))
@@ -155,12 +154,6 @@ def _mean_batch(
             break
         batch = needed
     return max(1, round(batch)), f"the batch to expect at {rate:g} req/s by Little's law"
-
-
-def _mean_stage_rate(scenario: Scenario) -> float | None:
-    stages = scenario.traffic.arrivals.stages
-    duration = sum(stage.duration_s for stage in stages)
-    return sum(stage.rate * stage.duration_s for stage in stages) / duration if duration else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -236,30 +229,23 @@ def estimate_choice(
         context,
         prefill,
     )
-    _refuse_beyond_memory(engine, choice, batch is not None or context is not None or prefill is not None)
-    depth, label = costs.draft_depth(choice.shape), choice.label
+    shape, label = choice.shape, choice.label
+    if (batch, context, prefill) != (None, None, None) and engine.engine.kv_cache != "off":
+        plan = plan_memory(engine.model, engine.hardware, engine.engine)
+        sequences = shape.num_decodes or len(shape.prefills)
+        most = plan.max_batch(shape.decode_context // sequences if shape.num_decodes else sum(shape.prefills[0]))
+        if sequences > most:  # no run has it
+            way_out = f"{most:,} sequences of so many" if most else f"{plan.max_context():,} tokens of one sequence"
+            raise DoesNotFitError(
+                f"{label}: the KV cache of {plan.num_devices} x {plan.hardware} holds {plan.max_tokens:,} tokens, "
+                f"at most {way_out}; ask for fewer, or give it more devices."
+            )
+    depth = costs.draft_depth(shape)
     if depth and costs.drafts is not None:
         label += f", each with {costs.drafts.config.nodes_by_depth[depth]} drafted tokens to verify"
         if costs.drafts.config.acceptance is not None:
-            label += f" ({costs.tokens_per_decode(choice.shape):.2f} tokens a step expected)"
-    return StepReport(scenario, label, choice.shape, costs.estimate(choice.shape))
-
-
-def _refuse_beyond_memory(scenario: Scenario, choice: StepChoice, is_asked: bool) -> None:
-    """Raises DoesNotFitError for a step asked for that no run has, since the KV cache of its sequences does not fit."""
-    if not is_asked or scenario.engine.kv_cache == "off":
-        return
-    shape, plan = choice.shape, plan_memory(scenario.model, scenario.hardware, scenario.engine)
-    sequences = shape.num_decodes or len(shape.prefills)
-    tokens = shape.decode_context // sequences if shape.num_decodes else sum(shape.prefills[0])
-    if sequences <= plan.max_batch(tokens):
-        return
-    most = plan.max_batch(tokens)
-    way_out = f"{most:,} sequences of so many" if most else f"{plan.max_context():,} tokens of one sequence"
-    raise DoesNotFitError(
-        f"{choice.label}: the KV cache of {plan.num_devices} x {plan.hardware} holds {plan.max_tokens:,} tokens, "
-        f"at most {way_out}; ask for fewer, or give it more devices."
-    )
+            label += f" ({costs.tokens_per_decode(shape):.2f} tokens a step expected)"
+    return StepReport(scenario, label, shape, costs.estimate(shape))
 
 
 def estimate_mean_step(result: RunResult) -> StepReport:

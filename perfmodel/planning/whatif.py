@@ -5,7 +5,7 @@ All points see the same requests (equal seeds), so that differences are the chan
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -100,96 +100,76 @@ class WhatIfAnswers:
 
     def of_metric(self, metric: str) -> list[Sensitivity]:
         """What moves the metric, the most moving first."""
-        found = [each for each in self.sensitivities if each.metric == metric]
-        return sorted(found, key=lambda each: -each.swing)
+        return sorted((one for one in self.sensitivities if one.metric == metric), key=lambda one: -one.swing)
 
     @property
     def problems(self) -> list[str]:
         """Why points have no values, once each."""
-        named = [(axis.overrides, self.by_axis.get(axis.path, ())) for axis in self.question.axes]
-        found = [f"{text}: {r.problem}" for texts, rs in named for text, r in zip(texts, rs, strict=False) if r.problem]
-        found += [f"{a}, {b}: {record.problem}" for (a, b), record in self.grid.items() if record.problem]
-        return ([self.base.problem] if self.base.problem else []) + found
+        named = [("", self.base)]
+        for axis in self.question.axes:
+            named += zip(axis.overrides, self.by_axis.get(axis.path, ()), strict=False)
+        named += ((", ".join(pair), record) for pair, record in self.grid.items())
+        return [f"{name}: {one.problem}" if name else one.problem for name, one in named if one.problem]
 
 
 def default_metrics(scenario: Scenario, compares_devices: bool = False) -> tuple[str, ...]:
     """What is asked of a scenario that is asked nothing in particular: latencies and throughput; of devices, costs."""
-    found = ["mean_ttft_ms", "mean_tpot_ms", "output_throughput"]
-    if scenario.slo.is_given:
-        found.append("request_goodput")
-    if compares_devices:
-        found.append("usd_per_million_output_tokens")
-    return tuple(found)
+    metrics = ["mean_ttft_ms", "mean_tpot_ms", "output_throughput"]
+    metrics += ["request_goodput"] if scenario.slo.is_given else []
+    return (*metrics, *(["usd_per_million_output_tokens"] if compares_devices else []))
 
 
 def answer(
     question: WhatIf, progress: Progress | None = None, workers: int | None = None, engine: str = "local"
 ) -> WhatIfAnswers:
-    """Evaluate all points of a question, with `workers` and `engine` as for `perfmodel.planning.sweep`.
-
-    Raises SpecError for a grid of other than two axes, or a wrong override.
-    """
+    """Evaluate all points of a question, with `workers` and `engine` as for `perfmodel.planning.sweep`. Raises
+    SpecError for a grid of other than two axes, or a wrong override."""
+    axes, is_compared = question.axes, bool(question.against)
     for metric in question.base.metrics:
         try:
             study_metric(metric)
         except ValueError as error:
             raise SpecError(f"--metric {metric}: {error}") from None
-    if question.is_grid and len(question.axes) != 2:
-        raise SpecError(f"--grid: found {len(question.axes)} varied values; a grid has two, give --vary twice.")
+    if question.is_grid and len(axes) != 2:
+        raise SpecError(f"--grid: found {len(axes)} varied values; a grid has two, give --vary twice.")
     scenario, _ = load_point(question.base)
-    points = _points(question)
-    found = dict(zip(points, sweep(list(points.values()), progress, workers, engine), strict=True))
-    by_axis = {axis.path: [found[axis.path, text] for text in axis.overrides] for axis in question.axes}
-    others: dict[str, list[Record]] = {}
-    if question.against:
-        others = {axis.path: [found["against " + axis.path, text] for text in axis.overrides] for axis in question.axes}
-    base = found["base", ""]
+    texts = [(), *((text,) for axis in axes for text in axis.overrides)]
+    points = [question.point(*one, alternative=side) for side in (False, True)[: 1 + is_compared] for one in texts]
+    points += [_near(question, text) for axis in axes for text, _ in axis.nearby(NEAR) or ()]
+    pairs = list(product(axes[0].overrides, axes[1].overrides)) if question.is_grid else []
+    points += [question.point(*pair) for pair in pairs]
+    records = dict(zip(points, sweep(points, progress, workers, engine), strict=True))
+
+    def along(axis: Axis, alternative: bool = False) -> list[Record]:
+        return [records[question.point(text, alternative=alternative)] for text in axis.overrides]
+
+    base, by_axis = records[question.point()], {axis.path: along(axis) for axis in axes}
+    sensitivities = []
+    for axis, metric in product(axes, question.base.metrics):
+        near = [(records[_near(question, text)].values.get(metric), ratio) for text, ratio in axis.nearby(NEAR) or ()]
+        values = tuple(record.values.get(metric) for record in by_axis[axis.path])
+        sensitivities.append(Sensitivity(axis, metric, base.values.get(metric), values, _elasticity(near)))
     return WhatIfAnswers(
         question,
         scenario,
         base,
-        tuple(
-            Sensitivity(
-                axis,
-                metric,
-                base.values.get(metric),
-                tuple(r.values.get(metric) for r in by_axis[axis.path]),
-                _elasticity(axis, metric, found),
-            )
-            for axis in question.axes
-            for metric in question.base.metrics
-        ),
+        tuple(sensitivities),
         by_axis,
-        found.get(("against", "")),
-        others,
-        {key[1:]: record for key, record in found.items() if key[0] == "grid" and len(key) == 3},
+        records[question.point(alternative=True)] if is_compared else None,
+        {axis.path: along(axis, True) for axis in axes} if is_compared else {},
+        {pair: records[question.point(*pair)] for pair in pairs},
     )
 
 
-def _points(question: WhatIf) -> dict[tuple[str, ...], Point]:
-    points: dict[tuple[str, ...], Point] = {("base", ""): question.point()}
-    if question.against:
-        points["against", ""] = question.point(alternative=True)
-    for axis in question.axes:
-        for text in axis.overrides:
-            points[axis.path, text] = question.point(text)
-            if question.against:
-                points["against " + axis.path, text] = question.point(text, alternative=True)
-        for text, _ in axis.nearby(NEAR) or ():
-            points[axis.path, text] = replace(question.point(text), intervals=False)
-    if question.is_grid:
-        first, second = question.axes
-        for one, other in product(first.overrides, second.overrides):
-            points["grid", one, other] = question.point(one, other)
-    return points
+def _near(question: WhatIf, text: str) -> Point:
+    return replace(question.point(text), intervals=False)
 
 
-def _elasticity(axis: Axis, metric: str, found: Mapping[tuple[str, ...], Record]) -> float | None:
-    near = axis.nearby(NEAR)
-    if near is None:
+def _elasticity(near: Sequence[tuple[float | None, float]]) -> float | None:
+    """Between two values of a metric, each at a ratio to the present value."""
+    if not near:
         return None
-    (low_text, low), (high_text, high) = near
-    below, above = (found[axis.path, text].values.get(metric) for text in (low_text, high_text))
+    (below, low), (above, high) = near
     if below is None or above is None or below <= 0 or above <= 0:
         return None
     return log(above / below) / log(high / low)
@@ -232,34 +212,27 @@ def payoffs(
     workers, engine: as for `perfmodel.planning.sweep`
     seeds:           draws of the traffic for the interval
     """
-    tasks = [task for metric in metrics for task in _between(answers, metric)]
-    asked = [
-        _Crossing(answers.question, axis, metric, low, high, answers.scenario.seed + number)
-        for metric, axis, low, high in tasks
-        for number in range(seeds)
-    ]
-    # Each is a chain of simulations, and all chains can run at once: starting processes pays for a few of them.
-    places = spread(_place, asked, lambda *_: None, progress, workers or num_processes(len(asked)), engine)
-    found = []
-    for number, (metric, axis, _, _) in enumerate(tasks):
-        mine = [each for each in places[number * seeds : (number + 1) * seeds] if each is not None]
-        if mine:
-            ats = sorted(at for at, _ in mine)
-            begins = sum(begins for _, begins in mine) * 2 >= len(mine)
-            found.append(Payoff(axis.path, metric, ats[len(ats) // 2], ats[0], ats[-1], begins, len(mine), axis.unit))
-    return found
-
-
-def _between(answers: WhatIfAnswers, metric: str) -> Iterator[tuple[str, Axis, float, float]]:
-    """The neighbouring values of each axis between which the alternative becomes better or worse: (metric, axis, low,
-    high)."""
-    for axis in answers.question.axes:
+    first = answers.scenario.seed
+    tasks = []  # neighbouring values of an axis between which the alternative becomes better or worse
+    for metric, axis in product(metrics, answers.question.axes):
         ones = [record.values.get(metric) for record in answers.by_axis[axis.path]]
         others = [record.values.get(metric) for record in answers.others.get(axis.path, ())]
         for at in crossings(axis.xs, others, ones) if axis.xs else ():
             low = max(x for x in axis.xs if x <= at)
             high = min((x for x in axis.xs if x >= at and x > low), default=low)
-            yield metric, axis, low, high
+            tasks.append(_Crossing(answers.question, axis, metric, low, high, first))
+    drawn = [replace(task, seed=seed) for task in tasks for seed in range(first, first + seeds)]
+    # Each is a chain of simulations, and all chains can run at once: starting processes pays for a few of them.
+    places = spread(_place, drawn, lambda *_: None, progress, workers or num_processes(len(drawn)), engine)
+    found = []
+    for number, task in enumerate(tasks):
+        known = [place for place in places[number * seeds : (number + 1) * seeds] if place is not None]
+        if known:
+            ats = sorted(at for at, _ in known)
+            begins = sum(begins for _, begins in known) * 2 >= len(known)
+            ends = (ats[len(ats) // 2], ats[0], ats[-1])
+            found.append(Payoff(task.axis.path, task.metric, *ends, begins, len(known), task.axis.unit))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +248,14 @@ class _Crossing:
 
 
 def _place(asked: _Crossing) -> tuple[float, bool] | None:
-    """(where the alternative and the base are equal, whether it is better above); None where it is not between.
-
-    Where this seed's crossing is not between the two values, it is looked for between others of the axis.
-    """
-    axis = asked.axis
+    """(where the alternative and the base are equal, whether it is better above); None where it is not between. Where
+    this seed's crossing is not between the two values, it is looked for between others of the axis."""
+    axis, low, high = asked.axis, asked.low, asked.high
 
     @cache
     def gain(x: float) -> float | None:
         return _gain(asked, x)
 
-    low, high = asked.low, asked.high
     sides = gain(low), gain(high)
     if sides[0] is None or sides[1] is None or (sides[0] > 0) == (sides[1] > 0):
         inner = [(x, there) for x in axis.xs if (there := gain(x)) is not None]
@@ -299,16 +269,19 @@ def _place(asked: _Crossing) -> tuple[float, bool] | None:
 
 
 def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, high: float) -> tuple[float, float]:
-    """Neighbouring places, `_PRECISION` apart, between which the gain changes its sign.
-
-    Halved twice; then where a straight line (over the axis' logarithm) through the ends has its zero, a little above it
-    and a little below, so that both ends close in; and so on. On smooth lines five or six looks instead of eight.
-    """
+    """Neighbouring places, `_PRECISION` apart, between which the gain changes its sign. Halved twice; then where a
+    straight line (over the axis' logarithm) through the ends has its zero, a little above it and a little below, so
+    that both ends close in; and so on. On smooth lines five or six looks instead of eight."""
     above = (gain(high) or 0.0) > 0
     beyond, turn = 1.0, itertools.cycle((True, True, False, False))
     while high - low > _PRECISION * abs(low):
-        is_middle = next(turn) or axis.is_whole or low <= 0
-        x = axis.middle(low, high) if is_middle else _zero(gain, low, high, beyond)
+        if next(turn) or axis.is_whole or low <= 0:
+            x = axis.middle(low, high)
+        else:
+            one, other = gain(low) or 0.0, gain(high) or 0.0
+            share = one / (one - other) if one != other else 0.5
+            zero = low * float((high / low) ** share) * (1 + 0.45 * beyond * _PRECISION)
+            x = min(max(zero, low * (1 + 0.1 * _PRECISION)), high * (1 - 0.1 * _PRECISION))
         there = None if x is None else gain(x)
         if x is None or there is None:
             break
@@ -318,29 +291,16 @@ def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, hig
     return low, high
 
 
-def _zero(gain: Callable[[float], float | None], low: float, high: float, beyond: float) -> float:
-    """Where the gain is zero by a straight line, a little (`beyond`: 1 or -1) above or below."""
-    one, other = gain(low) or 0.0, gain(high) or 0.0
-    share = one / (one - other) if one != other else 0.5
-    at = low * float((high / low) ** share) * (1 + 0.45 * beyond * _PRECISION)
-    return min(max(at, low * (1 + 0.1 * _PRECISION)), high * (1 - 0.1 * _PRECISION))
-
-
 def _gain(asked: _Crossing, x: float) -> float | None:
     """The logarithm of how many times better the alternative is at `x`."""
-    text = (asked.axis.override(x), f"seed={asked.seed}")
-    values = []
-    for alternative in (False, True):
-        point = replace(asked.question.point(*text, alternative=alternative), metrics=(asked.metric,), intervals=False)
-        values.append(evaluate(point).values.get(asked.metric))
-    base, other = values
+    text, metric = (asked.axis.override(x), f"seed={asked.seed}"), asked.metric
+    points = (asked.question.point(*text, alternative=alternative) for alternative in (False, True))
+    base, other = (evaluate(replace(point, metrics=(metric,), intervals=False)).values.get(metric) for point in points)
     if base is None or other is None:
         return None
-    if base <= 0 or other <= 0:  # nothing to divide: only which is larger
-        ratio = float((base > other) - (base < other))
-    else:
-        ratio = log(base / other)
-    return ratio if study_metric(asked.metric).is_better_low else -ratio
+    # Where there is nothing to divide only which is larger counts.
+    ratio = log(base / other) if base > 0 and other > 0 else float((base > other) - (base < other))
+    return ratio if study_metric(metric).is_better_low else -ratio
 
 
 @dataclass(frozen=True, repr=False)
@@ -386,53 +346,47 @@ class WhatIfResult(Printable):
     def to_json(self) -> dict[str, Any]:
         """Every point with its values, sensitivities, changes of bounds and crossovers."""
         answers, question, step = self.answers, self.answers.question, self.step
-        scenario, other = answers.scenario, {} if answers.other is None else answers.other.values
-        pairs = {name: (value, answers.base.values.get(name)) for name, value in other.items()}
-        ratios = {name: one / before for name, (one, before) in pairs.items() if one is not None and before}
-        inputs = {
-            "scenario": resolved(scenario),
-            "metrics": list(question.base.metrics),
-            "varied": {axis.path: list(axis.texts) for axis in question.axes},
-            "against": list(question.against),
-        }
+        metrics, against = list(question.base.metrics), None
+        if answers.other is not None:
+            pairs = {name: (value, answers.base.values.get(name)) for name, value in answers.other.values.items()}
+            against = {
+                "set": list(question.against),
+                "base": _record(answers.other),
+                "ratio": {name: one / before for name, (one, before) in pairs.items() if one is not None and before},
+                "points": _points_json(question.axes, answers.others),
+            }
+        varied = {axis.path: list(axis.texts) for axis in question.axes}
+        inputs = {"scenario": resolved(answers.scenario), "metrics": metrics, "varied": varied}
         return {
-            "scenario": scenario.name,
-            "metrics": list(question.base.metrics),
+            "scenario": answers.scenario.name,
+            "metrics": metrics,
             "base": _record(answers.base),
             "sensitivities": [
                 {
-                    "path": each.axis.path,
-                    "metric": each.metric,
-                    "low": {"value": each.axis.texts[0], "metric": each.low},
-                    "base": {"value": each.axis.present_x, "metric": each.base},
-                    "high": {"value": each.axis.texts[-1], "metric": each.high},
-                    "elasticity": each.elasticity,
+                    "path": row.axis.path,
+                    "metric": row.metric,
+                    "low": {"value": row.axis.texts[0], "metric": row.low},
+                    "base": {"value": row.axis.present_x, "metric": row.base},
+                    "high": {"value": row.axis.texts[-1], "metric": row.high},
+                    "elasticity": row.elasticity,
                 }
-                for each in answers.sensitivities
+                for row in answers.sensitivities
             ],
             "points": _points_json(question.axes, answers.by_axis),
             "grid": [{"set": list(key), **_record(record)} for key, record in answers.grid.items()],
-            "against": {
-                "set": list(question.against),
-                "base": _record(answers.other) if answers.other is not None else None,
-                "ratio": ratios,
-                "points": _points_json(question.axes, answers.others),
-            }
-            if question.against
-            else None,
-            "step": {
-                "label": self.step_label,
-                "bound": self.step_bound,
-                "batch": step.batch,
-                "context": step.context,
-                "prefill": step.prefill,
-            },
+            "against": against,
+            "step": {"label": self.step_label, "bound": self.step_bound, **step.model_dump(include=_OF_STEP)},
             "bound_changes": [asdict(change) for change in self.bounds],
-            "crossovers": [asdict(each) for each in self.payoffs],
-            **({} if self.load is None else {"load": self.load.to_json()}),
-            "trust": trust_of(scenario).to_json(),
-            "provenance": provenance_of([scenario]).to_json("what-if", inputs),
+            "crossovers": [asdict(payoff) for payoff in self.payoffs],
+            **({} if self.load is None else {"load": asdict(self.load)}),
+            "trust": trust_of(answers.scenario).to_json(),
+            "provenance": provenance_of([answers.scenario]).to_json(
+                "what-if", {**inputs, "against": list(question.against)}
+            ),
         }
+
+
+_OF_STEP = {"batch", "context", "prefill"}
 
 
 def _points_json(axes: Sequence[Axis], records: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
@@ -503,29 +457,14 @@ def ask_whatif(
     taker = engine_of_step(loaded, is_prompt=not step.batch)
     estimate = step_costs(taker).estimate(batch_shape(step, taker))
     named = {"step", *(row.name for row in estimate.rows if row.duration_s >= _TELLING * estimate.duration_s)}
-    bounds = tuple(change for change in _bounds(question, loaded) if change.what in named)
-    largest = _largest_batch(taker, step)
-    return WhatIfResult(
-        answers,
-        step,
-        label,
-        estimate.bound,
-        bounds,
-        tuple(turns),
-        *largest,
-        load=load_of(loaded, axes, answers.by_axis) if vary else None,
-    )
-
-
-def _largest_batch(taker: Scenario, step: StepSpec) -> tuple[int, str]:
-    if not step.batch:
-        return 0, ""
-    try:
-        held = plan_memory(taker.model, taker.hardware, taker.engine).max_batch(max(step.context or 1, 1))
-    except DoesNotFitError:  # the points say so
-        return 0, ""
-    limit = taker.engine.max_num_seqs
-    return (held, "the KV cache") if held < limit else (limit, "max_num_seqs")
+    bounds = tuple(change for change in _bounds(question, loaded, step) if change.what in named)
+    largest = 0, ""
+    with suppress(DoesNotFitError):  # the points say so
+        if step.batch:
+            held = plan_memory(taker.model, taker.hardware, taker.engine).max_batch(max(step.context or 1, 1))
+            largest = min((taker.engine.max_num_seqs, "max_num_seqs"), (held, "the KV cache"), key=lambda one: one[0])
+    load = load_of(loaded, axes, answers.by_axis) if vary else None
+    return WhatIfResult(answers, step, label, estimate.bound, bounds, tuple(turns), *largest, load=load)
 
 
 def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
@@ -536,16 +475,11 @@ def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
     return StepSpec(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where
 
 
-def _bounds(question: WhatIf, scenario: Scenario) -> list[BoundChange]:
+def _bounds(question: WhatIf, scenario: Scenario, step: StepSpec) -> Iterator[BoundChange]:
     """Where the step's bound changes along the axes that it depends on, and along its batch."""
-    step = question.base.step
     axes = {axis.path: axis for axis in question.axes if axis.xs and not axis.path.startswith("traffic.")}
-    if step is not None and step.batch and "step.batch" not in axes:
+    if step.batch and "step.batch" not in axes:
         axes["step.batch"] = axis_of(f"step.batch=1..{_LARGEST_BATCH}:14", scenario, step)
-    found: list[BoundChange] = []
     for path, axis in axes.items():
-        try:
-            found += bound_changes(question.base, axis, with_operators=path == "step.batch")
-        except (DoesNotFitError, UnsupportedError):
-            continue  # the points say so
-    return found
+        with suppress(DoesNotFitError, UnsupportedError):  # the points say so
+            yield from bound_changes(question.base, axis, with_operators=path == "step.batch")

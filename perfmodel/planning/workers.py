@@ -1,12 +1,7 @@
 """A function over many items, in processes of this machine or of a Ray cluster, answered in the items' order.
 
-A process that is lost on the way (the kernel's out-of-memory killer, a crash in native code) costs only the item that
-it had: the others go on, in processes that stand in for it. That item is tried once more at the end, when nothing else
-takes memory; lost again, its answer is what the caller has for it. (`concurrent.futures` gives up all that is under way
-when one of its processes ends, and cannot say which item did it.)
-
-Where each step needs the answer of the one before it (a bisection), the function is `Stepwise`: only its steps travel;
-what they add up to stays here, and so do files that are written meanwhile.
+A lost process (the kernel's out-of-memory killer, a crash in native code) costs only its own item, which is tried once
+more at the end, when nothing else takes memory. (`concurrent.futures` gives up all that is under way.)
 """
 
 import hashlib
@@ -25,7 +20,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from perfmodel.cores import collect_rarely, num_processes
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError, did_you_mean
@@ -55,10 +50,8 @@ class Engine:
 
 
 def engine_of(text: str) -> Engine:
-    """`local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster that runs here) or `ray://HOST:PORT` (Ray Client).
-
-    Raises SpecError for anything else.
-    """
+    """`local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster that runs here) or `ray://HOST:PORT` (Ray Client). Raises
+    SpecError for anything else."""
     name, colon, address = text.partition(":")
     if name == "ray" and address.startswith("//"):
         address = text
@@ -68,39 +61,37 @@ def engine_of(text: str) -> Engine:
     return Engine(name, address or None)
 
 
-def num_workers(num_items: int) -> int:
-    """Processes worth starting for so many items."""
-    return num_processes(num_items) if num_items >= _FEWEST else 1
-
-
-# Steps of which each is known only when the one before it has its answer: yielded, and sent the answer.
-Chain = Generator[Any, Any, R]
-
-
 @dataclass(frozen=True)
 class Stepwise(Generic[T, R]):
-    """A function of an item that is a chain of steps.
+    """A function of an item whose steps each need the answer of the one before (a bisection): only steps travel.
 
-    begin: the chain of an item, in the calling process
+    begin: the chain of an item, in the calling process: it yields steps, is sent their answers, and returns the result
     step:  the answer of a step, in any process
     """
 
-    begin: Callable[[T], Chain[R]]
+    begin: Callable[[T], Generator[Any, Any, R]]
     step: Callable[[Any], Any]
 
-    def __call__(self, item: T) -> R:
-        chain, answer = self.begin(item), None
-        while True:
-            try:
-                step = chain.send(answer)
-            except StopIteration as end:
-                result: R = end.value
-                return result
-            answer = self.step(step)
+
+class _Pool(Protocol):
+    """Where steps are answered, each of them by the number of its item."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def has_room(self) -> bool: ...
+    def submit(self, number: int, step: Any) -> None: ...
+    def wait(self) -> list[tuple[int, Any, str]]:
+        """(number, answer, why it was lost: empty where it was not) of at least one; raises what the function does."""
+        ...
+
+    def close(self) -> None:
+        """Stop what is left."""
+        ...
 
 
 def spread(
-    function: Callable[[T], R],
+    function: Callable[[T], R] | Stepwise[T, R],
     items: Sequence[T],
     if_lost: Callable[[T, str], R],
     progress: Progress | None = None,
@@ -110,7 +101,7 @@ def spread(
     """`function` of each item, in order; both must be picklable (a function of a module, not a lambda; of a `Stepwise`
     one only the steps).
 
-    if_lost:  the answer for an item whose process was lost twice, from the item and the reason
+    if_lost:  the answer for an item whose process was lost twice at one step, from the item and the reason
     progress: called with (items done, items in all)
     workers:  processes; by default as many as this one may use cores (on Ray: as the cluster has), none for a few
               items. With 1, locally, everything runs in this process, and is lost with it.
@@ -119,75 +110,72 @@ def spread(
     Raises what the function raises, and MissingExtraError where Ray is asked for and not installed.
     """
     where = engine_of(engine)
+    if not items:
+        return []
+    begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (_one_step, function)
+    if where.name == "local":
+        workers = min(workers or (num_processes(len(items)) if len(items) >= _FEWEST else 1), len(items))
+    open_pool: Callable[[int | None], _Pool] = partial(_Processes, within_reach(step))
     if where.name == "ray":
-        return _Spread(function, items, if_lost, progress).over(partial(run_on_ray, address=where.address), workers)
-    count = num_workers(len(items)) if workers is None else min(workers, len(items))
-    if count > 1:
-        return _Spread(function, items, if_lost, progress).over(run_in_processes, count)
-    results = []
-    for item in items:
-        results.append(function(item))
+        open_pool = partial(_OnRay, within_reach(step), where.address)
+    chains: dict[int, Generator[Any, Any, R]] = {}
+    steps: dict[int, tuple[int, Any]] = {}  # under way, or lost
+    results: dict[int, R] = {}
+
+    def resume(number: int, answer: Any = None) -> bool:
+        """Whether the item has a step after this answer to its last one."""
+        steps.pop(number, None)
+        try:
+            steps[number] = number, chains[number].send(answer)
+        except StopIteration as end:
+            finish(number, end.value)
+        return number in steps
+
+    def finish(number: int, result: R) -> None:
+        results[number] = result
         if progress is not None:
             progress(len(results), len(items))
-    return results
 
-
-# Steps by the number of their item. RunItems works on some, on as many workers as its last argument says, hands each
-# answer on, goes on with what is to be done next for the same item, if anything, and returns (number, reason) of those
-# that were lost.
-Numbered = list[tuple[int, Any]]
-OnAnswer = Callable[[int, Any], Numbered]
-RunItems = Callable[[Callable[[Any], Any], Numbered, OnAnswer, int | None], list[tuple[int, str]]]
-
-
-class _Spread(Generic[T, R]):
-    """Items under way elsewhere."""
-
-    def __init__(
-        self,
-        function: Callable[[T], R],
-        items: Sequence[T],
-        if_lost: Callable[[T, str], R],
-        progress: Progress | None,
-    ) -> None:
-        self._items, self._if_lost, self._progress = items, if_lost, progress
-        begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (_one_step, function)
-        self._step: Callable[[Any], Any] = within_reach(step)
-        self._chains = [begin(item) for item in items]
-        self._unanswered: dict[int, Numbered] = {}
-        self._results: dict[int, R] = {}
-
-    def over(self, run: RunItems, workers: int | None) -> list[R]:
-        """All results, by `run`. A chain whose worker was lost goes on alone, and may lose one at several steps."""
-        steps = [step for number in range(len(self._items)) for step in self._resume(number)]
-        for number, reason in sorted(run(self._step, steps, self._resume, workers)):
-            retried: Numbered = []
-            while step := self._unanswered.get(number):
-                if step is retried:
-                    self._finish(number, self._if_lost(self._items[number], f"{reason}, twice"))
-                    break
-                retried = step
-                lost = run(self._step, step, self._resume, 1)
-                reason = lost[0][1] if lost else reason
-        return [self._results[number] for number in range(len(self._items))]
-
-    def _resume(self, number: int, answer: Any = None) -> Numbered:
-        """The next step of an item after the answer to its last one; none where that was the last."""
-        self._unanswered.pop(number, None)
+    def run(numbers: Sequence[int], workers: int | None) -> list[tuple[int, str]]:
+        todo, lost, pool = deque(numbers), [], open_pool(workers)
         try:
-            self._unanswered[number] = [(number, self._chains[number].send(answer))]
-        except StopIteration as end:
-            self._finish(number, end.value)
-            return []
-        return self._unanswered[number]
+            while todo or pool.num_running:
+                while todo and pool.has_room:
+                    number = todo.popleft()
+                    if number not in chains:
+                        chains[number] = begin(items[number])
+                        resume(number)
+                    if number in steps:
+                        pool.submit(*steps[number])
+                for number, answer, reason in pool.wait() if pool.num_running else ():
+                    if reason:
+                        lost.append((number, reason))
+                    elif resume(number, answer):
+                        todo.appendleft(number)
+        finally:
+            pool.close()
+        return sorted(lost)
 
-    def _finish(self, number: int, result: R) -> None:
-        self._results[number] = result
-        if self._progress is not None:
-            self._progress(len(self._results), len(self._items))
+    if where.name == "local" and workers == 1:
+        for number, item in enumerate(items):
+            chains[number] = begin(item)
+            has_step = resume(number)
+            while has_step:
+                has_step = resume(number, step(steps[number][1]))
+        return [results[number] for number in range(len(items))]
+    for number, reason in run(range(len(items)), workers):
+        retried = None
+        while step_lost := steps.get(number):
+            if step_lost is retried:
+                del steps[number]
+                finish(number, if_lost(items[number], f"{reason}, twice"))
+                break
+            retried = step_lost
+            reason = next((why for _, why in run([number], 1)), reason)
+    return [results[number] for number in range(len(items))]
 
 
-def _one_step(item: Any) -> Chain[Any]:
+def _one_step(item: Any) -> Generator[Any, Any, Any]:
     return (yield item)
 
 
@@ -196,97 +184,88 @@ _CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
 _PATIENCE_S = 5.0  # for a process to end when asked to
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
-    """A process, its pipe, and the index of the item that it has: None before it is ready and between two."""
+    """A process and its pipe. number: of the item that it has"""
 
     process: SpawnProcess
     pipe: Connection
-    index: int | None = None
+    number: int
     is_ready: bool = False
 
 
-def run_in_processes(
-    function: Callable[[Any], Any],
-    items: list[tuple[int, Any]],
-    on_answer: Callable[[int, Any], list[tuple[int, Any]]],
-    count: int | None,
-) -> list[tuple[int, str]]:
-    """See `RunItems`: in processes of this machine, each with a pipe of its own.
+class _Processes:
+    """`count` processes of this machine, each with a pipe of its own."""
 
-    Raises what the function raises; the processes are then stopped.
-    """
-    todo = deque(items)
-    lost: list[tuple[int, str]] = []
-    workers = [_started(function) for _ in range(min(count or len(items), len(items)))]
-    try:
-        while workers:
-            ready = wait([worker.pipe for worker in workers])
-            for worker in [each for each in workers if each.pipe in ready]:
+    def __init__(self, function: Callable[[Any], Any], count: int | None) -> None:
+        self._function, self._count = function, count or 1
+        self._running: list[_Worker] = []
+        self._idle: list[_Worker] = []
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._running) < self._count
+
+    def submit(self, number: int, step: Any) -> None:
+        if self._idle:
+            worker = self._idle.pop()  # the last one that answered, which has the chain's tables
+        else:
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(target=_serve, args=(theirs, self._function), daemon=True)
+            process.start()
+            theirs.close()  # so that the end of the process is the end of the pipe
+            worker = _Worker(process, ours, number)
+        worker.number = number
+        self._running.append(worker)
+        try:
+            worker.pipe.send(step)
+        except OSError:
+            return  # it has ended, as `wait` reads
+
+    def wait(self) -> list[tuple[int, Any, str]]:
+        outcomes: list[tuple[int, Any, str]] = []
+        while not outcomes:
+            ready = wait([worker.pipe for worker in self._running])
+            for worker in [worker for worker in self._running if worker.pipe in ready]:
                 try:
                     answer, error = worker.pipe.recv()
                 except (EOFError, OSError):
-                    workers.remove(worker)
-                    lost += _mourned(worker)
-                    if todo:
-                        workers.append(_started(function))
+                    self._running.remove(worker)
+                    outcomes.append((worker.number, None, _why_lost(worker)))
                     continue
                 if error is not None:
                     raise error
-                if worker.index is not None:  # what follows goes to the same process, which has its tables
-                    todo.extendleft(on_answer(worker.index, answer))
-                worker.is_ready, worker.index = True, None
-                if not _given_next(worker, todo):
-                    workers.remove(worker)
-                    _stop(worker)
-    finally:
-        for worker in workers:
+                if worker.is_ready:
+                    self._running.remove(worker)
+                    self._idle.append(worker)
+                    outcomes.append((worker.number, answer, ""))
+                worker.is_ready = True
+        return outcomes
+
+    def close(self) -> None:
+        for worker in (*self._running, *self._idle):
             worker.process.kill()
             _stop(worker)
-    return lost
 
 
-def _started(function: Callable[[Any], Any]) -> _Worker:
-    ours, theirs = _CONTEXT.Pipe()
-    process = _CONTEXT.Process(target=_serve, args=(theirs, function), daemon=True)
-    process.start()
-    theirs.close()  # so that the end of the process is the end of the pipe
-    return _Worker(process, ours)
-
-
-def _given_next(worker: _Worker, todo: deque[tuple[int, Any]]) -> bool:
-    """Whether there was an item for it. One that is lost before it can take it leaves its end to be read."""
-    if not todo:
-        return False
-    worker.index, item = todo.popleft()
-    try:
-        worker.pipe.send(item)
-    except OSError:
-        todo.appendleft((worker.index, item))
-        worker.index = None
-    return True
-
-
-def _mourned(worker: _Worker) -> list[tuple[int, str]]:
-    """The item that the process had when it ended.
-
-    Raises PerfmodelError where it had not even begun: another one would not either.
-    """
+def _why_lost(worker: _Worker) -> str:
+    """Raises PerfmodelError for a process that had not even begun: another one would not either."""
     worker.process.join(_PATIENCE_S)
     code = worker.process.exitcode or 0
     _stop(worker)
-    how = f"status {code}"
-    if code < 0:
-        name = signal.Signals(-code).name
-        how = f"signal {name}"
-        if name == "SIGKILL":
-            how += ", as when memory runs out"
+    how = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    if how == "signal SIGKILL":
+        how += ", as when memory runs out"
     if not worker.is_ready:
         raise PerfmodelError(
             f"a worker process ended at its start ({how}); a script needs `if __name__ == '__main__':` around what "
             f"starts workers, or workers=1."
         )
-    return [] if worker.index is None else [(worker.index, f"its worker process was lost ({how})")]
+    return f"its worker process was lost ({how})"
 
 
 def _stop(worker: _Worker) -> None:
@@ -319,62 +298,54 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
 _CLUSTER_PATIENCE_S = 10.0  # for a cluster to answer
 
 
-def run_on_ray(
-    function: Callable[[Any], Any],
-    items: list[tuple[int, Any]],
-    on_answer: Callable[[int, Any], list[tuple[int, Any]]],
-    workers: int | None,
-    address: str | None,
-) -> list[tuple[int, str]]:
-    """See `RunItems` of `perfmodel.planning.workers`.
+class _OnRay:
+    """Tasks of a Ray cluster. Raises MissingExtraError without Ray, PerfmodelError where no cluster answers at
+    `address` or its nodes have another perfmodel."""
 
-    Raises MissingExtraError without Ray, PerfmodelError where no cluster answers at `address` or its nodes have another
-    perfmodel, and what the function raises.
-    """
-    if not items:
-        return []
-    with redirect_stdout(sys.stderr):  # where Ray reports problems of its nodes
-        ray = _connected(address, workers)
-        return _over(ray, function, items, on_answer, workers)
+    def __init__(self, function: Callable[[Any], Any], address: str | None, workers: int | None) -> None:
+        self._function, self._version = function, installed_version()
+        self._running: dict[Any, int] = {}
+        with redirect_stdout(sys.stderr):  # where Ray reports problems of its nodes
+            self._ray = _connected(address, workers)
+            self._task = self._ray.remote(max_retries=0, num_cpus=1)(_attempt)
+            # Twice as many as can run, so that none waits for this process; not all, which a scheduler would hold.
+            self._most = 2 * (workers or max(int(self._ray.cluster_resources().get("CPU", 1)), 1))
 
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
-def _over(
-    ray: Any,
-    function: Callable[[Any], Any],
-    items: list[tuple[int, Any]],
-    on_answer: Callable[[int, Any], list[tuple[int, Any]]],
-    workers: int | None,
-) -> list[tuple[int, str]]:
-    task = ray.remote(max_retries=0, num_cpus=1)(_attempt)
-    version, todo = installed_version(), deque(items)
-    # Twice as many as can run, so that none waits for this process; not all, which a scheduler would have to hold.
-    most = 2 * (workers or max(int(ray.cluster_resources().get("CPU", 1)), 1))
-    running: dict[Any, int] = {}
-    lost: list[tuple[int, str]] = []
-    try:
-        while todo or running:
-            while todo and len(running) < most:
-                index, item = todo.popleft()
-                running[task.remote(function, item, version)] = index
-            for done in ray.wait(list(running))[0]:
-                index = running.pop(done)
-                try:
-                    answer, error = ray.get(done)
-                except ray.exceptions.RayTaskError as failure:  # the function's own errors are answers
-                    reason = str(failure).strip().splitlines()[-1]
-                    raise PerfmodelError(
-                        f"--engine ray: a worker could not start ({reason}); its nodes need this perfmodel installed."
-                    ) from None
-                except ray.exceptions.RayError as failure:
-                    lost.append((index, f"its Ray worker was lost ({type(failure).__name__})"))
-                    continue
-                if error is not None:
-                    raise error
-                todo.extendleft(on_answer(index, answer))
-    finally:
-        for left in running:
-            ray.cancel(left, force=True)
-    return lost
+    @property
+    def has_room(self) -> bool:
+        return len(self._running) < self._most
+
+    def submit(self, number: int, step: Any) -> None:
+        with redirect_stdout(sys.stderr):
+            self._running[self._task.remote(self._function, step, self._version)] = number
+
+    def wait(self) -> list[tuple[int, Any, str]]:
+        with redirect_stdout(sys.stderr):
+            return [self._outcome(done) for done in self._ray.wait(list(self._running))[0]]
+
+    def _outcome(self, done: Any) -> tuple[int, Any, str]:
+        number = self._running.pop(done)
+        try:
+            answer, error = self._ray.get(done)
+        except self._ray.exceptions.RayTaskError as failure:  # the function's own errors are answers
+            reason = str(failure).strip().splitlines()[-1]
+            raise PerfmodelError(
+                f"--engine ray: a worker could not start ({reason}); its nodes need this perfmodel installed."
+            ) from None
+        except self._ray.exceptions.RayError as failure:
+            return number, None, f"its Ray worker was lost ({type(failure).__name__})"
+        if error is not None:
+            raise error
+        return number, answer, ""
+
+    def close(self) -> None:
+        with redirect_stdout(sys.stderr):
+            for left in self._running:
+                self._ray.cancel(left, force=True)
 
 
 def _connected(address: str | None, workers: int | None) -> Any:
@@ -388,48 +359,40 @@ def _connected(address: str | None, workers: int | None) -> Any:
         ) from None
     if ray.is_initialized():
         return ray
+
+    def first_line(error: Exception) -> str:
+        return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
     try:
         _knock(address)
     except (OSError, ValueError) as error:
         raise PerfmodelError(
-            f"--engine ray: no Ray cluster answers at {address} ({_first_line(error)}); start one with `ray start "
+            f"--engine ray: no Ray cluster answers at {address} ({first_line(error)}); start one with `ray start "
             f"--head`, or use --engine local."
         ) from None
     size = {"num_cpus": workers} if address is None and workers is not None else {}
     try:
         ray.init(address or "local", log_to_driver=False, include_dashboard=None, logging_level="ERROR", **size)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise PerfmodelError(f"--engine ray: {_trouble(address)} ({_first_line(error)}); {_way_in(address)}.") from None
+        if address is None:
+            trouble, way_out = "Ray does not start on this machine", "use --engine local"
+        elif address == "auto":
+            trouble = "no usable Ray cluster here"
+            way_out = "start one with `ray start --head`, or use --engine ray"
+        else:
+            trouble = f"the cluster at {address} refuses connections"
+            way_out = "it must have the same versions of Ray and Python, and, with RAY_AUTH_MODE=token, the same token"
+            if "RAY_AUTH_MODE" not in os.environ:  # a head started where there is a token asks for it
+                way_out = "if it asks for tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
+        raise PerfmodelError(f"--engine ray: {trouble} ({first_line(error)}); {way_out}.") from None
     return ray
 
 
 def _knock(address: str | None) -> None:
     """Raise OSError or ValueError where no server listens at `HOST:PORT`: Ray itself would wait for minutes."""
-    if address is None or ":" not in address:  # this machine's own, or `auto`
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host, int(port)), timeout=_CLUSTER_PATIENCE_S).close()
-
-
-def _trouble(address: str | None) -> str:
-    if address is None:
-        return "Ray does not start on this machine"
-    return "no usable Ray cluster here" if address == "auto" else f"the cluster at {address} refuses connections"
-
-
-def _way_in(address: str | None) -> str:
-    """What may be wrong where a server listens, but Ray cannot connect."""
-    if address is None:
-        return "use --engine local"
-    if address == "auto":
-        return "start one with `ray start --head`, or use --engine ray"
-    if "RAY_AUTH_MODE" not in os.environ:  # a head started where there is a token asks for it, drivers do not send it
-        return "if it asks for tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
-    return "it must have the same versions of Ray and Python, and, with RAY_AUTH_MODE=token, the same token"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if address is not None and ":" in address:  # else this machine's own, or `auto`
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        socket.create_connection((host, int(port)), timeout=_CLUSTER_PATIENCE_S).close()
 
 
 def _attempt(function: Callable[[Any], Any], item: Any, version: str) -> tuple[Any, Exception | None]:
@@ -452,11 +415,7 @@ _SOURCES = (
     *("files", "models", "specs", "ops", "cost", "engine", "sim"),
     *(f"planning/{name}.py" for name in ("metrics", "points", "typical_step")),
 )
-
-
 _DATA: tuple[Kind, ...] = ("hardware", "models", "traffic", "scenarios")
-
-
 _NAMED: tuple[Kind, ...] = ("engines", "networks")  # which a resolved scenario still has by name
 
 
@@ -464,10 +423,9 @@ _NAMED: tuple[Kind, ...] = ("engines", "networks")  # which a resolved scenario 
 def program_version() -> str:
     """The version, and a hash of the sources that answers come from, descriptions of engines among them."""
     root = Path(__file__).resolve().parents[1]
-    rooms = [root / name for name in _SOURCES]
-    files = [file for room in rooms for file in ([room] if room.suffix else sorted(room.rglob("*.py")))]
-    for kind in _NAMED:
-        files += sorted(data_dir(kind).glob("*.yaml"))
+    sources = [root / name for name in _SOURCES]
+    files = [file for source in sources for file in ([source] if source.suffix else sorted(source.rglob("*.py")))]
+    files += [file for kind in _NAMED for file in sorted(data_dir(kind).glob("*.yaml"))]
     return f"{RELEASE}+{_hash_of(files)}"
 
 
@@ -479,7 +437,4 @@ def installed_version() -> str:
 
 
 def _hash_of(files: Sequence[Path]) -> str:
-    found = hashlib.sha256()
-    for file in files:
-        found.update(file.read_bytes())
-    return found.hexdigest()[:16]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

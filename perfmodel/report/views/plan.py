@@ -4,29 +4,19 @@
 cheaper one, the command, how far to trust it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import isfinite
 from typing import Any, TypeVar
 
+from perfmodel.planning.choice import DeviceAnswer
 from perfmodel.planning.export import batch_command, serve_commands
-from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Preliminary, PreliminaryJob
+from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Preliminary, Replicas, gpus_text
 from perfmodel.planning.metrics import metric_of
 from perfmodel.planning.points import shares_text
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.space import NO_PRICE
-from perfmodel.report.document import (
-    Block,
-    Commands,
-    Document,
-    Line,
-    Notes,
-    Paragraph,
-    Picture,
-    Sentences,
-    Span,
-    Table,
-)
+from perfmodel.report.document import Block, Commands, Document, Line, Notes, Paragraph, Picture, Sentences, Span, Table
 from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.drawing.figures import COLOURS
 from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
@@ -67,13 +57,13 @@ _JOB_NOTE = (
 )
 
 
-def _titled(*keys: str) -> list[str]:
-    return [metric_of(key).title for key in keys]
-
-
 def _table(columns: Columns[Row], rows: Iterable[Row], title: str, note: str = "", **layout: Any) -> Table:
     cells = [tuple(cell(row) for _, cell in columns) for row in rows]
     return Table([head for head, _ in columns], cells, title, note=note, **layout)
+
+
+def _title(key: str) -> str:
+    return metric_of(key).title
 
 
 def _document(plan: PlanResult | JobPlan, blocks: list[Block], question: str, command: str = "") -> Document:
@@ -113,7 +103,7 @@ def plan_question(result: PlanResult) -> str:
     wanted = result.scenario.slo.in_words(result.spec.attainment, "them")
     return (
         f"What serves {result.scenario.model.name} at {result.rate:g} requests/s, {wanted}, best by "
-        f"{OBJECTIVES[result.spec.objective]}, on at most {result.spec.max_gpus} GPUs?"
+        f"{OBJECTIVES[result.spec.objective]}, on at most {gpus_text(result.spec.max_gpus)}?"
     )
 
 
@@ -124,8 +114,8 @@ def plan_sentences(result: PlanResult) -> list[str]:
     also = " and their statistics met" if slo.is_of_requests and slo.statistics else ""
     wanted = f"{result.rate:g} requests/s with {share} within the SLO{also}"
     if winner is None:
-        return [f"Nothing within {spec.max_gpus} GPUs serves {wanted}. {result.nearest}".strip()]
-    cost = _gpus(winner.num_devices)
+        return [f"Nothing within {gpus_text(spec.max_gpus)} serves {wanted}. {result.nearest}".strip()]
+    cost = gpus_text(winner.num_devices)
     if (usd := winner.usd_per_hour) is not None:
         cost += f", {usd:.2f} USD per hour, {usd * _HOURS_PER_MONTH:,.0f} USD per month"
     low, high = winner.rate_interval
@@ -133,18 +123,14 @@ def plan_sentences(result: PlanResult) -> list[str]:
         f"Take {winner.label}: {cost}, for {wanted}.",
         *_certainty(result),
         f"It serves up to {winner.rate:.3g} requests/s (80 % interval {low:.3g} to {high:.3g}), "
-        f"{winner.rate / result.rate - 1:+.0%} against the target; {winner.deployment.screened.binds} binds beyond.",
+        f"{winner.rate / result.rate - 1:+.0%} against the target; {winner.screened.binds} binds beyond.",
         *(
             f"One replica fewer misses the SLO: {label}, simulated, with {share:.1%} of requests within it."
             for label, share in result.fewer.items()
         ),
         *_under_failures(result, winner),
-        *_bound(result.bound_share),
+        *_bound(result),
     ]
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _certainty(result: PlanResult) -> Iterator[str]:
@@ -154,7 +140,11 @@ def _certainty(result: PlanResult) -> Iterator[str]:
         return
     is_unpriced = any(finalist.usd_per_hour is None for finalist in result.everyone)
     in_devices = result.spec.objective == "fewest_gpus" or is_unpriced
-    unit = "GPUs" if in_devices else "USD per hour"
+
+    def amount(cost: float, form: str) -> str:
+        number = format(cost, form)
+        return f"{number} {'USD per hour' if not in_devices else 'GPU' if number.lstrip('+-') == '1' else 'GPUs'}"
+
     line = f"It suffices in {_in_100(known.share)} of what the calibrations leave unexplained"
     if known.is_reached:
         yield f"{line}; {known.confidence:.0%} were asked for (plan.confidence)."
@@ -167,18 +157,17 @@ def _certainty(result: PlanResult) -> Iterator[str]:
     if known.extra_cost:
         month = "" if in_devices else f", {known.extra_cost * _HOURS_PER_MONTH:,.0f} USD per month"
         yield (
-            f"Were predictions exact, {replicas} x {name} would do, for {cost:.4g} {unit}; these suffice in "
-            f"{_in_100(share)}. To be sure costs {known.extra_cost:+.4g} {unit}{month} against that."
+            f"Were predictions exact, {replicas} x {name} would do, for {amount(cost, '.4g')}; these suffice in "
+            f"{_in_100(share)}. To be sure costs {amount(known.extra_cost, '+.4g')}{month} against that."
         )
     best = next(iter(known.measurements), None)
-    if best is None or best.value <= _LITTLE * next(iter(known.expected.values())):
-        return
-    price = "" if in_devices else f" ({best.price:.2f} USD for an hour)"
-    yield (
-        f"What would settle most: measure one replica on {best.device}{price} before the rest is bought. Knowing what "
-        f"it serves is worth {best.value:.3g} {unit} on average, and what is then taken falls short in "
-        f"{_in_100(best.short)} instead of {_in_100(1 - known.share)}."
-    )
+    if best is not None and best.value > _LITTLE * next(iter(known.expected.values())):
+        price = "" if in_devices else f" ({best.price:.2f} USD for an hour)"
+        yield (
+            f"What would settle most: measure one replica on {best.device}{price} before the rest is bought. Knowing "
+            f"what it serves is worth {amount(best.value, '.3g')} on average, and what is then taken falls short in "
+            f"{_in_100(best.short)} instead of {_in_100(1 - known.share)}."
+        )
 
 
 def _in_100(share: float) -> str:
@@ -205,8 +194,8 @@ def _under_failures(result: PlanResult, winner: Finalist) -> Iterator[str]:
         yield f"At least {winner.replicas} are up {up}, in closed form."
 
 
-def _bound(shares: Mapping[str, float]) -> list[str]:
-    return [f"Device time goes to: {shares_text(shares)}."] if shares else []
+def _bound(plan: PlanResult | JobPlan) -> list[str]:
+    return [f"Device time goes to: {shares_text(plan.bound_share)}."] if plan.bound_share else []
 
 
 def _unpriced(result: PlanResult) -> list[str]:
@@ -222,12 +211,13 @@ def _unpriced(result: PlanResult) -> list[str]:
 
 def _price(finalist: Finalist) -> str:
     """USD per hour, with a star for an unconfirmed price (neither listed nor quoted)."""
-    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.has_unconfirmed_price else "")
+    return format_optional(finalist.usd_per_hour, ".2f") + ("*" if finalist.candidate.has_unconfirmed_price else "")
 
 
 def _starred(title: str, finalists: Iterable[Finalist]) -> str:
     """The title with the legend of the star where `_price` uses one."""
-    return f"{title}; * an unconfirmed price" if any(each.has_unconfirmed_price for each in finalists) else title
+    is_used = any(finalist.candidate.has_unconfirmed_price for finalist in finalists)
+    return f"{title}; * an unconfirmed price" if is_used else title
 
 
 def _interval(interval: Interval | None, form: str) -> str:
@@ -238,79 +228,66 @@ def _interval(interval: Interval | None, form: str) -> str:
     return f"[{low}..{high}]"
 
 
+def _mean(metric: str, form: str) -> Callable[[Finalist | Job], str]:
+    return lambda row: format_optional(row.mean(metric), form)
+
+
+def _better(plan: PlanResult | JobPlan, row: Any) -> str:
+    winner: Any = plan.winner
+    return "-" if winner is None or row is winner else f"{plan.better_share(winner, row):.0%}"
+
+
 def _devices(result: PlanResult) -> Table:
-    gpus, usd, rate = _titled("gpus", "usd_per_hour", "max_rate")
-    return _table(
-        [
-            ("device", lambda row: row.device),
-            ("its best deployment", lambda row: row.label or "-"),
-            (gpus, lambda row: str(row.num_devices) if row.label else "-"),
-            (usd, lambda row: format_optional(row.usd_per_hour, ".2f") if row.label else "-"),
-            (rate, lambda row: f"{row.max_rate:.3g}" if row.label else "-"),
-            (
-                "",
-                lambda row: (
-                    f"none: {row.reason}" if not row.label else "simulated" if row.is_simulated else "closed form"
-                ),
-            ),
-        ],
-        result.devices,
-        "Every device asked for",
-        left=2,
-        texts=(5,),
-    )
+    def state(row: DeviceAnswer) -> str:
+        return "simulated" if row.is_simulated else "closed form" if row.label else f"none: {row.reason}"
+
+    columns: Columns[DeviceAnswer] = [
+        ("device", lambda row: row.device),
+        ("its best deployment", lambda row: row.label or "-"),
+        (_title("gpus"), lambda row: str(row.num_devices) if row.label else "-"),
+        (_title("usd_per_hour"), lambda row: format_optional(row.usd_per_hour, ".2f") if row.label else "-"),
+        (_title("max_rate"), lambda row: f"{row.max_rate:.3g}" if row.label else "-"),
+        ("", state),
+    ]
+    return _table(columns, result.devices, "Every device asked for", left=2, texts=(5,))
 
 
 def _finalists(result: PlanResult) -> Iterator[Table]:
     """How finalists serve, what they cost, and their maximum rates in closed form: best first, those that miss the SLO
     last."""
-    quantile, winner, spec = result.quantile, result.winner, result.spec
+    quantile, spec, rows = result.quantile, result.spec, result.everyone
     certainty, ratios = result.certainty, result.ratios
     expected = {} if certainty is None else certainty.expected
 
     def latency(name: str, form: str) -> Callable[[Finalist], str]:
-        def cell(row: Finalist) -> str:
-            value = format_optional(row.mean(f"{quantile}_{name}_ms"), form)
-            return f"{value} {_interval(row.latency_interval(quantile, name), form)}".strip()
-
-        return cell
-
-    def mean(metric: str) -> Callable[[Finalist], str]:
-        return lambda row: format_optional(row.mean(metric), ".3g")
-
-    def better(row: Finalist) -> str:
-        return "-" if winner is None or row is winner else f"{result.better_share(winner, row):.0%}"
+        value = _mean(f"{quantile}_{name}_ms", form)
+        return lambda row: f"{value(row)} {_interval(row.latency_interval(quantile, name), form)}".strip()
 
     def priced(row: Finalist) -> str:
         return _price(row) + (f" {_interval(result.interval(row), '.2f')}" if spec.objective == "cheapest" else "")
 
-    deployment: tuple[str, Callable[[Finalist], Line]] = "deployment", lambda row: row.label
-    rate, ttft, tpot, attained = _titled("max_rate", f"{quantile}_ttft_ms", f"{quantile}_tpot_ms", "attained")
     service: Columns[Finalist] = [
-        deployment,
-        (rate, lambda row: f"{row.rate:.3g} {_interval(row.rate_interval, '.3g')}"),
-        (ttft, latency("ttft", ".0f")),
-        (tpot, latency("tpot", ".1f")),
-        (attained, lambda row: format_number(100 * row.attained, 1)),
+        ("deployment", lambda row: row.label),
+        (_title("max_rate"), lambda row: f"{row.rate:.3g} {_interval(row.rate_interval, '.3g')}"),
+        (_title(f"{quantile}_ttft_ms"), latency("ttft", ".0f")),
+        (_title(f"{quantile}_tpot_ms"), latency("tpot", ".1f")),
+        (_title("attained"), lambda row: format_number(100 * row.attained, 1)),
         ("suffices", lambda row: f"{result.sufficient(row):.0%}"),
-        ("choice better", better),
-        ("binds", lambda row: row.deployment.screened.binds),
+        ("choice better", partial(_better, result)),
+        ("binds", lambda row: row.screened.binds),
     ]
     note = _SERVICE_NOTE.format(spec.attainment, spec.seeds, spec.confidence)
-    yield _table(service, result.everyone, "Finalists, simulated: how they serve", note, texts=(len(service) - 1,))
+    yield _table(service, rows, "Finalists, simulated: how they serve", note, texts=(len(service) - 1,))
     split = ("usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split", "joules_per_output_token")
-    gpus, usd, per_gpu = _titled("gpus", "usd_per_hour", "rate_per_gpu")
     costs: Columns[Finalist] = [
-        deployment,
-        (gpus, lambda row: str(row.num_devices)),
+        ("deployment", lambda row: row.label),
+        (_title("gpus"), lambda row: str(row.num_devices)),
         ("expected", lambda row: format_optional(expected.get(row.candidate.label), ".2f")),
-        (usd, priced),
-        *((metric_of(metric).title, mean(metric)) for metric in split),
-        (per_gpu, lambda row: f"{row.rate_per_device:.3g}"),
+        (_title("usd_per_hour"), priced),
+        *((_title(metric), _mean(metric, ".3g")) for metric in split),
+        (_title("rate_per_gpu"), lambda row: f"{row.rate_per_device:.3g}"),
     ]
-    yield _table(
-        costs, result.everyone, _starred("Finalists, simulated: what they cost", result.everyone), note=_COSTS_NOTE
-    )
+    yield _table(costs, rows, _starred("Finalists, simulated: what they cost", rows), _COSTS_NOTE)
     if ratios is None:
         return
     more = f" {result.num_overlooked:,} more such layouts were not; raise plan.finalists to simulate them."
@@ -319,59 +296,45 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
         f"uncertainty. A candidate that would be better than the best finalist with a ratio of {ratios.rate[1]:.2f} is "
         f"simulated, too.{more if result.num_overlooked else ''}"
     )
-
-    def screened(row: Finalist) -> float:
-        return row.replicas * row.deployment.screened.rate
-
     rates: Columns[Finalist] = [
-        deployment,
-        ("closed form, req/s", lambda row: f"{screened(row):.3g}"),
+        ("deployment", lambda row: row.label),
+        ("closed form, req/s", lambda row: f"{row.screened_rate:.3g}"),
         ("simulated, req/s", lambda row: f"{row.rate:.3g}"),
-        ("ratio", lambda row: f"{row.rate / screened(row):.2f}"),
+        ("ratio", lambda row: f"{row.rate / row.screened_rate:.2f}"),
     ]
-    yield _table(rates, result.everyone, "Maximum rate: closed form and simulation", note)
+    yield _table(rates, rows, "Maximum rate: closed form and simulation", note)
 
 
 def _front(result: PlanResult) -> Table:
     rows = [(str(number), point) for number, point in enumerate(result.front, 1)]
     rows += [("misses", point) for point in result.not_serving]
 
-    def screened(point: FrontPoint) -> str:
-        return f"{point.screened_tightness:.2f}" if isfinite(point.screened_tightness) else "no end"
-
     def ratio(point: FrontPoint) -> str:
         known = point.screened_tightness
         return format_optional(point.tightness / known if isfinite(known) and known else None, ".2f")
 
-    gpus, usd, near, screened_near, attained = _titled(
-        "gpus", "usd_per_hour", "tightness", "screened_tightness", "attained"
-    )
-    return _table(
-        [
-            ("", lambda row: row[0]),
-            ("deployment", lambda row: row[1].label),
-            (gpus, lambda row: str(row[1].num_devices)),
-            (usd, lambda row: format_optional(row[1].usd_per_hour, ".2f")),
-            (near, lambda row: f"{row[1].tightness:.2f}"),
-            (screened_near, lambda row: screened(row[1])),
-            ("ratio", lambda row: ratio(row[1])),
-            (attained, lambda row: format_number(100 * row[1].attained, 1)),
-        ],
-        rows if len(result.front) > 1 or result.not_serving else (),
-        "What a higher budget buys, simulated",
-        _FRONT_NOTE,
-        left=2,
-    )
+    columns: Columns[tuple[str, FrontPoint]] = [
+        ("", lambda row: row[0]),
+        ("deployment", lambda row: row[1].label),
+        (_title("gpus"), lambda row: str(row[1].num_devices)),
+        (_title("usd_per_hour"), lambda row: format_optional(row[1].usd_per_hour, ".2f")),
+        (_title("tightness"), lambda row: f"{row[1].tightness:.2f}"),
+        (_title("screened_tightness"), lambda row: f"{row[1].screened_tightness:.2f}".replace("inf", "no end")),
+        ("ratio", lambda row: ratio(row[1])),
+        (_title("attained"), lambda row: format_number(100 * row[1].attained, 1)),
+    ]
+    rows = rows if len(result.front) > 1 or result.not_serving else []
+    return _table(columns, rows, "What a higher budget buys, simulated", _FRONT_NOTE, left=2)
 
 
 def _finalists_drawn(result: PlanResult) -> str:
     """A bar for each, the choice in another colour, those that miss the SLO at the end."""
     groups: dict[str, list[Bar]] = {}
-    for finalist in result.everyone:
-        group = "Miss the SLO at the target rate" if finalist in result.missed else ""
+    for place, finalist in enumerate(result.everyone):
         figure, interval = result.figure(finalist), result.interval(finalist)
         colour = COLOURS[0 if finalist is result.winner else 1]
         bar = Bar(finalist.label, figure, colour, f"{figure:.3g} {_interval(interval, '.3g')}", interval)
+        group = "" if place < len(result.ranked) else "Miss the SLO at the target rate"
         groups.setdefault(group, []).append(bar)
     heading = f"{result.scenario.name}: finalists, best first [80 % intervals]"
     return bars_svg(groups, heading, OBJECTIVES[result.spec.objective])
@@ -393,17 +356,17 @@ def _front_drawn(result: PlanResult) -> str:
     return pareto_svg({"": dots}, heading, x_title, "latency over its limit (1: just met)", log, legend)
 
 
-def preliminary_sentence(preliminary: Preliminary | PreliminaryJob) -> str:
+def preliminary_sentence(preliminary: Preliminary) -> str:
     """How many candidates are being simulated, and the best one in closed form."""
     candidates = f"{preliminary.num_candidates:,} candidates"
     if not preliminary.finalists:
-        if isinstance(preliminary, Preliminary):
+        if preliminary.rate is not None:
             return f"In closed form none of {candidates} serves {preliminary.rate:g} requests/s."
-        limit = f"{preliminary.spec.max_gpus} GPUs"
+        limit = gpus_text(preliminary.spec.max_gpus)
         return f"In closed form nothing within {limit} does {preliminary.num_requests:,} requests."
     best = preliminary.finalists[0]
     taken = f" in {format_duration(best.seconds)}" if isinstance(best, Job) else ""
-    label = f"{best.replicas} x {best.candidate.layout.label}{taken}"
+    label = f"{_short_label(best)}{taken}"
     return f"Simulating {len(preliminary.finalists)} of {candidates}; the best in closed form is {label}."
 
 
@@ -413,8 +376,13 @@ def brief_view(result: PlanResult, question: str) -> Document:
     if winner is None:
         reasons = [f"{count:,} candidates: {reason}" for reason, count in result.ruled_out.items()]
         return _document(result, [Sentences([*plan_sentences(result), *reasons, *_unpriced(result)])], question)
-    blocks: list[Block] = [Paragraph((Span(_choice(result, winner), "strong"),)), _options(result, winner)]
-    blocks += map(Paragraph, (_why_not_cheaper(result, winner), *_unpriced(result)))
+    choice = [gpus_text(winner.num_devices)]
+    if winner.usd_per_hour is not None:
+        mark = " (unconfirmed)" if winner.candidate.has_unconfirmed_price else ""
+        choice.append(f"{winner.usd_per_hour:.2f} USD/h{mark}")
+    choice.append(f"{result.sufficient(winner):.0%} sure")
+    blocks: list[Block] = [Paragraph((Span(f"{_short_label(winner)}: {', '.join(choice)}", "strong"),))]
+    blocks += [_options(result, winner), *map(Paragraph, (_why_not_cheaper(result, winner), *_unpriced(result)))]
     blocks += [Commands("To start it", serve_commands(result, winner)), *trust_line(result.trust)]
     if notes := result.scenario.model.encoder_notes:
         blocks.append(Notes(notes))
@@ -433,17 +401,8 @@ def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
     return [Paragraph(f"Assumed: speculation is {result.searched['speculation']}.")]
 
 
-def _choice(result: PlanResult, winner: Finalist) -> str:
-    """`4 x h200-sxm TP4: 16 GPUs, 101.60 USD/h, 84 % sure`"""
-    parts = [_gpus(winner.num_devices)]
-    if winner.usd_per_hour is not None:
-        mark = " (unconfirmed)" if winner.has_unconfirmed_price else ""
-        parts.append(f"{winner.usd_per_hour:.2f} USD/h{mark}")
-    return f"{_short_label(winner)}: {', '.join([*parts, f'{result.sufficient(winner):.0%} sure'])}"
-
-
-def _short_label(option: Finalist) -> str:
-    return f"{option.replicas} x {option.candidate.layout.label}"
+def _short_label(option: Replicas) -> str:
+    return f"{option.replicas} x {option.group[0].layout.label}"
 
 
 def _options(result: PlanResult, winner: Finalist) -> Table:
@@ -455,40 +414,34 @@ def _options(result: PlanResult, winner: Finalist) -> Table:
         options = [*options[: _NUM_OPTIONS - 1], cheapest]
 
     def label(option: Finalist) -> Line:
-        ratio, name = option.candidate.ratio, _short_label(option)
-        text = name if ratio is None else f"{name}, {ratio[0]} prefill : {ratio[1]} decode"
+        ratio, text = option.candidate.ratio, _short_label(option)
+        text += "" if ratio is None else f", {ratio[0]} prefill : {ratio[1]} decode"
         return Span(f"> {text}", "strong") if option is winner else f"  {text}"
-
-    def mean(metric: str, form: str) -> Callable[[Finalist], str]:
-        return lambda option: format_optional(option.mean(metric), form)
 
     columns: Columns[Finalist] = [
         ("  deployment", label),
         ("seqs", lambda option: str(option.candidate.max_num_seqs)),
         ("GPUs", lambda option: str(option.num_devices)),
         ("USD/h", _price),
-        (f"{quantile} TTFT", mean(f"{quantile}_ttft_ms", ".0f")),
-        (f"{quantile} TPOT", mean(f"{quantile}_tpot_ms", ".1f")),
+        (f"{quantile} TTFT", _mean(f"{quantile}_ttft_ms", ".0f")),
+        (f"{quantile} TPOT", _mean(f"{quantile}_tpot_ms", ".1f")),
         ("max req/s", lambda option: f"{option.rate:.3g}"),
         ("sure", lambda option: f"{result.sufficient(option):.0%}"),
-        ("USD/M out", mean("usd_per_million_output_tokens_split", ".3g")),
+        ("USD/M out", _mean("usd_per_million_output_tokens_split", ".3g")),
     ]
     return _table(columns, options, _starred("Options (latencies in ms)", options))
 
 
 def _why_not_cheaper(result: PlanResult, winner: Finalist) -> str:
     """Why the surest of the cheaper options was not chosen."""
-
-    def is_missed(option: Finalist) -> bool:
-        return any(option is other for other in result.missed)
-
+    missed = {id(option) for option in result.missed}
     cheaper = [option for option in result.everyone if option.cost < 0.995 * winner.cost]
     if not cheaper:
         return "No simulated option is cheaper."
-    best = min(cheaper, key=lambda option: (is_missed(option), -result.sufficient(option), option.cost))
+    best = min(cheaper, key=lambda option: (id(option) in missed, -result.sufficient(option), option.cost))
     share, spec = result.sufficient(best), result.spec
     reason = f"with the replicas that draws add it is expected to cost more (it suffices in {share:.0%} of them)"
-    if is_missed(best):
+    if id(best) in missed:
         reason = f"only {best.attained:.0%} of requests meet the SLO at this rate"
     elif share < spec.confidence:
         reason = f"it suffices in {share:.0%} of the draws, plan.confidence asks for {spec.confidence:.0%}"
@@ -507,7 +460,7 @@ def job_view(plan: JobPlan, command: str = "") -> Document:
     counts = [f"{plan.num_candidates:,} candidates", f"{plan.num_in_time:,} in time in closed form"]
     best = "at the lowest cost" if plan.spec.objective == "cheapest_job" else "first"
     job = f"{plan.num_requests:,} requests to {plan.scenario.model.name}{_within(plan)}"
-    question = f"Which deployment completes {job} {best}, on at most {plan.spec.max_gpus} GPUs?"
+    question = f"Which deployment completes {job} {best}, on at most {gpus_text(plan.spec.max_gpus)}?"
     return _document(plan, [*blocks, _searched(plan, counts), Notes(plan.notes)], question, command)
 
 
@@ -521,78 +474,61 @@ def _within(plan: JobPlan) -> str:
 
 
 def _job_sentences(plan: JobPlan) -> list[str]:
-    """The answer in sentences."""
+    """The answer, how sure it is to be in time, and what that costs."""
     winner, job = plan.winner, f"{plan.num_requests:,} requests"
+
+    def done(job: Job) -> str:
+        taken, low, high = map(format_duration, (job.seconds, *job.seconds_interval))
+        return f"done in {taken} (80 % interval {low} to {high})"
+
+    def bill(job: Job) -> str:
+        return f", {job.bill:.3g} GPU hours" if job.usd_per_hour is None else f", for {job.bill:.3g} USD"
+
     if winner is None:
         nearest = min(plan.late, key=lambda late: late.seconds, default=None)
-        answer = f"Nothing within {plan.spec.max_gpus} GPUs does {job}{_within(plan)}."
-        return [answer + (f" First would be {nearest.label}, {_done(nearest)}." if nearest is not None else "")]
-    devices = _gpus(winner.num_devices)
+        answer = f"Nothing within {gpus_text(plan.spec.max_gpus)} does {job}{_within(plan)}."
+        return [answer if nearest is None else f"{answer} First would be {nearest.label}, {done(nearest)}."]
+    devices = gpus_text(winner.num_devices)
     devices += "" if winner.usd_per_hour is None else f", {winner.usd_per_hour:.2f} USD per hour"
-    return [
-        f"Take {winner.label}: {devices}; {job} are {_done(winner)}{_bill(winner)}.",
-        *_deadline(plan, winner),
-        *_bound(plan.bound_share),
-    ]
-
-
-def _deadline(plan: JobPlan, winner: Job) -> Iterator[str]:
-    """How sure it is to be in time, and what that costs."""
+    lines = [f"Take {winner.label}: {devices}; {job} are {done(winner)}{bill(winner)}."]
     deadline, share, wanted = plan.spec.deadline_s, plan.in_time(winner), plan.spec.confidence
     if deadline is None:
-        return
+        return [*lines, *_bound(plan)]
     line = (
         f"The deadline of {format_duration(deadline)} leaves {deadline / winner.seconds - 1:.0%} to spare; it is met "
         f"in {_in_100(share)} of what the calibrations leave unexplained"
     )
-    if share < wanted:
-        count = plan.replicas_for_sure(winner, wanted)
-        yield (
-            f"{line}, which is short of the {wanted:.0%} that were asked for (plan.confidence): no finalist does "
-            f"better within what is allowed. {count} replicas, in proportion, would."
-        )
-        return
-    yield f"{line}; {wanted:.0%} were asked for (plan.confidence)."
     plain = plan.plain
-    if plain is not None and plain.label != winner.label:
-        yield (
-            f"Were predictions exact, {plain.label} would do{_bill(plain)}; it is in time in "
-            f"{_in_100(plan.in_time(plain))}."
+    if share < wanted:
+        lines.append(
+            f"{line}, which is short of the {wanted:.0%} that were asked for (plan.confidence): no finalist does "
+            f"better within what is allowed. {plan.replicas_for_sure(winner, wanted)} replicas, in proportion, would."
         )
-
-
-def _done(job: Job) -> str:
-    low, high = map(format_duration, job.seconds_interval)
-    return f"done in {format_duration(job.seconds)} (80 % interval {low} to {high})"
-
-
-def _bill(job: Job) -> str:
-    return f", {job.bill:.3g} GPU hours" if job.usd_per_hour is None else f", for {job.bill:.3g} USD"
+    else:
+        lines.append(f"{line}; {wanted:.0%} were asked for (plan.confidence).")
+        if plain is not None and plain.label != winner.label:
+            in_time = _in_100(plan.in_time(plain))
+            lines.append(f"Were predictions exact, {plain.label} would do{bill(plain)}; it is in time in {in_time}.")
+    return [*lines, *_bound(plan)]
 
 
 def _job_table(plan: JobPlan) -> Table:
     """The finalists, best first, late ones at the end."""
-    gpus, usd, output, per_token, tail = _titled(
-        "gpus", "usd_total", "output_throughput_per_gpu", "usd_per_million_output_tokens", "tail_share"
-    )
 
     def duration(job: Job) -> str:
-        low, high = map(format_duration, job.seconds_interval)
-        return f"{format_duration(job.seconds)} [{low}..{high}]"
-
-    def better(job: Job) -> str:
-        return "-" if plan.winner is None or job is plan.winner else f"{plan.better_share(plan.winner, job):.0%}"
+        taken, low, high = map(format_duration, (job.seconds, *job.seconds_interval))
+        return f"{taken} [{low}..{high}]"
 
     columns: Columns[Job] = [
         ("deployment", lambda job: job.label),
-        (gpus, lambda job: str(job.num_devices)),
+        (_title("gpus"), lambda job: str(job.num_devices)),
         (metric_of("duration").name, duration),
-        (usd, lambda job: "-" if job.usd_per_hour is None else f"{job.bill:.3g}"),
-        (output, lambda job: format_optional(job.mean("output_throughput_per_gpu"), ",.0f")),
-        (per_token, lambda job: format_optional(job.mean("usd_per_million_output_tokens"), ".3g")),
-        (tail, lambda job: format_metric(metric_of("tail_share"), job.mean("tail_share"))),
+        (_title("usd_total"), lambda job: "-" if job.usd_per_hour is None else f"{job.bill:.3g}"),
+        (_title("output_throughput_per_gpu"), _mean("output_throughput_per_gpu", ",.0f")),
+        (_title("usd_per_million_output_tokens"), _mean("usd_per_million_output_tokens", ".3g")),
+        (_title("tail_share"), lambda job: format_metric(metric_of("tail_share"), job.mean("tail_share"))),
         ("in time", lambda job: f"{plan.in_time(job):.0%}"),
-        ("choice better", better),
+        ("choice better", partial(_better, plan)),
         ("closed form", lambda job: format_duration(job.screened_s)),
         ("ratio", lambda job: f"{job.seconds / job.screened_s:.2f}"),
     ]

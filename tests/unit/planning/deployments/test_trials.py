@@ -16,8 +16,8 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.planning.points import Point, Record
 from perfmodel.planning.runs import Trial, highest_on_lattice, try_rates
 from perfmodel.planning.space import Base
-from perfmodel.planning.sweep import Store, StoredPoint, key_of, stored_records
-from perfmodel.planning.workers import Stepwise, program_version
+from perfmodel.planning.sweep import Store, StoredSweep, key_of
+from perfmodel.planning.workers import Stepwise, program_version, spread
 from perfmodel.specs import load_scenario
 
 METRICS = ("request_throughput",)
@@ -33,7 +33,7 @@ def highest(is_met: Callable[[int], bool], start: int) -> int | None:
         return (yield step)
 
     search: Stepwise[int, int | None] = Stepwise(lambda begin: highest_on_lattice(asked, begin), is_met)
-    return search(start)
+    return spread(search, [start], lambda *_: None, workers=1)[0]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -100,9 +100,9 @@ def test_a_key_is_the_same_in_every_process() -> None:
 
 def test_a_point_is_evaluated_once_and_comes_back_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "points.sqlite"
-    stored = StoredPoint(Point("llama-3.1-8b-a100", METRICS, SMALL), str(file))
-    first = stored_records(stored)
-    assert stored_records(stored) == first  # another plan
+    points = [Point("llama-3.1-8b-a100", METRICS, SMALL)]
+    (first,) = StoredSweep(str(file)).records(points, [20])
+    assert StoredSweep(str(file)).records(points, [20]) == [first]  # another plan
     assert first.values["request_throughput"]
     assert (len(Store(file)), Store(file).most_evaluations()) == (1, 1)
 
@@ -123,17 +123,17 @@ def test_a_model_that_cannot_serve_is_a_record_too(tmp_path: Path) -> None:
 
 def test_equal_seeds_ask_for_the_same_points(tmp_path: Path) -> None:
     """A trial that begins elsewhere finds the same rate, mostly from what is known."""
-    file = tmp_path / "points.sqlite"
 
-    def trial(start: float) -> Trial:
-        return Trial(Base("llama-3.1-8b-a100", SMALL), ("engine.max_num_seqs=8",), 0, start, 0.9, 60, str(file))
+    def highest_rate(start: float, name: str) -> float | None:
+        trial = Trial(Base("llama-3.1-8b-a100", SMALL), ("engine.max_num_seqs=8",), 0, start, 0.9, 60)
+        return StoredSweep(str(tmp_path / name)).run(try_rates, {trial: 60}, lambda *_: None)[0]
 
-    one = try_rates(trial(20.0))
-    count = len(Store(file))
-    other = try_rates(trial(24.0))
-    assert one.rate is not None
-    assert other.rate == pytest.approx(one.rate)
-    assert len(Store(file)) < count + other.num_points
+    one = highest_rate(20.0, "shared")
+    count = len(Store(tmp_path / "shared"))
+    assert one is not None
+    assert highest_rate(24.0, "shared") == pytest.approx(one)
+    assert highest_rate(24.0, "own") == pytest.approx(one)
+    assert len(Store(tmp_path / "shared")) < count + len(Store(tmp_path / "own"))
 
 
 _PLAN = """

@@ -166,7 +166,7 @@ def test_what_is_done_first_takes_all_that_is_allowed(tmp_path: Path) -> None:
     assert found.winner.seconds == min(job.seconds for job in found.ranked)
     too_soon = plan(tmp_path, "plan.objective=cheapest_job", "plan.max_gpus=1", "plan.deadline_s=1")
     assert too_soon.winner is None
-    assert "Nothing within 1 GPUs" in str(too_soon)
+    assert "Nothing within 1 GPU does" in str(too_soon)
 
 
 def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:

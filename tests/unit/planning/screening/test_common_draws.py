@@ -14,7 +14,7 @@ from perfmodel.planning.service import at_rate
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.surfaces import NUM_DRAWS, SharedScores, drawn_surfaces
-from perfmodel.planning.workers import Stepwise
+from perfmodel.planning.workers import Stepwise, spread
 from perfmodel.sim.driver import _serve_drawn
 from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.specs import load_scenario
@@ -95,7 +95,7 @@ def test_the_simulator_agrees_about_what_a_draw_does_to_the_rate(
             return (yield step)
 
         search: Stepwise[int, int | None] = Stepwise(lambda start: highest_on_lattice(asked, start), is_met)
-        step = search(lattice(found.rate))
+        (step,) = spread(search, [lattice(found.rate)], lambda *_: None, workers=1)
         assert step is not None
         return float(1.02**step)
 

@@ -9,8 +9,9 @@ import pytest
 
 from perfmodel.planning import whatif as crossovers
 from perfmodel.planning.axes import Axis
-from perfmodel.planning.points import Point
-from perfmodel.planning.whatif import _narrowed
+from perfmodel.planning.points import Point, Record
+from perfmodel.planning.whatif import WhatIfAnswers, _narrowed
+from perfmodel.specs import load_scenario
 
 AXIS = Axis("traffic.arrivals.rate", ("4", "8"), (4.0, 8.0))
 WHOLE = Axis("engine.max_num_seqs", ("16", "256"), (16.0, 256.0), present=64, is_whole=True)
@@ -80,8 +81,12 @@ def test_a_gain_is_positive_where_the_alternative_is_better(
 def test_a_payoff_is_at_the_median_of_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three draws the median is at 5.5, and in two the alternative is better above the crossover."""
     places = [(7.0, True), (5.0, True), (5.5, False)]
-    monkeypatch.setattr(crossovers, "_between", lambda *_: [("p90_ttft_ms", AXIS, 4.0, 8.0)])
     monkeypatch.setattr(crossovers, "spread", lambda *_: places)
-    answers: Any = SimpleNamespace(question=None, scenario=SimpleNamespace(seed=0))
+    rising, falling = ([Record({"p90_ttft_ms": ms}) for ms in ends] for ends in ((1.0, 2.0), (2.0, 1.0)))
+    question: Any = SimpleNamespace(axes=(AXIS,))
+    base = Record()
+    answers = WhatIfAnswers(
+        question, load_scenario("llama-3.1-8b-a100"), base, (), {AXIS.path: rising}, base, {AXIS.path: falling}
+    )
     (payoff,) = crossovers.payoffs(answers, ["p90_ttft_ms"], workers=1, seeds=3)
     assert (payoff.at, payoff.low, payoff.high, payoff.begins, payoff.num_seeds) == (5.5, 5.0, 7.0, True, 3)

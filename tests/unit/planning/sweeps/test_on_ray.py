@@ -73,7 +73,7 @@ class TaskError(LostError):
 
 @dataclass
 class Scheduler:
-    """What `run_on_ray` asks of Ray: tasks run one after the other, when waited for, the last one first."""
+    """What `spread` asks of Ray: tasks run one after the other, when waited for, the last one first."""
 
     lost: tuple[Any, ...] = ()
     pending: dict[int, Any] = field(default_factory=dict)
@@ -151,9 +151,9 @@ def test_a_node_with_another_perfmodel_is_told_from_one_that_may_answer(
 
 
 @pytest.mark.parametrize(
-    ("address", "mode", "says"),
+    ("engine", "mode", "says"),
     [
-        ("auto", None, r"no usable Ray cluster here \(not found\); start one with `ray start --head`"),
+        ("ray:auto", None, r"no usable Ray cluster here \(not found\); start one with `ray start --head`"),
         (
             "ray://somewhere",
             None,
@@ -164,11 +164,11 @@ def test_a_node_with_another_perfmodel_is_told_from_one_that_may_answer(
             "token",
             r"the same versions of Ray and Python, and, with RAY_AUTH_MODE=token, the same token",
         ),
-        (None, None, r"Ray does not start on this machine \(not found\); use --engine local"),
+        ("ray", None, r"Ray does not start on this machine \(not found\); use --engine local"),
     ],
 )
 def test_a_cluster_that_lets_nobody_in_is_told_with_the_way_in(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, address: str | None, mode: str | None, says: str
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, engine: str, mode: str | None, says: str
 ) -> None:
     def init(*_: Any, **__: Any) -> None:
         raise ConnectionError("not found.\nand a page about it")
@@ -180,7 +180,7 @@ def test_a_cluster_that_lets_nobody_in_is_told_with_the_way_in(
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with pytest.raises(PerfmodelError, match=says):
-        on_ray.run_on_ray(squared, [(0, 1)], lambda *_: [], None, address)
+        spread(squared, [1], said, engine=engine)
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

@@ -13,17 +13,15 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.planning import search
 from perfmodel.planning import sweep as store_module
 from perfmodel.planning.points import Point, Record, evaluate_timed
-from perfmodel.planning.sweep import Store, StoredPoint, stored_records
-from perfmodel.planning.workers import Stepwise, spread
+from perfmodel.planning.sweep import Store, StoredSweep
+
+POINTS = [
+    Point("tiny-llama-cpu", ("output_throughput",), ("traffic.num_requests=3", f"seed={seed}")) for seed in range(4)
+]
 
 
-def points(file: Path) -> list[StoredPoint]:
-    overrides = [("traffic.num_requests=3", f"seed={seed}") for seed in range(4)]
-    return [StoredPoint(Point("tiny-llama-cpu", ("output_throughput",), each), str(file)) for each in overrides]
-
-
-def lost(_: StoredPoint, reason: str) -> Record:
-    return Record(problem=reason)
+def records(file: Path) -> list[Record]:
+    return StoredSweep(str(file), workers=2).records(POINTS, [3] * len(POINTS))
 
 
 def killed_at_two(point: Point) -> tuple[Record, float]:
@@ -33,23 +31,23 @@ def killed_at_two(point: Point) -> tuple[Record, float]:
 
 
 def test_points_are_evaluated_once(tmp_path: Path) -> None:
-    asked = points(tmp_path / "points.sqlite")
-    first = spread(stored_records, asked, lost, workers=2)
+    file = tmp_path / "points.sqlite"
+    first = records(file)
     assert all(record.values["output_throughput"] for record in first)
-    assert spread(stored_records, asked, lost, workers=2) == first
-    store = Store(tmp_path / "points.sqlite")
-    assert (len(store), store.most_evaluations()) == (4, 1)
+    assert records(file) == first
+    assert (len(Store(file)), Store(file).most_evaluations()) == (4, 1)
 
 
-def test_what_a_lost_worker_leaves_is_not_kept(tmp_path: Path) -> None:
+def test_what_a_lost_worker_leaves_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are, one by one: the next plan asks for the lost one alone, and has it."""
-    asked = points(tmp_path / "points.sqlite")
-    dying: Stepwise[StoredPoint, Record] = Stepwise(stored_records.begin, killed_at_two)
-    found = spread(dying, asked, lost, workers=2)
+    file = tmp_path / "points.sqlite"
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "evaluate_timed", killed_at_two)
+        found = records(file)
     assert [bool(record.problem) for record in found] == [False, False, True, False]
-    assert len(Store(tmp_path / "points.sqlite")) == 3
-    assert not spread(stored_records, asked, lost, workers=2)[2].problem
-    assert Store(tmp_path / "points.sqlite").most_evaluations() == 1
+    assert len(Store(file)) == 3
+    assert not records(file)[2].problem
+    assert Store(file).most_evaluations() == 1
 
 
 @contextmanager

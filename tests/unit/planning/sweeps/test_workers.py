@@ -60,8 +60,8 @@ def doubling(start: int, mark: Path | None = None) -> Generator[tuple[int, Path 
 
 def doubled(step: tuple[int, Path | None]) -> int:
     number, mark = step
-    if mark is not None and number > 10 and not (here := mark / str(number)).exists():
-        here.touch()
+    if mark is not None and number > 10 and not (place := mark / str(number)).exists():
+        place.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return 2 * number
 
@@ -73,6 +73,10 @@ def always_killed(step: tuple[int, Path | None]) -> int:
 
 
 doublings: Stepwise[int, list[int]] = Stepwise(doubling, doubled)
+
+
+def here(*items: int) -> list[list[int]]:
+    return spread(doublings, items, said, workers=1)
 
 
 def small_points() -> list[Point]:
@@ -107,7 +111,7 @@ def test_an_item_whose_worker_was_lost_once_has_its_answer(tmp_path):
 def test_steps_of_a_chain_follow_each_other_and_what_they_add_up_to_stays_here():
     progress: list[int] = []
     answers = spread(doublings, [5, 200, 7, 30], said, lambda done, _: progress.append(done), workers=2)
-    assert answers == [doublings(item) for item in (5, 200, 7, 30)]
+    assert answers == here(5, 200, 7, 30)
     assert answers[:2] == [[5, 10, 20, 40, 80, 160], [200]]
     assert progress == [1, 2, 3, 4]
 
@@ -116,10 +120,10 @@ def test_a_chain_goes_on_where_it_lost_a_worker_and_ends_where_it_lost_two(tmp_p
     twice = Stepwise(lambda item: doubling(item, tmp_path / str(item)), doubled)
     for item in (5, 7):
         (tmp_path / str(item)).mkdir()
-    assert spread(twice, [5, 7], said, workers=2) == [doublings(5), doublings(7)]
+    assert spread(twice, [5, 7], said, workers=2) == here(5, 7)
     assert sorted(int(each.name) for each in (tmp_path / "5").iterdir()) == [20, 40, 80]
     lost = spread(Stepwise(doubling, always_killed), [5, 7], said, workers=2)
-    assert lost[1] == doublings(7)
+    assert lost[1:] == here(7)
     assert lost[0].endswith(", twice")
 
 
