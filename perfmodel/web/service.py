@@ -215,7 +215,7 @@ def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryRes
         raise SpecError(hidden(str(error), folder)) from None
     if placed == request:
         return shown
-    plain = (shown.data, shown.document, shown.files)
+    plain = (shown.data, shown.document, shown.files, shown.measured)
     return QueryResult(request, *(_all_hidden(part, folder) for part in plain))
 
 
