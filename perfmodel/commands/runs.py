@@ -64,12 +64,7 @@ class MemoryRequest(ScenarioRequest):
         types = fits_of_types(scenario.model, scenario.hardware, scenario.engine)
         plan = _planned(scenario, types)
         notes = [*self.assumed(scenario), *serving_notes(scenario.model, scenario.engine, scenario.hardware)]
-
-        def document() -> "Document":
-            from perfmodel.report.views.memory import memory_view
-
-            return memory_view(plan, notes, types, trust_of(scenario))
-
+        document = view("memory:memory_view", plan, notes, types, trust_of(scenario))
         return Answer(lambda: _memory_json(scenario, plan, types, notes), document, plan)
 
 
@@ -140,8 +135,8 @@ class SimulateRequest(ScenarioRequest):
         scenario = self.load(self.seed)
         notes = self.assumed(scenario)
 
-        def run(progress: Progress | None, folder: Path | None) -> Answer:
-            return _run_answer(simulated(scenario, notes, progress, folder))
+        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
+            return simulated(scenario, notes, progress, folder)
 
         return _run_to_folder("simulating", run, self.out, console)
 
@@ -186,16 +181,13 @@ class ExecuteRequest(ScenarioRequest):
         scenario = load(source, self.overrides, self.seed)
         from perfmodel.evidence.executed.bridge import load_executor
 
-        def run(progress: Progress | None, folder: Path | None) -> Answer:
+        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
             if self.on is None:
-                executor = load_executor()
-                return _run_answer(
-                    executor.execute_scenario(scenario, progress=progress, out=folder, kernels=self.kernels)
-                )
+                return load_executor().execute_scenario(scenario, progress=progress, out=folder, kernels=self.kernels)
             if self.kernels is not None:
                 raise SpecError("--kernels beside --on: vLLM chooses its kernels itself; leave it out.")
             model = named_model(source, self.overrides)
-            return _run_answer(load_executor(needs_torch=False).execute_on(self.on, scenario, model, progress, folder))
+            return load_executor(needs_torch=False).execute_on(self.on, scenario, model, progress, folder)
 
         return _run_to_folder("executing", run, self.out, console)
 
@@ -214,44 +206,26 @@ def simulated(
     return replace(result, notes=(*notes, *result.notes))
 
 
-def _run_answer(result: "RunResult") -> Answer:
-    def document() -> "Document":
-        from perfmodel.report.views.run import run_view
-
-        return run_view(result)
-
-    def brief() -> "Document":
-        from perfmodel.report.views.run import run_brief
-
-        return run_brief(result)
-
-    return Answer(result.to_json, document, result, brief)
-
-
 def _run_to_folder(
-    stage: str, run: Callable[[Progress | None, Path | None], Answer], out: Path | None, console: Console
+    stage: str, run: "Callable[[Progress | None, Path | None], RunResult]", out: Path | None, console: Console
 ) -> Answer:
-    """Run with progress, and write the files if there is a folder for them.
-
-    stage:   what is done meanwhile
-    run:     called with the progress and the folder
-    out:     where the files end up
-    console: of the request
-
-    Ctrl-C leaves the records that were written so far where they are.
-    """
-    folder = None
+    """Run with progress, and write the files if there is a folder for them; ctrl-C leaves the records written so far."""
+    folder, closing = None, tuple[str, ...]()
     if out is not None:
         from perfmodel.report.runs import RunFolder
 
         folder = RunFolder(out)
     try:
         with console.watch(stage) as progress:
-            answer = run(warn_when_long(progress, console.say), folder.work if folder is not None else None)
-        if folder is None:
-            return answer
-        _write_files(answer.result, folder.work)
-        folder.finish()
+            result = run(warn_when_long(progress, console.say), folder.work if folder is not None else None)
+        if folder is not None:
+            _write_files(result, folder.work)
+            folder.finish()
+            closing = (
+                f"Report: {folder.path / 'report.html'}",
+                f"Timeline for ui.perfetto.dev: {folder.path / 'timeline.json'}",
+                f"Records: {folder.path / 'requests.csv'}, {folder.path / 'steps.csv'}",
+            )
     except KeyboardInterrupt:
         records = f"the finished requests are in {folder.work / 'requests.csv'}" if folder else None
         raise KeyboardInterrupt(records or "nothing was saved (no --out)") from None
@@ -262,14 +236,8 @@ def _run_to_folder(
         if isinstance(error, OSError):  # a disk that is full has no name
             raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
-    return replace(
-        answer,
-        closing=(
-            f"Report: {folder.path / 'report.html'}",
-            f"Timeline for ui.perfetto.dev: {folder.path / 'timeline.json'}",
-            f"Records: {folder.path / 'requests.csv'}, {folder.path / 'steps.csv'}",
-        ),
-    )
+    document, brief = view("run:run_view", result), view("run:run_brief", result)
+    return Answer(result.to_json, document, result, brief, closing=closing)
 
 
 def warn_when_long(
@@ -388,15 +356,14 @@ class ExplainRequest(_StepRequest):
                 return self._run_answer(progress)
         report = self.report(self.seed)
         if self.occupancy:
+            from perfmodel.evidence.executed.bridge import explain_occupancy
+
             with console.watch("compiling") as progress:
-                return _occupancy_answer(report, progress)
-
-        def brief() -> "Document":
-            from perfmodel.report.views.step import step_brief
-
-            return step_brief(report)
-
-        return Answer(report.to_json, lambda: _step_view(report), report, brief)
+                rows = explain_occupancy(report.scenario, report.shape, progress)
+            step = {"scenario": report.scenario.name, "step": report.label, "kernels": rows}
+            data = {**step, "notes": list(report.assumed), "provenance": report.provenance("kernels of a step")}
+            return Answer(lambda: data, view("step:occupancy_view", report, rows), report)
+        return Answer(report.to_json, view("step:step_view", report), report, view("step:step_brief", report))
 
     def _run_answer(self, progress: Progress | None) -> Answer:
         """Kinds of steps of a whole run, and what their time went to."""
@@ -414,26 +381,6 @@ class ExplainRequest(_StepRequest):
             return {**data, "notes": list(result.notes), "provenance": result.provenance("steps of a run")}
 
         return Answer(data, lambda: kinds_view(result, kinds), result)
-
-
-def _occupancy_answer(report: "StepReport", progress: Progress | None) -> Answer:
-    """What the executor's kernels of a step take of its GPU, compiled for it."""
-    from perfmodel.evidence.executed.bridge import explain_occupancy
-    from perfmodel.report.views.step import occupancy_view
-
-    rows = explain_occupancy(report.scenario, report.shape, progress)
-
-    def data() -> dict[str, object]:
-        step = {"scenario": report.scenario.name, "step": report.label, "kernels": rows}
-        return {**step, "notes": list(report.assumed), "provenance": report.provenance("kernels of a step")}
-
-    return Answer(data, lambda: occupancy_view(report, rows), report)
-
-
-def _step_view(report: "StepReport", is_roofline: bool = False) -> "Document":
-    from perfmodel.report.views.step import step_view
-
-    return step_view(report, is_roofline=is_roofline)
 
 
 @dataclass(frozen=True)

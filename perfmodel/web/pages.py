@@ -92,7 +92,7 @@ class Pages:
 
     def whole(self, view: View, state: PageState) -> str:
         """The page of a view, with closed forms answered; what was refused before is asked again."""
-        self._desk.forget_refusals()
+        self._desk.known.forget_refusals()
         scenario = self._resolved(state)
         return self._draw("page.html", view, state, token=self._token, scenario=scenario)
 

@@ -216,9 +216,8 @@ def _load_tests(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
         rows = []
         for row in run["figures"]:
             low, high = row.get("interval", (None, None))
-            inside = (
-                ("", "") if low is None else (f"{low:.4g} to {high:.4g}", "in it" if row["is_within"] else "outside")
-            )
+            ends = "" if low is None else f"{low:.4g} to {high:.4g}"
+            verdict = "" if low is None else "in it" if row["is_within"] else "outside"
             values = (f"{row['predicted']:.4g}", f"{row['measured']:.4g}", f"{row['error']:+.1%}")
             rows.append((metric_of(row["metric"]).title, *values, ends, verdict))
         failed = f", {run['failed']:,} failed" if run["failed"] else ""
@@ -278,9 +277,7 @@ def bench_brief(report: ValidationReport) -> Document:
         for name, stats in report.metrics.items()
         if stats.median_ape is not None
     ]
-    worst = max(
-        report.runs, key=lambda run: max((abs(row["error"]) for row in run["figures"]), default=0.0), default={}
-    )
+    worst_first = sorted(report.runs, key=lambda run: -max((abs(row["error"]) for row in run["figures"]), default=0.0))
     causes = [
         f"{metric_of(key).label} of {run['run']}: {breakdown['why']}."
         for run in worst_first[:1]
