@@ -107,7 +107,7 @@ class _Group(TyperGroup):
         """The help of all commands needs their names and first sentences alone, no flags."""
         whole = self.commands
         texts = {name: _GROUPS.get(name) or inspect.getdoc(_request_class(COMMANDS[name])) for name in COMMANDS}
-        self.commands = {name: TyperCommand(name, help=text) for name, text in texts.items()}  # type: ignore[assignment]
+        self.commands = {name: TyperCommand(name, help=text) for name, text in texts.items()}
         try:
             super().format_help(ctx, formatter)
         finally:

@@ -7,32 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.commands.request import (
-    MEMORY_FLAGS,
-    PARALLELISM,
-    QUIET,
-    RUN_FLAGS,
-    SCENARIO_HELP,
-    SEED_HELP,
-    SHORT_FORMS,
-    STEP_FLAGS,
-    STEP_FORMS,
-    Answer,
-    CommandRequest,
-    Console,
-    Progress,
-    ScenarioRequest,
-    argument,
-    flag,
-    load,
-)
+from perfmodel.commands import request as req
+from perfmodel.commands.request import QUIET, SEED_HELP, Answer, Console, Progress, ScenarioRequest, flag, load, view
 from perfmodel.errors import PerfmodelError, SpecError
 
 if TYPE_CHECKING:
     from perfmodel.cost.memory.file_types import TypeFit
     from perfmodel.cost.memory.plan import MemoryPlan
     from perfmodel.planning.typical_step import StepReport
-    from perfmodel.report.document import Document
     from perfmodel.sim.records.result import RunResult
     from perfmodel.specs.scenario import Scenario
 
@@ -51,8 +33,8 @@ class MemoryRequest(ScenarioRequest):
 
     command = "memory"
     examples = ("memory llama-3.1-70b-h100-tp4", "memory --model qwen3-30b-a3b --hardware h100")
-    scenario_flags = MEMORY_FLAGS
-    short_forms = PARALLELISM
+    scenario_flags = req.MEMORY_FLAGS
+    short_forms = req.PARALLELISM
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the MemoryPlan. Raises DoesNotFitError for a model too large for the devices."""
@@ -124,8 +106,8 @@ class SimulateRequest(ScenarioRequest):
         "simulate --model llama-3.1-8b --hardware h100 --rate '20 req/s' --ttft 1s --tpot '40 ms'",
     )
     has_details = True
-    scenario_flags = RUN_FLAGS
-    short_forms = tuple(SHORT_FORMS)
+    scenario_flags = req.RUN_FLAGS
+    short_forms = tuple(req.SHORT_FORMS)
 
     out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
     seed: int | None = flag("--seed", SEED_HELP)
@@ -158,9 +140,9 @@ class ExecuteRequest(ScenarioRequest):
     examples = ("execute tiny-llama-cpu",)
     has_details = True
     scenario_flags = ()
-    short_forms = tuple(SHORT_FORMS)
+    short_forms = tuple(req.SHORT_FORMS)
 
-    scenario: str = argument("SCENARIO", SCENARIO_HELP, completes="scenarios")
+    scenario: str = req.argument("SCENARIO", req.SCENARIO_HELP, completes="scenarios")
     out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
     seed: int | None = flag("--seed", SEED_HELP)
     kernels: str | None = flag(
@@ -209,7 +191,7 @@ def simulated(
 def _run_to_folder(
     stage: str, run: "Callable[[Progress | None, Path | None], RunResult]", out: Path | None, console: Console
 ) -> Answer:
-    """Run with progress, and write the files if there is a folder for them; ctrl-C leaves the records written so far."""
+    """Run with progress, and write files if there is a folder for them; ctrl-C leaves the records written so far."""
     folder, closing = None, tuple[str, ...]()
     if out is not None:
         from perfmodel.report.runs import RunFolder
@@ -301,8 +283,8 @@ def _write_files(result: "RunResult", folder: Path) -> None:
 class _StepRequest(ScenarioRequest):
     """Which step: of a batch that decodes, or of a prompt; without any of them it is the typical decode step."""
 
-    scenario_flags = STEP_FLAGS
-    short_forms = STEP_FORMS
+    scenario_flags = req.STEP_FLAGS
+    short_forms = req.STEP_FORMS
 
     batch: int | None = flag("--batch", "Decode this many sequences.", metavar="N", is_count=True)
     context: int | None = flag(
@@ -375,12 +357,9 @@ class ExplainRequest(_StepRequest):
         result = replace(result, notes=(*self.assumed(scenario), *result.notes))
         kinds = kinds_of_steps(result.steps) if result.steps is not None else []
         shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
-
-        def data() -> dict[str, object]:
-            data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
-            return {**data, "notes": list(result.notes), "provenance": result.provenance("steps of a run")}
-
-        return Answer(data, lambda: kinds_view(result, kinds), result)
+        data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
+        data |= {"notes": list(result.notes), "provenance": result.provenance("steps of a run")}
+        return Answer(lambda: data, lambda: kinds_view(result, kinds), result)
 
 
 @dataclass(frozen=True)
@@ -402,18 +381,13 @@ class RooflineRequest(_StepRequest):
         """As of a request; `result` is the StepReport."""
         from perfmodel.files.whole import write_whole
         from perfmodel.report.pages import render_page
+        from perfmodel.report.views.step import ridge_points
 
         report = self.report()
-        document, path = _step_view(report, is_roofline=True), self._plot_path(report.scenario.name)
+        document, path = view("step:step_view", report, True)(), self._plot_path(report.scenario.name)
         write_whole(path, render_page(document))
-
-        def data() -> dict[str, object]:
-            from perfmodel.report.views.step import ridge_points
-
-            ridges = ridge_points(report.scenario.hardware)
-            return {**report.to_json(), "ridge_flop_per_byte": ridges, "plot": str(path)}
-
-        return Answer(data, lambda: document, report, closing=(f"Plot: {path}",))
+        more = {"ridge_flop_per_byte": ridge_points(report.scenario.hardware), "plot": str(path)}
+        return Answer(lambda: {**report.to_json(), **more}, lambda: document, report, closing=(f"Plot: {path}",))
 
     def _plot_path(self, name: str) -> Path:
         if self.out.suffix == ".html":
@@ -427,7 +401,7 @@ class RooflineRequest(_StepRequest):
 
 
 @dataclass(frozen=True)
-class CompareRequest(CommandRequest):
+class CompareRequest(req.CommandRequest):
     """Say what differs between two results: in inputs, field by field; in versions; in answers, the best first.
 
     Results are files that a command wrote with `--json` (`--out` and `--report` write them, too). Scenarios, by their
@@ -437,8 +411,8 @@ class CompareRequest(CommandRequest):
     command = "compare"
     examples = ("compare llama-3.1-8b-a100 llama-3.1-8b-h100-2048-256", "compare before.json after.json")
 
-    one: str = argument("A", "A file that a command wrote with --json, or a scenario.")
-    other: str = argument("B", "Another of the same command.")
+    one: str = req.argument("A", "A file that a command wrote with --json, or a scenario.")
+    other: str = req.argument("B", "Another of the same command.")
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the ResultComparison."""
@@ -448,10 +422,9 @@ class CompareRequest(CommandRequest):
 def compared(one: Mapping[str, Any], other: Mapping[str, Any], name: str, other_name: str) -> Answer:
     """See `CompareRequest`: of two results as `--json` prints them, and what they are called."""
     from perfmodel.planning.comparison import compare_results
-    from perfmodel.report.views.catalog import comparison_view
 
     comparison = compare_results(one, other, name, other_name)
-    return Answer(comparison.to_json, lambda: comparison_view(comparison), comparison)
+    return Answer(comparison.to_json, view("catalog:comparison_view", comparison), comparison)
 
 
 def _result(name: str, console: Console) -> dict[str, Any]:

@@ -239,7 +239,8 @@ def latency_curve(data: Any, name: str, now: float | None = None, bands: Any = N
         if (interval := (point.get("interval") or {}).get(f"mean_{name}_ms"))
     ]
     if len(ends) > 1:
-        lines.insert(0, fig.band(*zip(*ends, strict=True), fig.translucent(colour, 0.24), name="80 % band"))
+        xs, low, high = zip(*ends, strict=True)
+        lines.insert(0, fig.band(xs, low, high, fig.translucent(colour, 0.24), name="80 % band"))
     shapes, notes = _marks(data["load"], now)
     if limit is not None:
         shapes.append(fig.across(limit, fig.VERMILION, width=1.6, dash="longdash"))

@@ -6,34 +6,12 @@ from typing import Any
 
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
 from perfmodel.planning.typical_step import StepReport
-from perfmodel.report.document import (
-    Block,
-    Details,
-    Document,
-    Fact,
-    Facts,
-    Line,
-    Notes,
-    Paragraph,
-    Plot,
-    Sentences,
-    Span,
-    Table,
-    Tile,
-    Tiles,
-)
+from perfmodel.report import document as doc
+from perfmodel.report.document import Block, Details, Document, Fact, Line, Paragraph, Plot, Span, Table, Tile, Tiles
 from perfmodel.report.numbers import MISSING, format_in, format_number, format_optional, is_number
 from perfmodel.report.plots.run import pool_names
-from perfmodel.report.views.scenario import (
-    MORE,
-    describe_traffic,
-    few_notes,
-    hardware_source,
-    headline,
-    scenario_facts,
-    trust_blocks,
-    trust_line,
-)
+from perfmodel.report.views import scenario as facts
+from perfmodel.report.views.scenario import MORE, describe_traffic, few_notes, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.distributions import class_shares
@@ -80,7 +58,7 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         *overload(summary),
         Paragraph(Span(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", "muted")),
         Details([_tiles(result), scenario_facts(scenario, "What was run")]),
-        Facts("Summary", list(_summary(summary))),
+        doc.Facts("Summary", list(_summary(summary))),
         *slo_verdict(result),
         latency_table(result),
         *_group_tables(summary),
@@ -88,10 +66,10 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         *shares(summary),
         Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
         Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),
-        *trust_blocks(result.trust),
+        *facts.trust_blocks(result.trust),
         *map(Paragraph, price_lines(scenario)),
-        Details([Sentences([_origin(result), hardware_source(scenario)], "Where the numbers come from")]),
-        Notes(result.notes),
+        Details([doc.Sentences([_origin(result), hardware_source(scenario)], "Where the numbers come from")]),
+        doc.Notes(result.notes),
     ]
     return Document(scenario.name, blocks, f"{headline(scenario)}, {result.clock}", result.clock)
 
@@ -349,9 +327,9 @@ def run_brief(result: RunResult) -> Document:
         Paragraph(Span(_served(result), "strong")),
         *slo_verdict(result),
         latency_table(result, _BRIEF_STATISTICS),
-        Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
+        doc.Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
         *shares(summary),
-        *trust_line(result.trust),
+        *facts.trust_line(result.trust),
         *few_notes(result.notes),
         Paragraph(
             f"Next: `perfmodel explain` says what a step takes, `plan` how many GPUs serve it. {MORE}, --out DIR."

@@ -10,29 +10,11 @@ import numpy as np
 from perfmodel.cost import plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.planning.typical_step import StepReport
-from perfmodel.report.document import (
-    Block,
-    Details,
-    Document,
-    Line,
-    Notes,
-    Paragraph,
-    Plot,
-    Sentences,
-    Span,
-    Table,
-    Tone,
-)
+from perfmodel.report import document as doc
+from perfmodel.report.document import Block, Details, Document, Line, Notes, Paragraph, Plot, Span, Table, Tone
 from perfmodel.report.numbers import format_number, format_si
-from perfmodel.report.views.scenario import (
-    MORE,
-    few_notes,
-    hardware_source,
-    headline,
-    scenario_facts,
-    trust_blocks,
-    trust_line,
-)
+from perfmodel.report.views import scenario as facts
+from perfmodel.report.views.scenario import MORE, few_notes, hardware_source, headline, scenario_facts, trust_blocks
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
@@ -65,7 +47,7 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
         blocks.append(_ridge_table(scenario.hardware))
     blocks += estimate_blocks(estimate)
     blocks += trust_blocks(trust_of(scenario))
-    sources = Sentences([hardware_source(scenario)], "Where the numbers come from")
+    sources = doc.Sentences([hardware_source(scenario)], "Where the numbers come from")
     blocks.append(Details([*step_blocks(report), sources]))
     if report.notes:
         blocks.append(Notes(report.notes))
@@ -275,7 +257,7 @@ def step_brief(report: StepReport) -> Document:
     estimate = report.estimate
     blocks: list[Block] = [
         *estimate_blocks(estimate, _MOST_OPERATORS),
-        *trust_line(trust_of(report.scenario)),
+        *facts.trust_line(trust_of(report.scenario)),
         *few_notes(report.notes),
         Paragraph(f"Next: `whatif` says what would make it faster. {MORE}."),
     ]

@@ -234,12 +234,12 @@ def _load_tests(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
             yield Sentences(items, "Where the time goes")
     facts = _facts(runs)
     if facts:
-        rows = [
+        of_facts = [
             (*fact, "all" if len(of) == len(runs) else "; ".join(of))
             for fact, of in sorted(facts.items(), key=lambda item: item[0][2] != "assumed")
         ]
-        head = ("fact", "simulated as", "said by", "of")
-        yield Table(head, rows, "What the answer rests on", left=4, note=_what_is_assumed(runs))
+        columns = ("fact", "simulated as", "said by", "of")
+        yield Table(columns, of_facts, "What the answer rests on", left=4, note=_what_is_assumed(runs))
 
 
 def _facts(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[str]]:
