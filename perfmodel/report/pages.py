@@ -201,7 +201,7 @@ def _section(block: Block) -> str:
         case doc.Picture():
             return f'<section><div class="scroll picture">{block.draw()}</div></section>'
         case Plot(title, _, note):
-            return _framed(title, _plot(block), note)
+            return _framed(title, f'<div class="scroll figure">{figure_svg(block.draw(), title)}</div>', note)
         case Commands(title, lines):
             return _framed(title, f"<pre>{escape(chr(10).join(lines))}</pre>") if lines else ""
         case doc.Notes(lines):
@@ -237,17 +237,13 @@ def _html_table(table: Table) -> str:
 def _facts(groups: Sequence[tuple[str, Sequence[Fact]]]) -> str:
     columns = []
     for name, facts in groups:
-        rows = "".join(
-            f"<dt>{escape(fact.label)}</dt><dd{_kind(fact)}>{escape(f'{fact.value} {fact.unit}'.rstrip())}</dd>"
-            for fact in facts
-        )
-        columns.append(f"<div><h3>{escape(name)}</h3><dl>{rows}</dl></div>")
+        columns.append(f"<div><h3>{escape(name)}</h3><dl>")
+        for fact in facts:  # a number stays in one line with its unit
+            kind = ' class="number"' if fact.value[:1].isdigit() and len(fact.value.split()) == 1 else ""
+            text = escape(f"{fact.value} {fact.unit}".rstrip())
+            columns.append(f"<dt>{escape(fact.label)}</dt><dd{kind}>{text}</dd>")
+        columns.append("</dl></div>")
     return f'<div class="columns">{"".join(columns)}</div>'
-
-
-def _kind(fact: Fact) -> str:
-    """A number stays in one line with its unit."""
-    return ' class="number"' if fact.value[:1].isdigit() and len(fact.value.split()) == 1 else ""
 
 
 def _tiles(block: Tiles) -> str:
@@ -258,10 +254,6 @@ def _tiles(block: Tiles) -> str:
         for tile in block.tiles
     ]
     return f'<div class="tiles">{"".join(cells)}</div>'
-
-
-def _plot(plot: Plot) -> str:
-    return f'<div class="scroll figure">{figure_svg(plot.draw(), plot.title)}</div>'
 
 
 def _html_line(line: Line) -> str:

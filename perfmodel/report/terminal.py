@@ -180,10 +180,7 @@ def _facts_table(facts: Facts) -> RichTable:
 
 
 def _text(line: Line) -> Text:
-    found = Text()
-    for span in spans(line):
-        found.append(span.text, style=_STYLES[span.tone])
-    return found
+    return Text.assemble(*((span.text, _STYLES[span.tone]) for span in spans(line)))
 
 
 # A result's class -> its view, loaded when one is printed: a run pays nothing for plans.

@@ -44,8 +44,14 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
         fig.note(f"{rate}: ridge at {peak / bandwidth:.0f} FLOP/byte", math.log10(high), math.log10(peak), **places)
         for peak, rate in roofs.items()
     ]
-    lines = [_roof(bandwidth, rate, peak, (low, high), at == 0) for at, (peak, rate) in enumerate(roofs.items())]
-    traces = [*lines, *_markers(drawable, math.log10(high / low))]
+    traces: list[Trace] = []
+    for peak, rate in roofs.items():
+        at = np.sort(np.append(np.geomspace(low, high, 120), peak / bandwidth))
+        name = f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}"
+        hover = f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>"
+        colour, width = (GREY, 1.5) if traces else (INK, 2.5)
+        traces.append(fig.line(at, np.minimum(peak, bandwidth * at), name, colour, hover, width=width))
+    traces += _markers(drawable, math.log10(high / low))
     return figure(traces, 520, x, y, annotations=ridges, legend={"yanchor": "top", "y": -0.16}, margin={"b": 96})
 
 
@@ -60,14 +66,6 @@ def _roofs(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> dict[flo
         peak = peak_flops_per_s(hardware, rate)
         roofs[peak] = f"{roofs[peak]}, {rate}" if peak in roofs else rate
     return roofs
-
-
-def _roof(bandwidth: float, rate: str, peak: float, span: tuple[float, float], is_first: bool) -> Trace:
-    x = np.sort(np.append(np.geomspace(*span, 120), peak / bandwidth))
-    name = f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}"
-    hover = f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>"
-    colour, width = (INK, 2.5) if is_first else (GREY, 1.5)
-    return fig.line(x, np.minimum(peak, bandwidth * x), name, colour, hover, width=width)
 
 
 def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace]:
