@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from perfmodel.cli.terminal import (
     close_stdout,
@@ -103,6 +103,16 @@ class _Group(TyperGroup):
         super().__init__(**settings)
         self.commands = _Commands()  # type: ignore[assignment]  # nothing is added
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of all commands needs their names and first sentences alone, no flags."""
+        whole = self.commands
+        texts = {name: _GROUPS.get(name) or inspect.getdoc(_request_class(COMMANDS[name])) for name in COMMANDS}
+        self.commands = {name: TyperCommand(name, help=text) for name, text in texts.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = whole
+
 
 app = typer.Typer(
     name="perfmodel",
@@ -128,9 +138,14 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
 # ---------------------------------------------------------------- from a request to a command
 
 
-def _add(group: typer.Typer, place: str) -> None:
+def _request_class(place: Any) -> "type[CommandRequest]":
     module, name = place.split(":")
     kind: type[CommandRequest] = getattr(import_module(module), name)
+    return kind
+
+
+def _add(group: typer.Typer, place: str) -> None:
+    kind = _request_class(place)
     lines = "\n\n".join(["Examples:", *(f"- `perfmodel {line}`" for line in kind.examples)])
     group.command(kind.command.rpartition(" ")[2], epilog=lines)(guarded(_command_of(kind)))
 

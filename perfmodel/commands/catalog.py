@@ -6,18 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.commands.request import (
-    LIMITS,
-    QUIET,
-    TRAFFIC,
-    Answer,
-    CommandRequest,
-    Console,
-    FlagsRequest,
-    argument,
-    flag,
-    scenario_of_flags,
-)
+from perfmodel.commands import request as req
+from perfmodel.commands.request import QUIET, Answer, CommandRequest, Console, argument, flag, scenario_of_flags, view
 from perfmodel.errors import SpecError, did_you_mean
 
 if TYPE_CHECKING:
@@ -50,7 +40,7 @@ class HardwareListRequest(CommandRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request. Raises SpecError where no device passes the filters."""
-        from perfmodel.report.views.catalog import device_facts, devices_view
+        from perfmodel.report.views.catalog import device_facts
 
         filters = {"--kind": self.kind, "--maker": self.maker, "--name": self.name}
         if not any(value is not None for value in filters.values()):
@@ -66,7 +56,7 @@ class HardwareListRequest(CommandRequest):
             raise SpecError(
                 f"no device is listed for {shown}; kinds are {', '.join(kinds)}; makers {', '.join(makers)}."
             )
-        return Answer(lambda: [device_facts(device) for device in chosen], lambda: devices_view(chosen), chosen)
+        return Answer(lambda: [device_facts(device) for device in chosen], view("catalog:devices_view", chosen), chosen)
 
 
 def _siblings() -> "Document":
@@ -98,7 +88,6 @@ class HardwareShowRequest(CommandRequest):
         """As of a request; `result` is its specification. Raises SpecError for what is neither's name nor file."""
         from perfmodel import specs
         from perfmodel.files.reach import may_touch
-        from perfmodel.report.views.catalog import device_view, network_view
 
         # What is neither's is for the device's reader to say.
         if may_touch(self.name) and Path(self.name).is_file():
@@ -107,9 +96,9 @@ class HardwareShowRequest(CommandRequest):
             is_network = specs.find_network(self.name) is not None
         if is_network:
             network = specs.load_network(self.name)
-            return Answer(lambda: network.model_dump(mode="json"), lambda: network_view(network), network)
+            return Answer(lambda: network.model_dump(mode="json"), view("catalog:network_view", network), network)
         device = specs.load_hardware(self.name)
-        return Answer(lambda: device.model_dump(mode="json"), lambda: device_view(device), device)
+        return Answer(lambda: device.model_dump(mode="json"), view("catalog:device_view", device), device)
 
 
 @dataclass(frozen=True)
@@ -176,10 +165,10 @@ class ModelsListRequest(CommandRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         from perfmodel import specs
-        from perfmodel.report.views.catalog import model_facts, models_view
+        from perfmodel.report.views.catalog import model_facts
 
         facts = [model_facts(specs.load_model(name)) for name in specs.list_models()]
-        return Answer(lambda: facts, lambda: models_view(facts))
+        return Answer(lambda: facts, view("catalog:models_view", facts))
 
 
 @dataclass(frozen=True)
@@ -195,16 +184,13 @@ class ModelsShowRequest(CommandRequest):
         """As of a request; `result` is the ModelSpec. Raises SpecError for a model that no card lists and that cannot
         be read from a file or from the Hub."""
         from perfmodel import specs
-        from perfmodel.report.views.catalog import model_facts, model_view
+        from perfmodel.report.views.catalog import model_facts
 
         model = specs.load_model(self.name, ask_hub=True)
 
-        def data() -> dict[str, Any]:
-            layers = [{"count": number, **_layer(layer)} for layer, number in model.layers]
-            facts = {**model_facts(model), "layers": layers, "quantization": asdict(model.quantization)}
-            return {**facts, "source": model.source}
-
-        return Answer(data, lambda: model_view(model), model)
+        layers = [{"count": number, **_layer(layer)} for layer, number in model.layers]
+        facts = {**model_facts(model), "layers": layers, "quantization": asdict(model.quantization)}
+        return Answer(lambda: {**facts, "source": model.source}, view("catalog:model_view", model), model)
 
 
 def _layer(layer: Any) -> dict[str, Any]:
@@ -229,11 +215,11 @@ class ScenariosListRequest(CommandRequest):
     every: bool = flag("--all", "Also those of studies, techniques and publications.", False)
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel.report.views.catalog import scenarios_view
         from perfmodel.specs.examples import scenario_files, traffic_files
 
         scenarios, traffic = scenario_files(self.every), traffic_files()
-        return Answer(lambda: {"scenarios": scenarios, "traffic": traffic}, lambda: scenarios_view(scenarios, traffic))
+        data = {"scenarios": scenarios, "traffic": traffic}
+        return Answer(lambda: data, view("catalog:scenarios_view", scenarios, traffic))
 
 
 @dataclass(frozen=True)
@@ -254,7 +240,7 @@ class ScenariosShowRequest(CommandRequest):
 
 
 @dataclass(frozen=True)
-class ScenariosNewRequest(FlagsRequest):
+class ScenariosNewRequest(req.FlagsRequest):
     """Print the scenario file that these flags stand for in other commands."""
 
     command = "scenarios new"
@@ -271,7 +257,7 @@ class ScenariosNewRequest(FlagsRequest):
 
 
 @dataclass(frozen=True)
-class NewRequest(FlagsRequest):
+class NewRequest(req.FlagsRequest):
     """Print the scenario that a command line stands for: `vllm serve ...`, `sglang serve ...`, `trtllm-serve ...`,
     `llama-server ...`, `ollama run ...`, with its load test. It is read, never executed."""
 
@@ -323,7 +309,7 @@ def _line_scenario(text: str, place: str, folder: Path, given: "Mapping[str, str
     from perfmodel.specs.shorthand import name_of, scenario_name
 
     own: dict[str, Any] = {}
-    if {"traffic", *LIMITS} & set(given):
+    if {"traffic", *req.LIMITS} & set(given):
         blocks = scenario_of_flags({**given, "model": "-", "hardware": given.get("hardware", "cpu")})
         own = {key: blocks[key] for key in ("traffic", "slo") if key in blocks and (key == "slo" or "traffic" in given)}
     device = name_of("hardware", given["hardware"]) if "hardware" in given else None
@@ -333,7 +319,7 @@ def _line_scenario(text: str, place: str, folder: Path, given: "Mapping[str, str
     if "traffic" not in line.data:
         blocks = scenario_of_flags({**given, "model": "-", "hardware": line.data["hardware"]})
         line.data["traffic"] = blocks["traffic"]
-        assumed.append(f"traffic {TRAFFIC}, as the line has no load test (--traffic, --rate)")
+        assumed.append(f"traffic {req.TRAFFIC}, as the line has no load test (--traffic, --rate)")
     elif "rate" in given and "traffic" not in given:
         from perfmodel.files.yaml_loader import parse_value
 
@@ -424,10 +410,4 @@ class TechniquesRequest(CommandRequest):
             if not rows:
                 near = did_you_mean(self.family, known)
                 raise SpecError(f"--family: found {self.family!r}, allowed: {', '.join(known)}.{near}")
-
-        def document() -> "Document":
-            from perfmodel.report.views.catalog import techniques_view
-
-            return techniques_view(rows)
-
-        return Answer(lambda: [row.to_json() for row in rows], document, rows)
+        return Answer(lambda: [row.to_json() for row in rows], view("catalog:techniques_view", rows), rows)

@@ -4,28 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from perfmodel.commands.request import (
-    OVERRIDES_HELP,
-    QUIET,
-    REPORT_HELP,
-    SCENARIO_HELP,
-    SEED_HELP,
-    Answer,
-    CommandRequest,
-    Console,
-    FlagsRequest,
-    Progress,
-    ScenarioRequest,
-    argument,
-    flag,
-    load,
-)
+from perfmodel.commands import request as req
+from perfmodel.commands.request import OVERRIDES_HELP, QUIET, SEED_HELP, Answer, Console, argument, flag, load, view
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -64,7 +49,7 @@ _READS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class CalibrateRequest(CommandRequest):
+class CalibrateRequest(req.CommandRequest):
     """Measure whole steps on this machine and fit achieved fractions and overheads to them.
 
     Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
@@ -149,15 +134,13 @@ class CalibrateRequest(CommandRequest):
         if self.measurements is not None:
             return self._fit_recorded(self.measurements, target, console)
         from perfmodel.evidence.executed.bridge import load_executor
-        from perfmodel.report.views.validation import calibration_view
 
         with console.watch("measuring") as progress:
             models = list(self.model) or None
             calibration, path = load_executor().calibrate_cpu(models=models, out=self.out, progress=progress)
         data = {**calibration.model_dump(mode="json"), "path": str(path)}
-        return Answer(
-            lambda: data, lambda: calibration_view(calibration), after=lambda: console.say(f"Written to {path}")
-        )
+        document = view("validation:calibration_view", calibration)
+        return Answer(lambda: data, document, after=lambda: console.say(f"Written to {path}"))
 
     def _refuse_unread(self, mode: str, fitted: str) -> None:
         """Raises SpecError for a flag that is given and that the mode does not read.
@@ -202,7 +185,6 @@ class CalibrateRequest(CommandRequest):
         from perfmodel.evidence.fit.own_server import fit_own_server, refuse_written, save_own_server
         from perfmodel.evidence.predict.bench import GivenSetup
         from perfmodel.evidence.sources.bench import read_bench_files
-        from perfmodel.report.views.validation import own_server_view
 
         assert self.name is not None
         if self.measurements is None:
@@ -223,7 +205,7 @@ class CalibrateRequest(CommandRequest):
         file = save_own_server(fit, self._target_folder, self.force)
         return Answer(
             lambda: {**fit.to_json(), "path": str(file)},
-            lambda: own_server_view(fit),
+            view("validation:own_server_view", fit),
             after=lambda: console.say(f"Written to {file}; `engine.profile: {self.name}` uses it."),
         )
 
@@ -235,7 +217,6 @@ class CalibrateRequest(CommandRequest):
         from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
         from perfmodel.evidence.executed.bridge import load_executor
         from perfmodel.evidence.fit.own_server import refuse_written
-        from perfmodel.report.views.validation import calibration_view
         from perfmodel.specs import load_scenario
         from perfmodel.specs.engine.reading import device_file
         from perfmodel.specs.scenario_file import named_model
@@ -258,7 +239,8 @@ class CalibrateRequest(CommandRequest):
         save_engine_profile(profile, profile_file)
         data = {**calibration.model_dump(mode="json"), "path": str(file), "profile_path": str(profile_file)}
         written = f"Written to {profile_file} and {file}; `engine.profile: {self.name}` uses them."
-        return Answer(lambda: data, lambda: calibration_view(calibration), after=lambda: console.say(written))
+        document = view("validation:calibration_view", calibration)
+        return Answer(lambda: data, document, after=lambda: console.say(written))
 
 
 # ---------------------------------------------------------------- validate
@@ -297,7 +279,7 @@ _READERS = {
 
 
 @dataclass(frozen=True)
-class ValidateRequest(FlagsRequest):
+class ValidateRequest(req.FlagsRequest):
     """Put predictions beside measurements and say how far apart they are.
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
@@ -343,7 +325,7 @@ class ValidateRequest(FlagsRequest):
     )
     repeat: int = flag("--repeat", "Execute this many times.", 1, low=1, shows_default=True)
     seed: int | None = flag("--seed", SEED_HELP)
-    report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
+    report: Path | None = flag("--report", req.REPORT_HELP, metavar="FILE")
 
     def answer(self, console: Console = QUIET) -> Answer:
         self._refuse_misplaced()
@@ -351,15 +333,10 @@ class ValidateRequest(FlagsRequest):
             return self._plans(console)
         with console.watch("validating") as progress:
             report = self._compared(progress, console)
-        from perfmodel.report.views.validation import bench_brief, validation_view
-
-        brief = partial(bench_brief, report) if self.kind is Kind.bench else None
-        return Answer(
-            report.to_json,
-            lambda: validation_view(report, self.line),
-            make_brief=brief,
-            after=self._journal().remove if self.kind is Kind.techniques else None,
-        )
+        brief = view("validation:bench_brief", report) if self.kind is Kind.bench else None
+        after = self._journal().remove if self.kind is Kind.techniques else None
+        document = view("validation:validation_view", report, self.line)
+        return Answer(report.to_json, document, make_brief=brief, after=after)
 
     def _refuse_misplaced(self) -> None:
         """Raises SpecError for flags that mean nothing to this kind."""
@@ -387,7 +364,7 @@ class ValidateRequest(FlagsRequest):
         if self.speed is not None and not 0 < self.speed < float("inf"):
             raise SpecError(f"--speed: got {self.speed:g}; expected more than 0 simulated seconds per second.")
 
-    def _compared(self, progress: Progress | None, console: Console) -> "ValidationReport":
+    def _compared(self, progress: req.Progress | None, console: Console) -> "ValidationReport":
         if self.kind is Kind.bench:
             from perfmodel.evidence.kinds.bench import validate_bench
             from perfmodel.evidence.predict.bench import GivenSetup
@@ -438,7 +415,7 @@ class ValidateRequest(FlagsRequest):
         """Whether the measured folder is a run's (`perfmodel execute --out`), not a measured device's."""
         return self.measured is not None and (self.measured / "requests.csv").is_file()
 
-    def _run_of_engine(self, scenario: str, folder: Path, progress: Progress | None) -> "ValidationReport":
+    def _run_of_engine(self, scenario: str, folder: Path, progress: req.Progress | None) -> "ValidationReport":
         from perfmodel.evidence.executed.compare import validate_recorded
         from perfmodel.evidence.fit.whole_steps import read_chunks
         from perfmodel.files.reach import read_json
@@ -464,12 +441,11 @@ class ValidateRequest(FlagsRequest):
         path = self._subject()
         self._check_exists(path)
         from perfmodel.evidence.kinds.plans import validate_plans
-        from perfmodel.report.views.validation import plans_view
 
         with console.watch("replaying") as progress:
             report = validate_plans(path, progress)
         differs = report.equal < report.rows
-        return Answer(report.to_json, lambda: plans_view(report, self.line), exit_status=int(differs))
+        return Answer(report.to_json, view("validation:plans_view", report, self.line), exit_status=int(differs))
 
     def _check_exists(self, path: str) -> None:
         if not Path(path).exists():
@@ -480,7 +456,7 @@ class ValidateRequest(FlagsRequest):
 
 
 @dataclass(frozen=True)
-class QualityRequest(ScenarioRequest):
+class QualityRequest(req.ScenarioRequest):
     """Perplexity of the scenario's model, served as its engine serves it, over a fixed stretch of text.
 
     Needs the executor and weights extras, and a model with weights: `--set model=FILE.gguf`, for example SmolLM2-135M
@@ -493,7 +469,7 @@ class QualityRequest(ScenarioRequest):
     examples = ("quality tiny-llama-cpu --set model=model.gguf --against engine.quantization=fp8",)
     scenario_flags = ()
 
-    scenario: str = argument("SCENARIO", SCENARIO_HELP, completes="scenarios")
+    scenario: str = argument("SCENARIO", req.SCENARIO_HELP, completes="scenarios")
     against: tuple[str, ...] = flag(
         "--against",
         "Also measure with this field overridden, and say how many greedy answers agree. Several times: all.",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -103,6 +104,17 @@ class Flag:
     def is_argument(self) -> bool:
         """Whether it stands before the flags."""
         return not self.name.startswith("-")
+
+
+def view(place: str, *data: Any) -> "Callable[[], Document]":
+    """What makes the document of `data`: the view at `place`, as in `run:run_view`, which is loaded then."""
+
+    def make() -> "Document":
+        module, name = place.split(":")
+        document: Document = getattr(import_module(f"perfmodel.report.views.{module}"), name)(*data)
+        return document
+
+    return make
 
 
 def flag(name: str, help_text: str, default: Any = None, metavar: str | None = None, **more: Any) -> Any:

@@ -7,32 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.commands.request import (
-    MEMORY_FLAGS,
-    PARALLELISM,
-    QUIET,
-    RUN_FLAGS,
-    SCENARIO_HELP,
-    SEED_HELP,
-    SHORT_FORMS,
-    STEP_FLAGS,
-    STEP_FORMS,
-    Answer,
-    CommandRequest,
-    Console,
-    Progress,
-    ScenarioRequest,
-    argument,
-    flag,
-    load,
-)
+from perfmodel.commands import request as req
+from perfmodel.commands.request import QUIET, SEED_HELP, Answer, Console, Progress, ScenarioRequest, flag, load, view
 from perfmodel.errors import PerfmodelError, SpecError
 
 if TYPE_CHECKING:
     from perfmodel.cost.memory.file_types import TypeFit
     from perfmodel.cost.memory.plan import MemoryPlan
     from perfmodel.planning.typical_step import StepReport
-    from perfmodel.report.document import Document
     from perfmodel.sim.records.result import RunResult
     from perfmodel.specs.scenario import Scenario
 
@@ -51,8 +33,8 @@ class MemoryRequest(ScenarioRequest):
 
     command = "memory"
     examples = ("memory llama-3.1-70b-h100-tp4", "memory --model qwen3-30b-a3b --hardware h100")
-    scenario_flags = MEMORY_FLAGS
-    short_forms = PARALLELISM
+    scenario_flags = req.MEMORY_FLAGS
+    short_forms = req.PARALLELISM
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the MemoryPlan. Raises DoesNotFitError for a model too large for the devices."""
@@ -64,12 +46,7 @@ class MemoryRequest(ScenarioRequest):
         types = fits_of_types(scenario.model, scenario.hardware, scenario.engine)
         plan = _planned(scenario, types)
         notes = [*self.assumed(scenario), *serving_notes(scenario.model, scenario.engine, scenario.hardware)]
-
-        def document() -> "Document":
-            from perfmodel.report.views.memory import memory_view
-
-            return memory_view(plan, notes, types, trust_of(scenario))
-
+        document = view("memory:memory_view", plan, notes, types, trust_of(scenario))
         return Answer(lambda: _memory_json(scenario, plan, types, notes), document, plan)
 
 
@@ -129,8 +106,8 @@ class SimulateRequest(ScenarioRequest):
         "simulate --model llama-3.1-8b --hardware h100 --rate '20 req/s' --ttft 1s --tpot '40 ms'",
     )
     has_details = True
-    scenario_flags = RUN_FLAGS
-    short_forms = tuple(SHORT_FORMS)
+    scenario_flags = req.RUN_FLAGS
+    short_forms = tuple(req.SHORT_FORMS)
 
     out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
     seed: int | None = flag("--seed", SEED_HELP)
@@ -140,8 +117,8 @@ class SimulateRequest(ScenarioRequest):
         scenario = self.load(self.seed)
         notes = self.assumed(scenario)
 
-        def run(progress: Progress | None, folder: Path | None) -> Answer:
-            return _run_answer(simulated(scenario, notes, progress, folder))
+        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
+            return simulated(scenario, notes, progress, folder)
 
         return _run_to_folder("simulating", run, self.out, console)
 
@@ -163,9 +140,9 @@ class ExecuteRequest(ScenarioRequest):
     examples = ("execute tiny-llama-cpu",)
     has_details = True
     scenario_flags = ()
-    short_forms = tuple(SHORT_FORMS)
+    short_forms = tuple(req.SHORT_FORMS)
 
-    scenario: str = argument("SCENARIO", SCENARIO_HELP, completes="scenarios")
+    scenario: str = req.argument("SCENARIO", req.SCENARIO_HELP, completes="scenarios")
     out: Path | None = flag("--out", _OUT_HELP, metavar="DIR", is_in_line=False)
     seed: int | None = flag("--seed", SEED_HELP)
     kernels: str | None = flag(
@@ -186,16 +163,13 @@ class ExecuteRequest(ScenarioRequest):
         scenario = load(source, self.overrides, self.seed)
         from perfmodel.evidence.executed.bridge import load_executor
 
-        def run(progress: Progress | None, folder: Path | None) -> Answer:
+        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
             if self.on is None:
-                executor = load_executor()
-                return _run_answer(
-                    executor.execute_scenario(scenario, progress=progress, out=folder, kernels=self.kernels)
-                )
+                return load_executor().execute_scenario(scenario, progress=progress, out=folder, kernels=self.kernels)
             if self.kernels is not None:
                 raise SpecError("--kernels beside --on: vLLM chooses its kernels itself; leave it out.")
             model = named_model(source, self.overrides)
-            return _run_answer(load_executor(needs_torch=False).execute_on(self.on, scenario, model, progress, folder))
+            return load_executor(needs_torch=False).execute_on(self.on, scenario, model, progress, folder)
 
         return _run_to_folder("executing", run, self.out, console)
 
@@ -214,44 +188,26 @@ def simulated(
     return replace(result, notes=(*notes, *result.notes))
 
 
-def _run_answer(result: "RunResult") -> Answer:
-    def document() -> "Document":
-        from perfmodel.report.views.run import run_view
-
-        return run_view(result)
-
-    def brief() -> "Document":
-        from perfmodel.report.views.run import run_brief
-
-        return run_brief(result)
-
-    return Answer(result.to_json, document, result, brief)
-
-
 def _run_to_folder(
-    stage: str, run: Callable[[Progress | None, Path | None], Answer], out: Path | None, console: Console
+    stage: str, run: "Callable[[Progress | None, Path | None], RunResult]", out: Path | None, console: Console
 ) -> Answer:
-    """Run with progress, and write the files if there is a folder for them.
-
-    stage:   what is done meanwhile
-    run:     called with the progress and the folder
-    out:     where the files end up
-    console: of the request
-
-    Ctrl-C leaves the records that were written so far where they are.
-    """
-    folder = None
+    """Run with progress, and write files if there is a folder for them; ctrl-C leaves the records written so far."""
+    folder, closing = None, tuple[str, ...]()
     if out is not None:
         from perfmodel.report.runs import RunFolder
 
         folder = RunFolder(out)
     try:
         with console.watch(stage) as progress:
-            answer = run(warn_when_long(progress, console.say), folder.work if folder is not None else None)
-        if folder is None:
-            return answer
-        _write_files(answer.result, folder.work)
-        folder.finish()
+            result = run(warn_when_long(progress, console.say), folder.work if folder is not None else None)
+        if folder is not None:
+            _write_files(result, folder.work)
+            folder.finish()
+            closing = (
+                f"Report: {folder.path / 'report.html'}",
+                f"Timeline for ui.perfetto.dev: {folder.path / 'timeline.json'}",
+                f"Records: {folder.path / 'requests.csv'}, {folder.path / 'steps.csv'}",
+            )
     except KeyboardInterrupt:
         records = f"the finished requests are in {folder.work / 'requests.csv'}" if folder else None
         raise KeyboardInterrupt(records or "nothing was saved (no --out)") from None
@@ -262,14 +218,8 @@ def _run_to_folder(
         if isinstance(error, OSError):  # a disk that is full has no name
             raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
-    return replace(
-        answer,
-        closing=(
-            f"Report: {folder.path / 'report.html'}",
-            f"Timeline for ui.perfetto.dev: {folder.path / 'timeline.json'}",
-            f"Records: {folder.path / 'requests.csv'}, {folder.path / 'steps.csv'}",
-        ),
-    )
+    document, brief = view("run:run_view", result), view("run:run_brief", result)
+    return Answer(result.to_json, document, result, brief, closing=closing)
 
 
 def warn_when_long(
@@ -333,8 +283,8 @@ def _write_files(result: "RunResult", folder: Path) -> None:
 class _StepRequest(ScenarioRequest):
     """Which step: of a batch that decodes, or of a prompt; without any of them it is the typical decode step."""
 
-    scenario_flags = STEP_FLAGS
-    short_forms = STEP_FORMS
+    scenario_flags = req.STEP_FLAGS
+    short_forms = req.STEP_FORMS
 
     batch: int | None = flag("--batch", "Decode this many sequences.", metavar="N", is_count=True)
     context: int | None = flag(
@@ -388,15 +338,14 @@ class ExplainRequest(_StepRequest):
                 return self._run_answer(progress)
         report = self.report(self.seed)
         if self.occupancy:
+            from perfmodel.evidence.executed.bridge import explain_occupancy
+
             with console.watch("compiling") as progress:
-                return _occupancy_answer(report, progress)
-
-        def brief() -> "Document":
-            from perfmodel.report.views.step import step_brief
-
-            return step_brief(report)
-
-        return Answer(report.to_json, lambda: _step_view(report), report, brief)
+                rows = explain_occupancy(report.scenario, report.shape, progress)
+            step = {"scenario": report.scenario.name, "step": report.label, "kernels": rows}
+            data = {**step, "notes": list(report.assumed), "provenance": report.provenance("kernels of a step")}
+            return Answer(lambda: data, view("step:occupancy_view", report, rows), report)
+        return Answer(report.to_json, view("step:step_view", report), report, view("step:step_brief", report))
 
     def _run_answer(self, progress: Progress | None) -> Answer:
         """Kinds of steps of a whole run, and what their time went to."""
@@ -408,32 +357,9 @@ class ExplainRequest(_StepRequest):
         result = replace(result, notes=(*self.assumed(scenario), *result.notes))
         kinds = kinds_of_steps(result.steps) if result.steps is not None else []
         shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
-
-        def data() -> dict[str, object]:
-            data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
-            return {**data, "notes": list(result.notes), "provenance": result.provenance("steps of a run")}
-
-        return Answer(data, lambda: kinds_view(result, kinds), result)
-
-
-def _occupancy_answer(report: "StepReport", progress: Progress | None) -> Answer:
-    """What the executor's kernels of a step take of its GPU, compiled for it."""
-    from perfmodel.evidence.executed.bridge import explain_occupancy
-    from perfmodel.report.views.step import occupancy_view
-
-    rows = explain_occupancy(report.scenario, report.shape, progress)
-
-    def data() -> dict[str, object]:
-        step = {"scenario": report.scenario.name, "step": report.label, "kernels": rows}
-        return {**step, "notes": list(report.assumed), "provenance": report.provenance("kernels of a step")}
-
-    return Answer(data, lambda: occupancy_view(report, rows), report)
-
-
-def _step_view(report: "StepReport", is_roofline: bool = False) -> "Document":
-    from perfmodel.report.views.step import step_view
-
-    return step_view(report, is_roofline=is_roofline)
+        data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
+        data |= {"notes": list(result.notes), "provenance": result.provenance("steps of a run")}
+        return Answer(lambda: data, lambda: kinds_view(result, kinds), result)
 
 
 @dataclass(frozen=True)
@@ -455,18 +381,13 @@ class RooflineRequest(_StepRequest):
         """As of a request; `result` is the StepReport."""
         from perfmodel.files.whole import write_whole
         from perfmodel.report.pages import render_page
+        from perfmodel.report.views.step import ridge_points
 
         report = self.report()
-        document, path = _step_view(report, is_roofline=True), self._plot_path(report.scenario.name)
+        document, path = view("step:step_view", report, True)(), self._plot_path(report.scenario.name)
         write_whole(path, render_page(document))
-
-        def data() -> dict[str, object]:
-            from perfmodel.report.views.step import ridge_points
-
-            ridges = ridge_points(report.scenario.hardware)
-            return {**report.to_json(), "ridge_flop_per_byte": ridges, "plot": str(path)}
-
-        return Answer(data, lambda: document, report, closing=(f"Plot: {path}",))
+        more = {"ridge_flop_per_byte": ridge_points(report.scenario.hardware), "plot": str(path)}
+        return Answer(lambda: {**report.to_json(), **more}, lambda: document, report, closing=(f"Plot: {path}",))
 
     def _plot_path(self, name: str) -> Path:
         if self.out.suffix == ".html":
@@ -480,7 +401,7 @@ class RooflineRequest(_StepRequest):
 
 
 @dataclass(frozen=True)
-class CompareRequest(CommandRequest):
+class CompareRequest(req.CommandRequest):
     """Say what differs between two results: in inputs, field by field; in versions; in answers, the best first.
 
     Results are files that a command wrote with `--json` (`--out` and `--report` write them, too). Scenarios, by their
@@ -490,8 +411,8 @@ class CompareRequest(CommandRequest):
     command = "compare"
     examples = ("compare llama-3.1-8b-a100 llama-3.1-8b-h100-2048-256", "compare before.json after.json")
 
-    one: str = argument("A", "A file that a command wrote with --json, or a scenario.")
-    other: str = argument("B", "Another of the same command.")
+    one: str = req.argument("A", "A file that a command wrote with --json, or a scenario.")
+    other: str = req.argument("B", "Another of the same command.")
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the ResultComparison."""
@@ -501,10 +422,9 @@ class CompareRequest(CommandRequest):
 def compared(one: Mapping[str, Any], other: Mapping[str, Any], name: str, other_name: str) -> Answer:
     """See `CompareRequest`: of two results as `--json` prints them, and what they are called."""
     from perfmodel.planning.comparison import compare_results
-    from perfmodel.report.views.catalog import comparison_view
 
     comparison = compare_results(one, other, name, other_name)
-    return Answer(comparison.to_json, lambda: comparison_view(comparison), comparison)
+    return Answer(comparison.to_json, view("catalog:comparison_view", comparison), comparison)
 
 
 def _result(name: str, console: Console) -> dict[str, Any]:

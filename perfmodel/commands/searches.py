@@ -2,23 +2,12 @@
 
 import shlex
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.commands.request import (
-    MAX_KINDS,
-    OVERRIDES_HELP,
-    QUIET,
-    REPORT_HELP,
-    SHORT_FORMS,
-    Answer,
-    CommandRequest,
-    Console,
-    ScenarioRequest,
-    argument,
-    flag,
-    load,
-)
+from perfmodel.commands import request as req
+from perfmodel.commands.request import QUIET, REPORT_HELP, SHORT_FORMS, Answer, Console, ScenarioRequest, flag, view
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -65,7 +54,7 @@ class WhatIfRequest(ScenarioRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the WhatIfResult."""
         from perfmodel.planning.whatif import ask_whatif
-        from perfmodel.report.views.whatif import whatif_brief, whatif_json, whatif_view
+        from perfmodel.report.views.whatif import whatif_json
 
         try:
             against = shlex.split(self.against or "")
@@ -74,9 +63,8 @@ class WhatIfRequest(ScenarioRequest):
         places = (self.source(), self.vary, self.overrides, self.metric, self.grid, against, self.workers, self.engine)
         result = ask_whatif(*places, console.watch, self.intervals)
         result = replace(result, assumed=self.assumed(result.answers.scenario))
-        return Answer(
-            lambda: whatif_json(result), lambda: whatif_view(result, self.line), result, lambda: whatif_brief(result)
-        )
+        document, brief = view("whatif:whatif_view", result, self.line), view("whatif:whatif_brief", result)
+        return Answer(lambda: whatif_json(result), document, result, brief)
 
 
 @dataclass(frozen=True)
@@ -117,8 +105,8 @@ class PlanRequest(ScenarioRequest):
         from perfmodel.planning.result import PlanResult
         from perfmodel.planning.search import make_plan
 
-        source = self.source(MAX_KINDS)
-        assumed = self.assumed(load(source, self.overrides), {"engine.tensor_parallel_size"})
+        source = self.source(req.MAX_KINDS)
+        assumed = self.assumed(req.load(source, self.overrides), {"engine.tensor_parallel_size"})
         for sentence in assumed:
             console.say(sentence)
         planned = make_plan(
@@ -128,19 +116,15 @@ class PlanRequest(ScenarioRequest):
         result = replace(planned, notes=[*assumed, *planned.notes])
         status = 0 if result.winner is not None else 1
         if isinstance(result, PlanResult):
-            from perfmodel.report.views.plan import brief_view, plan_json, plan_question, plan_view
+            from perfmodel.report.views.plan import plan_json, plan_question
 
-            return Answer(
-                lambda: plan_json(result),
-                lambda: plan_view(result, self.line),
-                result,
-                lambda: brief_view(result, plan_question(result)),
-                exit_status=status,
-                after=lambda: self._export(result, console),
-            )
-        from perfmodel.report.views.plan import job_json, job_view
+            document = view("plan:plan_view", result, self.line)
+            brief = view("plan:brief_view", result, plan_question(result))
+            after = partial(self._export, result, console)
+            return Answer(lambda: plan_json(result), document, result, brief, exit_status=status, after=after)
+        from perfmodel.report.views.plan import job_json
 
-        return Answer(lambda: job_json(result), lambda: job_view(result, self.line), result, exit_status=status)
+        return Answer(lambda: job_json(result), view("plan:job_view", result, self.line), result, exit_status=status)
 
     def _preliminary(self, preliminary: "Preliminary") -> str:
         """What the screen has found, in a sentence. Raises SpecError for a job that is to be exported."""
@@ -174,7 +158,7 @@ class PlanRequest(ScenarioRequest):
 
 
 @dataclass(frozen=True)
-class StudyRequest(CommandRequest):
+class StudyRequest(req.CommandRequest):
     """Ask one question of many scenarios: variants of a base scenario along axes, simulated in parallel processes.
 
     The shipped ones lie in workloads/scenarios/studies. `--execute` runs the small form that the study describes on
@@ -185,10 +169,10 @@ class StudyRequest(CommandRequest):
     command = "study"
     examples = ("study autoscaling --quick", "study nodes --report nodes.html")
 
-    name: str = argument("STUDY", "A study's name, or a path to a study file.", completes="studies")
+    name: str = req.argument("STUDY", "A study's name, or a path to a study file.", completes="studies")
     execute: bool = flag("--execute", "Also run the study's executed part on this machine.", False)
     quick: bool = flag("--quick", "A few values of each axis and fewer requests.", False)
-    overrides: tuple[str, ...] = flag(*("--set", OVERRIDES_HELP, ()), metavar="KEY=VALUE")
+    overrides: tuple[str, ...] = flag(*("--set", req.OVERRIDES_HELP, ()), metavar="KEY=VALUE")
     quality_model: str | None = flag(
         *("--quality", "First measure the study's perplexities anew.", None, "MODEL.gguf"), is_in_line=False
     )
@@ -201,7 +185,7 @@ class StudyRequest(CommandRequest):
         study without the part that is to be executed."""
         from perfmodel.planning.study import StudyResult, executed_points, load_study, simulated_points
         from perfmodel.planning.study import quick as quickened
-        from perfmodel.report.views.study import study_json, study_view
+        from perfmodel.report.views.study import study_json
 
         file = load_study(self.name, self.overrides)
         if self.quality_model is not None:
@@ -221,7 +205,7 @@ class StudyRequest(CommandRequest):
         if executed is not None:
             parts.append(_executed(executed, console))
         result = StudyResult(file.study, parts, self._notes(file), self.quick)
-        return Answer(lambda: study_json(result), lambda: study_view(result, self.line), result)
+        return Answer(lambda: study_json(result), view("study:study_view", result, self.line), result)
 
     def _simulated(self, file: "StudyFile", points: "StudyPoints", console: Console) -> "StudyPart":
         from perfmodel.planning.study import StudyPart, with_quality

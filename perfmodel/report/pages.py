@@ -15,25 +15,8 @@ from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.files.whole import write_wholes
 from perfmodel.printable import to_jsonable
-from perfmodel.report.document import (
-    Block,
-    Commands,
-    Document,
-    Fact,
-    Facts,
-    Heading,
-    Item,
-    Line,
-    Notes,
-    Paragraph,
-    Picture,
-    Plot,
-    Sentences,
-    Table,
-    Tiles,
-    pictures_of,
-    spans,
-)
+from perfmodel.report import document as doc
+from perfmodel.report.document import Block, Commands, Document, Fact, Facts, Heading, Item, Line, Plot, Table, Tiles
 from perfmodel.report.drawing.figure_svg import figure_svg
 from perfmodel.version import RELEASE
 
@@ -63,9 +46,9 @@ def _lines(block: Block, level: int, picture_file: Callable[[str], str]) -> Iter
     match block:
         case Heading(text):
             yield from _titled(text)
-        case Paragraph(line):
+        case doc.Paragraph(line):
             yield from (_line(line), "")
-        case Sentences(lines, title):
+        case doc.Sentences(lines, title):
             yield from _titled(title, level)
             yield from _list(lines)
         case Table():
@@ -75,13 +58,13 @@ def _lines(block: Block, level: int, picture_file: Callable[[str], str]) -> Iter
             yield from _table(Table(("", ""), rows, title), level)
         case Tiles(tiles):
             yield from _list([f"{tile.label}: {tile.value} {tile.unit} {tile.aside.text}".rstrip() for tile in tiles])
-        case Picture(name):
+        case doc.Picture(name):
             file = picture_file(name)
             yield from (f"![{file}]({file})", "")
         case Commands(title, lines):
             yield from _titled(title, level)
             yield from ("```sh", *lines, "```", "")
-        case Notes(lines) if lines:
+        case doc.Notes(lines) if lines:
             more = [f"and {len(lines) - _MOST_NOTES} more in the JSON"] if len(lines) > _MOST_NOTES else []
             yield from _titled("Notes")
             yield from _list([*lines[:_MOST_NOTES], *more])
@@ -125,7 +108,7 @@ def _cell(cell: Line) -> str:
 def _line(line: Line) -> str:
     return "".join(
         f"**{_escaped(span.text)}**" if span.tone == "strong" and span.text else _escaped(span.text)
-        for span in spans(line)
+        for span in doc.spans(line)
     )
 
 
@@ -205,9 +188,9 @@ def _section(block: Block) -> str:
     match block:
         case Heading(text):
             return f"<h2>{escape(text)}</h2>"
-        case Paragraph(line):
+        case doc.Paragraph(line):
             return f"<p>{_html_line(line)}</p>"
-        case Sentences(lines, title):
+        case doc.Sentences(lines, title):
             return _framed(title, _html_list(lines)) if lines else ""
         case Table():
             return _framed(block.title, _html_table(block), block.note) if block.rows else ""
@@ -215,13 +198,13 @@ def _section(block: Block) -> str:
             return _framed(title, _facts(groups))
         case Tiles():
             return _tiles(block)
-        case Picture():
+        case doc.Picture():
             return f'<section><div class="scroll picture">{block.draw()}</div></section>'
         case Plot(title, _, note):
-            return _framed(title, _plot(block), note)
+            return _framed(title, f'<div class="scroll figure">{figure_svg(block.draw(), title)}</div>', note)
         case Commands(title, lines):
             return _framed(title, f"<pre>{escape(chr(10).join(lines))}</pre>") if lines else ""
-        case Notes(lines):
+        case doc.Notes(lines):
             return _framed("Notes", _html_list(lines)) if lines else ""
     raise AssertionError(block)  # details are flattened
 
@@ -254,17 +237,13 @@ def _html_table(table: Table) -> str:
 def _facts(groups: Sequence[tuple[str, Sequence[Fact]]]) -> str:
     columns = []
     for name, facts in groups:
-        rows = "".join(
-            f"<dt>{escape(fact.label)}</dt><dd{_kind(fact)}>{escape(f'{fact.value} {fact.unit}'.rstrip())}</dd>"
-            for fact in facts
-        )
-        columns.append(f"<div><h3>{escape(name)}</h3><dl>{rows}</dl></div>")
+        columns.append(f"<div><h3>{escape(name)}</h3><dl>")
+        for fact in facts:  # a number stays in one line with its unit
+            kind = ' class="number"' if fact.value[:1].isdigit() and len(fact.value.split()) == 1 else ""
+            text = escape(f"{fact.value} {fact.unit}".rstrip())
+            columns.append(f"<dt>{escape(fact.label)}</dt><dd{kind}>{text}</dd>")
+        columns.append("</dl></div>")
     return f'<div class="columns">{"".join(columns)}</div>'
-
-
-def _kind(fact: Fact) -> str:
-    """A number stays in one line with its unit."""
-    return ' class="number"' if fact.value[:1].isdigit() and len(fact.value.split()) == 1 else ""
 
 
 def _tiles(block: Tiles) -> str:
@@ -277,14 +256,10 @@ def _tiles(block: Tiles) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _plot(plot: Plot) -> str:
-    return f'<div class="scroll figure">{figure_svg(plot.draw(), plot.title)}</div>'
-
-
 def _html_line(line: Line) -> str:
     return "".join(
         f'<span class="{span.tone}">{_text(span.text)}</span>' if span.tone else _text(span.text)
-        for span in spans(line)
+        for span in doc.spans(line)
     )
 
 
@@ -314,7 +289,7 @@ def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> l
     if path.suffix == ".md":
         origin = f"Generated by this command on {today().isoformat()}, perfmodel {RELEASE}."
         texts[path] = render_markdown(document, origin, lambda name: f"{path.stem}.{name}.svg")
-        texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in pictures_of(document).items()}
+        texts |= {path.with_suffix(f".{name}.svg"): svg for name, svg in doc.pictures_of(document).items()}
     else:
         texts[path] = render_page(document)
     texts[path.with_suffix(".json")] = json.dumps(to_jsonable(answer), indent=1, ensure_ascii=False) + "\n"

@@ -13,6 +13,7 @@ microseconds since the start of the run. Format: the Trace Event Format's `trace
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,30 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any((path / name).exists() for name in RUN_FILES):
-                _refuse_files_of_others(path)
+                self._refuse_files_of_others()
                 self.work = path / "unfinished"
                 self.work.mkdir(exist_ok=True)
         except OSError as error:
             raise SpecError(f"--out {path}: {error.strerror or error}; give a folder that can be written.") from None
+
+    def _refuse_files_of_others(self) -> None:
+        """Raises SpecError unless a result is perfmodel's, or each file has the columns of records, or, of a run that
+        was cut short, nothing yet."""
+        with suppress(OSError, ValueError):
+            result = read_json(self.path / "result.json")
+            if isinstance(result, dict) and isinstance(result.get("provenance"), dict):
+                return
+        for name in RUN_FILES:
+            file, header = self.path / name, ",".join(_HEADERS.get(name, ())).encode()
+            if not file.exists():
+                continue
+            with file.open("rb") as records:
+                is_own = name in _HEADERS and records.read(len(header)) in (header, b"")
+            if not is_own:
+                raise SpecError(
+                    f"--out {self.path}: found {name}, which no run of perfmodel has written, and would replace it; "
+                    f"give another folder."
+                )
 
     def finish(self) -> None:
         """Put the new files in the place of the old ones."""
@@ -73,33 +93,6 @@ class RunFolder:
         for name in RUN_FILES:
             (self.work / name).unlink(missing_ok=True)
         self.work.rmdir()
-
-
-def _refuse_files_of_others(folder: Path) -> None:
-    if _has_provenance(folder / "result.json"):
-        return
-    for name in RUN_FILES:
-        file = folder / name
-        if file.exists() and not (name in _HEADERS and _begins_with(file, _HEADERS[name])):
-            raise SpecError(
-                f"--out {folder}: found {name}, which no run of perfmodel has written, and would replace it; give "
-                f"another folder."
-            )
-
-
-def _has_provenance(file: Path) -> bool:
-    try:
-        found = read_json(file)
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and isinstance(found.get("provenance"), dict)
-
-
-def _begins_with(file: Path, columns: tuple[str, ...]) -> bool:
-    """Whether a file of records has these columns first, or, of a run that was cut short, nothing yet."""
-    wanted = ",".join(columns).encode()
-    with file.open("rb") as records:
-        return records.read(len(wanted)) in (wanted, b"")
 
 
 MAX_STEPS = 20_000  # step records drawn, in order of start; each also makes two counter events
@@ -128,10 +121,7 @@ def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[st
     if missing:
         raise WorkloadError(f"{path}: has no column {missing[0]!r}, so it is no record file of perfmodel.")
     whole = body[: body.rfind(b"\n") + 1]  # a last line without its end was cut short
-    is_float = [name.endswith("_s") for name in wanted]
-    dtype = np.dtype(
-        [(name, np.float64 if floats else np.int64) for name, floats in zip(wanted, is_float, strict=True)]
-    )
+    dtype = np.dtype([(name, np.float64 if name.endswith("_s") else np.int64) for name in wanted])
     lines = whole.decode().splitlines()
     if not lines:
         return {name: np.empty(0, dtype[name]) for name in wanted}
@@ -173,52 +163,41 @@ def _microseconds(seconds: float) -> float:
 
 
 def _step_events(steps: StepColumns, num_blocks: int) -> Iterator[Event]:
-    tracks: dict[int, list[float]] = {
-        replica: [0.0] for replica in replicas_of(steps)
-    }  # where each one's last step ends
+    # Where the last step of each track ends: a replica has several with pipeline stages, whose plans overlap.
+    tracks: dict[int, list[float]] = {replica: [0.0] for replica in replicas_of(steps)}
     for replica in tracks:
         yield _named(replica, f"replica {replica}")
         yield _named(replica, "steps", tid=0)
     for row in np.argsort(steps.start_s, kind="stable")[:MAX_STEPS]:
         start, end = _microseconds(steps.start_s[row]), _microseconds(steps.end_s[row])
         replica = int(steps.replica[row])
-        track = _free_track(tracks[replica], steps.start_s[row], steps.end_s[row])
+        ends = tracks[replica]
+        track = next((i for i, last in enumerate(ends) if last <= steps.start_s[row]), len(ends))
+        ends[track : track + 1] = [steps.end_s[row]]
+        counts = {
+            "index": int(steps.index[row]),
+            "steps": int(steps.num_steps[row]),
+            "tokens": int(steps.num_tokens[row]),
+            "decodes": int(steps.num_decodes[row]),
+            "chunks": int(steps.num_chunks[row]),
+            "decode_context": int(steps.decode_context[row]),
+        }
+        kind = "chunk" if not counts["decodes"] else "mixed" if counts["chunks"] else "decode"
         yield {
             "ph": "X",
-            "name": _step_kind(steps, int(row)),
+            "name": f"{kind} x{counts['steps']}" if counts["steps"] > 1 else kind,
             "cat": "step",
             "pid": replica,
             "tid": track,
             "ts": start,
             "dur": round(end - start, 3),
-            "args": {
-                "index": int(steps.index[row]),
-                "steps": int(steps.num_steps[row]),
-                "tokens": int(steps.num_tokens[row]),
-                "decodes": int(steps.num_decodes[row]),
-                "chunks": int(steps.num_chunks[row]),
-                "decode_context": int(steps.decode_context[row]),
-            },
+            "args": counts,
         }
         queue = {"running": int(steps.num_running[row]), "waiting": int(steps.num_waiting[row])}
         yield {"ph": "C", "name": "requests", "pid": replica, "ts": start, "args": queue}
         used = int(steps.used_blocks[row])
         usage = {"% used": round(100 * used / num_blocks, 2)} if num_blocks else {"blocks": used}
         yield {"ph": "C", "name": "KV cache", "pid": replica, "ts": start, "args": usage}
-
-
-def _free_track(ends: list[float], start: float, end: float) -> int:
-    """The first track of a replica that no other step is on; several with pipeline stages, whose plans overlap."""
-    track = next((i for i, last in enumerate(ends) if last <= start), len(ends))
-    ends[track : track + 1] = [end]
-    return track
-
-
-def _step_kind(steps: StepColumns, row: int) -> str:
-    """`decode`, `chunk` (prefill only) or `mixed`; a record of many equal steps says how many."""
-    decodes, chunks, num_steps = int(steps.num_decodes[row]), int(steps.num_chunks[row]), int(steps.num_steps[row])
-    kind = "mixed" if decodes and chunks else "decode" if decodes else "chunk"
-    return f"{kind} x{num_steps}" if num_steps > 1 else kind
 
 
 def _request_events(requests: RequestColumns) -> Iterator[Event]:

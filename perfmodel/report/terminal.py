@@ -13,21 +13,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfmodel.report.document import (
-    Block,
-    Commands,
-    Document,
-    Facts,
-    Heading,
-    Item,
-    Line,
-    Notes,
-    Paragraph,
-    Sentences,
-    Table,
-    plain,
-    spans,
-)
+from perfmodel.report import document as doc
+from perfmodel.report.document import Block, Commands, Document, Facts, Heading, Item, Line, Notes, Table, plain, spans
 
 _STYLES = {
     "": "",
@@ -80,9 +67,9 @@ def _show(block: Block, console: Console) -> None:
         case Heading(text):
             console.print()
             console.print(Text(text, style="bold cyan"))
-        case Paragraph(line):
+        case doc.Paragraph(line):
             console.print(_text(line))
-        case Sentences(lines, title):
+        case doc.Sentences(lines, title):
             _show_sentences(lines, title, console)
         case Table():
             _show_table(block, console)
@@ -193,10 +180,7 @@ def _facts_table(facts: Facts) -> RichTable:
 
 
 def _text(line: Line) -> Text:
-    found = Text()
-    for span in spans(line):
-        found.append(span.text, style=_STYLES[span.tone])
-    return found
+    return Text.assemble(*((span.text, _STYLES[span.tone]) for span in spans(line)))
 
 
 # A result's class -> its view, loaded when one is printed: a run pays nothing for plans.

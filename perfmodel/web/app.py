@@ -82,6 +82,7 @@ _PATIENCE_S = 1.5  # with a worker, before the page is asked to wait
 _MOST_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
+_PLOTLY = "plotly.min.js"
 _STATIC = (
     *("app.css", "app.js", "choices.css", "choices.js", "columns.js", "files.js", "plots.js", "icon.svg"),
     "vendor/htmx.min.js",
@@ -90,13 +91,13 @@ _STATIC = (
 
 def build_app(host: str, desk: QueryService) -> Starlette:
     """The application, to be served on `host`; `desk` answers, and has been started."""
-    return _Site(PageGuard(host), desk).app
+    return _Site(host, desk).app
 
 
 class _Site:
-    def __init__(self, guard: PageGuard, desk: QueryService) -> None:
-        self._guard, self._desk = guard, desk
-        self._pages = Pages(desk, guard.token)
+    def __init__(self, host: str, desk: QueryService) -> None:
+        self._guard, self._desk = PageGuard(host), desk
+        self._pages = Pages(desk, self._guard.token)
         routes = [
             Route("/", self._home),
             Route("/static/{path:path}", self._static),
@@ -129,7 +130,7 @@ class _Site:
         else:
             try:
                 if page := _page_of(request):
-                    self._desk.see(page)
+                    self._desk.jobs.see(page)
                 response = await go_on(request)
             except PerfmodelError as error:
                 response = self._sentence(request, 422, str(error))
@@ -154,13 +155,13 @@ class _Site:
         return RedirectResponse(f"/deployment{query}", 307)
 
     async def _view(self, request: Request) -> Response:
-        view, state = _view_of(request), read_state(request.url.query)
+        view, state = find_view(request.path_params["view"]), read_state(request.url.query)
         if view is None:
             return self._sentence(request, 404, f"there is no page {request.scope['path'][:80]!r}.")
         draw = {"main": self._pages.main, "answers": self._pages.answers}.get(
             request.headers.get("hx-target", ""), self._pages.whole
         )
-        return HTMLResponse(await run_in_threadpool(draw, view, state))
+        return await _drawn(draw, view, state)
 
     async def _open(self, request: Request) -> Response:
         """A tab says that it is open, as any request of it does."""
@@ -169,7 +170,7 @@ class _Site:
     async def _close(self, request: Request) -> Response:
         """A tab says that it closes: what it alone waits for is stopped soon."""
         if page := _page_of(request):
-            self._desk.depart(page)
+            self._desk.jobs.depart(page)
         return Response(status_code=204)
 
     async def _part(self, request: Request) -> Response:
@@ -177,10 +178,10 @@ class _Site:
         if part.lane is not None:
             with suppress(PerfmodelError):  # which the part shows
                 self._desk.join(part.ask(state), _reader_of(request, view, part))
-        return await self._drawn(view, part, state)
+        return await _drawn(self._pages.part, view, part, state)
 
     async def _rest(self, request: Request) -> Response:
-        return HTMLResponse(await run_in_threadpool(self._pages.rest, *_part_of(request)))
+        return await _drawn(self._pages.rest, *_part_of(request))
 
     async def _ask(self, request: Request) -> Response:
         view, part, state = _part_of(request)
@@ -191,7 +192,7 @@ class _Site:
                 _, late = await asyncio.wait(waits, timeout=_PATIENCE_S)
                 for wait in late:
                     wait.cancel()
-        return await self._drawn(view, part, state)
+        return await _drawn(self._pages.part, view, part, state)
 
     async def _later(self, request: Request) -> Response:
         """How far what a part does not wait for is; once all is there, the part with it. A POST begins it."""
@@ -205,7 +206,7 @@ class _Site:
         waiting = await run_in_threadpool(self._pages.later, view, part, state)
         if waiting is not None:
             return HTMLResponse(waiting)
-        response = await self._drawn(view, part, state)
+        response = await _drawn(self._pages.part, view, part, state)
         response.headers.update({"hx-retarget": f"#part-{part.name}", "hx-reswap": "innerHTML"})
         return response
 
@@ -213,19 +214,24 @@ class _Site:
         view, part, state = _part_of(request)
         for request_ in (*part.ask(state), *(part.later(state) if part.later else ())):
             self._desk.stop(request_)
-        return await self._drawn(view, part, state)
+        return await _drawn(self._pages.part, view, part, state)
 
-    async def _drawn(self, view: View, part: ViewPart, state: PageState) -> Response:
-        return HTMLResponse(await run_in_threadpool(self._pages.part, view, part, state))
+    def _answers(self, part: ViewPart, state: PageState) -> list[QueryResult]:
+        return [look.shown for request in part.ask(state) if (look := self._desk.look(request)).shown is not None]
 
     async def _data(self, request: Request) -> Response:
         """The JSON of a part's answers, as their commands print it."""
         view, part, state = _part_of(request)
-        found = [self._desk.look(request_).shown for request_ in part.ask(state)]
-        shown = [each for each in found if each is not None]
-        if not shown:
+        answers = self._answers(part, state)
+        if not answers:
             return JSONResponse({"error": "nothing is known of it yet; open the page first."}, 404)
-        data = shown[0].data if len(found) == 1 else [_with_command(each) for each in shown]
+        data = answers[0].data
+        if len(part.ask(state)) > 1:
+            data = [
+                {"command": without_marks(answer.request.line)}
+                | (dict(answer.data) if isinstance(answer.data, Mapping) else {"answer": answer.data})
+                for answer in answers
+            ]
         name = f"perfmodel-{view.name}-{part.name}.json"
         text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         return Response(text, media_type="application/json", headers=_attached(name))
@@ -234,8 +240,7 @@ class _Site:
         """A file that a part's answers can be taken along as; nothing is worked out for it."""
         _, part, state = _part_of(request)
         name = request.path_params["name"]
-        found = [self._desk.look(request_).shown for request_ in part.ask(state)]
-        texts = [each.files[name] for each in found if each is not None and name in each.files]
+        texts = [answer.files[name] for answer in self._answers(part, state) if name in answer.files]
         if not texts:
             return self._sentence(
                 request, 404, f"there is no {name[:80]!r} yet: it comes with the answer; start it first."
@@ -250,8 +255,9 @@ class _Site:
 
     async def _line(self, request: Request) -> Response:
         text = (await _body(request, _MOST_LINE_BYTES)).decode("utf-8", "replace")
-        found = await run_in_threadpool(read_line, text, read_state(request.url.query), self._desk.drops.folder)
-        return JSONResponse({"query": found.state.query, "notes": list(found.notes)})
+        state = read_state(request.url.query)
+        state, notes = await run_in_threadpool(read_line, text, state, self._desk.drops.folder)
+        return JSONResponse({"query": state.query, "notes": list(notes)})
 
     async def _serve_line(self, request: Request) -> Response:
         state = read_state(request.url.query)
@@ -259,30 +265,24 @@ class _Site:
 
     async def _static(self, request: Request) -> Response:
         path = request.path_params["path"]
-        if path == "plotly.min.js":
-            content, tag = await run_in_threadpool(_plotly)
-            headers = {"content-encoding": "gzip"}
-        elif path in _STATIC:
-            content, tag = _packaged(path)
-            headers = {}
-        else:
+        if path not in (*_STATIC, _PLOTLY):
             return JSONResponse({"error": "there is no such file."}, 404)
-        headers |= {"etag": tag, "cache-control": "no-cache"}
+        content, tag = await run_in_threadpool(_packaged, path)
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        headers |= {"content-encoding": "gzip"} if path == _PLOTLY else {}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=_KINDS[f".{path.rpartition('.')[2]}"], headers=headers)
 
 
-def _view_of(request: Request) -> View | None:
-    return find_view(request.path_params["view"])
+async def _drawn(draw: Callable[..., str], *places: Any) -> Response:
+    return HTMLResponse(await run_in_threadpool(draw, *places))
 
 
 def _part_of(request: Request) -> tuple[View, ViewPart, PageState]:
-    view = _view_of(request)
+    view = find_view(request.path_params["view"])
     part = None if view is None else find_part(view, request.path_params["part"])
     if view is None or part is None:
-        from perfmodel.errors import SpecError
-
         raise SpecError("there is no such part of the page; load it again.")
     return view, part, read_state(request.url.query)
 
@@ -299,15 +299,8 @@ def _reader_of(request: Request, view: View, part: ViewPart, suffix: str = "") -
     return f"{page}/{view.name}/{part.name}{suffix}" if page else ""
 
 
-def _with_command(shown: QueryResult) -> dict[str, Any]:
-    said = {"command": without_marks(shown.request.line)}
-    return said | (dict(shown.data) if isinstance(shown.data, Mapping) else {"answer": shown.data})
-
-
 async def _body(request: Request, most: int) -> bytes:
     """What was sent. Raises SpecError for more than `most` bytes, before they are all there."""
-    from perfmodel.errors import SpecError
-
     length, content = _num_bytes(request.headers.get("content-length", "")), bytearray()
     if length is not None and length > most:
         raise SpecError(f"{length:,} bytes are sent, allowed {most:,}.")
@@ -329,19 +322,12 @@ def _attached(name: str) -> dict[str, str]:
 
 @cache
 def _packaged(path: str) -> tuple[bytes, str]:
-    content = files("perfmodel.web").joinpath("static", *path.split("/")).read_bytes()
-    return content, _tag(content)
-
-
-@cache
-def _plotly() -> tuple[bytes, str]:
-    """plotly's script as its package carries it, compressed once."""
-    content = gzip.compress(files("plotly").joinpath("package_data", "plotly.min.js").read_bytes(), 6, mtime=0)
-    return content, _tag(content)
-
-
-def _tag(content: bytes) -> str:
-    return f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+    """A file and its tag; plotly's script as its package carries it, compressed once."""
+    if path == _PLOTLY:
+        content = gzip.compress(files("plotly").joinpath("package_data", path).read_bytes(), 6, mtime=0)
+    else:
+        content = files("perfmodel.web").joinpath("static", *path.split("/")).read_bytes()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 
 _DRAIN_S = 1.0  # a page asks again
@@ -367,13 +353,8 @@ async def _serve(host: str, port: int, on_ready: Callable[[str], None]) -> None:
     desk = QueryService()
     try:
         await desk.start()
-        app = build_app(host, desk)
-        await serve_apps(
-            [Listening(app, port)],
-            host,
-            _BOUNDS,
-            _DRAIN_S,
-            on_ready=lambda ports: on_ready(f"http://{name}:{ports[0]}"),
-        )
+        apps = [Listening(build_app(host, desk), port)]
+        say_address = lambda ports: on_ready(f"http://{name}:{ports[0]}")  # noqa: E731
+        await serve_apps(apps, host, _BOUNDS, _DRAIN_S, on_ready=say_address)
     finally:
         await desk.close()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfmodel.web.figures import value_at
 from perfmodel.web.results import QueryResult, without_marks
@@ -38,8 +38,7 @@ class Cell:
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(NamedTuple):
     """A row with its cells, in the order of the columns."""
 
     row: CellRow
@@ -74,11 +73,25 @@ def compared(findings: Sequence[QueryState], rows: Sequence[CellRow], num_column
 
     findings: of all requests, column by column
     """
-    each = len(findings) // num_columns
-    columns = [findings[each * number : each * (number + 1)] for number in range(num_columns)]
+    per_column = len(findings) // num_columns
+    columns = [findings[per_column * number : per_column * (number + 1)] for number in range(num_columns)]
     changes = [_changes(columns[0], column) for column in columns]
-    found = [_row(row, columns, changes) for row in rows]
-    return [row for row in found if any(cell.shown for cell in row.cells)]
+    compared_rows = []
+    for row in rows:
+        values = [
+            None if (shown := column[row.of].shown) is None else value_at(shown.data, row.path) for column in columns
+        ]
+        values = [value if isinstance(value, int | float) else None for value in values]
+        most, cells = max((value for value in values if value is not None), default=0) or 1, []
+        for number, (column, value) in enumerate(zip(columns, values, strict=True)):
+            if value is None:
+                cells.append(Cell(None, refusal=column[row.of].refusal))
+            else:
+                words, tone = _words(changes[number].get(row.path), number, values[0])
+                cells.append(Cell(column[row.of].shown, max(value / most, 0.0), words, tone))
+        if any(cell.shown for cell in cells):
+            compared_rows.append(Compared(row, tuple(cells)))
+    return compared_rows
 
 
 def headings(columns: Sequence[PageState], findings: Sequence[QueryState]) -> list[tuple[str, str]]:
@@ -86,50 +99,32 @@ def headings(columns: Sequence[PageState], findings: Sequence[QueryState]) -> li
 
     findings: of all requests, column by column
     """
-    each = len(findings) // len(columns)
-    return [_heading(column, findings[each * number]) for number, column in enumerate(columns)]
-
-
-def _heading(column: PageState, finding: QueryState) -> tuple[str, str]:
-    if finding.shown is None:
-        asked = column.flags
-        return without_marks(asked.get("model", column.get("scenario"))), without_marks(asked.get("hardware", ""))
-    data = finding.shown.data
-    if "num_devices" in data:  # of `memory`
-        return data["model"], f"{data['num_devices']} x {data['hardware']}"
-    scenario = data["provenance"]["inputs"]["scenario"]  # of `simulate`
-    return scenario["model"]["name"], f"{data['mean_num_devices']:g} x {scenario['hardware']['name']}"
-
-
-def _row(row: CellRow, columns: Sequence[Sequence[QueryState]], changes: Sequence[Mapping[str, Any]]) -> Compared:
-    values = [_value(column[row.of], row.path) for column in columns]
-    most = max((value for value in values if value is not None), default=0) or 1
-    cells = []
-    for number, (column, value) in enumerate(zip(columns, values, strict=True)):
-        if value is None:
-            cells.append(Cell(None, refusal=column[row.of].refusal))
-            continue
-        words, tone = _words(changes[number].get(row.path), number, values[0])
-        cells.append(Cell(column[row.of].shown, max(value / most, 0.0), words, tone))
-    return Compared(row, tuple(cells))
-
-
-def _value(finding: QueryState, path: str) -> float | None:
-    value = None if finding.shown is None else value_at(finding.shown.data, path)
-    return value if isinstance(value, int | float) else None
+    names = []
+    for column, finding in zip(columns, findings[:: len(findings) // len(columns)], strict=True):
+        if finding.shown is None:
+            flags = column.flags
+            model, devices = flags.get("model", column.get("scenario")), flags.get("hardware", "")
+            names.append((without_marks(model), without_marks(devices)))
+        elif "num_devices" in (data := finding.shown.data):  # of `memory`
+            names.append((data["model"], f"{data['num_devices']} x {data['hardware']}"))
+        else:  # of `simulate`
+            scenario = data["provenance"]["inputs"]["scenario"]
+            devices = f"{data['mean_num_devices']:g} x {scenario['hardware']['name']}"
+            names.append((scenario["model"]["name"], devices))
+    return names
 
 
 def _changes(first: Sequence[QueryState], other: Sequence[QueryState]) -> dict[str, Any]:
     """Path -> what `perfmodel compare` says of it, between the answers of two columns."""
     from perfmodel.commands.runs import compared as results_compared
 
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for one, another in zip(first, other, strict=True):
         if one.shown is None or another.shown is None or one is another:
             continue
-        data = results_compared(one.shown.data, another.shown.data, "first", "other").data
-        found |= {".".join([*each["place"].split(), each["metric"]]): each for each in data["answers"]}
-    return found
+        answers = results_compared(one.shown.data, another.shown.data, "first", "other").data["answers"]
+        changes |= {".".join([*change["place"].split(), change["metric"]]): change for change in answers}
+    return changes
 
 
 def _words(change: Mapping[str, Any] | None, number: int, first: float | None) -> tuple[str, str]:
@@ -141,9 +136,6 @@ def _words(change: Mapping[str, Any] | None, number: int, first: float | None) -
     if change["relative"] is None:
         return "", ""
     size, verdict = change["relative"], change["verdict"]
-    text = (
-        f"{1 + size:.3g} times"
-        if size >= 1
-        else f"{abs(size):.1%} {'higher' if size > 0 else 'lower'}".replace("%", " %")
-    )
+    text = f"{abs(size):.1%} {'higher' if size > 0 else 'lower'}".replace("%", " %")
+    text = f"{1 + size:.3g} times" if size >= 1 else text
     return f"{text}, {verdict}" if verdict else text, {"better": "good", "worse": "bad"}.get(verdict, "")

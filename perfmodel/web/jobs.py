@@ -31,9 +31,7 @@ _TELL_S = 0.1  # between two words on progress
 _PATIENCE_S = 3.0  # with a worker that was asked to stop
 _MOST_WAITING, _MOST_KEPT = 20, 100
 _LEASE_S = 150.0  # without a request from a page until it counts as closed: browsers let hidden tabs send one a minute
-_GRACE_S = (
-    8.0  # from the request with which a page closes until it counts as closed: one that is loaded again is back by then
-)
+_GRACE_S = 8.0  # from a page's closing request until it counts as closed: one that is loaded again is back by then
 _SWEEP_S = 0.5  # between two looks for pages that have closed
 _log = logging.getLogger("perfmodel.web")
 
@@ -122,7 +120,9 @@ class JobQueue:
                 raise SpecError(f"{_MOST_WAITING} requests wait already; stop some, or wait for them.")
             job = BackgroundJob(next(self._numbers), request, lane)
             self._jobs[job.number] = job
-            self._forget()
+            over = [number for number, other in self._jobs.items() if other.is_over]
+            for number in over[: max(len(self._jobs) - _MOST_KEPT, 0)]:
+                del self._jobs[number]
             self._queues[lane].put_nowait(job)
         if reader:
             self.join(job, reader)
@@ -144,7 +144,7 @@ class JobQueue:
     def leave(self, reader: str, requests: Collection[CommandRequest]) -> None:
         """`reader` asks these requests now, and waits for no others: what nobody else waits for is stopped, as when a
         slider has moved on."""
-        for job in list(self._jobs.values()):
+        for job in self._jobs.values():
             if job.request not in requests:
                 self._take_out(job, {reader} & job.readers)
 
@@ -164,13 +164,8 @@ class JobQueue:
             closed = {page for page, until in self._open_until.items() if until < now}
             for page in closed:
                 del self._open_until[page]
-            for job in list(self._jobs.values()) if closed else ():
+            for job in self._jobs.values() if closed else ():
                 self._take_out(job, {reader for reader in job.readers if reader.partition("/")[0] in closed})
-
-    def _forget(self) -> None:
-        over = [number for number, job in self._jobs.items() if job.is_over]
-        for number in over[: max(len(self._jobs) - _MOST_KEPT, 0)]:
-            del self._jobs[number]
 
     def stop(self, job: BackgroundJob) -> None:
         """Stop a job; it ends soon."""
@@ -217,12 +212,9 @@ class JobQueue:
         match kind:
             case "progress":
                 job.what, job.done, job.total = content
-            case "done":
+            case "done" | "refused":
                 self._known.keep(job.request, content)
-                job.end("done")
-            case "refused":
-                self._known.keep(job.request, content)
-                job.end("refused", str(content))
+                job.end(kind, str(content) if kind == "refused" else "")
             case "stopped":
                 job.end("stopped")
             case "short":

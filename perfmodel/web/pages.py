@@ -15,34 +15,28 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.version import __version__
-from perfmodel.web import pictures
+from perfmodel.web import pictures, views
 from perfmodel.web.compare import OF_DEPLOYMENTS, OF_TRAFFIC, compared, headings
 from perfmodel.web.figures import GROUPS, choices_of, default_of, figure
 from perfmodel.web.results import without_marks
 from perfmodel.web.service import QueryService, QueryState, resolved_fields
 from perfmodel.web.state import PageState
-from perfmodel.web.views import (
-    ALONG,
-    ALTERNATIVES,
-    SERVICE_LEVELS,
-    VIEWS,
-    WHATIF_METRICS,
-    View,
-    ViewPart,
-    asked_rate,
-    columns_of,
-    deployment_of,
-    fields_of,
-    is_preview,
-    main_of,
-    opened,
-    priced_devices,
-)
+from perfmodel.web.views import ALONG, ALTERNATIVES, SERVICE_LEVELS, VIEWS, WHATIF_METRICS, View, ViewPart, asked_rate
 
 _PAUSE_MS = 150  # without another move, until a hand rests
 _FUNCTIONS = (
-    *(asked_rate, choices_of, columns_of, compared, default_of, deployment_of, fields_of, figure, headings),
-    *(is_preview, main_of, opened, priced_devices),
+    *(
+        asked_rate,
+        choices_of,
+        views.columns_of,
+        compared,
+        default_of,
+        views.deployment_of,
+        views.fields_of,
+        figure,
+        headings,
+    ),
+    *(views.is_preview, views.main_of, views.opened, views.priced_devices),
     *(pictures.against_lines, pictures.bounds_plot, pictures.column_bars, pictures.devices_bars, pictures.front_plot),
     *(pictures.goodput_curve, pictures.latency_curve, pictures.measured_dots, pictures.memory_bar),
     *(pictures.prompt_curve, pictures.step_curve, pictures.tornado),
@@ -92,7 +86,7 @@ class Pages:
 
     def whole(self, view: View, state: PageState) -> str:
         """The page of a view, with closed forms answered; what was refused before is asked again."""
-        self._desk.forget_refusals()
+        self._desk.known.forget_refusals()
         scenario = self._resolved(state)
         return self._draw("page.html", view, state, token=self._token, scenario=scenario)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from perfmodel.commands.request import QUIET, CommandRequest, Console
 from perfmodel.errors import PerfmodelError, SpecError
@@ -68,24 +68,21 @@ class Uploads:
             raise SpecError(f"{name}: {len(content):,} of its {size:,} bytes came; drop it again.")
         digest = sha256(b"%d " % size + content).hexdigest()[:16]
         if digest not in self._files:
-            self._keep(digest, name, content, size)
+            folder = self.folder / digest
+            try:
+                folder.mkdir()
+                with (folder / name).open("wb") as file:
+                    file.write(content)
+                    file.truncate(size)  # what follows a header is a hole, which takes no room
+            except OSError as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise SpecError(f"{name}: cannot be kept ({error.strerror}); make room for it.") from None
+            self._files[digest] = folder / name, len(content)
+            while len(self._files) > _MOST_FILES or sum(size for _, size in self._files.values()) > _MOST_TOGETHER:
+                _, (path, _) = self._files.popitem(last=False)
+                shutil.rmtree(path.parent, ignore_errors=True)
         self._files.move_to_end(digest)
         return f"drop:{digest}/{self._files[digest][0].name}"
-
-    def _keep(self, digest: str, name: str, content: bytes, size: int) -> None:
-        folder = self.folder / digest
-        try:
-            folder.mkdir()
-            with (folder / name).open("wb") as file:
-                file.write(content)
-                file.truncate(size)  # what follows a header is a hole, which takes no room
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise SpecError(f"{name}: cannot be kept ({error.strerror}); make room for it.") from None
-        self._files[digest] = folder / name, len(content)
-        while len(self._files) > _MOST_FILES or sum(size for _, size in self._files.values()) > _MOST_TOGETHER:
-            _, (path, _) = self._files.popitem(last=False)
-            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def field_of(name: str, content: bytes) -> str:
@@ -104,10 +101,10 @@ def resolved(text: str, folder: Path) -> str:
     Raises SpecError for a file that was dropped on another server, or long ago.
     """
 
-    def place(found: re.Match[str]) -> str:
-        path = folder / found[1] / found[2]
+    def place(mark: re.Match[str]) -> str:
+        path = folder / mark[1] / mark[2]
         if not path.is_file():
-            raise SpecError(f"{found[2]}: is not here any more; drop the file on the page again.")
+            raise SpecError(f"{mark[2]}: is not here any more; drop the file on the page again.")
         return str(path)
 
     return _MARK.sub(place, text)
@@ -137,7 +134,7 @@ def hidden(text: str, folder: Path) -> str:
 
 def without_marks(text: str) -> str:
     """`text` with the names of dropped files in place of what stands for them: as its reader calls them."""
-    return _MARK.sub(lambda found: found[2], text)
+    return _MARK.sub(r"\2", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +145,14 @@ class QueryResult:
     data:     what its command prints with `--json`
     document: its blocks (`perfmodel.report.document.document_json`)
     files:    name -> text, of what the answer can be taken along as
+    measured: the single measurements near its setup: label, metric, predicted, measured
     """
 
     request: CommandRequest
     data: Any
     document: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
+    measured: Sequence[Mapping[str, Any]] = ()
 
     def blocks(self, *kinds: str) -> list[Mapping[str, Any]]:
         """The blocks of some kinds, or all; those of details in their place."""
@@ -172,21 +171,20 @@ def run_query(request: CommandRequest, console: Console = QUIET, allowed: Sequen
     from perfmodel.files.reach import without_files
     from perfmodel.printable import to_jsonable
     from perfmodel.report.document import document_json
+    from perfmodel.trust import Trust, nearest_rows
 
     with without_files(allowed):
         answer = request.answer(console)
         assert answer is not None
-        files = request.files(answer)
-        return QueryResult(request, to_jsonable(answer.data), document_json(answer.document), files)
+        files, trust = request.files(answer), getattr(answer.result, "trust", None)
+        rows = nearest_rows(trust) if isinstance(trust, Trust) else []
+        keys = ("label", "metric", "predicted", "measured")
+        measured = [{key: getattr(row, key) for key in keys} for row in rows]
+        return QueryResult(request, to_jsonable(answer.data), document_json(answer.document), files, measured)
 
 
 _MOST = 400
 _MOST_BYTES = 50_000_000  # as pickled, which is some fifth of what they take
-
-
-class _Kept(NamedTuple):
-    answer: QueryResult | str  # a refusal by its sentence: an error holds on to the frames that it came through
-    size: int
 
 
 class ResultCache:
@@ -197,51 +195,52 @@ class ResultCache:
 
     def __init__(self, work_out: Callable[[CommandRequest], QueryResult], most_bytes: int = _MOST_BYTES) -> None:
         self._work_out, self._most_bytes = work_out, most_bytes
-        self._found: OrderedDict[CommandRequest, _Kept] = OrderedDict()
+        # With what it takes; a refusal is its sentence: an error holds on to the frames that it came through.
+        self._kept: OrderedDict[CommandRequest, tuple[QueryResult | str, int]] = OrderedDict()
         self._num_bytes = 0
         self._lock, self._work_lock = Lock(), Lock()
 
     def find(self, request: CommandRequest) -> QueryResult | None:
         """The answer, if it is known. Raises PerfmodelError where the request was refused."""
         with self._lock:
-            found = self._found.get(request)
-            if found is None:
+            if request not in self._kept:
                 return None
-            self._found.move_to_end(request)
-        if isinstance(found.answer, str):
-            raise SpecError(found.answer)
-        return found.answer
+            self._kept.move_to_end(request)
+            answer, _ = self._kept[request]
+        if isinstance(answer, str):
+            raise SpecError(answer)
+        return answer
 
     def answer(self, request: CommandRequest) -> QueryResult:
         """The answer, worked out here if need be: for closed forms. Raises PerfmodelError as the command does."""
         with self._work_lock:
-            found = self.find(request)
-            if found is None:
+            result = self.find(request)
+            if result is None:
                 try:
-                    found = self._work_out(request)
+                    result = self._work_out(request)
                 except PerfmodelError as error:
                     self.keep(request, error)
                     raise
-                self.keep(request, found)
-        return found
+                self.keep(request, result)
+        return result
 
     def keep(self, request: CommandRequest, answer: QueryResult | PerfmodelError) -> None:
         """Remember what came of a request elsewhere."""
         plain = answer if isinstance(answer, QueryResult) else str(answer)
-        kept = _Kept(plain, len(pickle.dumps(plain)))
+        size = len(pickle.dumps(plain))
         with self._lock:
             self._drop(request)
-            self._found[request] = kept
-            self._num_bytes += kept.size
-            while len(self._found) > 1 and (len(self._found) > _MOST or self._num_bytes > self._most_bytes):
-                self._drop(next(iter(self._found)))
+            self._kept[request] = plain, size
+            self._num_bytes += size
+            while len(self._kept) > 1 and (len(self._kept) > _MOST or self._num_bytes > self._most_bytes):
+                self._drop(next(iter(self._kept)))
 
     def _drop(self, request: CommandRequest) -> None:
-        found = self._found.pop(request, None)
-        self._num_bytes -= found.size if found is not None else 0
+        _, size = self._kept.pop(request, ("", 0))
+        self._num_bytes -= size
 
     def forget_refusals(self) -> None:
         """Forget what was refused: a file may be here again, or there may be more memory."""
         with self._lock:
-            for request in [each for each, kept in self._found.items() if isinstance(kept.answer, str)]:
+            for request in [request for request, (answer, _) in self._kept.items() if isinstance(answer, str)]:
                 self._drop(request)

@@ -5,7 +5,7 @@ dropped take the place of what stands for them, and their paths leave with no an
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,16 +32,9 @@ if TYPE_CHECKING:
     from perfmodel.specs.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLine:
-    """state: that a line stands for; notes: what has no part in it, or was assumed"""
-
-    state: PageState
-    notes: tuple[str, ...]
-
-
-def read_line(text: str, state: PageState, folder: Path) -> ReadLine:
-    """The state of a server's command line, with its load test if it has one, on the device that the page shows.
+def read_line(text: str, state: PageState, folder: Path) -> tuple[PageState, tuple[str, ...]]:
+    """The state of a server's command line, with its load test if it has one, on the device that the page shows; and
+    notes on what has no part in it, or was assumed.
 
     Files that it names are not read, but for those that were dropped in `folder`. Raises SpecError as `perfmodel new`.
     """
@@ -52,22 +45,20 @@ def read_line(text: str, state: PageState, folder: Path) -> ReadLine:
     fields: dict[str, str] = {}
     for block, value in answer.data.items():
         if isinstance(value, Mapping):
-            fields |= {f"{block}.{key}": _text(each) for key, each in value.items()}
+            fields |= {f"{block}.{key}": _text(item) for key, item in value.items()}
         elif block != "name":
             fields[block] = _text(value)
-    return ReadLine(PageState(tuple({**fields, "hardware": device or fields["hardware"]}.items())), answer.result)
+    return PageState(tuple({**fields, "hardware": device or fields["hardware"]}.items())), answer.result
 
 
 def _text(value: Any) -> str:
     """`value` as `--set` reads it back."""
     from perfmodel.files.yaml_loader import parse_value
 
-    if not isinstance(value, str):
-        return json.dumps(value)
-    try:
-        return value if parse_value(value, "line") == value else json.dumps(value)
-    except SpecError:
-        return json.dumps(value)
+    with suppress(SpecError):
+        if isinstance(value, str) and parse_value(value, "line") == value:
+            return value
+    return json.dumps(value)
 
 
 def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
@@ -94,7 +85,7 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
     scenario = _scenario(state, folder)
     unsaid = left_out_fields(scenario.engine)
     name = without_marks(hidden(scenario.model.hf_id or scenario.model.name, folder))
-    lines = [f"# no argument says: {', '.join(f'engine.{each}' for each in unsaid)}"] if unsaid else []
+    lines = [f"# no argument says: {', '.join(f'engine.{field}' for field in unsaid)}"] if unsaid else []
     return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine, scenario.model)])]
 
 
@@ -126,50 +117,46 @@ class QueryState:
 
 
 class QueryService:
-    """Answers requests, and remembers."""
+    """Answers requests, and remembers. drops: dropped files; known: answers; jobs: under way, and pages that wait"""
 
     def __init__(self) -> None:
         self.drops = Uploads()
         work = partial(_answer, self.drops.folder)
-        self._known = ResultCache(partial(work, console=QUIET))
-        self._jobs = JobQueue(self._known, work)
+        self.known = ResultCache(partial(work, console=QUIET))
+        self.jobs = JobQueue(self.known, work)
 
     async def start(self) -> None:
         """Start the workers; the quick one learns what all requests ask before somebody waits for it."""
-        await self._jobs.start()
-        self._jobs.begin(_WARM_UP, "quick")
+        await self.jobs.start()
+        self.jobs.begin(_WARM_UP, "quick")
 
     async def close(self) -> None:
         """End the workers, and take dropped files away."""
-        await self._jobs.close()
+        await self.jobs.close()
         self.drops.close()
 
     def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
         """Keep a file that was dropped; see `Uploads.take`."""
         mark = self.drops.take(name, content, full_size)
-        self._known.forget_refusals()  # of requests that missed it
+        self.known.forget_refusals()  # of requests that missed it
         return mark
 
     def answer(self, request: CommandRequest) -> QueryState:
         """The answer to a closed form, at once; called in a thread."""
         try:
-            return QueryState(request, self._known.answer(request))
+            return QueryState(request, self.known.answer(request))
         except PerfmodelError as error:
             return QueryState(request, refusal=str(error))
 
     def look(self, request: CommandRequest) -> QueryState:
         """What there is of a request, without any work on it."""
         try:
-            shown = self._known.find(request)
+            shown = self.known.find(request)
         except PerfmodelError as error:
             return QueryState(request, refusal=str(error))
-        job = None if shown else self._jobs.last(request)
+        job = None if shown else self.jobs.last(request)
         # What was answered once and is not known any more is asked anew.
         return QueryState(request, shown, job=None if job and job.state in ("done", "refused") else job)
-
-    def forget_refusals(self) -> None:
-        """Ask again what was refused, as when a page is loaded again: there may be what was missing."""
-        self._known.forget_refusals()
 
     def begin(self, requests: Sequence[CommandRequest], lane: Lane, reader: str = "") -> list[BackgroundJob]:
         """Let a worker answer what is not known of some requests. Raises SpecError where too many wait.
@@ -177,33 +164,22 @@ class QueryService:
         reader: the part of a page that asks; what it asked before is stopped, unless somebody else waits for it
         """
         if reader:
-            self._jobs.leave(reader, requests)
-        return [self._jobs.begin(request, lane, reader) for request in requests if not self._is_settled(request)]
+            self.jobs.leave(reader, requests)
+        looks = [self.look(request) for request in requests]
+        return [self.jobs.begin(look.request, lane, reader) for look in looks if not (look.shown or look.refusal)]
 
     def join(self, requests: Sequence[CommandRequest], reader: str) -> None:
         """`reader` waits for what is under way of some requests, too, as a page does that was loaded again."""
         for request in requests if reader else ():
-            job = self._jobs.last(request)
+            job = self.jobs.last(request)
             if job is not None and not job.is_over:
-                self._jobs.join(job, reader)
-
-    def see(self, page: str) -> None:
-        """A page is open; see `JobQueue.see`."""
-        self._jobs.see(page)
-
-    def depart(self, page: str) -> None:
-        """A page closes; see `JobQueue.depart`."""
-        self._jobs.depart(page)
-
-    def _is_settled(self, request: CommandRequest) -> bool:
-        finding = self.look(request)
-        return finding.shown is not None or bool(finding.refusal)
+                self.jobs.join(job, reader)
 
     def stop(self, request: CommandRequest) -> None:
         """Stop the work on a request."""
-        job = self._jobs.last(request)
+        job = self.jobs.last(request)
         if job is not None and not job.is_over:
-            self._jobs.stop(job)
+            self.jobs.stop(job)
 
 
 def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryResult:
@@ -215,7 +191,7 @@ def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryRes
         raise SpecError(hidden(str(error), folder)) from None
     if placed == request:
         return shown
-    plain = (shown.data, shown.document, shown.files)
+    plain = (shown.data, shown.document, shown.files, shown.measured)
     return QueryResult(request, *(_all_hidden(part, folder) for part in plain))
 
 
@@ -224,5 +200,5 @@ def _all_hidden(value: Any, folder: Path) -> Any:
     if isinstance(value, str):
         return hidden(value, folder)
     if isinstance(value, Mapping):
-        return {_all_hidden(key, folder): _all_hidden(each, folder) for key, each in value.items()}
-    return [_all_hidden(each, folder) for each in value] if isinstance(value, list | tuple) else value
+        return {_all_hidden(key, folder): _all_hidden(item, folder) for key, item in value.items()}
+    return [_all_hidden(item, folder) for item in value] if isinstance(value, list | tuple) else value

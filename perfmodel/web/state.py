@@ -21,17 +21,7 @@ _OF_SCENARIOS = (
     *("expert_routing", "routing", "prompt_compression"),
 )
 _OF_VIEWS = (
-    "batch",
-    "context",
-    "prefill",
-    "low",
-    "high",
-    "vary",
-    "metric",
-    "against",
-    "devices",
-    "family",
-    "technique",
+    *("batch", "context", "prefill", "low", "high", "vary", "metric", "against", "devices", "family", "technique"),
 )
 _ALONE = ("scenario", "seed")
 _OTHER = "with"

@@ -63,7 +63,7 @@ class View:
     has_controls: bool = False
 
 
-_FIELD, _DURATION = "traffic.num_requests", "traffic.duration_s"
+_COUNT, _DURATION = "traffic.num_requests", "traffic.duration_s"
 
 
 def whole_run(state: PageState) -> CommandRequest:
@@ -74,16 +74,12 @@ def whole_run(state: PageState) -> CommandRequest:
 def fewer_requests(state: PageState, num_requests: int) -> tuple[str, ...]:
     """The value of `--set` that bounds traffic; nothing where the page says itself how many requests there are,
     or for how long they come."""
-    return (f"{_FIELD}={num_requests}",) if is_preview(state) else ()
+    return (f"{_COUNT}={num_requests}",) if is_preview(state) else ()
 
 
 def is_preview(state: PageState) -> bool:
     """Whether pictures of many runs have fewer requests each than the whole run."""
-    return not (state.get(_FIELD) or state.get(_DURATION))
-
-
-def _glance(state: PageState) -> tuple[CommandRequest, ...]:
-    return (request_of(MemoryRequest, state), request_of(ExplainRequest, state))
+    return not (state.get(_COUNT) or state.get(_DURATION))
 
 
 def _device(state: PageState) -> tuple[CommandRequest, ...]:
@@ -94,10 +90,11 @@ DEPLOYMENT = View(
     "deployment",
     "Deployment",
     "What does it take, and what does a step last?",
-    (ViewPart("glance", _glance), ViewPart("device", _device)),
+    (
+        ViewPart("glance", lambda state: (request_of(MemoryRequest, state), request_of(ExplainRequest, state))),
+        ViewPart("device", _device),
+    ),
 )
-
-
 MEMORY = View(
     "memory",
     "Memory",
@@ -106,31 +103,24 @@ MEMORY = View(
 )
 
 
-_PLOTS = ("plot",)
-
-
-def _sizes(**texts: str) -> dict[str, int]:
-    """Sizes of a step, of those that are given. Raises SpecError for what is no number."""
-    try:
-        return {name: count(text) for name, text in texts.items() if text}
-    except ValueError:
-        name, text = next((name, text) for name, text in texts.items() if text and not _is_count(text))
-        raise SpecError(f"{name}: found {text!r}, allowed a whole number of at least 1, as in 64 or 8K.") from None
-
-
-def _is_count(text: str) -> bool:
-    try:
-        return count(text) > 0
-    except ValueError:
-        return False
+def _step(state: PageState, **texts: str) -> CommandRequest:
+    """One step of the sizes that are given. Raises SpecError for what is no number."""
+    sizes: dict[str, int] = {}
+    for name, text in texts.items():
+        try:
+            sizes |= {name: count(text)} if text else {}
+        except ValueError:
+            message = f"{name}: found {text!r}, allowed a whole number of at least 1, as in 64 or 8K."
+            raise SpecError(message) from None
+    return request_of(ExplainRequest, state, **sizes)
 
 
 def _decode(state: PageState) -> tuple[CommandRequest, ...]:
-    return (request_of(ExplainRequest, state, **_sizes(batch=state.get("batch"), context=state.get("context"))),)
+    return (_step(state, batch=state.get("batch"), context=state.get("context")),)
 
 
 def _prefill(state: PageState) -> tuple[CommandRequest, ...]:
-    return (request_of(ExplainRequest, state, **_sizes(prefill=state.get("prefill", "2048"))),)
+    return (_step(state, prefill=state.get("prefill", "2048")),)
 
 
 def _curve(state: PageState) -> tuple[CommandRequest, ...]:
@@ -146,17 +136,14 @@ STEP = View(
     "Step",
     "Where does the time of a step go?",
     (
-        ViewPart("decode", _decode, is_kept=True, drawn=_PLOTS),
+        ViewPart("decode", _decode, is_kept=True, drawn=("plot",)),
         ViewPart("curve", _curve, "quick", help="how a step grows with batch and context"),
-        ViewPart("prefill", _prefill, is_kept=True, drawn=_PLOTS),
+        ViewPart("prefill", _prefill, is_kept=True, drawn=("plot",)),
     ),
     has_controls=True,
 )
-
-
 PAUSE_S = "30"  # of a user between an answer and the next request, unless the address says it
-_RATE, _PAUSE, _COUNT = "traffic.arrivals.rate", "traffic.arrivals.think_time_s", "traffic.num_requests"
-_DURATION = "traffic.duration_s"
+_RATE, _PAUSE = "traffic.arrivals.rate", "traffic.arrivals.think_time_s"
 _QUICK, _POINTS = 400, 7
 _LATENCIES = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 _LOADS = ("request_throughput", "request_goodput", "slo_attainment", "output_throughput")
@@ -179,28 +166,26 @@ def largest_rate(state: PageState) -> CommandRequest:
     """The largest rate within the SLO, looked for far around; every view that shows it asks this."""
     rate = asked_rate(state)
     ends = f"{rate / _FAR_BELOW:.3g}..{rate * _FAR_ABOVE:.3g}" if rate else f"{1 / _FAR_BELOW:g}x..{_FAR_ABOVE}x"
-    vary = f"{_RATE}={ends}:{_FAR_POINTS}"
-    return request_of(WhatIfRequest, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=_LOADS[:2])
+    return _over_rates(state, f"{ends}:{_FAR_POINTS}", _LOADS[:2])
 
 
 def _rate_curve(state: PageState) -> tuple[CommandRequest, ...]:
-    vary, metrics = f"{_RATE}={_range(state)}:{_POINTS}", (*_LATENCIES, *_LOADS)
-    return (request_of(WhatIfRequest, _unrated(state), *_short(state), *_pause(state), vary=(vary,), metric=metrics),)
-
-
-def _pause(state: PageState) -> tuple[str, ...]:
-    return () if state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
+    return (_over_rates(state, f"{_range(state)}:{_POINTS}", (*_LATENCIES, *_LOADS)),)
 
 
 def _bands(state: PageState) -> tuple[CommandRequest, ...]:
     """The 80 % intervals at every second rate of the curve: each takes as long as some ten points."""
-    fixed = _unrated(state).changed(dict.fromkeys((*LIMITS, _PAUSE)))
-    vary, means = f"{_RATE}={_range(state)}:{_POINTS // 2 + 1}", _LATENCIES[::2]
-    return (request_of(WhatIfRequest, fixed, *_short(state), vary=(vary,), metric=means, intervals=True),)
+    return (_over_rates(state, f"{_range(state)}:{_POINTS // 2 + 1}", _LATENCIES[::2], intervals=True),)
 
 
-def _unrated(state: PageState) -> PageState:
-    return state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
+def _over_rates(state: PageState, rates: str, metrics: Sequence[str], intervals: bool = False) -> CommandRequest:
+    """Metrics at several rates, of so few requests that the answer is there at once, unless the address says how many;
+    intervals of means need neither limits nor pauses."""
+    fixed = state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
+    fixed = fixed.changed(dict.fromkeys((*LIMITS, _PAUSE))) if intervals else fixed
+    pause = () if intervals or state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
+    more = {"vary": (f"{_RATE}={rates}",), "metric": tuple(metrics), "intervals": intervals}
+    return request_of(WhatIfRequest, fixed, *fewer_requests(state, _QUICK), *pause, **more)
 
 
 def _range(state: PageState) -> str:
@@ -227,11 +212,6 @@ def _rounded(rate: float) -> float:
     """The largest of 1, 2, 5, 10 ... that is not above."""
     scale = 10.0 ** floor(log10(rate) + 1e-9)
     return max(step for step in (1, 2, 5) if step * scale <= rate * (1 + 1e-9)) * scale
-
-
-def _short(state: PageState) -> tuple[str, ...]:
-    """So few requests that the answer is there at once, unless the address says how many."""
-    return fewer_requests(state, _QUICK)
 
 
 def _prompts(state: PageState) -> tuple[CommandRequest, ...]:
@@ -261,8 +241,6 @@ TRAFFIC = View(
     ),
     has_controls=True,
 )
-
-
 _FEW_REQUESTS = 100  # eighteen runs of these take some seconds
 
 WHATIF_METRICS = (
@@ -352,13 +330,12 @@ def priced_devices() -> tuple[tuple[str, float, float], ...]:
     """(name, memory in bytes, USD per hour) of GPUs of which a price is known, the largest memory first."""
     from perfmodel.specs import list_names, load_hardware
 
-    known = [load_hardware(name) for name in list_names("hardware")]
-    found = [
-        (each.name, each.declared.memory[0].capacity_bytes, each.price.usd_per_hour)
-        for each in known
-        if each.kind == "gpu" and each.price is not None
+    priced = [
+        (device.name, device.declared.memory[0].capacity_bytes, device.price.usd_per_hour)
+        for device in map(load_hardware, list_names("hardware"))
+        if device.kind == "gpu" and device.price is not None
     ]
-    return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
+    return tuple(sorted(priced, key=lambda device: (-device[1], device[0])))
 
 
 def opened(state: PageState, data: Any, row: Mapping[str, Any]) -> str:
@@ -368,17 +345,12 @@ def opened(state: PageState, data: Any, row: Mapping[str, Any]) -> str:
     """
     base = value_at(data, "provenance.inputs.scenario")
     fields: dict[str, str | None] = dict.fromkeys(_CHOSEN)
-    for path, value in _flat(row["choices"]):
+    choices = {path: value for path, value in row["choices"].items() if path != "cluster"}
+    choices |= {f"cluster.{name}": value for name, value in (row["choices"].get("cluster") or {}).items()}
+    for path, value in choices.items():
         if path in _CHOSEN or path == "hardware" or value_at(base, path) != value:
             fields[path] = value if isinstance(value, str) else json.dumps(value)
     return state.changed(fields).query
-
-
-def _flat(choices: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Choices as paths and values, those of the cluster one by one."""
-    cluster = choices.get("cluster") or {}
-    whole = [(path, value) for path, value in choices.items() if path != "cluster"]
-    return [*whole, *((f"cluster.{name}", value) for name, value in cluster.items())]
 
 
 PLAN = View(
@@ -398,15 +370,8 @@ PLAN = View(
     ),
     has_controls=True,
 )
-
-
-_FEW_REQUESTS = 100
 _SOME_LOADS = "traffic.arrivals.rate=0.5x,1x,2x"
 _METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "joules_per_output_token")
-
-
-def _gallery(state: PageState) -> tuple[CommandRequest, ...]:
-    return (TechniquesRequest(),)
 
 
 def _gain(state: PageState) -> tuple[CommandRequest, ...]:
@@ -435,13 +400,10 @@ def fields_of(switch: Sequence[str]) -> dict[str, str]:
     fields: dict[str, str] = {}
     for text in switch:
         key, _, value = text.partition("=")
-        known: Any = parse_value(value, key) if "." not in key and key != "model" else None
-        if isinstance(known, dict):
-            fields |= {
-                f"{key}.{name}": each if isinstance(each, str) else flow_yaml(each) for name, each in known.items()
-            }
-        else:
-            fields[key] = value
+        parsed: Any = parse_value(value, key) if "." not in key and key != "model" else None
+        blocks = parsed.items() if isinstance(parsed, dict) else ()
+        fields |= {f"{key}.{name}": item if isinstance(item, str) else flow_yaml(item) for name, item in blocks}
+        fields |= {} if isinstance(parsed, dict) else {key: value}
     return fields
 
 
@@ -451,12 +413,10 @@ TECHNIQUES = View(
     "What could be switched on, what would it gain here, and what has been shown of it?",
     (
         ViewPart("gain", _gain, "quick", help="simulating the deployment with it and without it"),
-        ViewPart("gallery", _gallery),
+        ViewPart("gallery", lambda state: (TechniquesRequest(),)),
     ),
     has_controls=True,
 )
-
-
 _BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
 _SHARED = ("rate", "traffic", *LIMITS, "seed")
 _OF_TRAFFIC = ("traffic.", "slo.")
@@ -491,11 +451,11 @@ def _is_shared(key: str) -> bool:
 
 def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
     """Memory of each, and one step that is the same for all."""
-    step = _sizes(batch=state.get("batch", _BATCH), context=state.get("context", _CONTEXT))
+    sizes = {"batch": state.get("batch", _BATCH), "context": state.get("context", _CONTEXT)}
     return tuple(
         request
         for column in columns_of(state)
-        for request in (request_of(MemoryRequest, column), request_of(ExplainRequest, column, **step))
+        for request in (request_of(MemoryRequest, column), _step(column, **sizes))
     )
 
 
@@ -513,8 +473,6 @@ COMPARE = View(
         ViewPart("served", _served, "quick", help="each of them under this traffic", shows_refusals=True),
     ),
 )
-
-
 VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE), *(WHATIF, PLAN, TECHNIQUES))
 
 

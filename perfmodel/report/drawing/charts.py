@@ -13,22 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.report.drawing.figures import (
-    BLUE,
-    COLOURS,
-    GREY,
-    GRID,
-    INK,
-    VERMILION,
-    Scale,
-    document,
-    element,
-    points_of,
-    scale_over,
-    text,
-    text_width,
-    ticks_at,
-)
+from perfmodel.report.drawing import figures as fig
+from perfmodel.report.drawing.figures import COLOURS, GREY, GRID, Scale, document, element, scale_over, text, text_width
 from perfmodel.report.numbers import format_short
 
 # In pixels.
@@ -105,7 +91,7 @@ class Ladder:
 
     title: str
     gains: Sequence[float | None]
-    colour: str = BLUE
+    colour: str = fig.BLUE
 
 
 @dataclass(frozen=True)
@@ -198,7 +184,7 @@ def pareto_svg(
         x = scale_over([dot.x for dot in dots], left, right, "x" in log)
         parts += _frame(x, y, x.ticks, name if len(panels) > 1 else "", x_title)
         front = sorted((dot for dot in dots if dot.is_front), key=lambda dot: dot.x)
-        path = points_of((x(dot.x), y(dot.y)) for dot in front)
+        path = fig.points_of((x(dot.x), y(dot.y)) for dot in front)
         parts.append(element("polyline", points=path, fill="none", stroke=GREY, stroke_dasharray="3 3"))
         parts += _dots(dots, x, y, _LIFT if legend else 0)
     bottom = _TOP + _HEIGHT + _BOTTOM
@@ -219,7 +205,7 @@ def _frame(x: Scale, y: Scale, x_values: Sequence[float], name: str, x_title: st
         yield _rule(x, y(tick), GRID)
         yield text(x.start - 8, y(tick) + 4, format_short(tick), "end")
     room = 8 + max(text_width(format_short(value), 11) for value in x_values)
-    for tick in ticks_at(x_values, x, room):
+    for tick in fig.ticks_at(x_values, x, room):
         yield element("line", x1=x(tick), y1=y.start, x2=x(tick), y2=y.start + 4, stroke=GREY)
         yield text(x(tick), y.start + 18, format_short(tick), "middle")
     yield _rule(x, y.start, GREY)
@@ -237,7 +223,7 @@ def _line(line: Line, x: Scale, y: Scale) -> Iterator[str]:
     places = [(x(a), y(b)) for a, b in line.points]
     dash = "5 4" if line.is_dashed else None
     stroke: dict[str, Any] = {"fill": "none", "stroke": line.colour, "stroke_width": 2, "stroke_dasharray": dash}
-    yield element("polyline", points=points_of(places), **stroke)
+    yield element("polyline", points=fig.points_of(places), **stroke)
     if not line.is_dashed:
         dots = "".join(element("circle", cx=a, cy=b, r=2.6) for a, b in places)
         yield element("g", dots, fill=line.colour, stroke="none")
@@ -269,7 +255,7 @@ def _bar(bar: Bar, x: Scale, at: float) -> Iterator[str]:
     if bar.interval is not None:
         low, high = (min(x(value), x.end) if isfinite(value) else x.end for value in bar.interval)
         paths = (f"M{low:.1f},{at + 8:.1f}H{high:.1f}", *(f"M{tip:.1f},{at + 4:.1f}v8" for tip in (low, high)))
-        yield from (element("path", d=path, stroke=INK, stroke_width=1.5) for path in paths)
+        yield from (element("path", d=path, stroke=fig.INK, stroke_width=1.5) for path in paths)
         end = max(end, high)
     yield text(end + 6, at + 12, bar.text or format_short(bar.value))
 
@@ -326,7 +312,7 @@ def _rungs(ladder: Ladder, reached: Sequence[float], x: Scale) -> Iterator[str]:
     below = 1.0
     for row, (gain, above) in enumerate(zip(ladder.gains, reached, strict=True)):
         low, high = sorted((x(below), x(above)))
-        colour = ladder.colour if above >= below else VERMILION
+        colour = ladder.colour if above >= below else fig.VERMILION
         label = "not run" if gain is None else "start" if row == 0 else f"x{_times(gain)}"
         at = _RUNGS_TOP + _RUNG * row
         yield element("rect", x=low, y=at + 3, width=max(high - low, 2), height=16, fill=colour)
@@ -374,7 +360,9 @@ def ecdf_svg(series: Sequence[Series], title: str) -> str:
     parts = []
     for group, colour in zip(shown, COLOURS, strict=False):
         within = np.searchsorted(np.sort(group.ape), errors, side="right") / len(group)
-        path = points_of((x(error), y(share)) for error, share in zip(errors.tolist(), within.tolist(), strict=True))
+        path = fig.points_of(
+            (x(error), y(share)) for error, share in zip(errors.tolist(), within.tolist(), strict=True)
+        )
         parts.append(element("polyline", points=path, fill="none", stroke=colour, stroke_width=2))
     titles = (title, "absolute error, at most", "share of rows")
     return _rows_svg(shown, parts, titles, (x, _ECDF_ERRORS), (y, _ECDF_SHARES), lambda share: f"{share * 100:g} %")

@@ -20,8 +20,7 @@ _MARGIN = {"l": 64, "r": 24, "t": 48, "b": 48}
 _HEADROOM = 0.05  # above the values of a linear axis without an explicit range, as a share of their span
 _DASHES = {"dash": "6 5", "dot": "2 4"}
 _ANCHORS = {"left": None, "center": "middle", "right": "end"}
-_LINE = 15  # pixels between two lines of text
-_LEGEND_LINE = 18
+_LINE, _LEGEND_LINE = 15, 18  # pixels between two lines of text
 _FONT, _MIN_FONT = 13, 9  # pixels
 _BAR = 0.65  # height of a bar as a share of its row
 # Of a `hovertemplate`: `%{name[position]:form}`, and what is left out of its text.
@@ -34,24 +33,36 @@ Data = Mapping[str, Any]
 def figure_svg(figure: Data, title: str) -> str:
     """A figure's `data` and `layout` as an `<svg>` element. title: read by screen readers"""
     layout = {"height": _HEIGHT, **figure["layout"]}
+    layout["margin"] = {**_MARGIN, **(layout.get("margin") or {})}
     panels = _panels(figure["data"], layout)
     legend = _legend_rows(layout, panels)
     is_below = (layout.get("legend") or {}).get("y", 1) < 0
-    if (more := _LEGEND_LINE * (len(legend) - 1)) > 0:
+    more = max(_LEGEND_LINE * (len(legend) - 1), 0)
+    if more:
         side = "b" if is_below else "t"
-        margin = {**_MARGIN, **(layout.get("margin") or {})}
-        layout |= {"height": layout["height"] + more, "margin": {**margin, side: margin[side] + more}}
+        margin = {**layout["margin"], side: layout["margin"][side] + more}
+        layout |= {"height": layout["height"] + more, "margin": margin}
         panels = _panels(figure["data"], layout)
     parts: list[str] = []
     for panel in panels:
         parts += _frame(panel)
         parts += _hover_strips(panel)  # below the markers, which have hover text of their own
         parts += _traces(panel)
-    parts += _shapes(layout.get("shapes") or (), panels)
-    parts += _annotations(layout.get("annotations") or (), panels)
-    top = layout["height"] - 14 - max(more, 0) if is_below else 18
+    for shape in layout.get("shapes") or ():  # lines across a panel, where they lie within its y axis
+        panel = _panel_of(shape, panels)
+        if str(shape.get("yref", "y")).endswith("domain") or panel.is_within(shape["y0"]):
+            (x1, x2), (y1, y2) = (panel.place(shape, axis, (f"{axis}0", f"{axis}1")) for axis in ("x", "y"))
+            path = f"M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}"
+            parts.append(element("path", d=path, **_stroke(shape.get("line") or {}, 1)))
+    for note in layout.get("annotations") or ():
+        parts += _annotation(note, _panel_of(note, panels))
+    top = layout["height"] - 14 - more if is_below else 18
     for number, row in enumerate(legend):
-        parts += _legend(row, top + _LEGEND_LINE * number)
+        for x, trace in row:
+            y = top + _LEGEND_LINE * number
+            stroke = {**_stroke(trace["line"]), "stroke_width": 3 if _is_line(trace) else 10}
+            stroke["stroke"] = (trace.get("marker") or {}).get("color") or stroke["stroke"]
+            parts += [element("path", d=f"M{x:.0f},{y - 4:.0f}h14", **stroke), text(x + 20, y, trace["name"], "start")]
     look: dict[str, Any] = {"font_family": "system-ui, sans-serif", "font_size": _FONT, "fill": INK}
     view = f"0 0 {_WIDTH} {layout['height']:g}"
     return element("svg", _title(title) + "".join(parts), viewBox=view, role="img", **look)
@@ -66,6 +77,7 @@ class _Panel:
     names:            row names of a bar chart, bottom to top
     x_ticks, y_ticks: (pixel, label)
     paper:            scale from 0..1 to the width of all panels
+    filled:           row -> value at which its next bar starts
     """
 
     x_name: str
@@ -78,42 +90,25 @@ class _Panel:
     y_ticks: Sequence[tuple[float, str]]
     x_title: str
     y_title: str
-    has_y_labels: bool
     paper: Scale
-    filled: dict[str, float] = field(default_factory=dict)  # row -> value at which its next bar starts
-
-    @property
-    def row_height(self) -> float:
-        """Pixels from one bar to the next."""
-        return abs(self.y.start - self.y.end) / max(len(self.names), 1)
+    filled: dict[str, float] = field(default_factory=dict)
 
     def points(self, trace: Data, bases: dict[str, list[float]]) -> list[tuple[float, float, float]]:
         """(x, y, y of the baseline) in pixels. bases: running sums by stack group, which this trace adds to"""
-        xs, ys = trace["x"], trace["y"]
+        ys = trace["y"]
         below = [0.0] * len(ys)
         if group := trace.get("stackgroup"):
             below = bases.get(group, below)
             ys = bases[group] = [base + y for base, y in zip(below, ys, strict=True)]
         return [
             (self.x(x), self.y(y), self.y(base))
-            for x, y, base in zip(xs, ys, below, strict=True)
-            if _is_drawn(x, y) and self.is_within(y)
+            for x, y, base in zip(trace["x"], ys, below, strict=True)
+            if _is_drawn(x) and _is_drawn(y) and self.is_within(y)
         ]
 
     def is_within(self, y: float) -> bool:
-        """Whether a value lies within the range of the y axis."""
         margin = 1e-9 * abs(self.y.high - self.y.low)
         return self.y.low - margin <= y <= self.y.high + margin
-
-    def bars(self, trace: Data) -> list[tuple[float, float, float]]:
-        """(start, end, y of the middle) of each bar, in pixels. The bars of the next trace start at their ends."""
-        spans = []
-        for value, name in zip(trace["x"], trace["y"], strict=True):
-            start = self.filled.get(name, 0.0)
-            self.filled[name] = start + value
-            row = self.y.start - (self.names.index(name) + 0.5) * self.row_height
-            spans.append((self.x(start), self.x(start + value), row))
-        return spans
 
     def place(self, item: Data, axis: str, keys: Iterable[str]) -> list[float]:
         """Pixels of an item's values on an axis; values may be fractions of the panel (`x domain`) or of the paper."""
@@ -134,35 +129,29 @@ def _panels(data: Sequence[Data], layout: Data) -> list[_Panel]:
     for number, trace in enumerate(data):
         line = {"color": COLOURS[number % len(COLOURS)], **(trace.get("line") or {})}
         groups.setdefault((trace.get("xaxis", "x"), trace.get("yaxis", "y")), []).append({**trace, "line": line})
-    margin = {**_MARGIN, **(layout.get("margin") or {})}
-    names = [str(name) for trace in data if trace["type"] == "bar" for name in trace["y"]]
-    left = max(margin["l"], 14 + max(map(text_width, names), default=0.0))
-    box = (left, _WIDTH - margin["r"], margin["t"], layout["height"] - margin["b"])
-    return [_panel(*axes, traces, layout, box) for axes, traces in groups.items()]
+    margin, top, bottom = layout["margin"], layout["margin"]["t"], layout["height"] - layout["margin"]["b"]
+    left = max(margin["l"], 14 + max(map(text_width, _bar_names(data)), default=0.0))
+    paper = Scale(0.0, 1.0, left, _WIDTH - margin["r"])
+    panels = []
+    for (x_name, y_name), traces in groups.items():
+        x_axis, y_axis = layout.get(f"xaxis{x_name[1:]}") or {}, layout.get(f"yaxis{y_name[1:]}") or {}
+        shared = layout.get("yaxis") or {} if "matches" in y_axis else y_axis
+        x = _scale(x_axis, _values(traces, "x"), *map(paper, x_axis.get("domain", (0.0, 1.0))))
+        bars = _bar_names(traces)
+        names = list(dict.fromkeys(y_axis.get("categoryarray") or bars)) if bars else []
+        names = names[::-1] if y_axis.get("autorange") == "reversed" else names
+        y = Scale(0.0, 1.0, bottom, top) if names else _scale(shared, _values(traces, "y"), bottom, top)
+        rows = [(bottom - (number + 0.5) * (bottom - top) / len(names), name) for number, name in enumerate(names)]
+        y_ticks = rows if names else _ticks(shared, y)
+        y_ticks = y_ticks if y_axis.get("showticklabels", True) else [(at, "") for at, _ in y_ticks]
+        x_title, y_title = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
+        ticks = _ticks(x_axis, x), y_ticks
+        panels.append(_Panel(x_name, y_name, x, y, traces, names, *ticks, x_title, y_title, paper))
+    return panels
 
 
-def _panel(
-    x_name: str, y_name: str, traces: Sequence[Data], layout: Data, box: tuple[float, float, float, float]
-) -> _Panel:
-    left, right, top, bottom = box
-    x_axis, y_axis = layout.get(f"xaxis{x_name[1:]}") or {}, layout.get(f"yaxis{y_name[1:]}") or {}
-    shared = layout.get("yaxis") or {} if "matches" in y_axis else y_axis
-    paper = Scale(0.0, 1.0, left, right)
-    x = _scale(x_axis, _values(traces, "x"), *map(paper, x_axis.get("domain", (0.0, 1.0))))
-    names = _names(traces, y_axis)
-    y = Scale(0.0, 1.0, bottom, top) if names else _scale(shared, _values(traces, "y"), bottom, top)
-    row = (bottom - top) / max(len(names), 1)
-    rows = [(bottom - (number + 0.5) * row, name) for number, name in enumerate(names)]
-    x_title, y_title = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
-    y_ticks, has_labels = rows if names else _ticks(shared, y), y_axis.get("showticklabels", True)
-    return _Panel(x_name, y_name, x, y, traces, names, _ticks(x_axis, x), y_ticks, x_title, y_title, has_labels, paper)
-
-
-def _names(traces: Sequence[Data], axis: Data) -> list[str]:
-    """Row names of a bar chart, bottom to top; none for lines."""
-    bars = [str(name) for trace in traces if trace["type"] == "bar" for name in trace["y"]]
-    names = list(dict.fromkeys(axis.get("categoryarray") or bars)) if bars else []
-    return names[::-1] if axis.get("autorange") == "reversed" else names
+def _bar_names(traces: Sequence[Data]) -> list[str]:
+    return [str(name) for trace in traces if trace["type"] == "bar" for name in trace["y"]]
 
 
 def _values(traces: Sequence[Data], axis: str) -> list[float]:
@@ -194,23 +183,24 @@ def _scale(axis: Data, values: Sequence[float], start: float, end: float) -> Sca
 
 
 def _ticks(axis: Data, scale: Scale) -> list[tuple[float, str]]:
-    values: Any = axis.get("tickvals")
-    step: Any = axis.get("dtick")
+    values, step = axis.get("tickvals"), axis.get("dtick")
     if values is None and step is None:
         values = scale.ticks
     elif values is None and scale.is_log:
         values = [10.0**power for power in range(ceil(log10(scale.low) - 1e-9), floor(log10(scale.high) + 1e-9) + 1)]
-    elif values is None:
+    elif values is None and step is not None:
         values = [step * number for number in range(ceil(scale.low / step), floor(scale.high / step) + 1)]
-    labels = axis.get("ticktext") or [format_short(value) for value in values]
-    pairs = zip(values, labels, strict=True)
-    return [
-        (scale(value), str(label)) for value, label in pairs if scale.low * 0.999999 <= value <= scale.high * 1.000001
-    ]
+    labels = axis.get("ticktext") or [format_short(value) for value in values or ()]
+    ticks = zip(values or (), labels, strict=True)
+    return [(scale(at), str(label)) for at, label in ticks if scale.low * 0.999999 <= at <= scale.high * 1.000001]
 
 
-def _is_drawn(*values: Any) -> bool:
-    return all(isinstance(value, int | float) and isfinite(value) for value in values)
+def _is_drawn(value: Any) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
+def _is_line(trace: Data) -> bool:
+    return trace["type"] == "scatter" and "lines" in trace.get("mode", "lines")
 
 
 def _title(words: str) -> str:
@@ -232,7 +222,7 @@ def _frame(panel: _Panel) -> Iterator[str]:
     for at, label in panel.y_ticks:
         if not panel.names:
             yield element("path", d=f"M{x.start:.1f},{at:.1f}H{x.end:.1f}", stroke=GRID)
-        if panel.has_y_labels:
+        if label:
             yield text(x.start - 8, at + 4, label, "end")
     yield text((x.start + x.end) / 2, y.start + 38, panel.x_title, "middle", fill=GREY)
     if panel.y_title:
@@ -274,34 +264,31 @@ def _markers(trace: Data, points: Sequence[tuple[float, float, float]]) -> Itera
     for number, (x, y, _) in enumerate(points):
         radius = (sizes[number] if isinstance(sizes, Sequence) else sizes) / 2
         hover = _title(hover_text(trace, number))
-        pointer = None if hover else "none"  # without hover text it leaves the pointer to what lies below it
+        look: dict[str, Any] = {"pointer_events": None if hover else "none"}  # without one: for what lies below it
         if marker.get("symbol") == "x":
             arm = 2 * radius
             arms = f"M{x - radius:.1f},{y - radius:.1f}l{arm},{arm}m0,{-arm}l{-arm},{arm}"
-            yield element("path", hover, d=arms, stroke=fill, stroke_width=3, pointer_events=pointer)
+            yield element("path", hover, d=arms, stroke=fill, stroke_width=3, **look)
         else:
-            opacity = marker.get("opacity", 1)
-            yield element(
-                "circle", hover, cx=x, cy=y, r=radius, fill=fill, fill_opacity=opacity, pointer_events=pointer
-            )
+            look = {"fill": fill, "fill_opacity": marker.get("opacity", 1), **look}
+            yield element("circle", hover, cx=x, cy=y, r=radius, **look)
         if labels[number]:
-            place = places if isinstance(places, str) else places[number]
-            yield _marker_label(x, y, radius, labels[number], place, (trace.get("textfont") or {}).get("size", 12))
-
-
-def _marker_label(x: float, y: float, radius: float, label: str, place: str, size: float) -> str:
-    """The label of a marker. place: plotly's `textposition`, such as `bottom center`"""
-    height, side = place.split()
-    dy = {"top": -radius - 4, "middle": 4, "bottom": radius + 12}[height]
-    dx, anchor = {"left": (-radius - 3, "end"), "center": (0, "middle"), "right": (radius + 3, "start")}[side]
-    return text(x + dx, y + dy, label, anchor, font_size=size)
+            height, side = (places if isinstance(places, str) else places[number]).split()  # "bottom center"
+            dy = {"top": -radius - 4, "middle": 4, "bottom": radius + 12}[height]
+            dx, anchor = {"left": (-radius - 3, "end"), "center": (0, "middle"), "right": (radius + 3, "start")}[side]
+            yield text(x + dx, y + dy, labels[number], anchor, font_size=(trace.get("textfont") or {}).get("size", 12))
 
 
 def _bars(trace: Data, panel: _Panel) -> Iterator[str]:
     """Horizontal bars with their labels, stacked on those of earlier traces."""
     colour, texts = (trace.get("marker") or {}).get("color", GREY), trace.get("text")
-    height = _BAR * panel.row_height
-    for number, (start, end, at) in enumerate(panel.bars(trace)):
+    row_height = abs(panel.y.start - panel.y.end) / max(len(panel.names), 1)
+    height = _BAR * row_height
+    for number, (value, name) in enumerate(zip(trace["x"], trace["y"], strict=True)):
+        low = panel.filled.get(name, 0.0)
+        panel.filled[name] = low + value
+        start, end = panel.x(low), panel.x(low + value)
+        at = panel.y.start - (panel.names.index(name) + 0.5) * row_height
         box = {"x": start, "y": at - height / 2, "width": max(end - start, 0), "height": height}
         yield element("rect", _title(hover_text(trace, number)), **box, fill=colour)
         if not texts or not texts[number]:
@@ -319,28 +306,17 @@ def _bars(trace: Data, panel: _Panel) -> Iterator[str]:
             yield text(x, y, line, anchor, fill=ink, font_size=f"{size:.3g}", pointer_events="none")
 
 
-def _shapes(shapes: Sequence[Data], panels: Sequence[_Panel]) -> Iterator[str]:
-    """Lines across a panel, where they lie within its y axis."""
-    for shape in shapes:
-        panel = _panel_of(shape, panels)
-        if str(shape.get("yref", "y")).endswith("domain") or panel.is_within(shape["y0"]):
-            (x1, x2), (y1, y2) = (panel.place(shape, axis, (f"{axis}0", f"{axis}1")) for axis in ("x", "y"))
-            yield element("path", d=f"M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}", **_stroke(shape.get("line") or {}, 1))
-
-
-def _annotations(notes: Sequence[Data], panels: Sequence[_Panel]) -> Iterator[str]:
-    for note in notes:
-        panel = _panel_of(note, panels)
-        (x,), (y,) = (panel.place(note, axis, (axis,)) for axis in ("x", "y"))
-        lines, font = note["text"].split("<br>"), note.get("font") or {}
-        above = _LINE * (len(lines) - 1) if note.get("yanchor") == "bottom" else 0
-        y -= above + note.get("yshift", 0) + 5
-        side = note.get("xanchor", "center")
-        x += {"left": 5, "right": -5}.get(side, 0)
-        look: dict[str, Any] = {"fill": font.get("color", INK), "font_size": min(font.get("size", 12), 14)}
-        rim: dict[str, Any] = {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}
-        for place, line in enumerate(lines):
-            yield text(x, y + _LINE * place, line, _ANCHORS[side], **look, **rim)
+def _annotation(note: Data, panel: _Panel) -> Iterator[str]:
+    (x,), (y,) = (panel.place(note, axis, (axis,)) for axis in ("x", "y"))
+    lines, font = note["text"].split("<br>"), note.get("font") or {}
+    above = _LINE * (len(lines) - 1) if note.get("yanchor") == "bottom" else 0
+    y -= above + note.get("yshift", 0) + 5
+    side = note.get("xanchor", "center")
+    x += {"left": 5, "right": -5}.get(side, 0)
+    look: dict[str, Any] = {"fill": font.get("color", INK), "font_size": min(font.get("size", 12), 14)}
+    look |= {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}  # a rim
+    for place, line in enumerate(lines):
+        yield text(x, y + _LINE * place, line, _ANCHORS[side], **look)
 
 
 def _panel_of(item: Data, panels: Sequence[_Panel]) -> _Panel:
@@ -363,12 +339,11 @@ def hover_text(trace: Data, number: int) -> str:
 
 def _hover_strips(panel: _Panel) -> Iterator[str]:
     """For line plots: a strip for every pixel column with points, whose hover text lists all of them."""
-    texts_at: dict[int, list[str]] = {}
+    texts_at: dict[int, dict[str, None]] = {}
     for trace in panel.traces:
-        if trace["type"] == "scatter" and "lines" in trace.get("mode", "lines") and trace.get("hovertemplate"):
+        if _is_line(trace) and trace.get("hovertemplate"):
             for number, (x, _, _) in enumerate(panel.points(trace, {})):
-                texts = texts_at.setdefault(round(x), [])
-                texts += [words for words in [hover_text(trace, number)] if words not in texts]
+                texts_at.setdefault(round(x), {})[hover_text(trace, number)] = None
     columns = sorted(texts_at)
     if not columns:
         return
@@ -394,12 +369,3 @@ def _legend_rows(layout: Data, panels: Sequence[_Panel]) -> list[list[tuple[floa
             rows[-1].append((x, trace))
             x += width
     return rows
-
-
-def _legend(row: Sequence[tuple[float, Data]], y: float) -> Iterator[str]:
-    for x, trace in row:
-        is_line = trace["type"] == "scatter" and "lines" in trace.get("mode", "lines")
-        stroke = {**_stroke(trace["line"]), "stroke_width": 3 if is_line else 10}
-        stroke["stroke"] = (trace.get("marker") or {}).get("color") or stroke["stroke"]
-        yield element("path", d=f"M{x:.0f},{y - 4:.0f}h14", **stroke)
-        yield text(x + 20, y, trace["name"], "start")

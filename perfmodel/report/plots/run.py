@@ -15,28 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.report.drawing.figures import (
-    BLUE,
-    BOUND_COLOURS,
-    GREEN,
-    GREY,
-    METRIC_COLOURS,
-    ORANGE,
-    PINK,
-    SKY,
-    VERMILION,
-    Figure,
-    Trace,
-    across,
-    axis,
-    band,
-    bars,
-    dots,
-    figure,
-    line,
-    note,
-    translucent,
-)
+from perfmodel.report.drawing import figures as fig
+from perfmodel.report.drawing.figures import BLUE, GREEN, GREY, ORANGE, VERMILION, Figure, Trace, axis, figure, line
 from perfmodel.report.numbers import format_number
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.specs.slo import SLO
@@ -157,7 +137,7 @@ _FEW_WAITING = 1.0  # requests, the most on average in an interval: below, nothi
 _FEW_REPLICAS = 12  # up to which each has a tick of its own
 _HEIGHT = 320  # pixels
 _LEVELS = (50, 99)  # percentiles that are named
-_POOL_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, GREY)
+_POOL_COLOURS = (BLUE, ORANGE, GREEN, fig.PINK, fig.SKY, GREY)
 _TIME = axis("time (s)")
 
 
@@ -195,7 +175,7 @@ def latency_figure(requests: RequestColumns, slo: SLO) -> Figure:
     axes: dict[str, Trace] = {}
     for number, (metric, name) in enumerate((("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))):
         values_ms = getattr(requests, f"{metric}_s") * 1e3  # one at a time: there may be a million
-        limit_ms, colour, of = slo.limit_ms(metric), METRIC_COLOURS[metric], str(number + 1) if number else ""
+        limit_ms, colour, of = slo.limit_ms(metric), fig.METRIC_COLOURS[metric], str(number + 1) if number else ""
         drawn = _Distribution(values_ms, limit_ms)
         x, share = quantile_curve(values_ms)
         hover = f"%{{y:.1f}} % of requests have {name} ≤ %{{x:.4g}} ms<extra></extra>"
@@ -203,7 +183,9 @@ def latency_figure(requests: RequestColumns, slo: SLO) -> Figure:
         traces += [line(x, share * 100, name, colour, hover, width=2.5, **panel)]
         traces += [{**marks, **panel} for marks in _percentiles(drawn, colour)]
         start = 0.35 * number
-        notes.append(note(name, start + 0.15, 1, 16, xref="paper", yref="paper", xanchor="center", yanchor="bottom"))
+        notes.append(
+            fig.note(name, start + 0.15, 1, 16, xref="paper", yref="paper", xanchor="center", yanchor="bottom")
+        )
         if limit_ms is not None:
             rules += _limit(drawn, limit_ms, of)
             notes.append(_limit_note(drawn, limit_ms, of))
@@ -221,7 +203,7 @@ def _percentiles(drawn: _Distribution, colour: str) -> Iterator[Trace]:
         texts = [f"p{level}  {format_number(value, 1)}" for level, value in zip(_LEVELS, points, strict=True)]
         places = ["bottom right" if drawn.is_left(points[0]) else "top left", "top left"]
         more = {"text": texts, "textposition": places, "hoverinfo": "skip", "cliponaxis": False}
-        yield dots(points, _LEVELS, marker, **more | {"mode": "markers+text"})
+        yield fig.dots(points, _LEVELS, marker, **more | {"mode": "markers+text"})
 
 
 def _limit(drawn: _Distribution, limit_ms: float, of: str) -> Iterator[Trace]:
@@ -246,7 +228,7 @@ def _limit_note(drawn: _Distribution, limit_ms: float, of: str) -> Trace:
         "align": "right",
     }
     look = {"font": {"color": VERMILION, "size": 12}, "bgcolor": "rgba(255,255,255,0.85)"}
-    return note(words, log10(at_ms) if drawn.is_log else at_ms, 0, **places) | look
+    return fig.note(words, log10(at_ms) if drawn.is_log else at_ms, 0, **places) | look
 
 
 def throughput_figure(steps: StepColumns) -> Figure:
@@ -269,7 +251,7 @@ def load_figure(steps: StepColumns) -> Figure:
     for name, counts, colour, opacity in kinds:
         values = counts.astype(np.float64)
         ends = envelope(steps, values, bins)
-        traces.append(band(bins.centres_s, *ends, translucent(colour, opacity), showlegend=False))
+        traces.append(fig.band(bins.centres_s, *ends, fig.translucent(colour, opacity), showlegend=False))
         hover = f"%{{x:.4g}} s: %{{y:.1f}} {name}<extra></extra>"
         traces.append(line(bins.centres_s, summed(steps, values, bins), name, colour, hover, width=2))
     return figure(traces, _HEIGHT, _TIME, axis("requests", rangemode="tozero"))
@@ -287,12 +269,12 @@ def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> Figure:
         if is_single:
             ends = envelope(steps, steps.used_blocks.astype(np.float64) * share, bins)
             top = float(ends[1].max())
-            traces.append(band(bins.centres_s, *ends, translucent(BLUE, 0.22), showlegend=False))
+            traces.append(fig.band(bins.centres_s, *ends, fig.translucent(BLUE, 0.22), showlegend=False))
         name = "KV blocks in use" if is_single else names.get(replica, f"replica {replica}")
         hover = "%{x:.4g} s: %{y:.1f} %<extra></extra>"
         traces.append(line(bins.centres_s, usage, name, BLUE if is_single else None, hover, width=2))
     title, ends_percent = f"of {num_blocks:,} KV blocks (%)", [0, min(max(1.4 * top, 5.0), 105.0)]
-    full = across(100, GREY, dash="dot", width=1)
+    full = fig.across(100, GREY, dash="dot", width=1)
     return figure(traces, _HEIGHT, _TIME, axis(title, range=ends_percent), shapes=[full], showlegend=len(replicas) > 1)
 
 
@@ -300,7 +282,9 @@ def bound_figure(shares: Mapping[str, float]) -> Figure:
     """What bounded the time of the run, one bar of 100 %."""
     inside = {"textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": "white"}}
     traces = [
-        bars([share * 100], [""], BOUND_COLOURS.get(name, GREY), f"{name}: %{{x:.1f}} %<extra></extra>", name=name)
+        fig.bars(
+            [share * 100], [""], fig.BOUND_COLOURS.get(name, GREY), f"{name}: %{{x:.1f}} %<extra></extra>", name=name
+        )
         | {"text": [f"{name} {share:.0%}"] if share >= 0.06 else None, **inside}
         for name, share in shares.items()
     ]
@@ -341,7 +325,7 @@ def _failures(name: str, counts: Sequence[Sequence[float]], failed_at: Sequence[
         serving = [counts[max(int(np.searchsorted(times, at, "right")) - 1, 0)][1] for at in failed_at]
         cross = {"symbol": "x", "size": 11, "color": VERMILION, "line": {"color": "white", "width": 1}}
         hover = f"a replica of {name} fails at %{{x:.4g}} s<extra></extra>"
-        yield dots(failed_at, serving, cross, name=f"failures of {name}", hovertemplate=hover)
+        yield fig.dots(failed_at, serving, cross, name=f"failures of {name}", hovertemplate=hover)
 
 
 def pool_load_figure(steps: StepColumns, pools: Pools) -> Figure:
@@ -369,7 +353,7 @@ def pool_costs_figure(pools: Pools) -> Figure:
         usd, hours = pool["usd_total"], pool.get("gpu_hours")
         words = f"{usd:.2f} USD" + ("" if hours is None else f", {hours:.2f} device hours")
         hover = f"{name}: {words}<extra></extra>"
-        traces.append(bars([usd], [name], colour, hover, text=[words], textposition="auto"))
+        traces.append(fig.bars([usd], [name], colour, hover, text=[words], textposition="auto"))
     x, y = axis("USD over the run", rangemode="tozero"), {"autorange": "reversed"}
     return figure(traces, 110 + 44 * len(pools), x, y, showlegend=False)
 

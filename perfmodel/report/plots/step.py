@@ -8,23 +8,8 @@ import numpy as np
 
 from perfmodel.cost.forms.device import peak_flops_per_s
 from perfmodel.cost.steps.explain import OperatorEstimate
-from perfmodel.report.drawing.figures import (
-    BLUE,
-    BOUND_COLOURS,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    SKY,
-    Figure,
-    Trace,
-    axis,
-    bars,
-    dots,
-    figure,
-    line,
-    note,
-)
+from perfmodel.report.drawing import figures as fig
+from perfmodel.report.drawing.figures import BLUE, BOUND_COLOURS, GREY, INK, SKY, Figure, Trace, axis, bars, figure
 from perfmodel.report.numbers import format_si
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -56,11 +41,17 @@ def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) ->
     y = axis("FLOP/s", range=[math.log10(floor), math.log10(top)], **log, **ticks)
     places: Trace = {"xanchor": "right", "yanchor": "bottom"}
     ridges = [
-        note(f"{rate}: ridge at {peak / bandwidth:.0f} FLOP/byte", math.log10(high), math.log10(peak), **places)
+        fig.note(f"{rate}: ridge at {peak / bandwidth:.0f} FLOP/byte", math.log10(high), math.log10(peak), **places)
         for peak, rate in roofs.items()
     ]
-    lines = [_roof(bandwidth, rate, peak, (low, high), at == 0) for at, (peak, rate) in enumerate(roofs.items())]
-    traces = [*lines, *_markers(drawable, math.log10(high / low))]
+    traces: list[Trace] = []
+    for peak, rate in roofs.items():
+        at = np.sort(np.append(np.geomspace(low, high, 120), peak / bandwidth))
+        name = f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}"
+        hover = f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>"
+        colour, width = (GREY, 1.5) if traces else (INK, 2.5)
+        traces.append(fig.line(at, np.minimum(peak, bandwidth * at), name, colour, hover, width=width))
+    traces += _markers(drawable, math.log10(high / low))
     return figure(traces, 520, x, y, annotations=ridges, legend={"yanchor": "top", "y": -0.16}, margin={"b": 96})
 
 
@@ -77,14 +68,6 @@ def _roofs(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> dict[flo
     return roofs
 
 
-def _roof(bandwidth: float, rate: str, peak: float, span: tuple[float, float], is_first: bool) -> Trace:
-    x = np.sort(np.append(np.geomspace(*span, 120), peak / bandwidth))
-    name = f"{rate}: {format_si(peak, 'FLOP/s')}, {format_si(bandwidth, 'B/s')}"
-    hover = f"{rate} roof: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>"
-    colour, width = (INK, 2.5) if is_first else (GREY, 1.5)
-    return line(x, np.minimum(peak, bandwidth * x), name, colour, hover, width=width)
-
-
 def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace]:
     """Operators, those of each bound in a trace. decades: of the x axis"""
     total = sum(point.duration_s for point in rows) or 1.0
@@ -95,7 +78,7 @@ def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace
         if not group:
             continue
         sizes = [_marker_pixels(point.duration_s / total) for point in group]
-        yield dots(
+        yield fig.dots(
             [point.intensity for point in group],
             [point.flops / point.duration_s for point in group],
             {"color": colour, "opacity": 0.85, "size": sizes, "line": {"color": "white", "width": 1}},
@@ -198,11 +181,11 @@ def memory_figure(plan: Any) -> Figure:
     """
     parts = [
         ("weights", plan.weight_bytes, BLUE),
-        ("activations", plan.activation_bytes, GREEN),
+        ("activations", plan.activation_bytes, fig.GREEN),
         ("CUDA graphs", plan.graph_bytes, SKY),
         ("reserve", plan.reserve_bytes + plan.rotary_table_bytes, GREY),
         ("recurrent states", plan.state_bytes, SKY),
-        ("KV blocks", plan.kv_bytes, ORANGE),
+        ("KV blocks", plan.kv_bytes, fig.ORANGE),
     ]
     visible = plan.visible_bytes
     parts.append(("not used", max(visible - sum(size for _, size, _ in parts), 0), _FREE))

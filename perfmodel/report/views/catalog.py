@@ -1,7 +1,7 @@
 """What a device, a model or a scenario is, listed and one by one; two results compared; techniques."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ from perfmodel.report.document import Block, Document, Heading, Line, Paragraph,
 from perfmodel.report.numbers import MISSING, format_metric, format_number, format_short, format_si
 from perfmodel.report.views.step import ridge_points
 from perfmodel.specs.devices import DeviceFamily
-from perfmodel.specs.hardware import HardwareSpec, MemoryLevel
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import NetworkFile
 
 _NAMED = (".hardware.name", ".model.name")  # whose other facts are in a file
@@ -50,7 +50,8 @@ def _folded(changes: Sequence[Change]) -> Iterator[Change]:
 
 
 def _changes(title: str, changes: Sequence[Change], result: ResultComparison) -> Table:
-    rows = [(each.field, _text(each.one), _text(each.other)) for each in changes]
+    values = [[MISSING if value is None else str(value) for value in (change.one, change.other)] for change in changes]
+    rows = [(change.field, *texts) for change, texts in zip(changes, values, strict=True)]
     return Table(("field", result.one, result.other), rows, title, left=3)
 
 
@@ -72,10 +73,6 @@ def _cells(change: MetricChange) -> tuple[Line, ...]:
         MISSING if change.relative is None else f"{change.relative:+.1%}",
         Span(change.verdict, _TONES[change.verdict]),
     )
-
-
-def _text(value: Any) -> str:
-    return MISSING if value is None else str(value)
 
 
 _DEVICES = ("memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
@@ -120,13 +117,9 @@ def models_view(facts: Sequence[dict[str, Any]]) -> Document:
     """A row for each of `model_facts`."""
     rows = [
         (
-            fact["name"],
-            fact["model_type"],
-            f"{fact['num_parameters'] / 1e9:,.2f} B",
-            f"{fact['num_active_parameters'] / 1e9:,.2f} B",
-            str(fact["num_layers"]),
-            format_number(fact["hidden_size"], 0),
-            fact["weights"],
+            *(fact["name"], fact["model_type"]),
+            *(f"{fact[key] / 1e9:,.2f} B" for key in ("num_parameters", "num_active_parameters")),
+            *(str(fact["num_layers"]), format_number(fact["hidden_size"], 0), fact["weights"]),
             "no" if fact["not_executed"] else "yes",
         )
         for fact in facts
@@ -171,10 +164,18 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
     for family in dict.fromkeys(row.family for row in rows):
         members = [row for row in rows if row.family == family]
         blocks += [Heading(family), Paragraph(Span(members[0].what_family, "muted"))]
-        cells = [
-            (row.entry.name, "yes" if row.is_simulated else "not yet", _executed(row), _validated(row))
-            for row in members
-        ]
+        cells = []
+        for row in members:
+            if row.outcome is None:
+                executed = f"no: {row.why_not_executed}"
+            else:
+                shown = "; ".join(f"{pair.simulated:.2f}, {pair.executed:.2f}" for pair in row.pairs.values())
+                executed = f"{'yes' if row.is_executed else row.outcome}: {shown}"
+            validated = "no figure"
+            if row.ratio is not None:
+                count = f"{len(row.ratios)} figures" if len(row.ratios) > 1 else next(iter(row.ratios))
+                validated = f"{'missed, ' if row.validated == 'missed' else ''}{row.ratio:.2f} ({count})"
+            cells.append((row.entry.name, "yes" if row.is_simulated else "not yet", executed, validated))
         blocks.append(Table(_TECHNIQUES, cells, left=4))
         for reason in dict.fromkeys(row.entry.missing for row in members if row.entry.missing):
             names = ", ".join(row.entry.name for row in members if row.entry.missing == reason)
@@ -189,20 +190,6 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
     }
     text = ", ".join(f"{count} {name}" for name, count in counts.items())
     return Document("", [*blocks, Paragraph(f"{len(rows)} techniques: {text}")])
-
-
-def _executed(row: TechniqueStatus) -> str:
-    if row.outcome is None:
-        return f"no: {row.why_not_executed}"
-    shown = "; ".join(f"{pair.simulated:.2f}, {pair.executed:.2f}" for pair in row.pairs.values())
-    return f"{'yes' if row.is_executed else row.outcome}: {shown}"
-
-
-def _validated(row: TechniqueStatus) -> str:
-    if row.ratio is None:
-        return "no figure"
-    count = f"{len(row.ratios)} figures" if len(row.ratios) > 1 else next(iter(row.ratios))
-    return f"{'missed, ' if row.validated == 'missed' else ''}{row.ratio:.2f} ({count})"
 
 
 def devices_view(devices: Sequence[HardwareSpec]) -> Document:
@@ -237,31 +224,19 @@ def siblings_view(
 
 
 def _by_kind(devices: Sequence[HardwareSpec]) -> list[Table]:
-    kinds = [kind for kind in _KINDS if any(device.kind == kind for device in devices)]
-    return [
-        Table((_KINDS[kind], *_DEVICES), _device_rows(device for device in devices if device.kind == kind))
-        for kind in kinds
-    ]
-
-
-def _device_rows(devices: Iterable[HardwareSpec]) -> list[tuple[str, ...]]:
-    return [
-        (
-            device.name,
-            format_si(device.memory_bytes, "B"),
-            format_si(device.memory_bandwidth, "B/s"),
-            format_si(peak_flops_per_s(device, "bf16"), "FLOP/s"),
-            format_number(ridge_point(device), 0),
-            format_number(device.declared.tdp_w, 0),
-            format_number(device.price.usd_per_hour if device.price else None),
-        )
-        for device in devices
-    ]
+    rows: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in _KINDS}
+    for device in devices:
+        sizes = format_si(device.memory_bytes, "B"), format_si(device.memory_bandwidth, "B/s")
+        peak = format_si(peak_flops_per_s(device, "bf16"), "FLOP/s")
+        ridge, tdp = format_number(ridge_point(device), 0), format_number(device.declared.tdp_w, 0)
+        price = format_number(device.price.usd_per_hour if device.price else None)
+        rows[str(device.kind)].append((device.name, *sizes, peak, ridge, tdp, price))
+    return [Table((_KINDS[kind], *_DEVICES), of_kind) for kind, of_kind in rows.items() if of_kind]
 
 
 def _num_by_kind(kinds: Mapping[str, int]) -> str:
-    each = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in _KINDS.items() if kinds.get(kind))
-    return f"{sum(kinds.values()):,} devices: {each}"
+    counts = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in _KINDS.items() if kinds.get(kind))
+    return f"{sum(kinds.values()):,} devices: {counts}"
 
 
 def device_facts(device: HardwareSpec) -> dict[str, Any]:
@@ -286,17 +261,14 @@ def device_view(device: HardwareSpec) -> Document:
         (rate, format_si(peak, "FLOP/s"), format_number(peak / device.memory_bandwidth, 1))
         for rate, peak in declared.peak_flops_per_s.items()
     ]
-    levels = [
-        (m.level, _capacity(m), m.per.replace("_", " "), format_si(m.bandwidth_bytes_per_s, "B/s"))
-        for m in declared.memory
-    ]
+    levels = []
+    for level in declared.memory:
+        visible = f" ({format_si(level.visible_bytes, 'B')} visible)" if level.visible_bytes else ""
+        capacity, bandwidth = format_si(level.capacity_bytes, "B"), format_si(level.bandwidth_bytes_per_s, "B/s")
+        levels.append((level.level, capacity + visible, level.per.replace("_", " "), bandwidth))
+    peer = {None: "–", True: "yes", False: "no"}
     links = [
-        (
-            link.name,
-            format_si(link.bandwidth_bytes_per_s, "B/s"),
-            {None: "–", True: "yes", False: "no"}[link.peer_to_peer],
-        )
-        for link in declared.links
+        (link.name, format_si(link.bandwidth_bytes_per_s, "B/s"), peer[link.peer_to_peer]) for link in declared.links
     ]
     blocks: list[Block] = [
         *_about(device),
@@ -325,12 +297,6 @@ def _about(device: HardwareSpec) -> list[Paragraph]:
     if memory.unified:
         lines.append(f"Memory shared between CPU and GPU; the device has {memory.device_share:.0%} of it by default")
     return [Paragraph(line) for line in lines]
-
-
-def _capacity(level: MemoryLevel) -> str:
-    """Capacity by datasheet, and the capacity visible to a process where it is known."""
-    visible = f" ({format_si(level.visible_bytes, 'B')} visible)" if level.visible_bytes else ""
-    return format_si(level.capacity_bytes, "B") + visible
 
 
 def network_view(network: NetworkFile) -> Document:

@@ -6,34 +6,12 @@ from typing import Any
 
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
 from perfmodel.planning.typical_step import StepReport
-from perfmodel.report.document import (
-    Block,
-    Details,
-    Document,
-    Fact,
-    Facts,
-    Line,
-    Notes,
-    Paragraph,
-    Plot,
-    Sentences,
-    Span,
-    Table,
-    Tile,
-    Tiles,
-)
+from perfmodel.report import document as doc
+from perfmodel.report.document import Block, Details, Document, Fact, Line, Paragraph, Plot, Span, Table, Tile, Tiles
 from perfmodel.report.numbers import MISSING, format_in, format_number, format_optional, is_number
 from perfmodel.report.plots.run import pool_names
-from perfmodel.report.views.scenario import (
-    MORE,
-    describe_traffic,
-    few_notes,
-    hardware_source,
-    headline,
-    scenario_facts,
-    trust_blocks,
-    trust_line,
-)
+from perfmodel.report.views import scenario as facts
+from perfmodel.report.views.scenario import MORE, describe_traffic, few_notes, hardware_source, headline, scenario_facts
 from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.distributions import class_shares
@@ -80,7 +58,7 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         *overload(summary),
         Paragraph(Span(f"{describe_traffic(scenario.traffic)}, seed {scenario.seed}", "muted")),
         Details([_tiles(result), scenario_facts(scenario, "What was run")]),
-        Facts("Summary", list(_summary(summary))),
+        doc.Facts("Summary", list(_summary(summary))),
         *slo_verdict(result),
         latency_table(result),
         *_group_tables(summary),
@@ -88,19 +66,18 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         *shares(summary),
         Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
         Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),
-        *trust_blocks(result.trust),
+        *facts.trust_blocks(result.trust),
         *map(Paragraph, price_lines(scenario)),
-        Details([Sentences([_origin(result), hardware_source(scenario)], "Where the numbers come from")]),
-        Notes(result.notes),
+        Details([doc.Sentences([_origin(result), hardware_source(scenario)], "Where the numbers come from")]),
+        doc.Notes(result.notes),
     ]
     return Document(scenario.name, blocks, f"{headline(scenario)}, {result.clock}", result.clock)
 
 
 def overload(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
     """The first sentence of an answer whose latencies say how long the run was."""
-    found = summary.get("overload")
-    if found is not None:
-        offered, sustained = (f"{found[name]:.3g}" for name in ("offered_req_s", "sustained_req_s"))
+    if rates := summary.get("overload"):
+        offered, sustained = (f"{rates[name]:.3g}" for name in ("offered_req_s", "sustained_req_s"))
         text = f"Overloaded: offered {offered} req/s, sustains about {sustained}; latencies grow with the run."
         lost = "failed" if summary.get("failed") else "timed_out" if summary.get("timed_out") else ""
         if lost:
@@ -112,9 +89,9 @@ def _tiles(result: RunResult) -> Tiles:
     summary = result.summary
     tiles = []
     for name in ("ttft", "tpot", "e2el"):
-        p99, verdict = f"p99 {_short(_latency(summary, 'p99', name))} ms", _slo_cell(result, name)
+        p99, verdict = f"p99 {_short(summary.get(f'p99_{name}_ms'))} ms", _slo_cell(result, name)
         aside = Span(f"{p99}, SLO {verdict.text}" if verdict.text else p99, verdict.tone)
-        tiles.append(Tile(f"mean {LATENCIES[name][0]}", _short(_latency(summary, "mean", name)), "ms", aside))
+        tiles.append(Tile(f"mean {LATENCIES[name][0]}", _short(summary.get(f"mean_{name}_ms")), "ms", aside))
     goodput, requests = summary.get("request_goodput"), summary.get("request_throughput")
     within = f"{goodput / requests:.1%} within the SLO" if goodput is not None and requests else ""
     tiles.append(Tile("output", _short(summary.get("output_throughput")), "tok/s"))
@@ -125,9 +102,10 @@ def _tiles(result: RunResult) -> Tiles:
     return Tiles(tiles)
 
 
-def _short(value: float | None) -> str:
+def _short(value: Any) -> str:
     """Three significant digits, as large numbers are read at a glance."""
-    return format_number(value, 0 if abs(value or 0) >= 100 else 1 if abs(value or 0) >= 10 else 2)
+    size = abs(value) if is_number(value) else 0
+    return format_number(value, 0 if size >= 100 else 1 if size >= 10 else 2)
 
 
 def _summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, list[Fact]]]:
@@ -140,29 +118,18 @@ def _summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, list[Fact]]]:
             yield group, facts
 
 
-def _latency(summary: Mapping[str, Any], statistic: str, name: str) -> float | None:
-    """In milliseconds; None if the run has none (a TPOT of one-token answers)."""
-    value = summary.get(f"{statistic}_{name}_ms")
-    return float(value) if is_number(value) else None
-
-
-def _interval(summary: Mapping[str, Any], name: str) -> str:
-    """The 80 % prediction interval of the mean in ms, if the calibration gave one."""
-    found = (summary.get("interval") or {}).get(f"mean_{name}_ms")
-    return " to ".join(map(format_number, found)) if found else ""
-
-
 def latency_table(result: RunResult, statistics: Sequence[str] = STATISTICS) -> Table:
     """By statistic, in ms, with the share of requests within the SLO where there is one."""
     summary, slo = result.summary, result.scenario.slo
     names = [name for name in LATENCIES if name in _ALWAYS or f"mean_{name}_ms" in summary]
-    has_interval = any(_interval(summary, name) for name in names)
+    intervals = {name: (summary.get("interval") or {}).get(f"mean_{name}_ms") or () for name in names}
+    has_interval = any(intervals.values())
     head = ["", *statistics, *(["80 % interval of mean"] * has_interval), *(["SLO"] * slo.is_given)]
     rows: list[list[Line]] = []
     for name in names:
         row: list[Line] = [Span(LATENCIES[name][0], "strong")]
-        row += [format_number(_latency(summary, statistic, name)) for statistic in statistics]
-        row += [_interval(summary, name)] * has_interval
+        row += [format_number(summary.get(f"{statistic}_{name}_ms")) for statistic in statistics]
+        row += [" to ".join(map(format_number, intervals[name]))] * has_interval
         row += [_slo_cell(result, name)] * slo.is_given
         rows.append(row)
     return Table(head, rows, "Latency (ms)", note=_DEFINITIONS)
@@ -218,31 +185,24 @@ def _group_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
 
 def conversation_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     """Turn by turn, where the requests of a run's `summary` are turns."""
-    found = summary.get("conversations")
-    if found is None:
+    talks = summary.get("conversations")
+    if talks is None:
         return
-    rows = [
-        (
-            each["turn"],
-            f"{each['requests']:,}",
-            format_optional(each["mean_prompt_tokens"], ",.0f"),
-            format_optional(None if each["cached_share"] is None else 100 * each["cached_share"], ".1f"),
-            *(format_optional(each[name], ",.1f") for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms")),
-        )
-        for each in found["turns"]
-    ]
+    rows = []
+    for turn in talks["turns"]:
+        cached = None if turn["cached_share"] is None else 100 * turn["cached_share"]
+        sizes = (format_optional(turn["mean_prompt_tokens"], ",.0f"), format_optional(cached, ".1f"))
+        times = (format_optional(turn[name], ",.1f") for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"))
+        rows.append((turn["turn"], f"{turn['requests']:,}", *sizes, *times))
     head = ("turn", "requests", "prompt tokens", "cached (%)", "mean TTFT (ms)", "p99 TTFT (ms)", "mean TPOT (ms)")
-    of_user = {name: format_optional(_seconds(found[f"{name}_ms"]), ",.1f") for name in _OF_CONVERSATIONS}
+    times_ms = {name: talks[f"{name}_ms"] for name in _OF_CONVERSATIONS}
+    of_user = {name: format_optional(None if ms is None else ms / 1e3, ",.1f") for name, ms in times_ms.items()}
     note = (
-        f"{found['conversations']:,} conversations of {format_optional(found['mean_turns'], '.1f')} turns; each lasts "
+        f"{talks['conversations']:,} conversations of {format_optional(talks['mean_turns'], '.1f')} turns; each lasts "
         f"{of_user['mean_duration']} s (p99 {of_user['p99_duration']} s), of which its user waits for answers "
         f"{of_user['mean_waiting']} s (p99 {of_user['p99_waiting']} s)."
     )
     yield Table(head, rows, "Turns of conversations", note=note)
-
-
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1e3
 
 
 def shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
@@ -272,14 +232,8 @@ def _plots(result: RunResult) -> Iterator[Plot]:
         if not pools:
             yield named_plot("Requests in the system", "run.load_figure", f"All replicas together. {banded}", steps)
         if result.num_blocks:
-            yield named_plot(
-                "KV cache in use",
-                "run.kv_figure",
-                banded if len({*steps.replica.tolist()}) == 1 else binned,
-                steps,
-                result.num_blocks,
-                pools,
-            )
+            note = banded if len({*steps.replica.tolist()}) == 1 else binned
+            yield named_plot("KV cache in use", "run.kv_figure", note, steps, result.num_blocks, pools)
     if shares := result.summary.get("bound_share"):
         yield named_plot("What bounded the time", "run.bound_figure", "", shares)
 
@@ -349,9 +303,9 @@ def run_brief(result: RunResult) -> Document:
         Paragraph(Span(_served(result), "strong")),
         *slo_verdict(result),
         latency_table(result, _BRIEF_STATISTICS),
-        Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
+        doc.Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
         *shares(summary),
-        *trust_line(result.trust),
+        *facts.trust_line(result.trust),
         *few_notes(result.notes),
         Paragraph(
             f"Next: `perfmodel explain` says what a step takes, `plan` how many GPUs serve it. {MORE}, --out DIR."
@@ -367,10 +321,8 @@ def _served(result: RunResult) -> str:
     text = f"{summary.get('completed', 0):,} requests answered in {format_number(summary.get('duration'))} s"
     if result.slo is None and (attained := summary.get("slo_attainment")) is not None:
         text += f", {attained:.1%} of all within the SLO"
-    lost = [
-        f"{summary[key]:,} {key.replace('_', ' ')}" for key in ("failed", "timed_out", "rejected") if summary.get(key)
-    ]
-    return ", ".join([text, *lost]) + "."
+    kinds = [key for key in ("failed", "timed_out", "rejected") if summary.get(key)]
+    return ", ".join([text, *(f"{summary[key]:,} {key.replace('_', ' ')}" for key in kinds)]) + "."
 
 
 def _figures(name: str, texts: Mapping[str, str], summary: Mapping[str, Any]) -> str:

@@ -65,9 +65,13 @@ def _hardware_facts(scenario: Scenario) -> Pairs:
     hardware = scenario.hardware
     peaks = hardware.declared.peak_flops_per_s
     rate = next((name for name in ("bf16", "fp16", "fp32", "int8") if name in peaks), next(iter(peaks), None))
+    engine = scenario.engine
+    sizes = {"TP": engine.tensor_parallel_size, "PP": engine.pipeline_parallel_size, "DP": engine.data_parallel_size}
+    sizes["replicas"] = scenario.cluster.replicas
+    parallelism = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
     facts = [
         ("device", hardware.name),
-        ("devices", f"{scenario.num_devices} ({_parallelism(scenario)})"),
+        ("devices", f"{scenario.num_devices} ({parallelism})"),
         ("memory", f"{format_si(hardware.memory_bytes, 'B')} at {format_si(hardware.memory_bandwidth, 'B/s')}"),
     ]
     if rate:
@@ -81,30 +85,16 @@ def _hardware_facts(scenario: Scenario) -> Pairs:
     return facts
 
 
-def _parallelism(scenario: Scenario) -> str:
-    engine = scenario.engine
-    sizes = {
-        "TP": engine.tensor_parallel_size,
-        "PP": engine.pipeline_parallel_size,
-        "DP": engine.data_parallel_size,
-        "replicas": scenario.cluster.replicas,
-    }
-    return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
-
-
 def _engine_facts(scenario: Scenario) -> Pairs:
     engine = scenario.engine
-    on = [
-        label
-        for label, is_on in (
-            ("chunked prefill", engine.enable_chunked_prefill),
-            ("prefix caching", engine.enable_prefix_caching),
-            ("async scheduling", engine.async_scheduling),
-            ("expert parallel", engine.enable_expert_parallel),
-            ("eager", engine.enforce_eager),
-        )
-        if is_on
-    ]
+    options = {
+        "chunked prefill": engine.enable_chunked_prefill,
+        "prefix caching": engine.enable_prefix_caching,
+        "async scheduling": engine.async_scheduling,
+        "expert parallel": engine.enable_expert_parallel,
+        "eager": engine.enforce_eager,
+    }
+    on = [label for label, is_on in options.items() if is_on]
     return [
         ("batching", f"{engine.batching}, {engine.scheduling_policy}"),
         ("batch", f"up to {engine.max_num_seqs:,} sequences, {engine.max_num_batched_tokens:,} tokens a step"),

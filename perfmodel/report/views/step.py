@@ -10,34 +10,17 @@ import numpy as np
 from perfmodel.cost import plan_memory
 from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
 from perfmodel.planning.typical_step import StepReport
-from perfmodel.report.document import (
-    Block,
-    Details,
-    Document,
-    Line,
-    Notes,
-    Paragraph,
-    Plot,
-    Sentences,
-    Span,
-    Table,
-    Tone,
-)
+from perfmodel.report import document as doc
+from perfmodel.report.document import Block, Details, Document, Line, Notes, Paragraph, Plot, Span, Table, Tone
 from perfmodel.report.numbers import format_number, format_si
-from perfmodel.report.views.scenario import (
-    MORE,
-    few_notes,
-    hardware_source,
-    headline,
-    scenario_facts,
-    trust_blocks,
-    trust_line,
-)
+from perfmodel.report.views import scenario as facts
+from perfmodel.report.views.scenario import MORE, few_notes, hardware_source, headline, scenario_facts, trust_blocks
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.trust import trust_of
 
+_MAX_OPERATORS = 20  # in brief
 _COLUMNS = ("operator", "count", "GFLOP", "MB", "FLOP/B", "µs each", "ms", "%", "bound")
 _KERNELS = (
     *("kernel", "tile", "count", "blocks", "waves", "warps", "registers", "SRAM", "spills", "tensor", "per unit"),
@@ -62,10 +45,13 @@ def step_view(report: StepReport, is_roofline: bool = False) -> Document:
     scenario, estimate = report.scenario, report.estimate
     blocks: list[Block] = [Details([scenario_facts(scenario)])]
     if is_roofline:
-        blocks.append(_ridge_table(scenario.hardware))
+        peaks = scenario.hardware.declared.peak_flops_per_s
+        ridges = ridge_points(scenario.hardware).items()
+        rows = [(rate, format_si(peaks[rate], "FLOP/s"), format_number(ridge, 1)) for rate, ridge in ridges]
+        blocks.append(Table(("dtype", "peak", "FLOP/byte"), rows, f"Ridge points of {scenario.hardware.name}"))
     blocks += estimate_blocks(estimate)
     blocks += trust_blocks(trust_of(scenario))
-    sources = Sentences([hardware_source(scenario)], "Where the numbers come from")
+    sources = doc.Sentences([hardware_source(scenario)], "Where the numbers come from")
     blocks.append(Details([*step_blocks(report), sources]))
     if report.notes:
         blocks.append(Notes(report.notes))
@@ -80,7 +66,9 @@ def estimate_view(estimate: StepEstimate) -> Document:
 
 def estimate_blocks(estimate: StepEstimate, most: int | None = None) -> Iterator[Block]:
     """Duration and bound of the step, its operators (at most `most` rows), and the pipeline, if any."""
-    yield Paragraph(_summary(estimate))
+    head = Span(f"{estimate.duration_s * 1e3:.3f} ms a step", "strong")
+    tail = f". MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}, {estimate.num_kernels:,} kernels."
+    yield Paragraph((head, f" ({estimate.origin}), bound by ", *bound_shares(estimate.bound_share), tail))
     yield _operators(estimate, most)
     if estimate.pipeline is not None:
         yield Paragraph(_pipeline(estimate.pipeline))
@@ -116,15 +104,6 @@ def ridge_points(hardware: HardwareSpec) -> dict[str, float]:
     return {rate: peak / hardware.memory_bandwidth for rate, peak in hardware.declared.peak_flops_per_s.items()}
 
 
-def _ridge_table(hardware: HardwareSpec) -> Table:
-    peaks = hardware.declared.peak_flops_per_s
-    rows = [
-        (rate, format_si(peaks[rate], "FLOP/s"), format_number(ridge, 1))
-        for rate, ridge in ridge_points(hardware).items()
-    ]
-    return Table(("dtype", "peak", "FLOP/byte"), rows, f"Ridge points of {hardware.name}")
-
-
 def _operators(estimate: StepEstimate, most: int | None = None) -> Table:
     """One row per operator in the model's order, then the exposed host time, then the step.
 
@@ -134,7 +113,11 @@ def _operators(estimate: StepEstimate, most: int | None = None) -> Table:
     others = by_time[most:] if most is not None else []
     rows = [_operator_cells(row, estimate.duration_s) for row in estimate.rows if row not in others]
     if others:
-        rows.append(_cells_of_others(others, estimate.duration_s))
+        seconds = sum(row.duration_s for row in others)
+        flops = format_number(sum(row.flops for row in others) / 1e9)
+        moved = format_number(sum(row.hbm_bytes + row.message_bytes for row in others) / 1e6)
+        times = (f"{seconds * 1e3:.3f}", f"{seconds / estimate.duration_s:.1%}")
+        rows.append((f"{len(others)} others", "", flops, moved, "", "", *times, ""))
     bubbles_s = estimate.pipeline.bubble_share * estimate.duration_s if estimate.pipeline is not None else 0.0
     exposed_s = estimate.duration_s - estimate.device_s - bubbles_s
     for name, seconds, bound in (("pipeline bubbles", bubbles_s, ""), ("exposed host time", exposed_s, "overhead")):
@@ -160,23 +143,6 @@ def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[Line, ...]:
     )
 
 
-def _cells_of_others(rows: Sequence[OperatorEstimate], step_s: float) -> tuple[Line, ...]:
-    """The sums of operators that have no row of their own."""
-    flops, moved = sum(row.flops for row in rows), sum(row.hbm_bytes + row.message_bytes for row in rows)
-    seconds = sum(row.duration_s for row in rows)
-    sums = format_number(flops / 1e9), format_number(moved / 1e6)
-    return f"{len(rows)} others", "", *sums, "", "", f"{seconds * 1e3:.3f}", f"{seconds / step_s:.1%}", ""
-
-
-def _summary(estimate: StepEstimate) -> Line:
-    return (
-        Span(f"{estimate.duration_s * 1e3:.3f} ms a step", "strong"),
-        f" ({estimate.origin}), bound by ",
-        *bound_shares(estimate.bound_share),
-        f". MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}, {estimate.num_kernels:,} kernels.",
-    )
-
-
 def _pipeline(pipeline: PipelineEstimate) -> str:
     """What the stages of a step do."""
     count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
@@ -191,11 +157,11 @@ def _pipeline(pipeline: PipelineEstimate) -> str:
 
 def bound_shares(shares: Mapping[str, float]) -> tuple[Span | str, ...]:
     """`memory 71%  compute 20%  overhead 9%`, largest first."""
-    found: list[Span | str] = []
+    pieces: list[Span | str] = []
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
         if share:
-            found += [*(["  "] if found else []), Span(f"{name} {share:.0%}", _tone(name))]
-    return tuple(found)
+            pieces += [*(["  "] if pieces else []), Span(f"{name} {share:.0%}", _tone(name))]
+    return tuple(pieces)
 
 
 def _tone(bound: str) -> Tone:
@@ -222,12 +188,8 @@ def kinds_view(result: RunResult, kinds: Sequence[StepKind]) -> Document:
     """What a whole run's time went to: `kinds_of_steps` as rows; and the run's notes."""
     rows = [
         (
-            kind.name,
-            format_number(kind.num_steps, 0),
-            f"{kind.busy_s:.2f}",
-            f"{kind.share:.1%}",
-            f"{kind.mean_ms:.3f}",
-            format_number(kind.mean_tokens, 1),
+            *(kind.name, format_number(kind.num_steps, 0), f"{kind.busy_s:.2f}", f"{kind.share:.1%}"),
+            *(f"{kind.mean_ms:.3f}", format_number(kind.mean_tokens, 1)),
         )
         for kind in kinds
     ]
@@ -244,38 +206,30 @@ def occupancy_view(report: StepReport, kernels: Sequence[Mapping[str, Any]]) -> 
         "tensor: tensor-core instructions in the binary; per unit: blocks that run at once on a compute unit, and the "
         "share of its warps that they fill; limited by: what keeps it from more."
     )
-    table = Table(_KERNELS, [_kernel_cells(row) for row in kernels], left=2, texts=(len(_KERNELS) - 1,), note=note)
+    rows = []
+    for row in kernels:
+        # Of a kernel's constants, BLOCK_M=32 BLOCK_K=64 GATED=True, those of the tile.
+        sizes = [size for size in row["tile"].split() if size.startswith(("BLOCK", "SPLIT", "TILE"))]
+        tile, tensor = " ".join(size.removeprefix("BLOCK_") for size in sizes), row["tensor_instructions"]
+        rows.append(
+            (
+                *(str(row["kernel"]), tile, f"{row['count']:,}", f"{row['blocks']:,}", f"{row['waves']:.2f}"),
+                *(str(row["warps"]), str(row["registers"]), f"{row['shared_bytes'] / 1024:.1f} KiB"),
+                *(str(row["spills"]), f"{tensor:,}" if tensor else "none"),
+                *(f"{row['blocks_per_unit']} ({row['occupancy']:.0%})", str(row["limited_by"])),
+            )
+        )
+    table = Table(_KERNELS, rows, left=2, texts=(len(_KERNELS) - 1,), note=note)
     blocks: list[Block] = [table, *([Notes(report.assumed)] if report.assumed else [])]
     return Document(report.label, blocks, f"Kernels compiled for {report.scenario.hardware.name}")
-
-
-def _kernel_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    sizes = [part.removeprefix("BLOCK_") for part in row["tile"].split() if part.startswith(("BLOCK", "SPLIT", "TILE"))]
-    return (
-        str(row["kernel"]),
-        " ".join(sizes),  # of a kernel's constants, BLOCK_M=32 BLOCK_K=64 GATED=True, those of the tile
-        f"{row['count']:,}",
-        f"{row['blocks']:,}",
-        f"{row['waves']:.2f}",
-        str(row["warps"]),
-        str(row["registers"]),
-        f"{row['shared_bytes'] / 1024:.1f} KiB",
-        str(row["spills"]),
-        f"{row['tensor_instructions']:,}" if row["tensor_instructions"] else "none",
-        f"{row['blocks_per_unit']} ({row['occupancy']:.0%})",
-        str(row["limited_by"]),
-    )
-
-
-_MOST_OPERATORS = 20
 
 
 def step_brief(report: StepReport) -> Document:
     """A step whose shortest operators are one row together."""
     estimate = report.estimate
     blocks: list[Block] = [
-        *estimate_blocks(estimate, _MOST_OPERATORS),
-        *trust_line(trust_of(report.scenario)),
+        *estimate_blocks(estimate, _MAX_OPERATORS),
+        *facts.trust_line(trust_of(report.scenario)),
         *few_notes(report.notes),
         Paragraph(f"Next: `whatif` says what would make it faster. {MORE}."),
     ]

@@ -11,153 +11,16 @@ from perfmodel.evidence.fit.own_server import OwnServerFit
 from perfmodel.evidence.kinds.plans import PlansReport
 from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
-from perfmodel.report.document import (
-    Block,
-    Details,
-    Document,
-    Item,
-    Line,
-    Notes,
-    Paragraph,
-    Picture,
-    Sentences,
-    Span,
-    Table,
-)
+from perfmodel.report import document as doc
+from perfmodel.report.document import Block, Document, Line, Notes, Paragraph, Sentences, Span, Table
 from perfmodel.report.drawing.charts import Series, ecdf_svg, scatter_svg
 from perfmodel.report.numbers import MISSING
 from perfmodel.report.views.scenario import MORE, few_notes
 
-_BENCH_HEAD = ("figure", "predicted", "measured", "error", "80 % interval", "")
 _LEAST_SHARE = 0.005
-_MOST_RUNS = 8  # in brief
-
-
-def bench_blocks(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
-    """The blocks of `ValidationReport.runs`; nothing without any."""
-    for run in runs:
-        by_request = "Its requests are compared one by one as well." if run["is_by_request"] else ""
-        yield Table(_BENCH_HEAD, [_row(each) for each in run["figures"]], _title(run), note=by_request)
-        yield from _shares_of_time(run)
-    yield from _setup_facts(runs)
-
-
-def _title(run: Mapping[str, Any]) -> str:
-    failed = f", {run['failed']:,} failed" if run["failed"] else ""
-    return f"{run['run']} ({run['tool']}): {run['model']} on {run['hardware']}, {run['completed']:,} requests{failed}"
-
-
-def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    metric = metric_of(row["metric"])
-    low, high = row.get("interval", (None, None))
-    ends = "" if low is None else f"{low:.4g} to {high:.4g}"
-    verdict = "" if low is None else "in it" if row["is_within"] else "outside"
-    values = (f"{row['predicted']:.4g}", f"{row['measured']:.4g}", f"{row['error']:+.1%}")
-    return metric.title, *values, ends, verdict
-
-
-def _shares_of_time(run: Mapping[str, Any]) -> Iterator[Sentences]:
-    items = []
-    for key, breakdown in run["breakdown"].items():
-        shares = [f"{name} {share:.0%}" for name, share in breakdown["parts"].items() if share >= _LEAST_SHARE]
-        where = breakdown.get("step") or breakdown.get("prefill_steps")
-        told = f": {', '.join(shares)} ({where}). {breakdown['why'][0].upper()}{breakdown['why'][1:]}."
-        items.append(Item((Span(metric_of(key).label, "strong"), told)))
-    if items:
-        yield Sentences(items, "Where the time goes")
-
-
-def _setup_facts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    """Each fact once, with the runs that it is of where they differ; what nobody said first."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for run in runs:
-        for fact in run["facts"]:
-            found.setdefault((fact["fact"], fact["value"], fact["said_by"]), []).append(run["run"])
-    rows = [
-        (name, value, said_by, "all" if len(of) == len(runs) else "; ".join(of))
-        for (name, value, said_by), of in sorted(found.items(), key=lambda each: each[0][2] != "assumed")
-    ]
-    if rows:
-        head = ("fact", "simulated as", "said by", "of")
-        yield Table(head, rows, "What the answer rests on", left=4, note=_what_is_assumed(runs))
-
-
-def _what_is_assumed(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many facts no file says."""
-    facts = {(fact["fact"], fact["value"], fact["said_by"]) for run in runs for fact in run["facts"]}
-    assumed = sum(said_by == "assumed" for *_, said_by in facts)
-    return (
-        f"{assumed} facts of {len(facts)} are assumed, because no file says them: give them in a scenario "
-        f"(--scenario), or with --set."
-    )
-
-
-def own_server_view(fit: OwnServerFit) -> Document:
-    """What the fit to one's own server has moved, and how far its predictions are off before and after."""
-    said = ("shipped", "fitted", "held out")
-    errors = [
-        (metric_of(metric).label, *(f"{found[each]:.1%}" if each in found else "" for each in said))
-        for metric, found in fit.errors.items()
-    ]
-    moved = [
-        (name, f"{old * 1e6:,.1f} µs", f"{new * 1e6:,.1f} µs", f"{new / old:.2f}x")
-        for name, (old, new) in fit.moved.items()
-    ]
-    note = (
-        "Medians of |predicted / measured - 1| over the runs: under the shipped profile, under the fitted one, and of "
-        "each run under what the others say."
-    )
-    blocks: list[Block] = [
-        Table(("figure", *said), errors, "How far predictions are off", note=note),
-        Table(("number", "shipped", "fitted", "moved"), moved, "What moved"),
-        Notes(fit.notes),
-    ]
-    title = f"{fit.profile.name}: {fit.profile.engine} as {len(fit.runs)} load test{'s' * (len(fit.runs) > 1)} have it"
-    return Document(title, blocks, fit.profile.source)
-
-
-def bench_brief(report: ValidationReport) -> Document:
-    """Own load tests: measured and predicted means of each, the errors of all, what was assumed."""
-    rows = [_of_run(run) for run in report.runs[:_MOST_RUNS]]
-    head = ("run", *(f"{LATENCIES[name][0]} ms" for name in ("ttft", "tpot", "e2el")), "output tok/s")
-    errors = [
-        f"{metric_of(name).label} {stats.median_ape:.0%}"
-        for name, stats in report.metrics.items()
-        if stats.median_ape is not None
-    ]
-    blocks: list[Block] = [
-        Table(head, rows, "Measured -> predicted, error"),
-        Paragraph(f"Median error over {report.covered:,} of {report.rows:,} rows: {', '.join(errors)}."),
-        Sentences(list(_causes(report.runs))),
-        Paragraph(_what_is_assumed(report.runs)),
-        *few_notes(report.notes),
-        Paragraph(f"{MORE}, --report FILE. `perfmodel calibrate --bench` fits the engine's host to such runs."),
-    ]
-    setups = dict.fromkeys(f"{run['model']} on {run['hardware']}" for run in report.runs)
-    return Document("Predicted beside measured: bench", blocks, ", ".join(setups), "validation")
-
-
-def _of_run(run: Mapping[str, Any]) -> list[Line]:
-    """`41.4 -> 35.8 -14%` by metric."""
-    figures = {row["metric"]: row for row in run["figures"]}
-    cells: list[Line] = [run["run"]]
-    for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput"):
-        row = figures.get(key)
-        if row is None:
-            cells.append(MISSING)
-            continue
-        text = f"{row['measured']:.3g} -> {row['predicted']:.3g} {row['error']:+.0%}"
-        cells.append(Span(text, "" if row.get("is_within", True) else "warn"))
-    return cells
-
-
-def _causes(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Where the time of the run that is predicted worst goes."""
-    worst = max(runs, key=lambda run: max((abs(each["error"]) for each in run["figures"]), default=0.0), default=None)
-    for key, breakdown in (worst or {"breakdown": {}})["breakdown"].items():
-        yield f"{metric_of(key).label} of {worst['run'] if worst else ''}: {breakdown['why']}."
-
-
+_MAX_RUNS = 8  # in brief
+_MAX_OPERATORS, _MAX_GROUPS, _MAX_PLOTS = 5, 30, 3
+_MAX_PLANS, _MAX_PLAN_LETTERS = 3, 90
 # By metric: what stands for it in tables by group, where all metrics would be too many.
 _HEADLINES = (
     *("latency", "e2el_mean", "itl_mean", "tpot_mean", "ttft_mean", "ttft", "tpot", "e2el", "step"),
@@ -175,129 +38,28 @@ _SPEEDUPS = (
     "than they took. Verdict: right where both speedups lie on one side of 1 and the quotient within 15 % of it; "
     "proves nothing where less than 5 % is simulated."
 )
-_MOST_OPERATORS = 5
-_MOST_GROUPS = 30
-_MOST_PLOTS = 3
 
 
 def validation_view(report: ValidationReport, command: str = "") -> Document:
     """Errors over all rows, single figures, plots, groups, the largest errors with their parts, notes."""
     share = f" ({report.covered / report.rows:.1%})" if report.rows else ""
-    basis = [(each.name, each.date, each.source) for each in report.provenance.fitted]
+    basis = [(fit.name, fit.date, fit.source) for fit in report.provenance.fitted]
     rows = [(metric_of(name).label, *_cells(stats)) for name, stats in report.metrics.items()]
+    about: list[Block] = [Paragraph(report.about)] if report.about else []
     blocks: list[Block] = [
-        Details(
-            [
-                *([Paragraph(report.about)] if report.about else []),
-                Table(("calibration", "date", "source"), basis, "Predicted with", left=3),
-            ]
-        ),
+        doc.Details([*about, Table(("calibration", "date", "source"), basis, "Predicted with", left=3)]),
         Table(("metric", *_HEAD), rows, "All rows", note=_ERRORS),
-        *bench_blocks(report.runs),
-        *_figures(report.figures),
-        *_techniques(report.techniques),
+        *_load_tests(report.runs),
+        _published(report.figures),
+        _techniques(report.techniques),
         *_pictures(report),
         *_dimensions(report.comparisons),
-        *_other_groups(report),
+        _other_groups(report),
         *_worst(report.worst),
         Notes(report.notes),
     ]
     subtitle = f"{report.covered:,} of {report.rows:,} rows predicted{share}"
     return Document(f"Predicted beside measured: {report.kind}", blocks, subtitle, "validation", command)
-
-
-def _headlines(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    found = [each for each in comparisons if each.metric in _HEADLINES and len(each.rows)]
-    return sorted(found, key=lambda each: _HEADLINES.index(each.metric))
-
-
-def _dimensions(comparisons: Sequence[Comparison]) -> Iterator[Table]:
-    """A table for each dimension that has more than one group: a line per group and headline metric that has it."""
-    headlines = _headlines(comparisons)
-    for dimension in dict.fromkeys(name for each in headlines for name in each.dimensions):
-        shown = [each for each in headlines if dimension in each.dimensions]
-        stats = {(name, each.metric): rows.stats() for each in shown for name, rows in each.groups(dimension)}
-        groups = [name for name in dict.fromkeys(name for name, _ in stats) if name != NOT_APPLICABLE]
-        if len(groups) < 2:
-            continue
-        chosen = _in_order(_chosen(groups, stats, shown[0].metric), shown[0], dimension)
-        note = f"The {len(chosen)} of {len(groups)} groups with the largest mean error." * (len(chosen) < len(groups))
-        several = len(shown) > 1
-        rows = [
-            (name, *([metric_of(each.metric).label] * several), *_cells(stats[name, each.metric]))
-            for name in chosen
-            for each in shown
-            if (name, each.metric) in stats
-        ]
-        head = (dimension, *(["metric"] * several), *_HEAD)
-        yield Table(head, rows, f"By {dimension}", left=1 + several, note=note)
-
-
-def _chosen(groups: list[str], stats: Mapping[tuple[str, str], ErrorStats], metric: str) -> list[str]:
-    """All groups, or of very many those that are predicted worst."""
-    if len(groups) <= _MOST_GROUPS:
-        return groups
-    judged = [name for name in groups if (name, metric) in stats]
-    return sorted(judged, key=lambda name: -stats[name, metric].mean_ape)[:_MOST_GROUPS]
-
-
-def _in_order(groups: list[str], comparison: Comparison, dimension: str) -> list[str]:
-    """By number where all names begin with one, else the dimension's own order."""
-    order = {name: i for i, name in enumerate(comparison.dimensions[dimension].names)}
-    begins = {name: name.split()[0].replace(",", "") for name in groups}
-    if all(begin.isdecimal() for begin in begins.values()):
-        return sorted(groups, key=lambda name: (float(begins[name]), name))
-    return sorted(groups, key=lambda name: order.get(name, len(order)))
-
-
-def _other_groups(report: ValidationReport) -> Iterator[Table]:
-    """Groups that are of no dimension: those of runs without comparisons, those that the reader of the rows names."""
-    dimensions = {f"{name} " for each in report.comparisons for name in each.dimensions}
-    rows = [
-        (group, metric_of(name).label, *_cells(stats))
-        for group, metrics in report.by.items()
-        if not group.startswith(tuple(dimensions))
-        for name, stats in metrics.items()
-    ]
-    yield Table(("group", "metric", *_HEAD), rows, "By group", left=2)
-
-
-def _figures(figures: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    """Every published figure by itself."""
-    head = ("figure", "technique", "metric", "published", "predicted", "ratio", "source", "made of")
-    rows = [
-        (
-            str(row["id"]),
-            str(row["technique"]),
-            metric_of(row["metric"]).label,
-            f"{row['published']:.4g} {row['unit']}",
-            f"{row['predicted']:.4g}",
-            f"{row['ratio']:.2f}",
-            *(str(row[name]) for name in ("source", "reason")),
-        )
-        for row in figures
-    ]
-    yield Table(head, rows, "Figures", left=3, num_wide=2)
-
-
-def _techniques(techniques: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    """Every technique by itself."""
-    speedups, biases = ("simulated", "executed", "quotient"), ("step_bias", "baseline_step_bias")
-    bias_heads = ("bias of steps", "of the baseline's")
-    head = ("technique", "metric", "verdict", *speedups, *bias_heads, "quotient of each run", "date")
-    rows = [
-        (
-            str(row["technique"]),
-            metric_of(row["metric"]).label,
-            str(row["verdict"]),
-            *(f"{row[name]:.3f}" for name in speedups),
-            *(f"{row[name]:+.1%}" for name in biases),
-            ", ".join(f"{quotient:.3f}" for quotient in row["quotients"]),
-            str(row["date"]),
-        )
-        for row in techniques
-    ]
-    yield Table(head, rows, "Techniques", left=3, note=_SPEEDUPS, num_wide=1)
 
 
 def _cells(stats: ErrorStats) -> tuple[str, ...]:
@@ -306,13 +68,96 @@ def _cells(stats: ErrorStats) -> tuple[str, ...]:
     return (f"{stats.rows:,}", *errors, f"{stats.bias:+.1%}", inside)
 
 
+def _dimensions(comparisons: Sequence[Comparison]) -> Iterator[Table]:
+    """A table for each dimension that has more than one group: a line per group and headline metric that has it; of
+    very many groups those that are predicted worst."""
+    headlines = _headlines(comparisons)
+    for dimension in dict.fromkeys(name for comparison in headlines for name in comparison.dimensions):
+        shown = [comparison for comparison in headlines if dimension in comparison.dimensions]
+        stats = {(name, of.metric): rows.stats() for of in shown for name, rows in of.groups(dimension)}
+        groups = [name for name in dict.fromkeys(name for name, _ in stats) if name != NOT_APPLICABLE]
+        if len(groups) < 2:
+            continue
+        chosen, note, metric = groups, "", shown[0].metric
+        if len(groups) > _MAX_GROUPS:
+            judged = [name for name in groups if (name, metric) in stats]
+            chosen = sorted(judged, key=lambda name: -stats[name, metric].mean_ape)[:_MAX_GROUPS]
+            note = f"The {len(chosen)} of {len(groups)} groups with the largest mean error."
+        several = len(shown) > 1
+        rows = [
+            (name, *([metric_of(of.metric).label] * several), *_cells(stats[name, of.metric]))
+            for name in _in_order(chosen, shown[0].dimensions[dimension].names)
+            for of in shown
+            if (name, of.metric) in stats
+        ]
+        head = (dimension, *(["metric"] * several), *_HEAD)
+        yield Table(head, rows, f"By {dimension}", left=1 + several, note=note)
+
+
+def _headlines(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    shown = [comparison for comparison in comparisons if comparison.metric in _HEADLINES and len(comparison.rows)]
+    return sorted(shown, key=lambda comparison: _HEADLINES.index(comparison.metric))
+
+
+def _in_order(groups: list[str], names: Sequence[str]) -> list[str]:
+    """By number where all groups begin with one, else the dimension's own order of `names`."""
+    begins = {name: name.split()[0].replace(",", "") for name in groups}
+    if all(begin.isdecimal() for begin in begins.values()):
+        return sorted(groups, key=lambda name: (float(begins[name]), name))
+    order = {name: i for i, name in enumerate(names)}
+    return sorted(groups, key=lambda name: order.get(name, len(order)))
+
+
+def _other_groups(report: ValidationReport) -> Table:
+    """Groups that are of no dimension: those of runs without comparisons, those that the reader of the rows names."""
+    dimensions = tuple(f"{name} " for comparison in report.comparisons for name in comparison.dimensions)
+    rows = [
+        (group, metric_of(name).label, *_cells(stats))
+        for group, metrics in report.by.items()
+        if not group.startswith(dimensions)
+        for name, stats in metrics.items()
+    ]
+    return Table(("group", "metric", *_HEAD), rows, "By group", left=2)
+
+
+def _published(figures: Sequence[Mapping[str, Any]]) -> Table:
+    """Every published figure by itself."""
+    head = ("figure", "technique", "metric", "published", "predicted", "ratio", "source", "made of")
+    rows = [
+        (
+            *(str(row["id"]), str(row["technique"]), metric_of(row["metric"]).label),
+            *(f"{row['published']:.4g} {row['unit']}", f"{row['predicted']:.4g}", f"{row['ratio']:.2f}"),
+            *(str(row["source"]), str(row["reason"])),
+        )
+        for row in figures
+    ]
+    return Table(head, rows, "Figures", left=3, num_wide=2)
+
+
+def _techniques(techniques: Sequence[Mapping[str, Any]]) -> Table:
+    """Every technique by itself."""
+    speedups, biases = ("simulated", "executed", "quotient"), ("step_bias", "baseline_step_bias")
+    bias_heads = ("bias of steps", "of the baseline's")
+    head = ("technique", "metric", "verdict", *speedups, *bias_heads, "quotient of each run", "date")
+    rows = [
+        (
+            *(str(row["technique"]), metric_of(row["metric"]).label, str(row["verdict"])),
+            *(f"{row[name]:.3f}" for name in speedups),
+            *(f"{row[name]:+.1%}" for name in biases),
+            *(", ".join(f"{quotient:.3f}" for quotient in row["quotients"]), str(row["date"])),
+        )
+        for row in techniques
+    ]
+    return Table(head, rows, "Techniques", left=3, note=_SPEEDUPS, num_wide=1)
+
+
 def _worst(worst: Sequence[Mapping[str, Any]]) -> Iterator[Sentences]:
     """The rows with the largest errors, each with the parts of its prediction and what they would have to be."""
     items = []
     for row in worst:
         values = f"{row['predicted']:.4g} predicted, {row['measured']:.4g} measured"
         head = Span(f"{metric_of(row['metric']).label} {row['error']:+.1%}", "strong")
-        items.append(Item((head, f" ({values}): {row['row']}"), list(_parts(row.get("breakdown", {})))))
+        items.append(doc.Item((head, f" ({values}): {row['row']}"), list(_parts(row.get("breakdown", {})))))
     if items:
         yield Sentences(items, "The largest errors")
 
@@ -322,40 +167,159 @@ def _parts(breakdown: Mapping[str, Any]) -> Iterator[str]:
         yield f"{breakdown['why']}."
     if breakdown.get("sizes"):
         yield ", ".join(f"{name} {value:,.6g}" for name, value in breakdown["sizes"].items())
-    parts = [f"{name} {share:.0%}" for name, share in breakdown.get("parts", {}).items() if share >= 0.005]
-    if parts:
+    if shares := _shares(breakdown):
         where = breakdown.get("step") or breakdown.get("prefill_steps")
-        yield ", ".join(parts) + (f" ({where})" if where else "")
+        yield shares + (f" ({where})" if where else "")
     resources = [f"{key[:-2]} {breakdown[key] * 1e6:,.1f} µs" for key in breakdown if key.endswith("_s")]
     if resources:
         yield f"each resource alone: {', '.join(resources)}; bound by {breakdown['bound']}"
-    operators = breakdown.get("operators", ())[:_MOST_OPERATORS]
-    if operators:
-        largest = ", ".join(f"{each['name']} {each['ms']:.2f} ms ({each['bound']})" for each in operators)
+    if operators := breakdown.get("operators", ())[:_MAX_OPERATORS]:
+        largest = ", ".join(f"{row['name']} {row['ms']:.2f} ms ({row['bound']})" for row in operators)
         yield f"of {breakdown['step_ms']:.2f} ms a step: {largest}"
 
 
-def _pictures(report: ValidationReport) -> Iterator[Picture]:
+def _shares(breakdown: Mapping[str, Any]) -> str:
+    parts = breakdown.get("parts", {}).items()
+    return ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= _LEAST_SHARE)
+
+
+def _pictures(report: ValidationReport) -> Iterator[doc.Picture]:
     """A scatter plot for each of the first headline metrics by device, and one of how errors are distributed."""
     shown = _headlines(report.comparisons)
-    for each in shown[:_MOST_PLOTS]:
-        title = f"{report.kind}: {metric_of(each.metric).label}, predicted over measured"
-        yield Picture(f"scatter-{each.metric}", partial(scatter_svg, _series(each), each.unit, title))
+    for comparison in shown[:_MAX_PLOTS]:
+        title = f"{report.kind}: {metric_of(comparison.metric).label}, predicted over measured"
+        draw = partial(scatter_svg, _series(comparison), comparison.unit, title)
+        yield doc.Picture(f"scatter-{comparison.metric}", draw)
     if shown:
-        by = [_one(metric_of(each.metric).label, each.rows) for each in shown] if len(shown) > 1 else _series(shown[0])
-        yield Picture("errors", partial(ecdf_svg, by, f"{report.kind}: distribution of absolute errors"))
+        by = [_one_series(metric_of(of.metric).label, of.rows) for of in shown] if shown[1:] else _series(shown[0])
+        yield doc.Picture("errors", partial(ecdf_svg, by, f"{report.kind}: distribution of absolute errors"))
 
 
 def _series(comparison: Comparison) -> list[Series]:
     """The rows by the first dimension that has several groups."""
     for dimension in ("kernel", "device", *comparison.dimensions):
         if dimension in comparison.dimensions and len(dict(comparison.groups(dimension))) > 1:
-            return [_one(name, rows) for name, rows in comparison.groups(dimension)]
-    return [_one(metric_of(comparison.metric).label, comparison.rows)]
+            return [_one_series(name, rows) for name, rows in comparison.groups(dimension)]
+    return [_one_series(metric_of(comparison.metric).label, comparison.rows)]
 
 
-def _one(name: str, rows: Rows) -> Series:
+def _one_series(name: str, rows: Rows) -> Series:
     return Series(name, rows.predicted, rows.measured)
+
+
+# ---------------------------------------------------------------- load tests of one's own server
+
+
+def _load_tests(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    """The figures of each run, where its time goes, and what is simulated of it; nothing without any run."""
+    for run in runs:
+        rows = []
+        for row in run["figures"]:
+            low, high = row.get("interval", (None, None))
+            ends = "" if low is None else f"{low:.4g} to {high:.4g}"
+            verdict = "" if low is None else "in it" if row["is_within"] else "outside"
+            values = (f"{row['predicted']:.4g}", f"{row['measured']:.4g}", f"{row['error']:+.1%}")
+            rows.append((metric_of(row["metric"]).title, *values, ends, verdict))
+        failed = f", {run['failed']:,} failed" if run["failed"] else ""
+        setup = f"{run['model']} on {run['hardware']}, {run['completed']:,} requests{failed}"
+        head = ("figure", "predicted", "measured", "error", "80 % interval", "")
+        by_request = "Its requests are compared one by one as well." if run["is_by_request"] else ""
+        yield Table(head, rows, f"{run['run']} ({run['tool']}): {setup}", note=by_request)
+        items = []
+        for key, breakdown in run["breakdown"].items():
+            where, why = breakdown.get("step") or breakdown.get("prefill_steps"), breakdown["why"]
+            text = f": {_shares(breakdown)} ({where}). {why[0].upper()}{why[1:]}."
+            items.append(doc.Item((Span(metric_of(key).label, "strong"), text)))
+        if items:
+            yield Sentences(items, "Where the time goes")
+    facts = _facts(runs)
+    if facts:
+        of_facts = [
+            (*fact, "all" if len(of) == len(runs) else "; ".join(of))
+            for fact, of in sorted(facts.items(), key=lambda item: item[0][2] != "assumed")
+        ]
+        columns = ("fact", "simulated as", "said by", "of")
+        yield Table(columns, of_facts, "What the answer rests on", left=4, note=_what_is_assumed(runs))
+
+
+def _facts(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[str]]:
+    """(fact, value, who says it) -> the runs that it is of."""
+    runs_of: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        for fact in run["facts"]:
+            runs_of.setdefault((fact["fact"], fact["value"], fact["said_by"]), []).append(run["run"])
+    return runs_of
+
+
+def _what_is_assumed(runs: Sequence[Mapping[str, Any]]) -> str:
+    facts = _facts(runs)
+    return (
+        f"{sum(said_by == 'assumed' for *_, said_by in facts)} facts of {len(facts)} are assumed, because no file says "
+        f"them: give them in a scenario (--scenario), or with --set."
+    )
+
+
+def bench_brief(report: ValidationReport) -> Document:
+    """Own load tests: measured and predicted means of each, the errors of all, what was assumed."""
+    head = ("run", *(f"{LATENCIES[name][0]} ms" for name in ("ttft", "tpot", "e2el")), "output tok/s")
+    rows: list[list[Line]] = []
+    for run in report.runs[:_MAX_RUNS]:  # `41.4 -> 35.8 -14%` by metric
+        figures = {row["metric"]: row for row in run["figures"]}
+        rows.append([run["run"]])
+        for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput"):
+            if (row := figures.get(key)) is None:
+                rows[-1].append(MISSING)
+            else:
+                text = f"{row['measured']:.3g} -> {row['predicted']:.3g} {row['error']:+.0%}"
+                rows[-1].append(Span(text, "" if row.get("is_within", True) else "warn"))
+    errors = [
+        f"{metric_of(name).label} {stats.median_ape:.0%}"
+        for name, stats in report.metrics.items()
+        if stats.median_ape is not None
+    ]
+    worst_first = sorted(report.runs, key=lambda run: -max((abs(row["error"]) for row in run["figures"]), default=0.0))
+    causes = [
+        f"{metric_of(key).label} of {run['run']}: {breakdown['why']}."
+        for run in worst_first[:1]
+        for key, breakdown in run["breakdown"].items()
+    ]
+    blocks: list[Block] = [
+        Table(head, rows, "Measured -> predicted, error"),
+        Paragraph(f"Median error over {report.covered:,} of {report.rows:,} rows: {', '.join(errors)}."),
+        Sentences(causes),
+        Paragraph(_what_is_assumed(report.runs)),
+        *few_notes(report.notes),
+        Paragraph(f"{MORE}, --report FILE. `perfmodel calibrate --name NAME` fits the engine's host to such runs."),
+    ]
+    setups = dict.fromkeys(f"{run['model']} on {run['hardware']}" for run in report.runs)
+    return Document("Predicted beside measured: bench", blocks, ", ".join(setups), "validation")
+
+
+# ---------------------------------------------------------------- calibrations, plans
+
+
+def own_server_view(fit: OwnServerFit) -> Document:
+    """What the fit to one's own server has moved, and how far its predictions are off before and after."""
+    under = ("shipped", "fitted", "held out")
+    errors = [
+        (metric_of(metric).label, *(f"{medians[name]:.1%}" if name in medians else "" for name in under))
+        for metric, medians in fit.errors.items()
+    ]
+    moved = [
+        (name, f"{old * 1e6:,.1f} µs", f"{new * 1e6:,.1f} µs", f"{new / old:.2f}x")
+        for name, (old, new) in fit.moved.items()
+    ]
+    note = (
+        "Medians of |predicted / measured - 1| over the runs: under the shipped profile, under the fitted one, and of "
+        "each run under what the others say."
+    )
+    blocks: list[Block] = [
+        Table(("figure", *under), errors, "How far predictions are off", note=note),
+        Table(("number", "shipped", "fitted", "moved"), moved, "What moved"),
+        Notes(fit.notes),
+    ]
+    title = f"{fit.profile.name}: {fit.profile.engine} as {len(fit.runs)} load test{'s' * (len(fit.runs) > 1)} have it"
+    return Document(title, blocks, fit.profile.source)
 
 
 def calibration_view(calibration: Calibration) -> Document:
@@ -385,30 +349,20 @@ def _parameters(parameters: dict[str, Any]) -> Iterator[str]:
             yield f"{name.replace('_', ' ')} {value:.3g}"
 
 
-_MAX_SHOWN = 3
-_MAX_WORDS = 90
-
-
 def plans_view(report: PlansReport, command: str = "") -> Document:
     """Equal cases of all, by engine and feature; the first difference of some cases that differ."""
     rows = [(name, f"{group['equal']:,}", f"{group['rows']:,}") for name, group in report.by.items()]
-    blocks: list[Block] = [
-        Table(("cases with", "equal", "cases"), rows),
-        *_differences(report),
-        Notes(report.notes[:_MAX_SHOWN]),
-    ]
+    blocks: list[Block] = [Table(("cases with", "equal", "cases"), rows)]
+    for row in report.worst[:_MAX_PLANS]:
+        plans = [f"{name}: {_cut(row[name])}" for name in ("recorded", "ours")]
+        blocks.append(Sentences(plans, f"Case {row['case']} ({', '.join(row['features'])}), step {row['step']}"))
+    if len(report.worst) > _MAX_PLANS:
+        blocks.append(Paragraph("--json lists more of the cases that differ."))
+    blocks.append(Notes(report.notes[:_MAX_PLANS]))
     share = f" ({report.equal / report.rows:.1%})" if report.rows else ""
     subtitle = f"{report.equal:,} of {report.rows:,} cases equal from the first plan to the last{share}"
     return Document("Plans: the engine's own scheduler vs ours", blocks, subtitle, "plans", command)
 
 
-def _differences(report: PlansReport) -> Iterator[Block]:
-    for row in report.worst[:_MAX_SHOWN]:
-        title = f"Case {row['case']} ({', '.join(row['features'])}), step {row['step']}"
-        yield Sentences([f"recorded: {_cut(row['recorded'])}", f"ours: {_cut(row['ours'])}"], title)
-    if len(report.worst) > _MAX_SHOWN:
-        yield Paragraph("--json lists more of the cases that differ.")
-
-
 def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 4] + " ..."
+    return text if len(text) <= _MAX_PLAN_LETTERS else text[: _MAX_PLAN_LETTERS - 4] + " ..."

@@ -19,4 +19,4 @@ def nobody_works(monkeypatch, site):
     def begin(*_):
         raise AssertionError("a question went to a worker")
 
-    monkeypatch.setattr(site.desk._jobs, "begin", begin)
+    monkeypatch.setattr(site.desk.jobs, "begin", begin)

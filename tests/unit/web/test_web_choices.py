@@ -233,7 +233,7 @@ def _get(path: str, query: str, *known: QueryResult) -> tuple[int, str, _IdleDes
     """What a GET is answered, by an application whose desk knows some answers."""
     desk = _IdleDesk()
     for shown in known:
-        desk._known.keep(shown.request, shown)
+        desk.known.keep(shown.request, shown)
     found: dict[str, Any] = {"body": b""}
     scope = {
         **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"},

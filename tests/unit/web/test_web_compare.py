@@ -30,9 +30,9 @@ def pages():
     desk.drops.close()
 
 
-def finding_of(data, document=None, command="simulate"):
+def finding_of(data, measured=(), command="simulate"):
     question = MemoryRequest() if command == "memory" else SimulateRequest()
-    return QueryState(question, QueryResult(question, data, document or {"blocks": []}))
+    return QueryState(question, QueryResult(question, data, {"blocks": []}, measured=measured))
 
 
 def test_addresses_keep_the_others():
@@ -147,10 +147,9 @@ def test_bars_carry_their_intervals_and_units():
 
 
 def test_dots_are_predicted_over_measured():
-    row = ["one run", "tpot_mean", "12", "1,000", "-98.8%"]
-    blocks = [{"kind": "details", "blocks": [{"kind": "table", "title": "Single rows near this setup", "rows": [row]}]}]
+    row = {"label": "one run", "metric": "tpot_mean", "predicted": 12.0, "measured": 1000.0}
     cell = {"median_error": 0.25, "rows": 3, "model": "m", "device": "d", "metric": "tpot_mean"}
-    picture = measured_dots([finding_of({"trust": {"nearest": [cell]}}, {"blocks": blocks}), finding_of({})])
+    picture = measured_dots([finding_of({"trust": {"nearest": [cell]}}, [row]), finding_of({})])
     dots, cells = picture["data"]
     assert dots["x"] == [12 / 1000]
     assert cells["x"] == [1.25, 0.8]

@@ -33,18 +33,18 @@ def scenario_of(state):
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_that_goes_out_and_comes_in_is_the_same_deployment(line, tmp_path):
-    state = read_line(line, read_state("hardware=a100-sxm4-80gb"), tmp_path).state
+    state = read_line(line, read_state("hardware=a100-sxm4-80gb"), tmp_path)[0]
     assert read_state(state.query) == state
     first = scenario_of(state)
     (*_, out) = serve_line(state, tmp_path)
-    second = scenario_of(read_line(out, read_state("hardware=a100-sxm4-80gb"), tmp_path).state)
+    second = scenario_of(read_line(out, read_state("hardware=a100-sxm4-80gb"), tmp_path)[0])
     assert first.engine.model_dump() == second.engine.model_dump()
     assert first.model.name == second.model.name
     assert shlex.split(out)[:2] == ["vllm", "serve"]
 
 
 def test_a_load_test_comes_with_its_seed_and_rate(tmp_path):
-    scenario = scenario_of(read_line(LINES[-1], read_state("hardware=h100"), tmp_path).state)
+    scenario = scenario_of(read_line(LINES[-1], read_state("hardware=h100"), tmp_path)[0])
     assert scenario.traffic.arrivals.rate == 4
     assert scenario.seed == 7
 
@@ -58,8 +58,8 @@ def test_texts_that_read_like_something_else_stay_texts(word):
 
 
 def test_the_device_is_the_page_s_own(tmp_path):
-    assert read_line(SERVE, read_state("hardware=mi300x"), tmp_path).state.get("hardware") == "mi300x"
-    assert read_line(SERVE, PageState(), tmp_path).state.get("hardware") == "h100-sxm-80gb"
+    assert read_line(SERVE, read_state("hardware=mi300x"), tmp_path)[0].get("hardware") == "mi300x"
+    assert read_line(SERVE, PageState(), tmp_path)[0].get("hardware") == "h100-sxm-80gb"
 
 
 @pytest.mark.parametrize(

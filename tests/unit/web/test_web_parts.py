@@ -80,11 +80,11 @@ def test_what_was_answered_and_is_forgotten_is_asked_anew(site):
     for state, said in (("done", ""), ("refused", "no room."), ("stopped", "")):
         job = BackgroundJob(1, question, "quick")
         job.end(state, said)
-        site.desk._jobs._jobs[1] = job
+        site.desk.jobs._jobs[1] = job
         html = site.get(f"/part/step/curve?{MODEL}&batch=5").body.decode()
         assert ("Stopped." in html) == (state == "stopped")
         assert ('hx-trigger="load"' in html) == (state != "stopped")
-    site.desk._jobs._jobs.clear()
+    site.desk.jobs._jobs.clear()
 
 
 def test_the_badge_of_a_card_states_the_errors(site):
@@ -99,7 +99,7 @@ def test_the_badge_of_a_card_states_the_errors(site):
 
 def test_a_page_that_is_loaded_again_asks_again_what_was_refused(site):
     (question,) = find_part(find_view("memory"), "plan").ask(read_state(MODEL + "&engine.max_num_seqs=9"))
-    site.desk._known.keep(question, SpecError("nothing is known of this model yet."))
+    site.desk.known.keep(question, SpecError("nothing is known of this model yet."))
     address = f"/memory?{MODEL}&engine.max_num_seqs=9"
     assert "nothing is known" in site.get(f"/part/memory/plan?{MODEL}&engine.max_num_seqs=9").body.decode()
     assert "nothing is known" not in site.get(address).body.decode()

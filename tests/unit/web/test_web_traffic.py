@@ -180,7 +180,7 @@ def test_bands_that_are_refused_are_said_and_not_asked_for_again_and_again(site)
     query = f"{QUICK}&seed=5"
     (curve,), (bands,) = CURVE.ask(read_state(query)), CURVE.later(read_state(query))
     assert site.desk.answer(curve).shown
-    site.desk._known.keep(bands, SpecError("too many requests for this machine."))
+    site.desk.known.keep(bands, SpecError("too many requests for this machine."))
     html = site.get(f"/part/traffic/curve?{query}").body.decode()
     assert "No 80 % bands: too many requests for this machine." in html
     assert "/later/" not in html
@@ -269,7 +269,7 @@ def test_prompts_without_an_answer_say_why(site):
     points = [
         {"set": f"traffic.input_tokens.value={n}", "values": {}, "problem": f"{n}: too long."} for n in (256, 512)
     ]
-    site.desk._known.keep(question, QueryResult(question, {"points": points}, {"blocks": []}))
+    site.desk.known.keep(question, QueryResult(question, {"points": points}, {"blocks": []}))
     html = site.get(f"/part/traffic/prompts?{QUICK}&seed=9").body.decode()
     assert "256: too long." in html
     assert "data-figure" not in html
