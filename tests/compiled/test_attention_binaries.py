@@ -80,7 +80,8 @@ def test_caps_and_sinks_neither_spill_nor_leave_the_tensor_cores(operator):
     problem, hardware = problems_of(operator)[0], load_hardware("h200-sxm")
     sinks = torch.empty(problem.sizes["num_heads"], dtype=torch.bfloat16, device="meta")
     with targeting(device_limits(hardware)), recording() as launches:
-        getattr(load_kernels("triton"), operator)(*problem.make(Inputs("meta")), cap=50.0, sinks_N=sinks)
+        args = problem.make(Inputs("meta"))[:7]  # up to the chunk
+        getattr(load_kernels("triton"), operator)(*args, cap=50.0, sinks_N=sinks)
     facts = compile_launch(launches[0], hardware).facts
     assert facts.spills == facts.serialised == 0
     assert facts.tensor_instructions

@@ -1,7 +1,4 @@
-"""silu(conv(x)): depthwise over the last tokens, with the inputs that a sequence leaves behind for its next step.
-
-Problems: convolutions in front of scans, those of Qwen3-Next and Mamba-2, and odd ones.
-"""
+"""silu(conv(x)): depthwise over the last tokens, with the inputs that a sequence leaves behind for its next step."""
 
 from itertools import accumulate
 from typing import Any
@@ -45,7 +42,7 @@ def causal_conv_prefill(
 def tiny(dtype: torch.dtype) -> list[Problem]:
     """Odd widths, chunks shorter than the taps and longer than a tile, other numbers of taps, with and without bias."""
     chunks = [[1, 40, 2], [33], [3, 70, 1]]
-    prompts = [_prefill(each, 70 + index, 4 - index, dtype, index % 2 == 0) for index, each in enumerate(chunks)]
+    prompts = [_prefill(lengths, 70 + i, 4 - i, dtype, i % 2 == 0) for i, lengths in enumerate(chunks)]
     return [_decode(3, 70, 4, dtype, True), _decode(2, 300, 2, dtype, False), *prompts]
 
 
@@ -72,14 +69,8 @@ def _prefill(lengths: list[int], channels: int, taps: int, dtype: torch.dtype, h
         rows = inputs.permutation(len(lengths) + 2)[: len(lengths)]
         return x, rows, starts, *_weights(inputs, len(lengths), channels, taps, has_bias, x)
 
-    sizes: Sizes = {
-        "batch_size": len(lengths),
-        "isl": max(lengths),
-        "channels": channels,
-        "taps": taps,
-        "dtype": NAMES[dtype],
-    }
-    return Problem("causal_conv_prefill", sizes, make, tolerance=TOLERANCE[dtype])
+    sizes: Sizes = {"batch_size": len(lengths), "isl": max(lengths), "channels": channels, "taps": taps}
+    return Problem("causal_conv_prefill", {**sizes, "dtype": NAMES[dtype]}, make, tolerance=TOLERANCE[dtype])
 
 
 def _weights(

@@ -363,7 +363,7 @@ _TINY_SIZES: tuple[tuple[str | None, int, int, int, bool], ...] = (
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Of every format, with and without a bias."""
+    """All formats, with and without a bias."""
     return [_problem(form, m, n, k, dtype, has_bias) for form, m, n, k, has_bias in _TINY_SIZES]
 
 

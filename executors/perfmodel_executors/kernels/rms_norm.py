@@ -1,7 +1,4 @@
-"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension, accumulated in fp32.
-
-Problems: rows of a model's width, and of single heads.
-"""
+"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension, accumulated in fp32."""
 
 import torch
 from torch import Tensor
@@ -13,7 +10,7 @@ from perfmodel_executors.kernels.problem import Inputs, Problem
 
 def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     """Normalised x, in x's dtype."""
-    return torch.nn.functional.rms_norm(x_TC, weight_C.shape, weight_C, eps)
+    return functional.rms_norm(x_TC, weight_C.shape, weight_C, eps)
 
 
 def add_rms_norm(x_TC: Tensor, residual_TC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -46,15 +43,6 @@ def _problem(operator: str, rows: int, columns: int, dtype: torch.dtype) -> Prob
         streams = [inputs.normal(rows, columns, dtype=dtype) for _ in range(2 if adds else 1)]
         return *streams, inputs.normal(columns, dtype=dtype), _EPS
 
-    return Problem(
-        operator,
-        {"tokens": rows, "size": columns, "dtype": str(dtype).removeprefix("torch.")},
-        make,
-        norm_work(operator, rows, columns, _BYTES, adds_residual=adds),
-        _TOLERANCE[dtype],
-        {} if adds else {"torch rms_norm": _torch_norm},
-    )
-
-
-def _torch_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(x_TC, weight_C.shape, weight_C, eps)
+    sizes: dict[str, int | float | str] = {"tokens": rows, "size": columns, "dtype": str(dtype).removeprefix("torch.")}
+    work = norm_work(operator, rows, columns, _BYTES, adds_residual=adds)
+    return Problem(operator, sizes, make, work, _TOLERANCE[dtype], {} if adds else {"torch rms_norm": rms_norm})

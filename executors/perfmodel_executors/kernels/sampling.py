@@ -1,4 +1,4 @@
-"""Choice of the next token: the most likely one, or one drawn with a given random number.
+"""Choice of the next token of a batch of sequences, and which drafted tokens the target keeps.
 
 What is drawn from is set by a threshold on probabilities, not by ranks: equal logits are kept or left together.
 
@@ -8,29 +8,21 @@ What is drawn from is set by a threshold on probabilities, not by ranks: equal l
     top-p:  w >= the largest t for which the kept w with w >= t sum up to top_p of all that min-p and top-k kept
     token:  the first in the vocabulary's order at which the sum of kept integers exceeds draw / 2^31 of their total
 
-The order of the vocabulary instead of a sorted one is as good for drawing, and needs no sort. Tokens less likely than
-2^-41 of the likeliest are not drawn: all together at most V 2^-41, 6e-8 of 128k tokens.
+The order of the vocabulary is as good for drawing as a sorted one. Tokens less likely than 2^-41 of the likeliest are
+not drawn: all together at most V 2^-41, 6e-8 of 128k tokens. A logit that is not a number counts as the least there is,
+and is counted: a token is one of the vocabulary, whatever a model computes.
 
-A logit that is not a number counts as the least there is, and is counted, so that a run can say so: a token is one of
-the vocabulary, whatever a model computes.
-
-Which drafted tokens the target keeps, and the token that it puts after them.
-
-Drafts of a sequence are the nodes of a tree: node 0 is the last token that is known already, every other node a
-drafted token behind its parent. A chain is a tree with one child a node. Nodes come after their parents, siblings in
-the order in which they are tried.
+Drafts of a sequence are the nodes of a tree: node 0 is the last token that is known already, every other node a drafted
+token behind its parent; nodes come after their parents, siblings in the order in which they are tried.
 
 greedy:      a node is kept if it is its parent's most likely successor; the first node of a path that is not ends it.
 stochastic:  at a node with the target's distribution p, its children are tried one after the other: a child x drawn
-             from q is kept with probability min(1, p(x) / q(x)); if it is not, p becomes max(p - q, 0), normalised,
-             and the next child is tried. When none is kept, the next token is drawn from what p has become; after a
-             leaf from p itself. The tokens are distributed as those of the target alone, whatever q is.
+             from q is kept with probability min(1, p(x) / q(x)); if it is not, p becomes max(p - q, 0), normalised.
+             When none is kept, the next token is drawn from what p has become; after a leaf from p itself. The tokens
+             are distributed as those of the target alone, whatever q is, if siblings are drawn independently.
 
 Sources: Leviathan et al. 2023, algorithm 1, and Chen et al. 2023 (chains); Miao et al. 2024 (SpecInfer), algorithm 2
-(trees). Siblings must be drawn independently of one another, given their q. Candidates that are not drawn at all (the k
-most likely ones, a phrase found in the text) have a q that is 1 at the candidate.
-
-The next tokens of a batch of sequences.
+(trees).
 """
 
 from collections.abc import Callable, Sequence
@@ -132,14 +124,12 @@ def verify_greedy(
     num_nodes: how many of a sequence's nodes were drafted, the known token included; None for all
     """
     drafted_RN = _drafted(tokens_RN, num_nodes_R)
-    kept = [torch.ones_like(drafted_RN[:, 0])]
-    depths = [0]
-    for node in range(1, len(parents)):
-        parent = parents[node]
+    kept, depths = [torch.ones_like(drafted_RN[:, 0])], [1]
+    for node, parent in list(enumerate(parents))[1:]:
         kept.append(kept[parent] & drafted_RN[:, node] & (tokens_RN[:, node] == chosen_RN[:, parent]))
         depths.append(depths[parent] + 1)
     depth_N = torch.tensor(depths, device=tokens_RN.device)
-    last_R: Tensor = (torch.stack(kept, dim=1) * (depth_N + 1)).argmax(dim=1)  # the first of equally deep ones
+    last_R: Tensor = (torch.stack(kept, dim=1) * depth_N).argmax(dim=1)  # the first of equally deep ones
     return last_R
 
 
@@ -167,19 +157,15 @@ def verify_stochastic(
         ratio_R = (left_RV.gather(1, x_R1) / q_RV.gather(1, x_R1).clamp_min(_TINY))[:, 0]
         kept_R = tried_R & (uniform_RN[:, node] < ratio_R)
         at_R = torch.where(kept_R, node, at_R)
-        left_RV = torch.where((tried_R & ~kept_R)[:, None], _residual(left_RV, q_RV), left_RV)
+        over_RV = (left_RV - q_RV).clamp_min(0.0)
+        total_R1 = over_RV.sum(dim=1, keepdim=True)  # nothing is left after no rejection but by rounding
+        is_rejected_R1 = (tried_R & ~kept_R)[:, None] & (total_R1 > _TINY)
+        left_RV = torch.where(is_rejected_R1, over_RV / total_R1.clamp_min(_TINY), left_RV)
         left_RV = torch.where(kept_R[:, None], target_RNV[:, node].double(), left_RV)
     sums_RV = left_RV.cumsum(dim=1)
     wanted_R1 = uniform_RN[:, :1].double() * sums_RV[:, -1:]
     next_R = (sums_RV <= wanted_R1).sum(dim=1).clamp_max(left_RV.shape[1] - 1)
     return at_R, next_R
-
-
-def _residual(p_RV: Tensor, q_RV: Tensor) -> Tensor:
-    """max(p - q, 0), normalised; p where nothing is left, which no rejection comes to but by rounding."""
-    over_RV = (p_RV - q_RV).clamp_min(0.0)
-    total_R1 = over_RV.sum(dim=1, keepdim=True)
-    return torch.where(total_R1 > _TINY, over_RV / total_R1.clamp_min(_TINY), p_RV)
 
 
 def _drafted(tokens_RN: Tensor, num_nodes_R: Tensor | None) -> Tensor:

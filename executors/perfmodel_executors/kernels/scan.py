@@ -157,7 +157,8 @@ def serving() -> list[Problem]:
 def _decode(num_seqs: int, sizes: _Sizes, dtype: torch.dtype, state_dtype: torch.dtype = torch.float32) -> Problem:
     def make(inputs: Inputs) -> tuple[Any, ...]:
         rows = inputs.permutation(num_seqs + 2)[:num_seqs]
-        return _tokens(inputs, num_seqs, sizes, dtype), rows, _states(inputs, num_seqs, sizes, state_dtype)
+        tokens = _tokens(inputs, num_seqs, sizes, dtype)
+        return tokens, rows, inputs.normal(num_seqs + 2, sizes.heads, sizes.keys, sizes.values, dtype=state_dtype)
 
     work = state_update(num_seqs, _shape(sizes, dtype, state_dtype))
     tolerance = max(_TOLERANCE[dtype], _TOLERANCE[state_dtype])  # what is read of a state is as exact as that is
@@ -165,15 +166,17 @@ def _decode(num_seqs: int, sizes: _Sizes, dtype: torch.dtype, state_dtype: torch
 
 
 def _prefill(lengths: list[int], sizes: _Sizes, dtype: torch.dtype) -> Problem:
+    count = len(lengths)
+
     def make(inputs: Inputs) -> tuple[Any, ...]:
         starts = inputs.of(list(accumulate(lengths, initial=0)), torch.int64)
-        rows = inputs.permutation(len(lengths) + 2)[: len(lengths)]
-        states = _states(inputs, len(lengths), sizes, torch.float32)
+        rows = inputs.permutation(count + 2)[:count]
+        states = inputs.normal(count + 2, sizes.heads, sizes.keys, sizes.values, dtype=torch.float32)
         return _tokens(inputs, sum(lengths), sizes, dtype), rows, starts, states
 
     spans, shape = [(length, 0) for length in lengths], _shape(sizes, dtype, torch.float32)
     work = chunked_delta_rule(spans, shape) if sizes.erases else chunked_ssd(spans, shape, 64)
-    named = {"batch_size": len(lengths), "isl": max(lengths), **_named(sizes, dtype)}
+    named = {"batch_size": count, "isl": max(lengths), **_named(sizes, dtype)}
     return Problem("scan_prefill", named, make, work, _TOLERANCE[dtype])
 
 
@@ -186,10 +189,6 @@ def _tokens(inputs: Inputs, num_tokens: int, sizes: _Sizes, dtype: torch.dtype) 
     skip = None if erases else inputs.normal(heads, dtype=torch.float32)
     v = v.view(num_tokens, heads, values)
     return ScanInputs(q.to(dtype), k.to(dtype), v, -0.7 * decay, beta, skip, erases, 64)
-
-
-def _states(inputs: Inputs, num_seqs: int, sizes: _Sizes, dtype: torch.dtype) -> Tensor:
-    return inputs.normal(num_seqs + 2, sizes.heads, sizes.keys, sizes.values, dtype=dtype)
 
 
 def _shape(sizes: _Sizes, dtype: torch.dtype, state_dtype: torch.dtype) -> StateShape:

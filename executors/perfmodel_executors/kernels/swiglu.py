@@ -9,37 +9,26 @@ from torch.nn import functional
 from perfmodel.ops.elementwise import activation as activation_work
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
-
-def _relu2(x: Tensor) -> Tensor:
-    return functional.relu(x).square()
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
-    "relu2": _relu2,
+    "relu2": lambda x: functional.relu(x).square(),
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
 }
 
 
-def _clamped(gate: Tensor, up: Tensor) -> Tensor:
-    """(up + 1) * gate * sigmoid(1.702 gate), both within +-7 (gpt-oss; its modelling file in transformers)."""
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
-
-
 def activate(up_TF: Tensor, activation: str, gated: bool) -> Tensor:
     """act(gate) * up for a gated block, whose input is [gate | up] and twice as wide; act(up) for a plain one."""
-    if activation == "swiglu_oai":
-        return _clamped(*up_TF.chunk(2, dim=-1))
-    act = ACTIVATIONS[activation]
     if not gated:
-        return act(up_TF)
+        return ACTIVATIONS[activation](up_TF)
     gate, up = up_TF.chunk(2, dim=-1)
-    return act(gate) * up
+    if activation == "swiglu_oai":  # both within +-7 (gpt-oss; its modelling file in transformers)
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    return ACTIVATIONS[activation](gate) * up
 
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -63,17 +52,7 @@ def _problem(rows: int, columns: int, gated: bool, name: str, dtype: torch.dtype
     def make(inputs: Inputs) -> tuple[Tensor | str | bool, ...]:
         return inputs.normal(rows, (1 + gated) * columns, dtype=dtype), name, gated
 
-    return Problem(
-        "activate",
-        {
-            "tokens": rows,
-            "size": columns,
-            "function": name,
-            "gated": int(gated),
-            "dtype": str(dtype).removeprefix("torch."),
-        },
-        make,
-        activation_work(rows, columns, _BYTES, function=name, is_gated=gated, is_fused=True),
-        _TOLERANCE[dtype],
-        {"torch": activate},
-    )
+    sizes: dict[str, int | float | str] = {"tokens": rows, "size": columns, "function": name, "gated": int(gated)}
+    sizes["dtype"] = str(dtype).removeprefix("torch.")
+    work = activation_work(rows, columns, _BYTES, function=name, is_gated=gated, is_fused=True)
+    return Problem("activate", sizes, make, work, _TOLERANCE[dtype], {"torch": activate})

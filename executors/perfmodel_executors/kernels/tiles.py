@@ -13,11 +13,11 @@ needs 3 % less time, which is more than repeated timings of one kernel differ by
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -143,10 +143,8 @@ def pick(
         for config in kept:
             run(config)
         return kept[0]
-    can_time = (
-        _is_tuning.get() and _may_tune.get() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-    )
-    if not can_time:
+    may_time = _is_tuning.get() and _may_tune.get() and device.type == "cuda"
+    if not may_time or torch.cuda.is_current_stream_capturing():
         return kept[0]
     times_ms = _timed(run, kept) if len(kept) > 1 else [0.0]
     fastest = min(range(len(times_ms)), key=lambda index: times_ms[index])
@@ -158,43 +156,32 @@ def pick(
 
 
 @contextmanager
-def tuning() -> Iterator[None]:
+def _within(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def tuning() -> AbstractContextManager[None]:
     """Within, kernels on a GPU time their candidates at the first call of each problem."""
-    token = _is_tuning.set(True)
-    try:
-        yield
-    finally:
-        _is_tuning.reset(token)
+    return _within(_is_tuning, True)
 
 
-@contextmanager
-def untuned() -> Iterator[None]:
+def untuned() -> AbstractContextManager[None]:
     """Within, `tuning()` is without effect: kernels run with their first candidates, whatever the others do."""
-    token = _may_tune.set(False)
-    try:
-        yield
-    finally:
-        _may_tune.reset(token)
+    return _within(_may_tune, False)
 
 
-@contextmanager
-def listing() -> Iterator[None]:
+def listing() -> AbstractContextManager[None]:
     """Within, every candidate is launched, which under `recording()` lists what tuning will compile."""
-    token = _is_listing.set(True)
-    try:
-        yield
-    finally:
-        _is_listing.reset(token)
+    return _within(_is_listing, True)
 
 
-@contextmanager
-def targeting(limits: DeviceLimits) -> Iterator[None]:
+def targeting(limits: DeviceLimits) -> AbstractContextManager[None]:
     """Within, choices are those for `limits`, whatever device the tensors are on: to compile ahead of time."""
-    token = _target.set(limits)
-    try:
-        yield
-    finally:
-        _target.reset(token)
+    return _within(_target, limits)
 
 
 def choices() -> dict[str, str]:
@@ -232,6 +219,6 @@ def _milliseconds(run: Callable[[TileConfig], None], config: TileConfig) -> floa
     from triton.testing import do_bench
 
     try:
-        return float(do_bench(lambda: run(config), warmup=3, rep=15, return_mode="median"))
+        return float(do_bench(partial(run, config), warmup=3, rep=15, return_mode="median"))
     except KernelError:  # too many registers or too much tensor memory, which the filter does not count
         return float("inf")

@@ -221,13 +221,11 @@ def _draw_kernel(
 
 def greedy(logits_SV: Tensor, num_nan: Tensor | None = None) -> Tensor:
     """The index of each row's largest logit, int64 [S]; the first of equal ones."""
-    pieces = _Pieces(logits_SV)
-    rows = logits_SV.shape[0]
-    indices = torch.empty(rows, pieces.number, dtype=torch.int32, device=logits_SV.device)
+    rows, pieces = len(logits_SV), triton.cdiv(logits_SV.shape[1], _block(logits_SV))
+    indices = torch.empty(rows, pieces, dtype=torch.int32, device=logits_SV.device)
     tokens_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
-    values = pieces.maxima(indices, num_nan)
-    args = (values, indices, tokens_S, pieces.number)
-    launch(_best_kernel, (rows,), *args, options=Options(1, 1), BLOCK=pieces.padded)
+    args = (_maxima(logits_SV, indices, num_nan), indices, tokens_S, pieces)
+    launch(_best_kernel, (rows,), *args, options=Options(1, 1), BLOCK=triton.next_power_of_2(pieces))
     return tokens_S
 
 
@@ -241,14 +239,14 @@ def sample_top_k_top_p(
     num_nan: Tensor | None = None,
 ) -> Tensor:
     """One token for each row, int64 [S]; see the reference. Settings are apart by equal strides, 0 of equal ones."""
-    pieces, rows, device = _Pieces(logits_SV), logits_SV.shape[0], logits_SV.device
-    stride = temperature_S.stride(0)
-    grid, small = (rows, pieces.number), Options(1, 1)
-    sizes = {"BLOCK": pieces.block, "PIECES": pieces.padded}
+    (rows, vocab), device, stride, block = logits_SV.shape, logits_SV.device, temperature_S.stride(0), _block(logits_SV)
+    pieces = triton.cdiv(vocab, block)
+    grid, small = (rows, pieces), Options(1, 1)
+    sizes = {"BLOCK": block, "PIECES": triton.next_power_of_2(pieces)}
     least_S = torch.empty(rows, dtype=torch.float32, device=device)
-    maxima = pieces.maxima(None, num_nan)
+    maxima = _maxima(logits_SV, None, num_nan)
     launch(_least_kernel, (rows,), temperature_S, min_p_S, least_S, stride, options=small)
-    whole = (logits_SV.shape[1], pieces.number, logits_SV.stride(0), stride)
+    whole = (vocab, pieces, logits_SV.stride(0), stride)
     for is_sum, setting_S in ((False, top_k_S), (True, top_p_S)):
         if setting_S is None:
             continue
@@ -261,9 +259,9 @@ def sample_top_k_top_p(
             digit = {"PASS": number, "BEFORE": before, "SHIFT": shift, "MASK": mask, "IS_SUM": is_sum}
             launch(_digits_kernel, grid, *args, options=Options(4, 1), **digit, **sizes)
             before = shift
-        found = (temperature_S, setting_S, bins, prefixes, wanted, least_S, logits_SV.shape[1], stride, rows)
-        launch(_threshold_kernel, (rows,), *found, options=small, BEFORE=before, IS_SUM=is_sum)
-    sums = torch.empty(rows, pieces.number, dtype=torch.int64, device=device)
+        threshold = (temperature_S, setting_S, bins, prefixes, wanted, least_S, vocab, stride, rows)
+        launch(_threshold_kernel, (rows,), *threshold, options=small, BEFORE=before, IS_SUM=is_sum)
+    sums = torch.empty(rows, pieces, dtype=torch.int64, device=device)
     tokens_S = torch.empty(rows, dtype=torch.int64, device=device)
     kept = (logits_SV, maxima, temperature_S, least_S, sums)
     launch(_kept_kernel, grid, *kept, *whole, options=Options(4, 1), **sizes)
@@ -271,19 +269,16 @@ def sample_top_k_top_p(
     return tokens_S
 
 
-class _Pieces:
-    """How rows are cut: `number` pieces of `block` logits, `padded` to a power of two."""
+def _block(logits_SV: Tensor) -> int:
+    """Logits of a piece of a row."""
+    return min(_PIECE, int(triton.next_power_of_2(logits_SV.shape[1])))
 
-    def __init__(self, logits_SV: Tensor) -> None:
-        self._logits_SV = logits_SV
-        self.block = min(_PIECE, triton.next_power_of_2(logits_SV.shape[1]))
-        self.number = triton.cdiv(logits_SV.shape[1], self.block)
-        self.padded = triton.next_power_of_2(self.number)
 
-    def maxima(self, indices: Tensor | None, num_nan: Tensor | None) -> Tensor:
-        """The largest logit of each piece; where it is goes to `indices`."""
-        rows, vocab = self._logits_SV.shape
-        values = torch.empty(rows, self.number, dtype=torch.float32, device=self._logits_SV.device)
-        args = (self._logits_SV, values, indices, num_nan, vocab, self.number, self._logits_SV.stride(0))
-        launch(_best_of_pieces_kernel, (rows, self.number), *args, options=Options(4, 1), BLOCK=self.block)
-        return values
+def _maxima(logits_SV: Tensor, indices: Tensor | None, num_nan: Tensor | None) -> Tensor:
+    """The largest logit of each piece; where it is goes to `indices`."""
+    (rows, vocab), block = logits_SV.shape, _block(logits_SV)
+    pieces = triton.cdiv(vocab, block)
+    values = torch.empty(rows, pieces, dtype=torch.float32, device=logits_SV.device)
+    args = (logits_SV, values, indices, num_nan, vocab, pieces, logits_SV.stride(0))
+    launch(_best_of_pieces_kernel, (rows, pieces), *args, options=Options(4, 1), BLOCK=block)
+    return values
