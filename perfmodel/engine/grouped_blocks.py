@@ -18,7 +18,8 @@ NO_BLOCK = -1
 
 
 class GroupedKVBlocks(KVBlockManager):
-    """`num_blocks` blocks of `block_size` tokens in the layers of one of `groups`; see `KVBlockManager`.
+    """`num_blocks` blocks of `block_size` tokens in the layers of one of `groups`; `enable_prefix_caching` and
+    `reuses_partial_first` as of `KVBlockManager`.
 
     max_in_flight_tokens: that steps under way may compute of one request
     max_model_len:        tokens of the longest sequence; None: without a limit
@@ -130,7 +131,7 @@ class GroupedKVBlocks(KVBlockManager):
         return self._num_taken(request, num_tokens, len(list(cached)), is_whole=False) <= self.num_free
 
     def can_admit(self, request: Request, num_tokens: int, num_whole: int, cached: Sequence[int]) -> bool:
-        """As of the base for `num_tokens`, `num_whole` and `cached`, but for no more than it holds at once."""
+        """As of the base for `request`, `num_tokens`, `num_whole` and `cached`; for no more than it holds at once."""
         if num_whole > num_tokens and self._num_taken(request, num_whole, len(cached), is_whole=True) > self.num_free:
             return False
         return self._num_taken(request, num_tokens, len(cached), is_whole=False) <= self.num_free

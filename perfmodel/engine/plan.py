@@ -1,7 +1,7 @@
 """What passes between the scheduler and a backend: plans, outcomes, step records."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ class Grant(NamedTuple):
     num_new_tokens: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class StepPlan:
     """The tokens that run in one step, and nothing about how long they take.
 
@@ -26,47 +26,59 @@ class StepPlan:
     """
 
     index: int
-    decodes: list[Request] = field(default_factory=list)
-    decode_context: int = 0  # sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
-    decode_windowed: tuple[int, ...] = ()  # for each of the config's spans, the sum of min(KV tokens, span)
+    decodes: list[Request]
+    decode_context: int  # sum over `decodes` of the tokens in their KV, the new one included, drafted ones not
+    decode_windowed: tuple[int, ...]  # for each of the config's spans, the sum of min(KV tokens, span)
     # How deep each of `decodes` drafts, in their order (0: it only decodes); empty without drafts. Pipelined drafters
     # work on what comes after all `decodes` of a plan with depths, of 0, too.
-    draft_depths: list[int] = field(default_factory=list)
-    num_draft_tokens: int = 0  # that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
-    num_accepted_tokens: int = 0  # once applied, how many of these were right
+    draft_depths: list[int]
+    num_draft_tokens: int  # that the step verifies, over all `decodes`: all nodes of a tree (`Speculation`)
+    num_accepted_tokens: int  # once applied, how many of these were right
     # Requests that are admitted for one token, which is padded to the length of a verification, and the padding of all,
     # in tokens: computed in vain (vLLM, so that one CUDA graph fits the step).
-    padded: tuple[Request, ...] = ()
-    num_padding_tokens: int = 0
+    padded: tuple[Request, ...]
+    num_padding_tokens: int
     # Once applied, tokens of requests that ended with the plan before, after this one was made; these are not among
     # `decodes` any more.
-    num_wasted_tokens: int = 0
-    num_accepted: Sequence[int] = ()  # once applied, the `Outcome`'s, where there are `draft_depths`
-    chunks: list[Grant] = field(default_factory=list)  # every other grant
-    num_chunk_tokens: int = 0
-    num_gaps: int = 0  # once applied, how many requests had their next token right after the last one's step
-    num_restored_blocks: int = 0  # KV that comes back from a second tier for this step (`HostBlocks`)
-    num_restored_tokens: int = 0
-    num_stalled: int = 0  # how many more are as `resumed`, their previous tokens having come in one step
-    num_stored_blocks: int = 0  # that go to a second tier before this step, where it waits for them
-    group_tokens: int = 0  # of the plans of all ranks that step together with this one; 0: it steps alone
-    cohort_age: int = 0  # of the `DecodeCohort` with this plan, if it granted its members anything, else 0
-    samples: list[Request] = field(default_factory=list)  # of `chunks`: have a new output token after this step
-    singles: list[Request] = field(default_factory=list)  # of `decodes`: end a prompt, or a sequence to recompute
-    resumed: list[Request] = field(default_factory=list)  # of `decodes`: got no output token in the step before
-    preempted: list[Request] = field(default_factory=list)  # lost their blocks while this plan was made
+    num_wasted_tokens: int
+    num_accepted: Sequence[int]  # once applied, the `Outcome`'s, where there are `draft_depths`
+    chunks: list[Grant]  # every other grant
+    num_chunk_tokens: int
+    num_gaps: int  # once applied, how many requests had their next token right after the last one's step
+    num_restored_blocks: int  # KV that comes back from a second tier for this step (`HostBlocks`)
+    num_restored_tokens: int
+    num_stalled: int  # how many more are as `resumed`, their previous tokens having come in one step
+    num_stored_blocks: int  # that go to a second tier before this step, where it waits for them
+    group_tokens: int  # of the plans of all ranks that step together with this one; 0: it steps alone
+    cohort_age: int  # of the `DecodeCohort` with this plan, if it granted its members anything, else 0
+    samples: list[Request]  # of `chunks`: have a new output token after this step
+    singles: list[Request]  # of `decodes`: end a prompt, or a sequence to recompute
+    resumed: list[Request]  # of `decodes`: got no output token in the step before
+    preempted: list[Request]  # lost their blocks while this plan was made
     # Requests whose KV begins to come from elsewhere with this plan, into blocks that they have now; or need not come,
     # of those that run, since it is in the prefix cache.
-    loads: tuple[Request, ...] = ()
-    is_complete: bool = True  # every running request with tokens to compute has a grant
+    loads: tuple[Request, ...]
+    is_complete: bool  # every running request with tokens to compute has a grant
     # Tokens computed before this step, per request of `decodes`, and block ids per request id of all grants; only with
     # `record_positions`.
-    positions: Sequence[int] = ()
-    block_tables: dict[int, list[int]] = field(default_factory=dict)
+    positions: Sequence[int]
+    block_tables: dict[int, list[int]]
     # (block, slot) and (slot, block) of copies to a second tier and back, in this order and before its tokens are
     # computed; only with `HostCopies`.
-    copied_out: Sequence[tuple[int, int]] = ()
-    copied_back: Sequence[tuple[int, int]] = ()
+    copied_out: Sequence[tuple[int, int]]
+    copied_back: Sequence[tuple[int, int]]
+
+    def __init__(self, index: int) -> None:
+        self.index, self.is_complete = index, True
+        self.decode_context = self.num_draft_tokens = self.num_accepted_tokens = self.num_padding_tokens = 0
+        self.num_wasted_tokens = self.num_chunk_tokens = self.num_gaps = self.num_restored_blocks = 0
+        self.num_restored_tokens = self.num_stalled = self.num_stored_blocks = self.group_tokens = 0
+        self.cohort_age = 0
+        self.decode_windowed = self.padded = self.num_accepted = self.loads = self.positions = ()
+        self.copied_out = self.copied_back = ()
+        self.decodes, self.draft_depths, self.chunks, self.samples = [], [], [], []
+        self.singles, self.resumed, self.preempted = [], [], []
+        self.block_tables = {}
 
     @property
     def num_tokens(self) -> int:

@@ -141,11 +141,11 @@ class Cluster:
 
         assert self.transfers is not None
         pools, specs = dict[int, Pool](), self.scenario.pools
+        ends: dict[str, OnFinished] = {  # of the server that joins the pools, which are there first
+            "prefill": lambda replica, request: joined.on_prefilled(replica, request),
+            "decode": lambda replica, request: joined.on_decoded(replica, request),
+        }
         for number in sorted(deployment.pools, key=lambda number: specs[number].role != "prefill"):
-            ends: dict[str, OnFinished] = {  # of the server that is joined below, once they run
-                "prefill": lambda replica, request: joined.on_prefilled(replica, request),
-                "decode": lambda replica, request: joined.on_decoded(replica, request),
-            }
             pools[number] = self._pool(specs[number], ends[specs[number].role], on_step, front_end=False)
         own = list(pools.values())
         calibration, profile, _ = self._basis_of(own[0].scenario)

@@ -66,8 +66,9 @@ class _Passage:
 
 
 class DisaggregatedServer:
-    """Takes requests like a replica does, and passes each from a prefill to a decode replica by these routers.
+    """Takes requests like a replica does, and passes each from a prefill to a decode replica.
 
+    to_prefill, to_decode: the routers of the two roles
     cost_of: the cost of a transfer between two replicas; transfers: those under way
     front_end: the HTTP server in front, if there is one; resamples_first: decode replicas sample the first token again
     on_finished: called with (replica that had it last, request) for each request that is done

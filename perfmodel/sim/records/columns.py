@@ -191,7 +191,7 @@ def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
     if good is None:
         return {}
     sent = num_lost + len(next(iter(missed.values())))
-    by = {name: ratio(len(each) - int(each.sum()), sent) for name, each in missed.items()}
+    by = {name: ratio(len(mask) - int(mask.sum()), sent) for name, mask in missed.items()}
     return {"slo_attainment": ratio(good, sent), "slo_attainment_by": by}
 
 

@@ -238,9 +238,10 @@ class Lockstep:
         if len(self._ranks) == 1:
             rank, plan = self._active[0]
             return rank.loop.max_leap(plan)
-        busy = [rank for rank, _ in self._active]
-        if any(rank.loop.has_requests for rank in self._ranks if rank not in busy):
-            return 1  # it waits for something other than an arrival
+        if len(self._active) < len(self._ranks):
+            busy = {id(rank) for rank, _ in self._active}
+            if any(rank.loop.has_requests for rank in self._ranks if id(rank) not in busy):
+                return 1  # it waits for something other than an arrival
         return min([rank.loop.max_leap(plan) for rank, plan in self._active])
 
     def _end(self, event: Event) -> None:
