@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 _B = TypeVar("_B")
 
 
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """`package.module:name` of the class, and of the function that completes the file around the block."""
-
-    spec: str
-    complete: str | None
-
-
-_HOMES: dict[str, _Home] = {}
+_HOMES: dict[str, tuple[str, str | None]] = {}  # where the class is, and what completes a file with such a block
 
 
 def register_block(name: str, spec: str, complete: str | None = None) -> None:
@@ -32,13 +24,13 @@ def register_block(name: str, spec: str, complete: str | None = None) -> None:
 
     complete: a function ("package.module:function") that fills in what a file with this block may leave out, in place
     """
-    _HOMES[name] = _Home(spec, complete)
+    _HOMES[name] = (spec, complete)
 
 
 def block_class(name: str) -> "type[BaseModel]":
     """The class that describes the block called `name`."""
-    found: type[BaseModel] = _loaded(_HOMES[name].spec)
-    return found
+    cls: type[BaseModel] = _loaded(_HOMES[name][0])
+    return cls
 
 
 def block_as(block: Any, cls: type[_B]) -> _B | None:
@@ -51,9 +43,9 @@ def block_as(block: Any, cls: type[_B]) -> _B | None:
 
 def complete_blocks(data: dict[str, Any]) -> None:
     """Fill in what `data` may leave out because of the blocks that it has."""
-    for name, home in _HOMES.items():
-        if name in data and home.complete is not None:
-            _loaded(home.complete)(data)
+    for name, (_, complete) in _HOMES.items():
+        if name in data and complete is not None:
+            _loaded(complete)(data)
 
 
 def _loaded(home: str) -> Any:

@@ -128,23 +128,20 @@ def _matched_lines(file: Path) -> Iterator[tuple[str, str, re.Match[str] | None]
 @cache
 def _known() -> dict[str, TableRow]:
     """Names and aliases, as given and as `plain_name` has them: files of their own first, then rows."""
-    found: dict[str, TableRow] = {}
-    for device, spelling in (*_spellings_of_files(), *_spellings_of_rows()):
-        found.setdefault(normal_name(spelling), device)
-        found.setdefault(plain_name(spelling), device)
-    return found
+    known: dict[str, TableRow] = {}
+    for device, spelling in _spellings():
+        known.setdefault(normal_name(spelling), device)
+        known.setdefault(plain_name(spelling), device)
+    return known
 
 
-def _spellings_of_files() -> Iterator[tuple[TableRow, str]]:
+def _spellings() -> Iterator[tuple[TableRow, str]]:
     for name in list_names("hardware"):
         file = looked_up("hardware", name)
         assert file is not None  # it was listed
         yield TableRow(file, name, False), name
     for alias, file in aliases_of("hardware").items():
         yield TableRow(file, file.stem, False), alias
-
-
-def _spellings_of_rows() -> Iterator[tuple[TableRow, str]]:
     yield from ((row, row.name) for row in table_rows())
     for file in sorted({row.file for row in table_rows()}):
         for block, name, cells in _entries(file):

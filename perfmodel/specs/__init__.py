@@ -71,8 +71,8 @@ _NAMES = {
     "perfmodel.specs.hardware": "HardwareSpec",
     "perfmodel.specs.json_schema": "SCHEMA_KINDS scenario_schema schema",
     "perfmodel.specs.networks": "Link find_network list_networks load_network",
-    "perfmodel.specs.scenario": "Scenario",
-    "perfmodel.specs.scenario_file": "list_hardware load_hardware load_scenario load_traffic",
+    # `Scenario.with_` reads files anew
+    "perfmodel.specs.scenario_file": "Scenario list_hardware load_hardware load_scenario load_traffic",
     "perfmodel.specs.slo": "SLO",
     "perfmodel.specs.traffic": "Arrivals ExpertRouting Lengths Prefix Sampling Stage Traffic",
 }

@@ -19,7 +19,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import looked_up, unknown_name
 from perfmodel.files.device_tables import TableRow, lines_of, named, plain_name, split_size, table_rows
 from perfmodel.files.units import PositiveFloat
-from perfmodel.files.validation import parse
+from perfmodel.files.validation import load_spec, parse
 from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
 
 _Units = Literal["architecture", "instructions", "units", "cores", "e_cores", "clock_mhz", "e_clock_mhz"]
@@ -261,9 +261,7 @@ def read_device(source: DeviceSource) -> LoadedYaml:
 
 def load_tables() -> dict[str, DeviceFamily]:
     """The tables of siblings by name. Raises SpecError for one that is malformed."""
-    files = dict.fromkeys(row.file for row in table_rows())
-    loaded = {file.stem: load_yaml(file) for file in files}
-    return {name: parse(DeviceFamily, table.data, table.positions) for name, table in loaded.items()}
+    return {row.file.stem: load_spec(DeviceFamily, row.file) for row in table_rows()}
 
 
 def _source(device: TableRow) -> DeviceSource:

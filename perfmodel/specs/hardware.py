@@ -209,6 +209,16 @@ class HardwareSpec(Spec):
         """The memory level called `name`, or None."""
         return next((m for m in self.declared.memory if m.level == name), None)
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Its declared links."""
+        return self.declared.links
+
+    @property
+    def max_devices(self) -> int:
+        """Devices that the scale-up link can join."""
+        return self.declared.max_devices
+
     def link(self, name: str) -> Link | None:
         """The link called `name`, or None."""
         return next((link for link in self.declared.links if link.name == name), None)

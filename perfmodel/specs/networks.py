@@ -1,7 +1,7 @@
 """Links of a device, networks between nodes by name (hardware_specs/networks), and what a scenario says of either."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from pydantic import Field
 
@@ -11,9 +11,6 @@ from perfmodel.files.catalog import find_file, list_names
 from perfmodel.files.reach import refuse_path
 from perfmodel.files.units import BytesPerSecond, PositiveInt, Seconds
 from perfmodel.files.validation import load_spec
-
-if TYPE_CHECKING:
-    from perfmodel.specs.hardware import HardwareSpec
 
 
 class Link(Spec):
@@ -34,6 +31,32 @@ class Link(Spec):
     def has_switch(self) -> bool:
         """Whether devices talk through a switch of the fabric's own, as their file's `topology` says."""
         return "switch" in (self.topology or "").lower()
+
+
+class LinkedDevice(Protocol):
+    """What links and networks ask of a device.
+
+    max_devices:      that its scale-up link can join; devices_per_node: that it does join
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def links(self) -> tuple[Link, ...]: ...
+
+    @property
+    def max_devices(self) -> int: ...
+
+    @property
+    def devices_per_node(self) -> int: ...
+
+    @property
+    def scale_up_link(self) -> Link | None: ...
+
+    def link(self, name: str) -> Link | None:
+        """The link called `name`, or None."""
+        ...
 
 
 class NetworkFile(Spec):
@@ -86,11 +109,11 @@ class GivenLink(Spec):
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
     latency_s: Seconds | None = Field(default=None, ge=0)  # from request to first byte; the link's own unless given
 
-    def link_of(self, hardware: "HardwareSpec") -> Link:
+    def link_of(self, hardware: LinkedDevice) -> Link:
         """The link as a device of `hardware` has it. Raises ValueError for an unknown one."""
         declared = hardware.scale_up_link if self.link is None else hardware.link(self.link) or find_network(self.link)
         if declared is None and self.bandwidth_bytes_per_s is None:
-            known = ", ".join(link.name for link in hardware.declared.links) or "none"
+            known = ", ".join(link.name for link in hardware.links) or "none"
             raise ValueError(
                 f"{hardware.name} has no link {self.link or 'at all'} (its links: {known}), and no network is "
                 f"called so ({', '.join(list_networks())}); name one of them, or give bandwidth_bytes_per_s"
@@ -120,15 +143,15 @@ class NetworkSpec(GivenLink):
     devices_per_node: PositiveInt | None = None  # of those that the scale-up link can join, which is all unless given
     nics_per_node: PositiveInt | None = None
 
-    def is_assumed(self, hardware: "HardwareSpec") -> bool:
+    def is_assumed(self, hardware: LinkedDevice) -> bool:
         """Whether the network between nodes of `hardware` is assumed."""
         is_given = self.link is not None or self.bandwidth_bytes_per_s is not None
         return not is_given and hardware.link(_SCALE_OUT) is None
 
-    def share_of(self, hardware: "HardwareSpec") -> Link:
+    def share_of(self, hardware: LinkedDevice) -> Link:
         """The network as one device of `hardware` has it, when all of its node talk. Raises ValueError for a link
         that is unknown."""
-        most = hardware.declared.max_devices
+        most = hardware.max_devices
         if self.devices_per_node is not None and self.devices_per_node > most:
             raise ValueError(
                 f"found devices_per_node={self.devices_per_node}; the scale-up link of {hardware.name} joins {most} at "

@@ -1,10 +1,10 @@
 """`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -82,6 +82,8 @@ class Scenario(Spec):
     published: Annotated[Spec, Block("published")] | None = None
     technique: Annotated[Spec, Block("technique")] | None = None
     _source: ScenarioSource = PrivateAttr(ScenarioSource())
+    # `scenario_file.changed_scenario`, which knows files, and sets it
+    _read_changed: ClassVar[Callable[["Scenario", Mapping[str, Any]], "Scenario"]]
 
     def with_(self, changes: Mapping[str, Any]) -> "Scenario":
         """The scenario with some fields changed, read and validated anew: `{"engine.max_num_seqs": 64}`.
@@ -90,11 +92,7 @@ class Scenario(Spec):
 
         Raises SpecError for values that are not allowed, and for a scenario made in Python that no file could say.
         """
-        from perfmodel.specs.overrides import as_overrides
-        from perfmodel.specs.scenario_file import load_scenario, source_of
-
-        source = source_of(self)
-        return load_scenario(source.path, (*source.overrides, *as_overrides(changes)), source.inside)
+        return type(self)._read_changed(self, changes)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Scenario":
         """As pydantic's, without validation; the copy has no source. `with_` validates."""

@@ -6,7 +6,7 @@ Order of authority: `--set`, the scenario file, the files that it names, the def
 
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
 from perfmodel.specs.overrides import (
     Override,
     apply_override,
+    as_overrides,
     hardware_places,
     is_removed_link,
     list_position,
@@ -89,6 +90,15 @@ def load_scenario(
     scenario = parse(Scenario, data, positions)
     scenario._source = ScenarioSource(str(path_or_name), tuple(inside), tuple(overrides))
     return scenario
+
+
+def changed_scenario(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
+    """`scenario.with_(changes)`: its source, read anew with further overrides. Raises SpecError as `source_of` does."""
+    source = source_of(scenario)
+    return load_scenario(source.path, (*source.overrides, *as_overrides(changes)), source.inside)
+
+
+Scenario._read_changed = staticmethod(changed_scenario)
 
 
 def source_of(scenario: Scenario) -> ScenarioSource:

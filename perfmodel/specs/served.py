@@ -4,7 +4,7 @@ What the engine does not start with is refused here.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.errors import SpecError, UnsupportedError
 from perfmodel.files.yaml_loader import Path, Positions
@@ -18,13 +18,12 @@ from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
-if TYPE_CHECKING:
-    from perfmodel.specs.scenario import Scenario
 
-
-def served_fields(scenario: "Scenario", positions: Positions) -> dict[str, Any]:
+def served_fields(scenario: Any, positions: Positions) -> dict[str, Any]:
     """The fields of a scenario that differ once it is served: changes, dtype and quantization applied to the model, the
     engine's defaults filled in, and `cluster.network` as the network of all hardware.
+
+    scenario: a `Scenario`, which imports this module
 
     Raises SpecError, UnsupportedError for what no engine starts with: `file:line: field: ...`.
     """
