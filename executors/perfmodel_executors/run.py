@@ -39,6 +39,7 @@ from perfmodel_executors.prompts import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation import build_speculator, check_speculation
+from perfmodel_executors.speculation.measured import with_acceptance
 
 Progress = Callable[[int, int | None], None]
 
@@ -288,6 +289,6 @@ def _run(
         else copied([(host, num_ranks(scenario) * tier.cost.block_bytes)]),
     )
     if executed.acceptance is not None:
-        scenario = executed.acceptance.put_into(scenario)
+        scenario = with_acceptance(scenario, executed.acceptance.acceptance())
     summary = summarize(scenario, collector, totals)
     return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)

@@ -40,3 +40,10 @@ class TokenChooser:
         settings = [None if each is None else each.expand(rows) for each in self._settings]
         drawn_S: Tensor = self._kernels.sample_top_k_top_p(logits_SV, draws_S, *settings, self._num_nan)
         return drawn_S
+
+    def candidates(self, logits_RV: Tensor, count: int) -> list[list[int]]:
+        """The `count` likeliest tokens of each row, the likeliest first."""
+        if count == 1:
+            return [[token] for token in self.choose(logits_RV, None).tolist()]
+        ranked: list[list[int]] = logits_RV.topk(count, dim=-1).indices.tolist()
+        return ranked

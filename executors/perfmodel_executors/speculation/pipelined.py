@@ -19,8 +19,7 @@ import torch
 
 from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.measured import AcceptanceCounts
-from perfmodel_executors.speculation.proposer import Drafting, PlainProposer
+from perfmodel_executors.speculation.proposer import Drafting, Proposer
 from perfmodel_executors.speculation.speculator import Speculator, Verified
 
 
@@ -40,13 +39,11 @@ class _Beyond(NamedTuple):
     slots: list[int]
 
 
-class PipelinedProposer(PlainProposer):
+class PipelinedProposer(Proposer):
     """Drafts `depth` tokens of up to `max_seqs` sequences with `runner`."""
 
-    depends_on_text = False
-
     def __init__(self, runner: StepRunner, depth: int, max_seqs: int) -> None:
-        self.runner = runner
+        self.runner = self._drafter = runner
         self.depth = depth
         self._per_sequence = -(-(depth + 1) // runner.cache.block_size) + 1  # own blocks
         self._max_seqs = max_seqs
@@ -60,7 +57,7 @@ class PipelinedProposer(PlainProposer):
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         highest = max((max(table) for table in block_tables if table), default=0)
-        self.runner.cache.reserve(self._own_blocks + highest + 1)
+        self._drafter.cache.reserve(self._own_blocks + highest + 1)
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         return [self._drafts.get(each.key, [])[: each.depth] for each in drafting]
@@ -80,7 +77,7 @@ class PipelinedProposer(PlainProposer):
 
         ahead: the draft of its next step, where the guess was right, too
         """
-        known, size = len(drafting.tokens) + num_accepted, self.runner.cache.block_size
+        known, size = len(drafting.tokens) + num_accepted, self._drafter.cache.block_size
         capacity = len(drafting.block_table) * size
         self._drafts.pop(drafting.key, None)
         self._beyond.pop(drafting.key, None)
@@ -106,9 +103,18 @@ class PipelinedProposer(PlainProposer):
     def _go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
     ) -> DraftedAhead:
-        begin = time.thread_time_ns()
+        begin, size = time.thread_time_ns(), self._drafter.cache.block_size
         segments = [self._first(i, *pair) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
-        self._bring_in(drafting, segments)
+        # What the last step has left behind sequences' last blocks goes to where it belongs.
+        moves: list[tuple[int, int]] = []
+        for sequence, segment in zip(drafting, segments, strict=True):
+            beyond = self._beyond.get(sequence.key)
+            if beyond is not None and beyond.turn == self._turn:
+                sources = beyond.slots[: max(0, segment.num_computed - beyond.first)]
+                places = (slot(segment.block_table, beyond.first + i, size) for i in range(len(sources)))
+                moves += zip(sources, places, strict=True)
+        if moves:
+            self._drafter.cache.move(moves)
         prompts = [
             chunk._replace(block_table=self._shifted(chunk.block_table), is_sampled=False, draws=()) for chunk in chunks
         ]
@@ -118,13 +124,13 @@ class PipelinedProposer(PlainProposer):
             unasked = [
                 s if each.ahead else s._replace(is_sampled=False) for s, each in zip(segments, drafting, strict=True)
             ]
-            for i, token in zip(active, self.runner.run([*unasked, *prompts]), strict=True):
+            for i, token in zip(active, self._drafter.run([*unasked, *prompts]), strict=True):
                 found[i].append(token)
         for count in range(1, max((each.ahead for each in drafting), default=0)):
             ends = [segment.num_computed + len(segment.tokens) + count - 1 for segment in segments]
             active = [i for i in active if drafting[i].ahead > count and ends[i] < self._longest]
             behind = [TokenSegment([found[i][-1]], ends[i], segments[i].block_table) for i in active]
-            for i, token in zip(active, self.runner.run(behind) if behind else [], strict=True):
+            for i, token in zip(active, self._drafter.run(behind) if behind else [], strict=True):
                 found[i].append(token)
         return DraftedAhead(found, time.thread_time_ns() - begin)
 
@@ -137,19 +143,6 @@ class PipelinedProposer(PlainProposer):
             start = min(start, beyond.first)
         table = [*self._shifted(drafting.block_table), *self._own(index, self._turn)]
         return TokenSegment(text[start:], start, table)
-
-    def _bring_in(self, drafting: Sequence[Drafting], segments: Sequence[TokenSegment]) -> None:
-        """Copy what the last step has left behind sequences' last blocks to where it belongs."""
-        moves = []
-        for each, segment in zip(drafting, segments, strict=True):
-            beyond = self._beyond.get(each.key)
-            if beyond is not None and beyond.turn == self._turn:
-                for place, source in enumerate(
-                    beyond.slots[: max(0, segment.num_computed - beyond.first)], beyond.first
-                ):
-                    moves.append((source, slot(segment.block_table, place, self.runner.cache.block_size)))
-        if moves:
-            self.runner.cache.move(moves)
 
     def _own(self, index: int, turn: int) -> range:
         """The drafter's own blocks of sequence `index` of a step."""
@@ -170,18 +163,10 @@ class PipelinedSpeculator:
 
     def __init__(self, verifying: Speculator, proposer: PipelinedProposer) -> None:
         self.proposer = proposer
-        self.tree = verifying.tree
+        self.ahead = proposer.depth + 1  # a guess of the model's own token, and the next draft
+        self.tree, self.new_counts = verifying.tree, verifying.new_counts
         self._verifying = verifying
         self._ahead: list[list[int]] = []
-
-    @property
-    def ahead(self) -> int:
-        """How many tokens are drafted behind a draft: a guess of the model's own, and the next draft."""
-        return self.proposer.depth + 1
-
-    def new_counts(self) -> AcceptanceCounts:
-        """Nothing drafted yet."""
-        return self._verifying.new_counts()
 
     def shape(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> tuple[int, ...]:
         """What a step's matrix shapes depend on beside its plan."""
