@@ -21,18 +21,16 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.kernels.moe import ExpertLayer
-from perfmodel_executors.models.attention import keys_and_values, ring_of
+from perfmodel_executors.kernels.moe import ExpertLayer, RoutingRule
 from perfmodel_executors.models.batch import StepBatch
-from perfmodel_executors.models.choosing import TokenChooser
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.mixers import MIXERS, MixerStep
+from perfmodel_executors.models.mixers.softmax import keys_and_values, ring_of
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.random_weights import random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
-from perfmodel_executors.models.routing import route_tokens
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.support import (
     CPU,
@@ -45,16 +43,10 @@ from perfmodel_executors.models.support import (
     kv_tiers,
     torch_dtype,
 )
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    FFNWeights,
-    LayerWeights,
-    MoEWeights,
-)
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
-from perfmodel_executors.sampling import SamplingSettings
+from perfmodel_executors.sampling import SamplingSettings, TokenChooser
 
 
 class Decoder:
@@ -62,9 +54,9 @@ class Decoder:
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
     vocabulary), and all take the same steps; of pipeline stages each has its layers, and only the last one logits.
-    `weights`, if given, are those of the part. `attention`: flash, or
-    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn. `routing`: which
-    experts random routers prefer, and how many rows an expert takes.
+    `weights`, if given, are those of the part. `attention`: flash, or standard, which keeps the scores in memory.
+    `sampling`: how tokens with a random number are drawn. `routing`: which experts random routers prefer, and how many
+    rows an expert takes.
     """
 
     def __init__(
@@ -253,8 +245,12 @@ class Decoder:
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
         layer = ExpertLayer(weights.up, weights.down, ffn.activation, ffn.gated, weights.up_bias, weights.down_bias)
         update_TC: Tensor
-        if weights.local is not None:
-            update_TC = self._local_experts(x_TC, weights.local.rows(*routing), layer)
+        if weights.local is not None:  # what this rank's experts add
+            tokens_A, weights_A1, experts_A1 = weights.local.rows(*routing)
+            update_TC = torch.zeros_like(x_TC)
+            if len(tokens_A):
+                rows_AC = kernels.grouped_experts(x_TC[tokens_A], weights_A1, experts_A1, layer)
+                update_TC = update_TC.index_add_(0, tokens_A, rows_AC)
         elif self._capacity_factor is None:
             update_TC = kernels.grouped_experts(x_TC, *routing, layer)
         else:
@@ -267,27 +263,25 @@ class Decoder:
             update_TC = update_TC + shared_TC
         return update_TC
 
-    def _local_experts(self, x_TC: Tensor, rows: tuple[Tensor, Tensor, Tensor], layer: ExpertLayer) -> Tensor:
-        """[T, C]: what this rank's experts add, whose rows are given by token, weight and expert."""
-        tokens_A, weights_A1, experts_A1 = rows
-        sums_TC = torch.zeros_like(x_TC)
-        if not len(tokens_A):
-            return sums_TC
-        return sums_TC.index_add_(
-            0, tokens_A, self.kernels.grouped_experts(x_TC[tokens_A], weights_A1, experts_A1, layer)
-        )
+
+def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(weights, expert ids), both [T, top_k], from a router's logits by the rules of the model's `Routing`.
+
+    bias: one value for each expert: of the logits, or of the choice alone
+    """
+    own = ffn.routing
+    if bias_E is not None and not own.bias_chooses:
+        logits_TE, bias_E = logits_TE + bias_E, None
+    rule = RoutingRule(own.scoring, own.renormalizes, own.scale, ffn.num_groups, ffn.top_k_groups, own.groups_by)
+    chosen: tuple[Tensor, Tensor] = kernels.route(logits_TE, ffn.top_k, rule, bias_E)
+    return chosen
 
 
 def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
     """Each kind of rotary positions, with the size of what it rotates."""
-    found = set()
-    for layer, _ in model.layers:
-        mixer = layer.mixer
-        if isinstance(mixer, Attention | LinearAttention) and mixer.rope is not None:
-            found.add((mixer.rope, mixer.head_dim))
-        elif isinstance(mixer, LatentAttention):
-            found.add((mixer.rope, mixer.qk_rope_head_dim))
-    return found
+    mixers = [layer.mixer for layer, _ in model.layers]
+    heads = {(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention) and m.rope is not None}
+    return heads | {(m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention)}
 
 
 def load_decoder(
@@ -301,7 +295,10 @@ def load_decoder(
     routing: ExpertRouting = TRAINED,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
-    served = _up_to(served_model(model, engine), engine.max_model_len)
+    served, longest = served_model(model, engine), engine.max_model_len
+    is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in served.ropes)
+    if longest is not None and (is_asked or longest > served.max_position_embeddings):
+        served = replace(served, max_position_embeddings=longest)  # which decides how positions are rotated
     check_executable(served, engine.attention)
     check_capacity(served, routing, group.experts is not None)
     dtype, weights = torch_dtype(served), None
@@ -312,11 +309,3 @@ def load_decoder(
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
     return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)
-
-
-def _up_to(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
-    """The model with positions for the longest sequence that is served, where that decides how they are rotated."""
-    is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in model.ropes)
-    if max_model_len is None or not (is_asked or max_model_len > model.max_position_embeddings):
-        return model
-    return replace(model, max_position_embeddings=max_model_len)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
-from perfmodel_executors.models.batch import StepBatch
-from perfmodel_executors.models.index_tensors import on_device
+from perfmodel_executors.models.batch import StepBatch, on_device
 from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
 
 _FIRST_ROWS = 8
