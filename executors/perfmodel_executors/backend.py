@@ -112,7 +112,6 @@ class ExecutedBackend:
         chunks: list[TokenSegment],
         sampled: list[tuple[Request, int]],
     ) -> Outcome:
-        """As `execute`, with drafts; the tokens of a request come together."""
         proposer, drafting = speculator.proposer, self._drafting(plan)
         proposer.reserve_for(list(plan.block_tables.values()))
         shape = (*self._shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
@@ -136,7 +135,6 @@ class ExecutedBackend:
         return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
 
     def release(self, request: Request) -> None:
-        """Forget a finished request."""
         self._lose_blocks(request)
         self.tokens.release(request)
         if self._draws is not None:

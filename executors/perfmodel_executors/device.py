@@ -100,7 +100,6 @@ class DeviceClock:
 
     @property
     def meaning(self) -> str:
-        """What durations are, for a report."""
         return "thread CPU time" if self._device.type == "cpu" else "wall time to the end of the device's work"
 
 
@@ -117,7 +116,6 @@ def memory_as_a_sentence(device: torch.device) -> Iterator[None]:
 
 
 def _present_gpus() -> list[str]:
-    """The names of the GPUs that torch sees."""
     if not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

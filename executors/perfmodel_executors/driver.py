@@ -112,7 +112,6 @@ class RequestArrivals:
             yield request
 
     def on_finished(self, request: Request, now: int) -> None:
-        """`request` has its answer."""
         if self._is_closed:
             heapq.heappush(self._users, (now + self._think_time(request.request_id), next(self._order)))
 
@@ -125,8 +124,6 @@ class InStages(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """A plan that has been executed, and when it would be back."""
-
     plan: StepPlan
     started: int
     end: int
@@ -152,7 +149,6 @@ class ConversationArrivals:
 
     @property
     def _next_begin(self) -> int | None:
-        """When the next conversation begins, if it is known to."""
         if self._next is None or (self._is_closed and not self._users):
             return None
         return self._users[0] if self._is_closed else self._next[0][1].arrival

@@ -162,7 +162,6 @@ class StandIns(NamedTuple):
     max_context: int
 
     def segments(self, size: int) -> list[TokenSegment]:
-        """`size` sequences."""
         share = self.scratch // size * self.block_size
         context = max(1, min(TUNED_CONTEXT, self.max_context, share))
         last = (context - 1) // self.block_size
@@ -235,7 +234,6 @@ class DecodeGraphs:
         )
 
     def run(self, segments: Sequence[TokenSegment]) -> list[int]:
-        """The next token of each segment."""
         size = padded_size(len(segments), self.sizes)
         assert size is not None, f"{len(segments)} sequences and graphs of up to {self.sizes[-1]}"
         states = self._cache.states

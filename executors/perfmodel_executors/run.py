@@ -24,12 +24,7 @@ from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
-from perfmodel_executors.driver import (
-    InStages,
-    WallClock,
-    arrivals_of,
-    serve_arrivals,
-)
+from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve_arrivals
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
@@ -113,7 +108,6 @@ def execute_scenario(
 
 
 def _draws_of(scenario: Scenario) -> Draws | None:
-    """Random numbers of the scenario's tokens; None where they are chosen greedily."""
     return None if settings_of(scenario.sampling, scenario.model) is None else Draws(_draw_seed(scenario))
 
 
@@ -179,7 +173,6 @@ def serve_calibrated(
 
 
 def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
-    """What the simulator asks for durations."""
     costs, config = step_costs(scenario, calibration), scenario.engine.speculative_config
     if config is None:
         backend = SimulatedBackend(costs.pricer())

@@ -65,7 +65,6 @@ class Draws:
         return known[position : position + count]
 
     def release(self, request: Request) -> None:
-        """Forget a finished request."""
         self._known.pop(request.request_id, None)
 
 
@@ -100,7 +99,6 @@ class TokenChooser:
         return drawn_S
 
     def candidates(self, logits_RV: Tensor, count: int) -> list[list[int]]:
-        """The `count` likeliest tokens of each row, the likeliest first."""
         if count == 1:
             return [[token] for token in self.choose(logits_RV, None).tolist()]
         ranked: list[list[int]] = logits_RV.topk(count, dim=-1).indices.tolist()

@@ -12,13 +12,7 @@ from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.measure.calibrate import (
-    ENGINE,
-    ServedModel,
-    StepTimes,
-    documented,
-    time_together,
-)
+from perfmodel_executors.measure.calibrate import ENGINE, ServedModel, StepTimes, documented, time_together
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import Ranks, open_ranks
 from perfmodel_executors.run import as_executed, check_on_cpu, num_ranks, serve_calibrated
@@ -76,7 +70,6 @@ def _measured(
     budget_s: float,
     min_rounds: int,
 ) -> list[TechniqueRun]:
-    """As `measure_technique`, on `ranks`."""
     times, calibration = _calibrated(sides, budget_s, min_rounds, progress, ranks)
     runs = []
     for number in range(repeats):

@@ -53,7 +53,6 @@ class TokenStore:
             raise AssertionError(f"{request} sampled position {position} but has {len(tokens)} tokens")
 
     def outputs(self, request: Request) -> list[int]:
-        """The ids generated so far."""
         return self.of(request)[request.num_prompt_tokens :]
 
     def release(self, request: Request) -> None:

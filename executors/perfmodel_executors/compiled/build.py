@@ -83,13 +83,7 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
     facts = read_binary(built.asm["cubin"], built.asm["ptx"], shared, tensor_memory)
     held = occupancy(hardware, launch.options.num_warps, facts.registers, shared)
     return CompiledKernel(
-        launch.name,
-        hardware.name,
-        launch.options.num_warps,
-        launch.options.num_stages,
-        launch.constants,
-        facts,
-        held,
+        launch.name, hardware.name, launch.options.num_warps, launch.options.num_stages, launch.constants, facts, held
     )
 
 

@@ -71,8 +71,6 @@ def record_step(decoder: Decoder, block_size: int, shape: BatchShape) -> None:
 
 
 def _batch(shape: BatchShape, block_size: int) -> StepBatch:
-    """A batch of the shape, without contents."""
-
     def empty(*size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.int64, device=META)
 

@@ -106,8 +106,6 @@ def prepare(capability: int) -> None:
 
 
 class _AbsentDriver:
-    """What Triton asks its driver for when it compiles."""
-
     def __init__(self, capability: int) -> None:
         self._capability = capability
 
@@ -175,7 +173,6 @@ def launches_of(part: str, hardware: HardwareSpec) -> list[Launch]:
 
 
 def _calls(part: str, hardware: HardwareSpec) -> Iterator[Callable[[], object]]:
-    """What launches the kernels of `part`."""
     on_device = f"hardware={hardware.name}"
     if part == "smoke":
         bench = Bench(torch.device("cuda"), hardware, "triton")

@@ -99,7 +99,6 @@ def worst_difference(
 
 
 def _in_fp32(value: Any) -> Any:
-    """The arguments with all tensors of 16 bits in 32."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     if is_dataclass(value) and not isinstance(value, type):

@@ -90,7 +90,6 @@ class ChildProcess:
             raise BrokenError(f"it ended its process ({how})") from None
 
     def kill(self) -> None:
-        """End it, whatever it does."""
         self._process.kill()
         self._process.join(_END_LIMIT_S)
 
@@ -113,26 +112,21 @@ class ChildPool:
         self.num_failed = 0
 
     def add(self, jobs: Iterable[Any]) -> None:
-        """More jobs, behind the others."""
         with suppress(RuntimeError):  # it has ended meanwhile
             self._jobs += [self._threads.submit(self._run, job) for job in jobs]
 
     @property
     def num_done(self) -> int:
-        """Jobs that came to an end."""
         return sum(job.done() for job in self._jobs)
 
     @property
     def num_left(self) -> int:
-        """Jobs that are known and not done."""
         return len(self._jobs) - self.num_done
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until all jobs are done."""
         wait(self._jobs, timeout_s)
 
     def end(self) -> None:
-        """Leave what is not done; processes are killed."""
         self._ended.set()
         self._threads.shutdown(wait=False)
         for process in self._processes:
@@ -244,7 +238,6 @@ class Worker:
         return reply.record
 
     def end(self) -> None:
-        """Kill the process; the next task begins another one."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -288,8 +281,6 @@ def sentence_of(error: Exception) -> str:
 
 
 class _CompileListener:
-    """Counts what Triton compiles in this process."""
-
     def __init__(self) -> None:
         self.seconds, self.count = 0.0, 0
         with suppress(ImportError, AttributeError):  # no Triton, or one that tells nobody

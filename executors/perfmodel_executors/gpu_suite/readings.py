@@ -57,7 +57,6 @@ class DeviceReader:
             self._thread.start()
 
     def close(self) -> None:
-        """Reads no more."""
         self._is_closed.set()
         if self._thread.is_alive():
             self._thread.join(_LIMIT_S)
@@ -68,7 +67,6 @@ class DeviceReader:
         return {**columns, "absent": self._absent}
 
     def _supported(self) -> list[str]:
-        """The fields that the device has; what it lacks is noted."""
         names = []
         for name, query in FIELDS.items():
             try:
@@ -100,7 +98,6 @@ class DeviceReader:
 
 
 def _nvidia_smi(query: str) -> str:
-    """The first device that this process sees."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise FileNotFoundError("there is no nvidia-smi here")

@@ -40,7 +40,6 @@ class Results:
         self._records: dict[str, dict[str, Any]] = {}
 
     def has(self, part: str, key: str) -> bool:
-        """Whether the task was measured, now or in an earlier run."""
         return key in self.part(part)
 
     def part(self, part: str) -> dict[str, Any]:
@@ -54,7 +53,6 @@ class Results:
         return self._records[part]
 
     def put(self, part: str, key: str, record: Mapping[str, Any]) -> None:
-        """Keep a record, on disk before this returns."""
         self.part(part)[key] = _compact(dict(record))
         self.write(f"{part}.json", self._records[part])
 
@@ -68,7 +66,6 @@ class Results:
 
 
 def _compact(value: Any) -> Any:
-    """Floats to the digits that mean something."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, Mapping):

@@ -134,8 +134,6 @@ def summary_of(request: SuiteRequest, outcome: TaskOutcome) -> tuple[list[str], 
 
 
 class _Session:
-    """The processes of a call, and what is known of it."""
-
     def __init__(self, request: SuiteRequest, bench: Bench, results: Results) -> None:
         self._request, self._bench, self._results = request, bench, results
         self._earlier = dict(results.part("suite"))
@@ -154,7 +152,6 @@ class _Session:
         return time.monotonic() - self._request.start
 
     def run(self) -> TaskOutcome:
-        """Measure until all is there or the budget is spent."""
         if not self._ceilings:
             try:
                 self._ceilings = self._retries.execute(Task(*_CEILINGS, dict))
@@ -171,7 +168,6 @@ class _Session:
         return outcome
 
     def end(self) -> None:
-        """No process is left behind."""
         self._ahead.pool.end()
         self._worker.end()
         self._reader.close()

@@ -49,7 +49,6 @@ class _Shelf:
         bench.holders.append(self._loaded.clear)
 
     def measure(self, model: str, overrides: tuple[str, ...], shape: StepGrants) -> dict[str, Any]:
-        """A MeasuredStep."""
         bench = self._bench
         if (model, overrides) not in self._loaded:
             bench.release_memory()  # of the last model, before the next one comes

@@ -31,7 +31,6 @@ class StepGrants:
 
     @property
     def kind(self) -> str:
-        """decode | chunk | mixed"""
         if not self.chunks:
             return "decode"
         return "mixed" if self.contexts else "chunk"

@@ -114,7 +114,6 @@ class StepTimes:
 
     @property
     def samples(self) -> list[list[float]]:
-        """Seconds of all rounds of each row."""
         return list(self.measured.samples.values())
 
     def with_link(self, scenario: Scenario) -> Scenario:
@@ -231,8 +230,6 @@ def time_together(
 
 
 class _Timing:
-    """The steps to time of one model, and of what its engine drafts with."""
-
     def __init__(self, served: ServedModel, ranks: Ranks) -> None:
         model, engine, span = served.model, served.engine, served.span
         settings = settings_of(served.sampling, model)

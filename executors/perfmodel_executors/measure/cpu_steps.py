@@ -57,7 +57,6 @@ def _exits(model: ModelSpec) -> tuple[int, ...]:
 
 
 def _longest(lengths: Lengths | None) -> int:
-    """About the 99th percentile of a length distribution."""
     if lengths is None:
         return _DEFAULT_LENGTH
     known = lengths.value or lengths.high or lengths.p99 or (lengths.values and max(lengths.values))

@@ -155,8 +155,6 @@ def measure_together(
 
 
 class _Session(Generic[Key]):
-    """One group while it is timed."""
-
     def __init__(self, group: PairedCases[Key], clock_ns: Callable[[], int]) -> None:
         self._group = group
         self._clock_ns = group.clock_ns or clock_ns
@@ -167,7 +165,6 @@ class _Session(Generic[Key]):
             case()
 
     def run_round(self, rng: random.Random) -> None:
-        """One sample of each case, in random order."""
         cases, reference, clock_ns = self._group.cases, self._group.reference, self._clock_ns
         order = list(cases)
         rng.shuffle(order)
@@ -182,7 +179,6 @@ class _Session(Generic[Key]):
             self._ratios[key].append(2 * sample / (before + after))
 
     def measured(self, rounds: int) -> Measured[Key]:
-        """The session's times at its own median speed."""
         unit = median(self._references) * 1e-9
         samples = {key: [ratio * unit for ratio in case] for key, case in self._ratios.items()}
         return Measured({key: median(case) for key, case in samples.items()}, samples, unit, rounds)

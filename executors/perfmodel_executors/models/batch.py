@@ -56,7 +56,6 @@ class TokenSegment(NamedTuple):
 
     @property
     def num_wanted(self) -> int:
-        """Tokens that come of it."""
         return len(self.tokens) if self.is_verified else int(self.is_sampled)
 
 
@@ -118,7 +117,6 @@ class StepBatch:
 
     @property
     def num_chunk_tokens(self) -> int:
-        """Tokens of the chunks."""
         in_trees = 0 if self.trees is None else len(self.trees.ancestors_T)
         return len(self.tokens_T) - self.num_decodes - in_trees
 
@@ -215,13 +213,11 @@ def _flatten(
 
 
 def _wanted_rows(segments: Sequence[TokenSegment]) -> list[int]:
-    """Rows of the batch after which a token is wanted, in the order of the segments."""
     ends = [first + len(segment.tokens) for first, segment in zip(first_rows(segments), segments, strict=True)]
     return [row for end, segment in zip(ends, segments, strict=True) for row in range(end - segment.num_wanted, end)]
 
 
 def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
-    """Random numbers of all wanted tokens, in the order of the segments; None without any."""
     draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
     assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
     return draws or None
@@ -262,7 +258,6 @@ def first_rows(segments: Sequence[TokenSegment]) -> list[int]:
 
 
 def _starts(segments: Sequence[TokenSegment]) -> list[int]:
-    """First rows of the segments among their tokens, and the end."""
     return list(accumulate((len(segment.tokens) for segment in segments), initial=0))
 
 

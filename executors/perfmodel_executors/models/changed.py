@@ -20,13 +20,7 @@ from perfmodel.models.changes.weights import kept_layers
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight, dequantize, sparsify_24
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    FFNWeights,
-    LayerWeights,
-    used_in_turn,
-)
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, used_in_turn
 
 _COMPONENTS = frozenset({"attention", "dense_ffn"})
 
@@ -188,7 +182,6 @@ def _fewer_heads(weights: AttentionWeights, before: Attention, after: Attention)
 
 
 def _sections(mixer: Attention) -> Sequence[int]:
-    """Rows of q, k, v and the gate."""
     queries, values = mixer.num_heads * mixer.head_dim, mixer.num_heads * mixer.v_head_dim
     keys = mixer.num_kv_heads * mixer.head_dim
     sizes = [queries, keys, mixer.num_kv_heads * mixer.v_head_dim]
@@ -208,7 +201,6 @@ def _fewer_columns(weights: FFNWeights, before: DenseFFN, width: int) -> FFNWeig
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest, ascending."""
     return scores.topk(count).indices.sort().values
 
 

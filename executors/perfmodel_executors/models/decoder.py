@@ -117,7 +117,6 @@ class Decoder:
         return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
-        """Logits of the sampled rows, [S, V], from what the last layer gives for all."""
         return self.head(x_TC[batch.sample_rows_S])
 
     def through(
@@ -129,7 +128,6 @@ class Decoder:
         return residual_TC if update_TC is None else residual_TC + update_TC
 
     def _pass_stage(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """As `forward`, from the stage before and to the next."""
         group, update_TC = self.group, None
         if group.stage.is_first:
             residual_TC = self.embedded(batch)
@@ -172,7 +170,6 @@ class Decoder:
         return residual_TC, update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """[S]: the next token of each sampled sequence."""
         return self.chooser.choose(self.forward(batch, cache), batch.draws_S)
 
     def step(self, batch: StepBatch, cache: KVCache) -> list[int]:

@@ -41,11 +41,9 @@ class DrawnExits:
         return count
 
     def release(self, request: Request) -> None:
-        """Forget a finished request."""
         self._draws.pop(request.request_id, None)
 
     def in_words(self) -> str:
-        """What came of it."""
         total = self.num_tokens * len(self._reach)
         return f"Decoded tokens passed {self.num_layers / max(total, 1):.0%} of the layers."
 
@@ -87,7 +85,6 @@ def leave_early(
 
 
 def _fill(x_TC: Tensor, batch: StepBatch, depths: Sequence[int], num_layers: int, fill_cache: FillCache) -> None:
-    """Keys and values of the rows that have left, layer by layer for all of them together."""
     for first, stop in pairwise(sorted({*depths, num_layers})):
         gone = torch.tensor([row for row, d in enumerate(depths) if d <= first], device=x_TC.device)
         x_RC, positions_R, slots_R = x_TC[gone], batch.positions_T[gone], batch.slots_T[gone]

@@ -59,11 +59,9 @@ class KVCache:
 
     @property
     def pages(self) -> list[KVPages | LatentPages]:
-        """Those of the layers that have any, in order."""
         return list(self._paged.values())
 
     def of_layer(self, index: int) -> KVPages | LatentPages | KVTiers | RowTensors | None:
-        """What layer `index` keeps."""
         pages, own = self._paged.get(index), self.states.layers.get(index)
         if isinstance(pages, KVPages) and own is not None:
             return with_rings(own, self._tiers, pages)
@@ -107,7 +105,6 @@ class KVCache:
             _bytes(tensor)[index] = values
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
-        """Make room for every block id in `block_tables`."""
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
 
 

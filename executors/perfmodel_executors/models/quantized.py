@@ -40,13 +40,7 @@ from perfmodel_executors.kernels.weight_formats import (
     quantize_signs,
     sparsify_24,
 )
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    FFNWeights,
-    LatentWeights,
-    LayerWeights,
-    MoEWeights,
-)
+from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LatentWeights, LayerWeights, MoEWeights
 
 Quantize = Callable[[Tensor], MatrixWeight]
 

@@ -63,7 +63,6 @@ class _Draw:
         return values.div_(math.sqrt(shape[-1])).to(self.dtype)
 
     def linear(self, num_out: int, num_in: int, rank: int | None) -> Weight:
-        """A matrix, or two thin ones."""
         if rank is None:
             return self.matrix(num_out, num_in)
         return LowRankWeight(self.matrix(rank, num_in), self.matrix(num_out, rank))
@@ -238,12 +237,7 @@ _MIXERS: dict[type[Mixer], Callable[[_Draw, int, Any], MixerWeights]] = {
 
 
 def _dense(
-    draw: _Draw,
-    hidden: int,
-    width: int,
-    gated: bool,
-    bias: bool,
-    ranks: tuple[int | None, int | None] = (None, None),
+    draw: _Draw, hidden: int, width: int, gated: bool, bias: bool, ranks: tuple[int | None, int | None] = (None, None)
 ) -> FFNWeights:
     rows = 2 * width if gated else width
     return FFNWeights(

@@ -99,7 +99,6 @@ class _Watched:
 
 
 def _smoothed(decoder: Any, tokens: Sequence[int]) -> DecoderWeights:
-    """INT8 weights of `decoder`, which has plain ones, with scales of activations as `tokens` show them."""
     watched = _Watched(load_kernels())
     decoder.kernels = watched
     cache, blocks = decoder.new_cache(_BLOCK), range(-(-len(tokens) // _BLOCK))

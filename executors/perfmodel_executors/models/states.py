@@ -82,7 +82,6 @@ class StatePool:
         return [self._row(table, before, 1, block_size) for table, before in sequences] if self.layers else []
 
     def take_row(self) -> int:
-        """A row that no sequence gets."""
         if not self._free:
             self._grow(1)
         return self._free.pop()
@@ -100,7 +99,6 @@ class StatePool:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sequence's states."""
         tensors = (tensor for layer in self.layers.values() for tensor in layer)
         return sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
 

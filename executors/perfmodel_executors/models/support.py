@@ -88,7 +88,6 @@ def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> Non
 
 
 def _attention(model: ModelSpec) -> list[Attention]:
-    """The kinds of softmax attention that the model has."""
     return [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
 
 

@@ -36,7 +36,6 @@ class ExpertSharing(NamedTuple):
         return self.num_redundant or 0
 
     def placement(self, ffn: MoEFFN, index: int, num_ranks: int) -> Placement:
-        """Which expert of layer `index` is where."""
         if self.num_redundant is None:
             return consecutive_experts(ffn.num_experts, num_ranks)
         return place_experts(layer_chances(self.routing, ffn, index), num_ranks, self.num_redundant)
@@ -57,7 +56,6 @@ class LocalExperts:
 
     @classmethod
     def of(cls, placement: Placement, rank: int, device: torch.device) -> "LocalExperts":
-        """Those of `rank`."""
         experts, copies = placement.expert[rank], placement.copies
         held = [int(expert) for expert in experts if expert >= 0]
         slots_EM = torch.full((len(copies), int(copies.max())), -1)

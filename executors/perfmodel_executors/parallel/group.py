@@ -31,7 +31,6 @@ class PipelineStage(NamedTuple):
         return self.number == self.num_stages - 1
 
     def layers(self, num_layers: int) -> range:
-        """Which of `num_layers` it computes."""
         return stages(num_layers, self.num_stages)[self.number]
 
 
@@ -141,12 +140,10 @@ class MessageLog:
         self._marks = [0]
 
     def begin(self) -> None:
-        """A step begins."""
         self.messages = []
         self._marks = [time.thread_time_ns()]
 
     def add(self, kind: str, num_bytes: int) -> None:
-        """A message of the step is through."""
         self.messages.append((kind, num_bytes))
         self._marks.append(time.thread_time_ns())
 

@@ -214,7 +214,6 @@ def open_runner(setup: RunnerSetup) -> Iterator[StepRunner | LeadingRunner]:
 
 
 def _check_shared_out(setup: RunnerSetup) -> None:
-    """Raises PerfmodelError for a model that the engine's ranks cannot share out."""
     size, num_stages = setup.engine.tensor_parallel_size, setup.engine.pipeline_parallel_size
     if num_stages > 1:
         if setup.device.type != "cpu":
@@ -235,7 +234,6 @@ def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
 
 
 def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:
-    """What a spawned rank does: run rank 0's calls until it hangs up."""
     torch.set_num_threads(1)
     _join(device, rank, num_ranks, meeting)
     runners: list[tuple[StepRunner, MessageLog]] = []
@@ -263,7 +261,6 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
 def _build_as_told(
     setup: RunnerSetup, rank: int, runners: list[tuple[StepRunner, MessageLog]]
 ) -> PerfmodelError | None:
-    """Append another runner; the error where there can be none."""
     log = MessageLog()
     try:
         runners.append((_built(setup, rank, log), log))

@@ -178,7 +178,6 @@ def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) 
 
 
 def _heads(rows: Tensor, sections: Sequence[tuple[int, int]], group: TensorGroup) -> Tensor:
-    """This rank's heads of each (heads, dim) section of the rows."""
     parts, begin = [], 0
     for count, dim in sections:
         held = max(1, count // group.size)

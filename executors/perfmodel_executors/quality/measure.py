@@ -55,7 +55,6 @@ def perplexity(
 
 
 def _window_loss(runner: StepRunner, ids: Sequence[int], chunk: int) -> float:
-    """Summed negative log likelihood of ids[1:]."""
     total = 0.0
     blocks = list(range(-(-len(ids) // runner.cache.block_size)))
     for start in range(0, len(ids) - 1, chunk):

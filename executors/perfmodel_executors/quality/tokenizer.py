@@ -44,8 +44,6 @@ class Tokenizer(Protocol):
 
 
 class _BytePairs:
-    """Byte-level BPE as GPT-2 has it."""
-
     def __init__(self, tokens: list[str], merges: list[str], splits_digits: bool) -> None:
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers

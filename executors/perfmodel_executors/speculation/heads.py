@@ -147,7 +147,6 @@ class MedusaHeads:
         return [list(row) for row in zip(*ranked, strict=True)]
 
     def logits(self, h_RC: Tensor) -> list[Tensor]:
-        """[R, V] of each head."""
         decoder, kernels = self.decoder, self.decoder.kernels
         h_RC = kernels.rms_norm(h_RC, decoder.weights.final_norm, decoder.model.norm_eps)
         blocks = (h_RC + functional.silu(kernels.linear(h_RC, block)) for block in self.blocks)
@@ -204,7 +203,6 @@ class EaglePasses:
             return _states_of(segments, self._through(batch, torch.cat(by_row(segments, before))))
 
     def candidates(self, x_RC: Tensor, width: int) -> list[list[int]]:
-        """The likeliest tokens behind each state."""
         with torch.inference_mode():
             return self.decoder.chooser.candidates(self.decoder.head(x_RC), width)
 

@@ -59,7 +59,6 @@ class AcceptanceCounts:
         return 1 + (sum(self.accepted) - self._num_guessed) / max(1, self.num_steps)
 
     def in_words(self) -> str:
-        """The measured rates in a sentence."""
         rates = ", ".join(f"{rate:.2f}" for rate in self.rates) or "nothing was drafted"
         return (
             f"Acceptance measured with {self._method}, by position and given that all before was right: {rates}; "

@@ -40,7 +40,6 @@ class SelfProposer(Proposer):
         return draft_by_level(drafting, candidates)
 
     def _unasked(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[TokenSegment]:
-        """What the first pass computes beside what drafts: nothing."""
         return []
 
     def _level(self, drafting: Drafting, draft: Sequence[int], depth: int) -> TokenSegment:

@@ -96,7 +96,6 @@ class PipelinedProposer(Proposer):
         self._beyond.pop(key, None)
 
     def first_lengths(self, drafting: Sequence[Drafting]) -> list[int]:
-        """Tokens of each sequence in the first pass."""
         drafts = self.propose(drafting, [])
         return [len(self._first(i, *pair).tokens) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
 
@@ -145,12 +144,10 @@ class PipelinedProposer(Proposer):
         return TokenSegment(text[start:], start, table)
 
     def _own(self, index: int, turn: int) -> range:
-        """The drafter's own blocks of sequence `index` of a step."""
         first = (turn % 2 * self._max_seqs + index) * self._per_sequence
         return range(first, first + self._per_sequence)
 
     def _shifted(self, block_table: Sequence[int]) -> list[int]:
-        """The drafter's blocks for those of the model."""
         return [self._own_blocks + block for block in block_table]
 
 
@@ -187,7 +184,6 @@ class PipelinedSpeculator:
         return verified._replace(guessed=guessed, waited_ns=max(0, drafting_ns - verifying_ns))
 
     def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
-        """Remember what was right, and what was drafted ahead where all was."""
         self._verifying.settle(drafting, verified)
         found = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
         for index, (each, path, guess, ahead) in enumerate(found):

@@ -31,7 +31,6 @@ class Drafting(NamedTuple):
 
     @property
     def num_computed(self) -> int:
-        """Tokens in the KV cache."""
         return len(self.tokens) - 1
 
 
@@ -55,7 +54,6 @@ class DraftShape:
         self.parents, self.depths, self.ancestors = [-1], [0], [1]
 
     def _add(self, depth: int, seen_by: int, is_judged: bool = True) -> None:
-        """Another node, which sees what node `seen_by` sees."""
         self.depths.append(depth)
         self.ancestors.append(self.ancestors[seen_by] | 1 << len(self.ancestors))
         if is_judged:

@@ -53,7 +53,6 @@ class Speculator:
         self._method = method
 
     def new_counts(self) -> AcceptanceCounts:
-        """Nothing drafted yet."""
         return AcceptanceCounts(self.tree, self._method, self._runner.decoder.model.name)
 
     def shape(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> tuple[int, ...]:
@@ -88,7 +87,6 @@ class Speculator:
         return Verified(tokens, paths, list(map(len, drafts)))
 
     def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
-        """Remember what was right."""
         self.proposer.settle(drafting, verified.paths)
 
     def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
@@ -106,7 +104,6 @@ class Speculator:
         return TokenSegment(tokens, *where, is_verified=True, nodes=nodes, draws=draws)
 
     def _verify(self, nodes: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> list[int]:
-        """The last node kept of each sequence."""
         longest = min(max(map(len, nodes), default=1), len(self.tree.parents))
         if longest == 1:
             return [0] * len(nodes)

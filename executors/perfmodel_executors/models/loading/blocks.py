@@ -72,7 +72,6 @@ def _attention(reader: Reader, mixer: Attention, index: int) -> AttentionWeights
 
 
 def _products(reader: Reader, mixer: Attention, index: int) -> Weight:
-    """Rows of queries, keys, values and gates."""
     heads, kv_heads, hidden = mixer.num_heads, mixer.num_kv_heads, reader.model.hidden_size
     sizes = _sizes(mixer)
     gates: list[MatrixWeight] = []
@@ -94,7 +93,6 @@ def _products(reader: Reader, mixer: Attention, index: int) -> Weight:
 
 
 def _biases(reader: Reader, mixer: Attention, index: int) -> Tensor:
-    """The same of the biases."""
     sizes = _sizes(mixer)
     if reader.has("qkv", index, "bias"):
         return _rotated(reader.tensor("qkv", sum(sizes), layer=index, kind="bias"), mixer)
@@ -254,7 +252,6 @@ def _shared(reader: Reader, ffn: MoEFFN, index: int) -> FFNWeights | None:
 def _separate(
     reader: Reader, ffn: MoEFFN, index: int, names: tuple[str, ...]
 ) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
-    """Experts with tensors of their own."""
     width, hidden, experts = ffn.intermediate_size, reader.model.hidden_size, range(ffn.num_experts)
     matrix = partial(reader.matrix, layer=index)
     up = [join_rows([matrix(name, width, hidden, expert=i) for name in names]) for i in experts]

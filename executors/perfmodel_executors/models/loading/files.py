@@ -213,7 +213,6 @@ class Reader:
         self._device = device
 
     def has(self, name: str, layer: int, kind: str = "weight") -> bool:
-        """Whether the file has the tensor."""
         return self._file.has(name, layer, kind)
 
     def tensor(
@@ -268,7 +267,6 @@ class Reader:
         return (found.float() + offset if offset else found).to(self._device, self._dtype)
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """A raw tensor on the device, in its own dtype."""
         return tensor.to(self._device)
 
     def placed(self, tensor: Tensor) -> Tensor:

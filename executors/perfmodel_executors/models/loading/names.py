@@ -116,8 +116,7 @@ NAMES: dict[str, TensorName] = {
     "shared_router": TensorName(f"{_MLP}.shared_expert_gate"),
     "shared_gate": TensorName(f"{_MLP}.shared_experts.gate_proj", also=(f"{_MLP}.shared_expert.gate_proj",)),
     "shared_up": TensorName(
-        f"{_MLP}.shared_experts.up_proj",
-        also=(f"{_MLP}.shared_expert.up_proj", f"{_MIXER}.shared_experts.up_proj"),
+        f"{_MLP}.shared_experts.up_proj", also=(f"{_MLP}.shared_expert.up_proj", f"{_MIXER}.shared_experts.up_proj")
     ),
     "shared_down": TensorName(
         f"{_MLP}.shared_experts.down_proj",

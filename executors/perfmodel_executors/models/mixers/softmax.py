@@ -144,7 +144,6 @@ def keys_and_values(
 
 
 def _standard(kernels: Kernels, q_TNH: Tensor, pages: KVPages, batch: StepBatch) -> Tensor:
-    """Sequence by sequence, with the scores in memory."""
     split = batch.num_decodes
     queries = [slice(row, row + 1) for row in range(split)]
     starts: list[int] = (batch.starts_G + split).tolist()
