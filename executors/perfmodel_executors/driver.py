@@ -29,11 +29,9 @@ class Clock(Protocol):
 
     def pass_step(self, duration: int) -> None:
         """A step that took `duration` has just been executed."""
-        ...
 
     def wait_until(self, tick: int) -> None:
         """Nothing happens before `tick`."""
-        ...
 
 
 class VirtualClock:
@@ -72,7 +70,6 @@ class Arriving(Protocol):
     @property
     def next_tick(self) -> int | None:
         """When the next one comes that is known to."""
-        ...
 
     def pop_due(self, now: int) -> Iterator[Request]:
         """Those that have come by `now`."""
@@ -80,7 +77,6 @@ class Arriving(Protocol):
 
     def on_finished(self, request: Request, now: int) -> None:
         """`request` has its answer."""
-        ...
 
 
 class RequestArrivals:
