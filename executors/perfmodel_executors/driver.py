@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
@@ -21,33 +21,26 @@ from perfmodel.sim.traffic.workload import ThinkTime, no_think_time
 _PS_PER_NS = 1000
 
 
-class Clock(Protocol):
-    """The clock of a run, in picoseconds since its start."""
+class VirtualClock:
+    """Picoseconds since the start of a run; advances by the durations that it is given."""
+
+    def __init__(self) -> None:
+        self._tick = 0
 
     @property
-    def now(self) -> int: ...
+    def now(self) -> int:
+        return self._tick
 
     def pass_step(self, duration: int) -> None:
         """A step that took `duration` has just been executed."""
+        self._tick += duration
 
     def wait_until(self, tick: int) -> None:
         """Nothing happens before `tick`."""
+        self._tick = max(self._tick, tick)
 
 
-class VirtualClock:
-    """Advances by the durations that it is given."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def pass_step(self, duration: int) -> None:
-        self.now += duration
-
-    def wait_until(self, tick: int) -> None:
-        self.now = max(self.now, tick)
-
-
-class WallClock:
+class WallClock(VirtualClock):
     """Follows the machine's monotonic clock, and sleeps when there is nothing to do."""
 
     def __init__(self) -> None:
@@ -64,23 +57,11 @@ class WallClock:
         time.sleep(max(0, tick - self.now) / 1e12)
 
 
-class Arriving(Protocol):
-    """Which requests come when."""
-
-    @property
-    def next_tick(self) -> int | None:
-        """When the next one comes that is known to."""
-
-    def pop_due(self, now: int) -> Iterator[Request]:
-        """Those that have come by `now`."""
-        ...
-
-    def on_finished(self, request: Request, now: int) -> None:
-        """`request` has its answer."""
-
-
 class RequestArrivals:
-    """Requests by arrival; in a closed loop (`concurrency`) each answer lets the next one in, a think time after it."""
+    """Requests by arrival; in a closed loop (`concurrency`) each answer lets the next one in, a think time after it.
+
+    next_tick: when the next one comes that is known to; pop_due: those that have come; on_finished: one has its answer
+    """
 
     def __init__(
         self, requests: Iterator[Request], concurrency: int | None, think_time: ThinkTime = no_think_time
@@ -181,6 +162,9 @@ class ConversationArrivals:
         heapq.heappush(self._due, (arrival, request.request_id, request))
 
 
+Arriving: TypeAlias = RequestArrivals | ConversationArrivals
+
+
 def arrivals_of(workload: Workload) -> Arriving:
     """What comes when, as the scenario says; without what the engine refuses."""
     if workload.traffic.has_conversations:
@@ -197,7 +181,7 @@ def serve(
     on_step: Callable[[StepRecord], None],
     concurrency: int | None = None,
     think_time: ThinkTime = no_think_time,
-    clock: Clock | None = None,
+    clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
     """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
@@ -217,7 +201,7 @@ def serve_arrivals(
     arrivals: Arriving,
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
-    clock: Clock | None = None,
+    clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
     """Serves all that arrives and returns the tick at which the last step ended.

@@ -19,6 +19,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.routing import Placement
 from perfmodel.ops.sharding import Sharding
 from perfmodel_executors.kernels.weight_formats import ExpertWeight, GgufWeight, LowRankWeight, Weight
+from perfmodel_executors.models.quantized import refuse
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
@@ -43,8 +44,8 @@ def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
     """The layers of one pipeline stage, as a model of their own."""
     if stage.num_stages == 1:
         return model
-    layers, mine = list(model.iter_layers()), stage.layers(model.num_layers)
-    return replace(model, layers=tuple((layers[index], 1) for index in mine))
+    layers = list(model.iter_layers())
+    return replace(model, layers=tuple((layers[index], 1) for index in stage.layers(model.num_layers)))
 
 
 def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> None:
@@ -52,65 +53,54 @@ def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | N
 
     experts: as of a `TensorGroup`
     """
-    if model.quantization.method == "gguf":
-        raise PerfmodelError(
-            f"{model.name}: weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size "
-            f"to 1, or engine.quantization to none."
-        )
+    sentence = (
+        "weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size to 1, or "
+        "engine.quantization to none."
+    )
+    refuse(model.name, {sentence: model.quantization.method == "gguf"})
     for layer, _ in model.layers:
-        missing = _not_shared_out(layer, experts is not None)
-        if missing:
-            raise PerfmodelError(
-                f"{model.name}: {missing} is not executed on several ranks; set tensor_parallel_size to 1."
+        mixer, ffn = layer.mixer, layer.ffn
+        attention = mixer if isinstance(mixer, Attention) else None
+        has_wide_norm = attention is not None and attention.qk_norm and attention.qk_norm_width != "head"
+        sizes: dict[str, int] = {}
+        if attention is not None:
+            sizes |= {"num_attention_heads": attention.num_heads, "num_key_value_heads": attention.num_kv_heads}
+        if isinstance(ffn, DenseFFN) or (isinstance(ffn, MoEFFN) and experts is None):
+            sizes["intermediate_size"] = ffn.intermediate_size
+        if isinstance(ffn, MoEFFN):
+            sizes["shared_intermediate_size"] = ffn.shared_intermediate_size
+        missing = {
+            f"the mixer {type(mixer).__name__}": mixer is not None and attention is None,
+            "a softmax with sinks": attention is not None and attention.sinks,
+            "a norm of queries and keys over all heads": has_wide_norm,
+            "a mixture of experts with biases, cut by their width,": isinstance(ffn, MoEFFN)
+            and ffn.bias
+            and experts is None,
+        }
+        how = "is not executed on several ranks; set tensor_parallel_size to 1."
+        refuse(model.name, {f"{what} {how}": applies for what, applies in missing.items()})
+        for name, size in sizes.items():
+            is_repeated = name == "num_key_value_heads" and size < num_ranks
+            sentence = (
+                f"{name}={size} cannot be shared out evenly over tensor_parallel_size={num_ranks}; choose a size that "
+                f"divides it."
             )
-        for name, size in _sizes(layer, experts is not None):
-            shared = num_ranks % size if name == "num_key_value_heads" and size < num_ranks else size % num_ranks
-            if shared:
-                raise PerfmodelError(
-                    f"{model.name}: {name}={size} cannot be shared out evenly over tensor_parallel_size={num_ranks}; "
-                    f"choose a size that divides it."
-                )
+            refuse(model.name, {sentence: bool(num_ranks % size if is_repeated else size % num_ranks)})
 
 
 def check_stages(model: ModelSpec, num_stages: int, num_ranks: int) -> None:
     """Raises PerfmodelError for what is not executed on `num_stages` pipeline stages of `num_ranks` ranks each."""
-    if num_ranks > 1:
-        raise PerfmodelError(
-            f"{model.name}: pipeline stages of several ranks are not executed; set pipeline_parallel_size={num_stages} "
-            f"or tensor_parallel_size={num_ranks} to 1, or simulate it."
-        )
-    if num_stages > model.num_layers:
-        raise PerfmodelError(
-            f"{model.name} has {model.num_layers} layers, fewer than pipeline_parallel_size={num_stages}; lower that."
-        )
-    if model.exits is not None:
-        raise PerfmodelError(
-            f"{model.name}: tokens that leave early (model_changes.early_exit) are not executed on pipeline stages; "
-            f"set pipeline_parallel_size to 1, or simulate it."
-        )
-
-
-def _not_shared_out(layer: Layer, is_expert_parallel: bool) -> str | None:
-    mixer, ffn = layer.mixer, layer.ffn
-    if mixer is not None and not isinstance(mixer, Attention):
-        return f"the mixer {type(mixer).__name__}"
-    if mixer is not None and mixer.sinks:
-        return "a softmax with sinks"
-    if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":
-        return "a norm of queries and keys over all heads"
-    is_cut = isinstance(ffn, MoEFFN) and ffn.bias and not is_expert_parallel
-    return "a mixture of experts with biases, cut by their width," if is_cut else None
-
-
-def _sizes(layer: Layer, is_expert_parallel: bool) -> list[tuple[str, int]]:
-    sizes: list[tuple[str, int]] = []
-    if isinstance(layer.mixer, Attention):
-        sizes += [("num_attention_heads", layer.mixer.num_heads), ("num_key_value_heads", layer.mixer.num_kv_heads)]
-    if isinstance(layer.ffn, DenseFFN) or (isinstance(layer.ffn, MoEFFN) and not is_expert_parallel):
-        sizes.append(("intermediate_size", layer.ffn.intermediate_size))
-    if isinstance(layer.ffn, MoEFFN):
-        sizes.append(("shared_intermediate_size", layer.ffn.shared_intermediate_size))
-    return sizes
+    count = model.num_layers
+    cases = {
+        f": pipeline stages of several ranks are not executed; set pipeline_parallel_size={num_stages} or "
+        f"tensor_parallel_size={num_ranks} to 1, or simulate it.": num_ranks > 1,
+        f" has {count} layers, fewer than pipeline_parallel_size={num_stages}; lower that.": num_stages > count,
+        ": tokens that leave early (model_changes.early_exit) are not executed on pipeline stages; set "
+        "pipeline_parallel_size to 1, or simulate it.": model.exits is not None,
+    }
+    for sentence, applies in cases.items():
+        if applies:
+            raise PerfmodelError(model.name + sentence)
 
 
 def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | GgufWeight:
@@ -129,13 +119,13 @@ def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeigh
     """What a pipeline stage holds: its layers, the embedding on the first, norm and LM head on the last."""
     if stage.num_stages == 1:
         return weights
-    mine = stage.layers(len(weights.layers))
+    held = stage.layers(len(weights.layers))
     none = weights.final_norm.new_zeros(0, len(weights.final_norm))
     return DecoderWeights(
         weights.embedding if stage.is_first else none,
         weights.lm_head if stage.is_last else none,
         weights.final_norm,
-        weights.layers[mine.start : mine.stop],
+        weights.layers[held.start : held.stop],
     )
 
 
