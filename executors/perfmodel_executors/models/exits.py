@@ -80,16 +80,13 @@ def leave_early(
             x_TC = run_layers(batch, first, stop, x_TC)
         elif len(rows):
             x_TC = x_TC.index_copy(0, rows, run_layers(part, first, stop, x_TC[rows]))
-    _fill(x_TC, batch, depths, num_layers, fill_cache)
-    return x_TC
-
-
-def _fill(x_TC: Tensor, batch: StepBatch, depths: Sequence[int], num_layers: int, fill_cache: FillCache) -> None:
+    # Keys and values of the rows that have left, layer by layer for all of them together.
     for first, stop in pairwise(sorted({*depths, num_layers})):
         gone = torch.tensor([row for row, d in enumerate(depths) if d <= first], device=x_TC.device)
         x_RC, positions_R, slots_R = x_TC[gone], batch.positions_T[gone], batch.slots_T[gone]
         for index in range(first, stop):
             fill_cache(index, x_RC, positions_R, slots_R)
+    return x_TC
 
 
 def _all_rows(batch: StepBatch) -> Tensor:

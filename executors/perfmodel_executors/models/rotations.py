@@ -18,6 +18,16 @@ from perfmodel.models.rope import Rope, RopeScaling
 Tables = Mapping[tuple[Rope, int], Tensor]
 
 
+def _factor(scaling: RopeScaling) -> float:
+    assert scaling.factor is not None  # refused before
+    return scaling.factor
+
+
+def _original(scaling: RopeScaling) -> int:
+    assert scaling.original_positions is not None  # refused before
+    return scaling.original_positions
+
+
 def _linear(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
     return inverse / _factor(scaling)
 
@@ -116,13 +126,3 @@ class Rotations:
             positions_T = self._positions_T if last is None else self._positions_T.clamp(max=last)
             self._rows[key] = self.tables[rope, dim][positions_T]
         return self._rows[key]
-
-
-def _factor(scaling: RopeScaling) -> float:
-    assert scaling.factor is not None  # refused before
-    return scaling.factor
-
-
-def _original(scaling: RopeScaling) -> int:
-    assert scaling.original_positions is not None  # refused before
-    return scaling.original_positions

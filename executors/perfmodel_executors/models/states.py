@@ -134,9 +134,8 @@ class StatePool:
         self._free += range(self.num_rows, self.num_rows + more)
         self.num_rows += more
         for index, layer in self.layers.items():
-            grown = [torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer]
-            kind = type(layer)
-            self.layers[index] = tuple(grown) if kind is tuple else kind(*grown)
+            grown = (torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer)
+            self.layers[index] = type(layer)(*grown) if isinstance(layer, LayerState | HeldTokens) else tuple(grown)
 
 
 def _empty(mixer: Mamba | GatedDeltaNet | LinearAttention, dtype: torch.dtype, device: torch.device) -> LayerState:
