@@ -1,12 +1,9 @@
-"""`ExecutedBackend`: plans of the engine run on real tensors, timed.
-
-Durations are those of the device's clock: on a CPU, time of the executing thread, since wall time measures the
-neighbours on a shared machine. The forward pass is what is timed: building the batch's index tensors included, sampling
-included, scheduling not.
+"""`ExecutedBackend`: plans of the engine run on real tensors, timed by the device's clock: the forward pass, building
+index tensors and sampling included, scheduling not.
 
 A step whose shape was not seen before is first run once untimed: the BLAS compiles kernels for each new matrix shape
-(0.2 to 10 ms measured, as much as a whole step), which a serving engine does once when it starts. Running a step twice
-is harmless: it writes the same keys and values to the same slots.
+(0.2 to 10 ms measured, as much as a whole step), which a serving engine does when it starts. Running a step twice
+writes the same keys and values to the same slots.
 """
 
 from collections.abc import Callable, Hashable, Sequence

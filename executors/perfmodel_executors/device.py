@@ -67,7 +67,6 @@ def default_kernels(device: torch.device) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
@@ -85,8 +84,7 @@ class StepClock(Protocol):
 class DeviceClock:
     """Nanoseconds of a step, as differences between two calls.
 
-    A GPU: wall time once all its work is done. A CPU: CPU time of the calling thread, which is not disturbed by the
-    machine's other work.
+    A GPU: wall time once all its work is done. A CPU: CPU time of the calling thread, whatever else the machine does.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:

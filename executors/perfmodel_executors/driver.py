@@ -1,8 +1,7 @@
 """The executed clock: turns the serve loop over a backend that does the work.
 
-By default the clock is *virtual*: it advances by each step's measured duration and jumps over idle time. Queueing is
-replayed exactly, a noisy machine disturbs only durations, and a run takes as long as its work. `WallClock` runs live:
-arrivals are waited for, and the time is that of the wall.
+By default it is *virtual*: it advances by each step's measured duration and jumps over idle time, so that queueing is
+replayed exactly and a run takes as long as its work. `WallClock` runs live.
 """
 
 import heapq
@@ -204,16 +203,10 @@ def serve_arrivals(
     clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
-    """Serves all that arrives and returns the tick at which the last step ended.
+    """Serves all that arrives and returns the tick at which the last step ended; see `serve`.
 
     Of several pipeline stages plans are executed when they are made, one after another, and end when they would be
     through: which tokens a plan has does not depend on those under way with it.
-
-    loop, backend:        plan the steps, and execute them
-    arrivals:             which requests come when
-    on_finished, on_step: told of each request that is done, and of each step
-    clock:                virtual unless given
-    stages:               several, on a virtual clock
     """
     clock = clock or VirtualClock()
     under_way: deque[_UnderWay] = deque()

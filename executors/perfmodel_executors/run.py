@@ -129,8 +129,7 @@ def validate_executor(
     """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares.
 
     Workload i is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the
-    speed that the machine had while calibrating (a reference step before each step says how fast it is now): without,
-    the drift of a shared machine would be counted as an error of the model.
+    speed that the machine had while calibrating.
     """
     scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:

@@ -163,8 +163,7 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
 
     capture: how decode steps are captured; by default as CUDA graphs on a GPU, not at all on a CPU
 
-    Raises DoesNotFitError where weights or KV blocks exceed the device's memory, PerfmodelError for what is not
-    executed yet.
+    Raises DoesNotFitError for too little memory, PerfmodelError for what is not executed yet.
     """
     model, engine, device = setup.model, setup.engine, setup.device
     if setup.backend == "triton" and device.type == "cpu" and not interprets_triton():

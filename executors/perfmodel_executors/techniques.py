@@ -37,8 +37,7 @@ def measure_technique(
 ) -> list[TechniqueRun]:
     """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed.
 
-    One fit over both grids, so that the simulated ratio is the physics' and not one of two fits. Which side is
-    executed first alternates. None of the workload's steps is calibrated on.
+    One fit over both grids, so that the simulated ratio is the physics'. Which side is executed first alternates.
 
     budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
     """

@@ -56,9 +56,8 @@ def execute_on(
 
     model, out: as of `OnEngine`; progress: called with (requests finished, requests in all if known)
 
-    Raises MissingExtraError where there is no vLLM, UnsupportedError for what it has no argument for, PerfmodelError
-    where it is another version than the scenario's, refuses an argument or fails; WorkloadError for traffic without
-    requests.
+    Raises MissingExtraError without vLLM, UnsupportedError for what it has no argument for, PerfmodelError where it is
+    another version, refuses an argument or fails; WorkloadError for traffic without requests.
     """
     return execute_all_on(target, [OnEngine(scenario, model, out)], progress)[0]
 

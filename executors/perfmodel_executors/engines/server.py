@@ -1,8 +1,7 @@
 """A scenario against a vLLM server that runs already: the same prompts, at their times, by streaming HTTP.
 
-A token's time is that of the piece of the stream that brings it, so the server's front end is in all times. Which
-steps there were a server does not say, nor whom it preempted; hits of its prefix cache only where it is started with
-`--enable-prompt-tokens-details`. Plain HTTP, a connection for each request.
+A token's time is that of the piece of the stream that brings it. A server does not say which steps there were, nor whom
+it preempted; hits of its prefix cache only with `--enable-prompt-tokens-details`. A connection for each request.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
 """Kernels of the suite compiled ahead, by all cores, into the cache that the measuring process reads.
 
-Compiling takes a core a second a kernel, and tuning tries several for each problem: one after the other they would take
-most of the budget. What will be compiled is found by recording the launches of every candidate on tensors without
-memory. Compiled is what Triton itself makes of such a call, so that its cache knows it by the very same key; no process
-here touches the device.
+What will be compiled is found by recording the launches of every candidate on tensors without memory. Compiled is what
+Triton itself makes of such a call, so that its cache knows it by the same key; no process here touches the device.
 """
 
 import os

@@ -1,10 +1,7 @@
 """Processes that answer one message at a time, each on a pipe of its own: what breaks or hangs one stops no other.
 
-A pool of the standard library is broken as a whole by a process that aborts (an assertion of LLVM's, too little
-memory), and cannot leave one behind that never ends. Tasks are measured in such a process, too: an illegal memory
-access leaves a CUDA context of which every later call fails, a failed graph capture leaves the random numbers of the
-device behind, a crash leaves nothing, so what follows needs a fresh one. The process that schedules and writes results
-never touches the device's memory.
+A pool of the standard library is broken as a whole by a process that aborts. Tasks are measured in such a process, too:
+an illegal memory access or a failed graph capture leaves a CUDA context that nothing can be measured in.
 """
 
 import gc

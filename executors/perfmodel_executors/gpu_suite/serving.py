@@ -1,9 +1,5 @@
-"""Scenarios of the suite, served for real by the engine: every request and every step is kept.
-
-Techniques of the suite: a scenario served with a technique and without, each side a record of its own. On a GPU the
-pairs of `scenarios/executor/pairs`, on a CPU those of the same names in `scenarios/techniques`, whose models one core
-gets through.
-"""
+"""Scenarios of the suite, served for real by the engine: every request and every step is kept; and pairs: a scenario
+served with a technique and without. On a CPU both are small enough for one core."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -1,12 +1,8 @@
 """What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype.
 
-Not used by the fit (operators in a loop flatter themselves); recorded beside a calibration so that its fractions can
-be put in proportion, and so that a reader knows which machine it was.
-
-How fast this machine copies KV blocks to a second tier and back: timed beside steps, in place of a link's datasheet.
-
-One model's blocks have one size, so what a block takes is all that is learnt. Its bytes at the bandwidth that the
-scenario states are taken off; the rest is a block's latency. Where nothing is left, all of it is bandwidth.
+Not used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
+machine. And how fast it copies KV blocks to a second tier and back: a block's bytes at the bandwidth that the scenario
+states, the rest its latency; where nothing is left, all of it is bandwidth.
 """
 
 import time

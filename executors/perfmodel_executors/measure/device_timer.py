@@ -1,9 +1,8 @@
 """How long one call takes on the device, without the host: replayed from a CUDA graph, over inputs that no cache holds.
 
-On a GPU a graph holds many calls, each on another copy of the inputs, together larger than three times the L2: what a
-kernel reads in a serving step was not read just before. The time of a replay over its calls is a sample; launches from
-the host do not show, as they do not in serving. What cannot be captured is timed with events around a loop.
-On a CPU a sample is the thread's CPU time of one call.
+A graph holds many calls, each on another copy of the inputs, together larger than three times the L2. The time of a
+replay over its calls is a sample. What cannot be captured is timed with events around a loop; on a CPU a sample is the
+thread's CPU time of one call.
 """
 
 import time

@@ -1,14 +1,10 @@
-"""`DriftMeter`: how fast the machine is now, compared with when it was calibrated.
+"""`DriftMeter`: how fast the machine is now, compared with when it was calibrated: the reference step of the
+calibration, run between the steps of a run; durations times `reference then / reference now` are at the calibrated
+speed.
 
-A shared machine's speed drifts by tens of per cent within seconds. The meter runs the reference step of the
-calibration between the steps of a run; measured durations times `reference then / reference now` are what the run
-would have taken at the calibrated speed. It is outside the timed part and outside the virtual clock.
-
-Paired measurement: every sample is bracketed by a reference step of the same model, and the ratio is what counts.
-
-On a shared machine, the same code takes 30 % more or less from one second to the next. What helps, measured as the
-spread of medians between runs under load: wall time 33 %, minimum of k 34 %, CPU time of the thread 6 %, paired CPU
-time 5 %. So: CPU time of one thread, samples in random order over rounds, each between two reference steps; the
+Paired measurement. On a shared machine the same code takes 30 % more or less from one second to the next. The spread of
+medians between runs under load: wall time 33 %, minimum of k 34 %, CPU time of the thread 6 %, paired CPU time 5 %. So:
+CPU time of one thread, samples in random order over rounds, each between two reference steps of the same model; the
 median over rounds of time / reference, times the reference's own median over the whole session.
 """
 
@@ -134,10 +130,9 @@ def measure_together(
 ) -> list[Measured[Key]]:
     """Times the cases of all groups in random order over `min_rounds` rounds, and more while `budget_s` of wall lasts.
 
-    Groups take turns in every round, so that the machine's drift meets all of them alike: their reference times are
-    medians over the same stretch of time, and times of different groups compare. Every case runs twice untimed first,
-    and once untimed before each sample, so that a sample finds the caches as its own kind of step leaves them, not as
-    the reference did. `progress` is called with (rounds done, rounds at least).
+    Groups take turns in every round, so that times of different groups compare. Every case runs twice untimed first,
+    and once untimed before each sample, so that a sample finds the caches as its own kind of step leaves them.
+    `progress` is called with (rounds done, rounds at least).
     """
     rng = random.Random(seed)
     sessions = [_Session(group, clock_ns) for group in groups]

@@ -1,8 +1,5 @@
-"""Several scenarios executed round by round in random order, at one speed of the machine, beside their simulations.
-
-Durations are restated by a drift meter whose reference step is the same for all scenarios, so that their ratios are
-those of the work and not of the minute in which each ran.
-"""
+"""Several scenarios executed round by round in random order, beside their simulations; durations are restated by one
+drift meter, so that their ratios are those of the work."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """One decoder for every executable `ModelSpec`: layers of a mixer and a feed-forward block over a flat mixed batch.
 
 Linear layers see all tokens of a step at once, mixers see each sequence through its block table, and the LM head only
-the rows that are sampled: the structure of the step that the cost model's graph describes. What mixes tokens comes from
-the table of mixers; norms, multipliers and caps are facts of the model.
+the rows that are sampled: the structure of the step that the cost model's graph describes.
 """
 
 from dataclasses import replace

@@ -1,9 +1,7 @@
 """Early exit, executed: a decoded token leaves between two layers, and what it left out gets its keys and values.
 
-A layer runs on the rows that come to it, and not at all where none does. A row that has left keeps its state: keys and
-values of later layers are made of it (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all
-layers. How many a token passes is drawn at the scenario's rates (`DrawnExits`). Layers between which no token leaves
-run in one go.
+A layer runs on the rows that come to it, and not at all where none does. Keys and values of later layers are made of
+the state that a row left with (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all layers.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,13 +1,8 @@
 """What a model keeps of its sequences: paged keys and values or latents, indexed by the engine's block ids, and states.
 
-The pool grows with the block ids that plans mention: an engine on a machine with much memory counts millions of
-blocks, of which a short run touches few. Growing writes the new pages, so no step pays for the first touch.
-
-`HostPages`: the second tier of a KV cache, in memory of the host, and the copies that plans ask for.
-
-A block is copied layer by layer, as engines do whose caches are a tensor for each layer: keys, values, scales. Beside
-a GPU the host's memory is pinned, and the copies lie in its current stream, before the step that follows. On a CPU
-both tiers are its memory; the copy is work of the thread that computes.
+The pool grows with the block ids that plans mention, of which a short run touches few. `HostPages`: the second tier, in
+memory of the host, pinned beside a GPU; a block is copied layer by layer, as engines do whose caches are a tensor for
+each layer, in the stream of the step that follows.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,8 @@
-"""Weights of a decoder, random by seed.
+"""Weights of a decoder, random by seed: each matrix normal with variance 1 / fan-in, so that activations keep their
+scale.
 
-Each matrix is normal with variance 1 / fan-in, so that activations keep their scale and logits stay finite at any
-depth. Drawn in fp32 on the device that will hold them, then rounded to the dtype or quantised: on CPUs, equal seeds
-make equal weights on every machine; a GPU draws others, which are its own, in seconds where a CPU takes minutes. Under
-tensor parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
+Drawn in fp32 on the device that will hold them, then rounded or quantised: on CPUs, equal seeds make equal weights on
+every machine; a GPU draws its own. Every rank draws the whole model, matrix by matrix, and keeps its part.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Rotary tables of a model's layers, and `Rotations`: the rows that a step needs, looked up once for all layers.
 
 A table has a row for each position and a column for each pair of elements, (i, i + H/2) of a head, cosines before
-sines. Where only the first elements of a head rotate, the others have the frequency 0; loaders lay the rows of weights
-out so that the pairs are those.
+sines; elements that do not rotate have the frequency 0.
 """
 
 import math

@@ -1,10 +1,8 @@
 """States of recurrent layers, and what attention keeps beside blocks: a row for each sequence, which is known by the
 first of its KV blocks.
 
-A sequence that begins (no token computed before), or that no step has seen, finds zeros, whoever had the row before
-it: so a sequence that was preempted and starts anew needs no word about it. A block belongs to one sequence at a time,
-prefixes being not shared where a model has states; so what began with a block that another sequence now has inside is
-over, and its row is free; sooner, if the engine says that the sequence has lost its blocks (`release`).
+A sequence that begins, or that no step has seen, finds zeros. A block belongs to one sequence at a time, prefixes being
+not shared where a model has states; so what began with a block that another sequence now has inside is over.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

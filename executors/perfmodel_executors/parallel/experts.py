@@ -1,8 +1,7 @@
 """Whole experts on their ranks: which a rank holds, and which rows of a step it multiplies.
 
-All ranks have all tokens and choose alike, as in a tensor-parallel group; each multiplies the rows of its own experts,
-and the ranks' sums are added up. Where experts are placed, and how their copies share tokens, is the cost model's rule
-(`perfmodel.ops.routing`).
+All ranks have all tokens and choose alike; each multiplies the rows of its own experts, and sums are added up. Where
+experts are placed, and how their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`).
 """
 
 from dataclasses import dataclass

@@ -133,10 +133,7 @@ class MessageLog:
 def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:
     """[T, C]: rows of a table of which each rank holds an equal number, in order; the others' rows count as zeros.
 
-    embedding_VC: as it is stored
-    tokens_T:     ids of the whole vocabulary
-    group:        the ranks that share the table
-    dtype:        of what is dequantised
+    dtype: of what is dequantised
     """
     if group.size == 1:
         return table_rows(embedding_VC, tokens_T, dtype)

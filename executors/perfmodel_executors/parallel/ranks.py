@@ -1,12 +1,9 @@
 """Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it.
 
-Rank 0 has the engine. It sends every step to the others through pipes, then all run it, meeting in the collectives
-(NCCL between GPUs, Gloo over the loopback interface between CPU processes).
-
-Between CPU processes a step lasts as long as its critical path: from message to message the CPU time of the thread that
-computes, on the rank that takes longest. So neither other processes on the machine's cores nor ranks that take turns on
-them are counted. A message costs what that thread does for it (handing over, adding, laying parts side by side). Its
-way through sockets, which threads of Gloo's walk, is left out: the loopback interface is no link between devices.
+Rank 0 has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs,
+Gloo over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical
+path: from message to message the CPU time of the thread that computes, on the rank that takes longest. A message costs
+what that thread does for it; its way through sockets is left out: the loopback interface is no link between devices.
 """
 
 import os

@@ -33,7 +33,7 @@ from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.support import check_memory
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Proposer, by_row, draft_by_level
+from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Proposer, Round, by_row, draft_by_level
 
 
 class NewestStates:
@@ -96,16 +96,9 @@ class _StateProposer(Proposer):
         self._cache.reserve_for(block_tables)
         self._newest.reserve(self._cache.num_blocks)
 
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
-        tokens, x_TC = runner.run_with_states(segments, is_warm_up)
-        self._segments, self._states = segments, _states_of(segments, x_TC)
+    def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
+        tokens, x_TC = runner.run_with_states(round_.segments, is_warm_up)
+        self._segments, self._states = round_.segments, _states_of(round_.segments, x_TC)
         return tokens
 
     def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
@@ -236,15 +229,8 @@ class EagleProposer(_StateProposer):
 
         return draft_by_level(drafting, candidates)
 
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
-        tokens = super().verify(runner, drafting, drafts, segments, is_warm_up)
+    def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
+        tokens, (drafting, _, segments) = super().verify(runner, round_, is_warm_up), round_
         prompts = [i for i, sequence in enumerate(drafting) if sequence.is_prompt and not sequence.depth]
         prompts += range(len(drafting), len(segments))
         if prompts:

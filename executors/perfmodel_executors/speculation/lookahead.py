@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from perfmodel.specs.engine.speculation import Lookahead
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Proposer, split_tokens
+from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Proposer, Round, split_tokens
 
 _BYTES = array("i").itemsize
 _MOST_NGRAMS = 4096  # of a sequence; the oldest are forgotten
@@ -130,16 +130,9 @@ class LookaheadProposer(Proposer):
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         return [self._draft(sequence) if sequence.depth else [] for sequence in drafting]
 
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
-        tokens = runner.run(segments, is_warm_up)
-        self._predicted = split_tokens(segments[: len(drafting)], tokens)
+    def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
+        tokens = runner.run(round_.segments, is_warm_up)
+        self._predicted = split_tokens(round_.segments[: len(round_.drafting)], tokens)
         return tokens
 
     def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:

@@ -1,14 +1,10 @@
 """Drafting with a decoder: a chain token by token, a tree level by level.
 
-The part of the model that drafts may share the model's own KV cache (`SelfProposer`): its layers write what they
-compute for drafted tokens into the slots that verifying fills again, so it is always up to date, and never needs to
-see a prompt. A second model has a KV cache of its own on the same block tables (`ModelProposer`): it computes the same
-prompts, and catches up on tokens that were right but that it has not computed, the last one of a draft that was right
-from end to end.
-
-LayerSkip (Elhoushi et al. 2024, section 4.3; `SkippingProposer`): what the first layers gave for a drafted token is
-kept, with its keys and values. Verifying takes the tokens that no pass has read yet (the deepest of each draft, and all
-that did not draft) through the first layers, then all tokens together through the rest.
+What shares the model's own KV cache (`SelfProposer`) writes what it computes for drafted tokens into the slots that
+verifying fills again. A second model (`ModelProposer`) has a KV cache on the same block tables: it computes the same
+prompts, and catches up on tokens that were right but that it has not computed. LayerSkip (Elhoushi et al. 2024, section
+4.3; `SkippingProposer`): what the first layers gave for a drafted token is kept; verifying takes the tokens that no
+pass has read yet through the first layers, then all together through the rest.
 """
 
 from collections.abc import Sequence
@@ -18,7 +14,7 @@ from torch import Tensor
 
 from perfmodel_executors.models.batch import TokenSegment, build_batch, first_rows
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Proposer, by_row, draft_by_level
+from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Proposer, Round, by_row, draft_by_level
 
 
 class SelfProposer(Proposer):
@@ -113,14 +109,8 @@ class SkippingProposer(SelfProposer):
                 self._passed.setdefault(i, []).append(x_TC[row : row + len(segment.tokens)])
             return decoder.chooser.candidates(decoder.logits(x_TC, batch), width)
 
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
+    def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
+        drafting, drafts, segments = round_
         if not self._passed:
             return runner.run(segments, is_warm_up)
         passed, decoder, cache = self._passed, runner.decoder, runner.cache

@@ -1,12 +1,11 @@
-"""Pipelined drafting: a draft model that goes on while the model verifies, in a thread of its own.
+"""Pipelined drafting (Liu et al. 2025, PEARL): a draft model that goes on while the model verifies, in its own thread.
 
-Liu et al. 2025 (PEARL). In each step the drafter begins behind a sequence's draft, or behind its newest token where it
-has none: it guesses the token that the model will add, and drafts k more. If the model agrees with all of them, these k
-are the draft of the next step; else they are forgotten.
+In each step the drafter begins behind a sequence's draft, or behind its newest token where it has none: it guesses the
+token that the model will add, and drafts k more: the next draft, if the model agrees with all of them.
 
-The drafter has a KV cache of its own on the block tables of the model's. What it drafts ahead lies partly behind a
-sequence's last block: in blocks of the drafter alone, before those that the tables name. If it was right, the next step
-has blocks for it, where it is copied to; so that a step may be taken twice, the next one writes to other such blocks.
+Its KV cache is on the block tables of the model's. What it drafts ahead lies partly behind a sequence's last block: in
+blocks of its own, before those that the tables name, from which it is copied in the next step. So that a step may be
+taken twice, the next one writes to other such blocks.
 """
 
 import time

@@ -34,6 +34,14 @@ class Drafting(NamedTuple):
         return len(self.tokens) - 1
 
 
+class Round(NamedTuple):
+    """A step to verify: sequences, their drafts, and all segments, those of `drafting` with their drafts first."""
+
+    drafting: Sequence[Drafting]
+    drafts: Sequence[Sequence[int]]
+    segments: Sequence[TokenSegment]
+
+
 class DraftShape:
     """Nodes behind the last known token, which is node 0, and what each sees.
 
@@ -123,16 +131,9 @@ class Proposer:
         """
         raise NotImplementedError
 
-    def verify(
-        self,
-        runner: StepRunner,
-        drafting: Sequence[Drafting],
-        drafts: Sequence[Sequence[int]],
-        segments: Sequence[TokenSegment],
-        is_warm_up: bool = False,
-    ) -> list[int]:
-        """What `runner.run` gives for the step's `segments`, those of `drafting` with their drafts first."""
-        return runner.run(segments, is_warm_up)
+    def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
+        """What `runner.run` gives for the segments of the round."""
+        return runner.run(round_.segments, is_warm_up)
 
     def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         """These nodes of each were right."""

@@ -11,7 +11,7 @@ import torch
 from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.measured import AcceptanceCounts
-from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Proposer, split_tokens
+from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Proposer, Round, split_tokens
 
 
 class Verified(NamedTuple):
@@ -65,7 +65,7 @@ class Speculator:
         """Take the step. Nothing is remembered of it until `proposer.settle`, so it may be taken twice."""
         drafts = self.proposer.propose(drafting, chunks)
         segments = [self._segment(sequence, draft) for sequence, draft in zip(drafting, drafts, strict=True)]
-        flat = self.proposer.verify(self._runner, drafting, drafts, [*segments, *chunks], is_warm_up)
+        flat = self.proposer.verify(self._runner, Round(drafting, drafts, [*segments, *chunks]), is_warm_up)
         chosen = split_tokens([*segments, *chunks], flat)
         last = self._verify([segment.tokens for segment in segments], chosen[: len(segments)])
         paths = [self.tree.path(node)[: s.depth] for s, node in zip(drafting, last, strict=True)]

@@ -25,9 +25,8 @@ _FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> DecoderWeights:
-    """The weights in `model.weights_path`, or this rank's part of them, rounded to `dtype`, then quantised.
-
-    Those of a changed model are made of the original's.
+    """The weights in `model.weights_path`, or this rank's part, rounded to `dtype`, then quantised; of a changed model
+    made of the original's.
 
     Raises PerfmodelError for models that our decoder would not compute as their makers do; SpecError for a file that
     lacks a tensor or has one of another shape; MissingExtraError.

@@ -1,10 +1,8 @@
 """The tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with.
 
-Differences between the formats end here. GGUF: the rows of q and k of the `llama` architecture lie in pairs (elements
-2i and 2i + 1 of a head rotate together) and are put back into halves. Matrices in blocks are asked for as they are
-stored (`matrix`), or dequantised (`get`).
-
-`Reader`: a model's tensors by name, of known shapes, on the device and in the dtype of the decoder.
+GGUF: the rows of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together)
+and are put back into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the
+decoder.
 """
 
 from importlib.util import find_spec

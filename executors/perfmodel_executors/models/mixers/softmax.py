@@ -1,8 +1,7 @@
-"""Softmax attention: one product for queries, keys, values and the gate; norms; attention; the output's product.
+"""Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks.
 
-A layer attends to all keys, flash or standard, to a window with sinks, or to blocks. Keys and values are written to the
-pages before they are attended to, but in a rolling cache, where a chunk may overwrite what its own first queries see. A
-step that keeps none attends to its own tokens where they are.
+Keys and values are written to the pages before they are attended to, but in a rolling cache, where a chunk may
+overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
 """
 
 import math
