@@ -32,11 +32,14 @@ def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> 
         raise PerfmodelError(
             f"the scenario is for {hardware.name}, but torch sees no GPU here; use --set hardware=cpu."
         )
-    others = [name for name in present if not hardware.is_called(name)]
-    if others:
+    other = next((name for name in present if not hardware.is_called(name)), None)
+    if other is not None:
+        try:
+            file = load_hardware(other).name
+        except SpecError:
+            file = "cpu"
         raise PerfmodelError(
-            f"the scenario is for {hardware.name}, but the GPU here is {others[0]}; use --set "
-            f"hardware={_file_of(others[0])}."
+            f"the scenario is for {hardware.name}, but the GPU here is {other}; use --set hardware={file}."
         )
     if num_devices > len(present):
         raise PerfmodelError(
@@ -117,14 +120,6 @@ def _present_gpus() -> list[str]:
     if not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
-def _file_of(name: str) -> str:
-    """The hardware file for a GPU of this name, `cpu` where there is none."""
-    try:
-        return load_hardware(name).name
-    except SpecError:
-        return "cpu"
 
 
 def interprets_triton() -> bool:

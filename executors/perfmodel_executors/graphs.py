@@ -165,12 +165,9 @@ class StandIns(NamedTuple):
         context = max(1, min(TUNED_CONTEXT, self.max_context, share))
         last = (context - 1) // self.block_size
         return [
-            TokenSegment(
-                [row * _STRIDE % self.vocab_size],
-                context - 1,
-                [*((row * last + i) % self.scratch for i in range(last)), self.scratch],
-            )
+            TokenSegment([row * _STRIDE % self.vocab_size], context - 1, [*table, self.scratch])
             for row in range(size)
+            for table in [[(row * last + i) % self.scratch for i in range(last)]]
         ]
 
 
@@ -216,9 +213,8 @@ class DecodeGraphs:
         self._scratch_row = cache.states.take_row() if cache.states.layers else None
         self._num_rows = cache.states.num_rows
         is_drawn = decoder.chooser.settings is not None
-        self._inputs = DecodeInputs(
-            self.sizes[-1], width, cache.block_size, scratch, decoder.device, is_drawn, self._scratch_row
-        )
+        limits = (self.sizes[-1], width, cache.block_size, scratch)
+        self._inputs = DecodeInputs(*limits, decoder.device, is_drawn, self._scratch_row)
         self._replays: dict[int, Compute] = {}
 
     def of(self, decoder: Decoder, cache: KVCache) -> "DecodeGraphs":
@@ -236,9 +232,8 @@ class DecodeGraphs:
         size = padded_size(len(segments), self.sizes)
         assert size is not None, f"{len(segments)} sequences and graphs of up to {self.sizes[-1]}"
         states = self._cache.states
-        rows = states.rows_of_decodes(
-            ((each.block_table, each.num_computed) for each in segments), self._cache.block_size
-        )
+        sequences = ((segment.block_table, segment.num_computed) for segment in segments)
+        rows = states.rows_of_decodes(sequences, self._cache.block_size)
         if states.num_rows != self._num_rows:
             self._replays.clear()
             self._num_rows = states.num_rows

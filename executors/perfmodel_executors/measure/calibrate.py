@@ -117,8 +117,7 @@ class StepTimes:
         engine, copies = scenario.engine, self.copies
         if engine.kv_offload is None or copies is None:
             return scenario
-        block_bytes = sum(pages.block_bytes for pages in self.runner.cache.pages)
-        offload = with_measured_link(engine.kv_offload, scenario.hardware, copies, block_bytes)
+        offload = with_measured_link(engine.kv_offload, scenario.hardware, copies, self.runner.cache.block_bytes)
         return scenario.model_copy(update={"engine": engine.model_copy(update={"kv_offload": offload})})
 
     def drift_meter(self, every: int = 1) -> DriftMeter:

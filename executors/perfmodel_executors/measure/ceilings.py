@@ -82,23 +82,21 @@ class CopyCase(NamedTuple):
 def copy_cases(runner: Runner) -> dict[CopyCase, Callable[[], object]]:
     """Copies of some blocks of the runner's cache, of which it must have as many."""
     runner.copy_blocks([(0, slot) for slot in range(_NUM_SLOTS)], [])
+
+    def copy(num_blocks: int, is_out: bool) -> Callable[[], object]:
+        turns = count(step=num_blocks)
+
+        def run() -> None:
+            first = next(turns)
+            blocks = [(first + i) % runner.cache.num_blocks for i in range(num_blocks)]
+            slots = [(first + i) % _NUM_SLOTS for i in range(num_blocks)]
+            out, back = list(zip(blocks, slots, strict=True)), list(zip(slots, blocks, strict=True))
+            runner.copy_blocks(out if is_out else [], [] if is_out else back)
+
+        return run
+
     sizes = [size for size in _BLOCKS if size <= runner.cache.num_blocks]
-    return {CopyCase(size, is_out): _copy(runner, size, is_out) for size in sizes for is_out in (True, False)}
-
-
-def _copy(runner: Runner, num_blocks: int, is_out: bool) -> Callable[[], object]:
-    turns = count(step=num_blocks)
-
-    def run() -> None:
-        first = next(turns)
-        blocks = [(first + i) % runner.cache.num_blocks for i in range(num_blocks)]
-        slots = [(first + i) % _NUM_SLOTS for i in range(num_blocks)]
-        if is_out:
-            runner.copy_blocks(list(zip(blocks, slots, strict=True)), [])
-        else:
-            runner.copy_blocks([], list(zip(slots, blocks, strict=True)))
-
-    return run
+    return {CopyCase(size, is_out): copy(size, is_out) for size in sizes for is_out in (True, False)}
 
 
 def with_measured_link(

@@ -73,9 +73,13 @@ class KVCache:
         check_memory(f"states of {num_rows} sequences", more * self.states.row_bytes, self.device)
         self.states.reserve(num_rows)
 
+    @property
+    def block_bytes(self) -> int:
+        """Of a block in all layers."""
+        return sum(pages.block_bytes for pages in self.pages)
+
     def _allocate(self, num_blocks: int) -> None:
-        per_block = sum(pages.block_bytes for pages in self.pages)
-        check_memory(f"{num_blocks} KV blocks", num_blocks * per_block, self.device)
+        check_memory(f"{num_blocks} KV blocks", num_blocks * self.block_bytes, self.device)
         self.num_blocks = num_blocks
         for index, pages in self._paged.items():  # one layer at a time: the old pages go as the new ones come
             self._paged[index] = pages.grown(self.num_blocks)
@@ -124,25 +128,20 @@ class HostPages:
     def copy(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         """Copies (block, slot) of `out`, then (slot, block) of `back`."""
         tensors = [tensor for pages in self._cache.pages for tensor in pages.tensors]
-        self._reserve(tensors, 1 + max((slot for _, slot in out), default=-1))
+        num_slots, block_bytes = 1 + max((slot for _, slot in out), default=-1), self._cache.block_bytes
+        if num_slots > self._num_slots:  # contents are kept; new slots are written, so no copy pays for the first touch
+            before, self._num_slots = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
+            check_memory(f"{self._num_slots} KV blocks of the second tier", self._num_slots * block_bytes)
+            grown = [
+                torch.zeros(self._num_slots, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=self._pins)
+                for tensor in tensors
+            ]
+            for new, old in zip(grown, self._slots, strict=False):
+                new[:before] = old
+            self._slots = grown
         for device, host in zip(tensors, self._slots, strict=True):
             for block, slot in out:
                 host[slot].copy_(device[block], non_blocking=True)
             for slot, block in back:
                 device[block].copy_(host[slot], non_blocking=True)
-        self.num_bytes += (len(out) + len(back)) * sum(pages.block_bytes for pages in self._cache.pages)
-
-    def _reserve(self, tensors: Sequence[Tensor], num_slots: int) -> None:
-        """Room for `num_slots`; contents are kept. New slots are written, so no copy pays for the first touch."""
-        if num_slots <= self._num_slots:
-            return
-        before, self._num_slots = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
-        per_slot = sum(pages.block_bytes for pages in self._cache.pages)
-        check_memory(f"{self._num_slots} KV blocks of the second tier", self._num_slots * per_slot)
-        grown = [
-            torch.zeros(self._num_slots, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=self._pins)
-            for tensor in tensors
-        ]
-        for new, old in zip(grown, self._slots, strict=False):
-            new[:before] = old
-        self._slots = grown
+        self.num_bytes += (len(out) + len(back)) * block_bytes

@@ -102,21 +102,11 @@ class LeadingRunner:
         self._tell("run", (segments, is_warm_up))
         self.log.begin()
         tokens = self._local.run(segments, is_warm_up)
-        return self._gathered(self.log.end(), tokens)
-
-    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
-        self._tell("copy", (out, back))
-        self.log.begin()
-        self._local.copy_blocks(out, back)
         own = self.log.end()
-        if self._is_timed:
-            self.path_ns += max(sum(spent) for spent in (own, *(other.recv()[0] for other in self._others)))
-
-    def _gathered(self, own: list[int], tokens: list[int]) -> list[int]:
-        """The step's tokens, which the last stage has. Adds its critical path: of stages one after another; of ranks,
-        on each stretch between messages, the one that takes longest."""
         if not self._is_timed:
             return tokens
+        # The step's tokens, which the last stage has, and its critical path: of stages one after another; of ranks, on
+        # each stretch between messages, the one that takes longest.
         replies = [(own, tokens), *(other.recv() for other in self._others)]
         ranks = [spent for spent, _ in replies]
         if self._has_stages:
@@ -126,6 +116,14 @@ class LeadingRunner:
             self.path_ns += sum(map(max, zip(*ranks, strict=True)))
         last: list[int] = replies[-1][1]
         return last
+
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        self._tell("copy", (out, back))
+        self.log.begin()
+        self._local.copy_blocks(out, back)
+        own = self.log.end()
+        if self._is_timed:
+            self.path_ns += max(sum(spent) for spent in (own, *(other.recv()[0] for other in self._others)))
 
     def _tell(self, what: str, argument: object) -> None:
         content = pickle.dumps((self._number, what, argument))
@@ -240,7 +238,12 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
         except EOFError:
             break
         if what == "build":
-            leader.send(_build_as_told(argument, rank, runners))
+            log = MessageLog()
+            try:
+                runners.append((_built(argument, rank, log), log))
+                leader.send(None)
+            except PerfmodelError as error:
+                leader.send(error)
         elif what == "reserve":
             runners[number][0].cache.reserve(argument)
         elif what == "release":
@@ -253,17 +256,6 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
             if device.type == "cpu":
                 leader.send((spent, tokens))
     dist.destroy_process_group()
-
-
-def _build_as_told(
-    setup: RunnerSetup, rank: int, runners: list[tuple[StepRunner, MessageLog]]
-) -> PerfmodelError | None:
-    log = MessageLog()
-    try:
-        runners.append((_built(setup, rank, log), log))
-    except PerfmodelError as error:
-        return error
-    return None
 
 
 def _join(device: torch.device, rank: int, num_ranks: int, meeting: Path) -> None:
