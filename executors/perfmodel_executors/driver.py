@@ -8,8 +8,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
@@ -56,42 +55,6 @@ class WallClock(VirtualClock):
         time.sleep(max(0, tick - self.now) / 1e12)
 
 
-class RequestArrivals:
-    """Requests by arrival; in a closed loop (`concurrency`) each answer lets the next one in, a think time after it.
-
-    next_tick: when the next one comes that is known to; pop_due: those that have come; on_finished: one has its answer
-    """
-
-    def __init__(
-        self, requests: Iterator[Request], concurrency: int | None, think_time: ThinkTime = no_think_time
-    ) -> None:
-        self._source, self._think_time = requests, think_time
-        self._next = next(requests, None)
-        self._is_closed = concurrency is not None
-        self._users = [(0, number) for number in range(concurrency or 0)]  # when each sends; of a tick, in which order
-        self._order = count(concurrency or 0)
-
-    @property
-    def next_tick(self) -> int | None:
-        if self._next is None or (self._is_closed and not self._users):
-            return None
-        return self._users[0][0] if self._is_closed else self._next.arrival
-
-    def pop_due(self, now: int) -> Iterator[Request]:
-        while (tick := self.next_tick) is not None and tick <= now:
-            request = self._next
-            assert request is not None
-            if self._is_closed:
-                heapq.heappop(self._users)
-                request.arrival = tick
-            self._next = next(self._source, None)
-            yield request
-
-    def on_finished(self, request: Request, now: int) -> None:
-        if self._is_closed:
-            heapq.heappush(self._users, (now + self._think_time(request.request_id), next(self._order)))
-
-
 class InStages(NamedTuple):
     """line: the stages; ticks: says what the plan that was executed last took on each"""
 
@@ -106,15 +69,13 @@ class _UnderWay(NamedTuple):
     num_accepted: Sequence[int] | None
 
 
-class ConversationArrivals:
-    """Turns of conversations: the first at its own time, each other a pause after the answer before it; with
-    `concurrency` so many conversations at a time, the next one a think time after the end of one."""
+class Arrivals:
+    """Turns of conversations, (pause, request) each, of which a plain request is one: the first at its own time, each
+    other a pause after the answer before it; with `concurrency` so many conversations at a time, the next one a think
+    time after the end of one."""
 
     def __init__(
-        self,
-        conversations: Iterator[list[tuple[int, Request]]],
-        concurrency: int | None,
-        think_time: ThinkTime = no_think_time,
+        self, conversations: Iterator[list[tuple[int, Request]]], concurrency: int | None, think_time: ThinkTime
     ) -> None:
         self._source, self._think_time = conversations, think_time
         self._next = next(conversations, None)
@@ -131,11 +92,13 @@ class ConversationArrivals:
 
     @property
     def next_tick(self) -> int | None:
+        """When the next request comes that is known to."""
         begin = self._next_begin
         ticks = [*([] if begin is None else [begin]), *(tick for tick, _, _ in self._due[:1])]
         return min(ticks, default=None)
 
     def pop_due(self, now: int) -> Iterator[Request]:
+        """Those that have come by `now`."""
         while (begin := self._next_begin) is not None and begin <= now:
             assert self._next is not None
             if self._is_closed:
@@ -161,15 +124,12 @@ class ConversationArrivals:
         heapq.heappush(self._due, (arrival, request.request_id, request))
 
 
-Arriving: TypeAlias = RequestArrivals | ConversationArrivals
-
-
-def arrivals_of(workload: Workload) -> Arriving:
+def arrivals_of(workload: Workload) -> Arrivals:
     """What comes when, as the scenario says; without what the engine refuses."""
     if workload.traffic.has_conversations:
-        return ConversationArrivals(workload.conversations(), workload.concurrency, workload.think_time)
-    requests = (request for request in workload.requests() if not workload.refuses(request))
-    return RequestArrivals(requests, workload.concurrency, workload.think_time)
+        return Arrivals(workload.conversations(), workload.concurrency, workload.think_time)
+    chains = ([(0, request)] for request in workload.requests() if not workload.refuses(request))
+    return Arrivals(chains, workload.concurrency, workload.think_time)
 
 
 def serve(
@@ -190,14 +150,14 @@ def serve(
     clock:                   virtual unless given
     stages:                  several, on a virtual clock
     """
-    arrivals = RequestArrivals(requests, concurrency, think_time)
+    arrivals = Arrivals(([(0, request)] for request in requests), concurrency, think_time)
     return serve_arrivals(loop, backend, arrivals, on_finished, on_step, clock, stages)
 
 
 def serve_arrivals(
     loop: ServeLoop,
     backend: Backend,
-    arrivals: Arriving,
+    arrivals: Arrivals,
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
     clock: VirtualClock | None = None,

@@ -20,6 +20,8 @@ through the layer behind the model's own pass, which gives their states.
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -164,16 +166,15 @@ class MedusaProposer(_StateProposer):
         return drafts
 
 
+@dataclass
 class EaglePasses:
     """The layer as `decoder`, between the model's embedding and head; `projection` is F, in front of it."""
 
-    graphs: DecodeGraphs | None = None
-    keeps_kv = True
-
-    def __init__(self, decoder: Decoder, cache: KVCache, projection_CD: Tensor) -> None:
-        self.decoder = decoder
-        self.cache = cache
-        self.projection_CD = projection_CD
+    graphs: ClassVar[DecodeGraphs | None] = None
+    keeps_kv: ClassVar[bool] = True
+    decoder: Decoder
+    cache: KVCache
+    projection_CD: Tensor  # noqa: N815
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
