@@ -3,7 +3,6 @@ served with a technique and without. On a CPU both are small enough for one core
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from perfmodel.engine import Backend, Outcome, StepPlan
@@ -87,17 +86,13 @@ def _small(name: str) -> Iterator[str]:
 
 def pair_tasks(bench: Bench) -> Iterator[Task]:
     """Both sides of each pair, the most informative first, of those that the device's folder has."""
-    folder = data_dir("scenarios") / _FOLDERS[bench.device.type]
-    yield from pair_tasks_of([path for name in PAIRS if (path := folder / f"{name}.yaml").is_file()], bench)
-
-
-def pair_tasks_of(files: Sequence[Path], bench: Bench) -> Iterator[Task]:
-    """Both sides of each file's pair, one after the other."""
-    for rank, file in enumerate(files):
-        name = file.relative_to(data_dir("scenarios")).with_suffix("").as_posix()
+    kind, folder = bench.device.type, data_dir("scenarios")
+    files = [folder / _FOLDERS[kind] / f"{name}.yaml" for name in PAIRS]
+    for rank, file in enumerate(file for file in files if file.is_file()):
+        name = file.relative_to(folder).with_suffix("").as_posix()
         for side, overrides in zip(SIDES, sides_of(name), strict=True):
             run = partial(serve, name, [f"hardware={bench.hardware.name}", *overrides], bench)
-            yield Task("pairs", f"{file.stem} {side}", run, rank, _PAIR_GUESS_S[bench.device.type], file.stem)
+            yield Task("pairs", f"{file.stem} {side}", run, rank, _PAIR_GUESS_S[kind], file.stem)
 
 
 def sides_of(name: str) -> tuple[Sequence[str], Sequence[str]]:

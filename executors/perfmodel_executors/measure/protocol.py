@@ -107,19 +107,6 @@ class PairedCases(Generic[Key]):
     clock_ns: Callable[[], int] | None = None
 
 
-def measure_paired(
-    cases: Mapping[Key, Callable[[], object]],
-    reference: Callable[[], object],
-    min_rounds: int = 10,
-    budget_s: float = 30.0,
-    seed: int = 0,
-    clock_ns: Callable[[], int] = time.thread_time_ns,
-    progress: Callable[[int, int | None], None] | None = None,
-) -> Measured[Key]:
-    """Times all `cases` of one model; see `measure_together`."""
-    return measure_together([PairedCases(cases, reference)], min_rounds, budget_s, seed, clock_ns, progress)[0]
-
-
 def measure_together(
     groups: Sequence[PairedCases[Key]],
     min_rounds: int = 10,

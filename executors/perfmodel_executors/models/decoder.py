@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, LinearAttention, MoEFFN
+from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
@@ -42,7 +42,7 @@ from perfmodel_executors.models.support import (
     kv_tiers,
     torch_dtype,
 )
-from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
 from perfmodel_executors.sampling import SamplingSettings, TokenChooser
@@ -165,7 +165,13 @@ class Decoder:
                 update_TC = self._settled(self.group.all_reduce(part_TC), own.mixer_post_norm)
             if layer.ffn is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, own.ffn_norm)
-                update_TC = self._settled(self._feed_forward(x_TC, layer.ffn, own), own.ffn_post_norm)
+                if isinstance(own.ffn, FFNWeights):
+                    part_TC = self._dense(x_TC, own.ffn, layer.ffn.activation, layer.ffn.gated)
+                else:
+                    assert isinstance(layer.ffn, MoEFFN)
+                    assert own.ffn is not None
+                    part_TC = self._moe(x_TC, layer.ffn, own.ffn)
+                update_TC = self._settled(self.group.all_reduce(part_TC), own.ffn_post_norm)
         return residual_TC, update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
@@ -197,11 +203,9 @@ class Decoder:
 
     def _fill(self, cache: KVCache, index: int, x_RC: Tensor, positions_R: Tensor, slots_R: Tensor) -> None:
         """Writes the keys and values that layer `index` makes of states that do not pass it."""
-        layers, weights = list(self.part.iter_layers()), self.weights.layers[index]
-        mixer = layers[index].mixer
-        if not isinstance(mixer, Attention) or weights.mixer is None:
+        weights, mixer = self.weights.layers[index], list(self.part.iter_layers())[index].mixer
+        if not isinstance(mixer, Attention) or not isinstance(weights.mixer, AttentionWeights):
             return
-        assert isinstance(weights.mixer, AttentionWeights)
         x_RC, _ = self._norm(None, x_RC, weights.mixer_norm)
         k_RKH, v_RKH = keys_and_values(self.kernels, x_RC, mixer, weights.mixer, self.model.norm_eps)
         if mixer.rope is not None:
@@ -223,13 +227,6 @@ class Decoder:
         if weight_C is not None:
             update_TC = self.kernels.rms_norm(update_TC, weight_C, self.model.norm_eps)
         return update_TC if self.model.residual_scale == 1 else update_TC * self.model.residual_scale
-
-    def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:
-        if isinstance(weights.ffn, FFNWeights):
-            return self.group.all_reduce(self._dense(x_TC, weights.ffn, ffn.activation, ffn.gated))
-        assert isinstance(ffn, MoEFFN)
-        assert isinstance(weights.ffn, MoEWeights)
-        return self.group.all_reduce(self._moe(x_TC, ffn, weights.ffn))
 
     def _dense(self, x_TC: Tensor, weights: FFNWeights, activation: str, gated: bool) -> Tensor:
         kernels = self.kernels

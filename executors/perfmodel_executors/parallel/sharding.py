@@ -132,23 +132,26 @@ def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup,
     """This rank's part of the weights of the whole `layer`, the one of this `index`."""
     if group.size == 1:
         return weights
-    part = replace(weights, mixer=None, ffn=None)
-    if weights.mixer is not None:
+    mixer, ffn, experts = weights.mixer, weights.ffn, group.experts
+    if mixer is not None:
         assert isinstance(layer.mixer, Attention)
-        assert isinstance(weights.mixer, AttentionWeights)
-        part.mixer = _attention(weights.mixer, layer.mixer, group)
-    if isinstance(weights.ffn, FFNWeights):
-        assert isinstance(layer.ffn, DenseFFN)
-        part.ffn = _dense(weights.ffn, layer.ffn.gated, group)
-    elif isinstance(weights.ffn, MoEWeights):
-        assert isinstance(layer.ffn, MoEFFN)
-        sharing = group.experts
-        if sharing is None:
-            part.ffn = _moe(weights.ffn, layer.ffn.gated, group)
+        assert isinstance(mixer, AttentionWeights)
+        mixer = _attention(mixer, layer.mixer, group)
+    if ffn is not None:
+        assert layer.ffn is not None
+        gated = layer.ffn.gated
+        if isinstance(ffn, FFNWeights):
+            ffn = _dense(ffn, gated, group)
         else:
-            placement = sharing.placement(layer.ffn, index, group.size)
-            part.ffn = _whole_experts(weights.ffn, layer.ffn.gated, group, placement)
-    return part
+            assert isinstance(layer.ffn, MoEFFN)
+            shared = None if ffn.shared is None else _dense(ffn.shared, gated, group)
+            if experts is None:
+                up, down = _halves(_plain(ffn.up), 1, gated, group), _cut(_plain(ffn.down), 2, group)
+                ffn = replace(ffn, up=up, down=down, shared=shared)
+            else:
+                placement = experts.placement(layer.ffn, index, group.size)
+                ffn = replace(_whole_experts(ffn, group, placement), shared=shared)
+    return replace(weights, mixer=mixer, ffn=ffn)
 
 
 def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) -> AttentionWeights:
@@ -156,13 +159,12 @@ def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) 
     sections = [(heads, mixer.head_dim), (kv_heads, mixer.head_dim), (kv_heads, mixer.v_head_dim)]
     if mixer.output_gate:
         sections.append((heads, mixer.v_head_dim))
-    return AttentionWeights(
+    return replace(
+        weights,
         qkv=_heads(_plain(weights.qkv), sections, group),
         out=_cut(_plain(weights.out), 1, group),
         qkv_bias=None if weights.qkv_bias is None else _heads(weights.qkv_bias, sections, group),
-        out_bias=_first_only(weights.out_bias, group),
-        q_norm=weights.q_norm,
-        k_norm=weights.k_norm,
+        out_bias=weights.out_bias if group.rank == 0 else None,
     )
 
 
@@ -181,30 +183,18 @@ def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
         up=_halves(_plain(weights.up), 0, gated, group),
         down=_cut(_plain(weights.down), 1, group),
         up_bias=None if weights.up_bias is None else _halves(weights.up_bias, 0, gated, group),
-        down_bias=_first_only(weights.down_bias, group),
+        down_bias=weights.down_bias if group.rank == 0 else None,
     )
 
 
-def _moe(weights: MoEWeights, gated: bool, group: TensorGroup) -> MoEWeights:
-    return MoEWeights(
-        router=weights.router,
-        up=_halves(_plain(weights.up), 1, gated, group),
-        down=_cut(_plain(weights.down), 2, group),
-        shared=None if weights.shared is None else _dense(weights.shared, gated, group),
-        shared_gate=weights.shared_gate,
-        router_bias=weights.router_bias,
-    )
-
-
-def _whole_experts(weights: MoEWeights, gated: bool, group: TensorGroup, placement: Placement) -> MoEWeights:
-    """The experts that `placement` gives this rank; of those that all tokens go to, a share of the width."""
+def _whole_experts(weights: MoEWeights, group: TensorGroup, placement: Placement) -> MoEWeights:
+    """The experts that `placement` gives this rank."""
     local = LocalExperts.of(placement, group.rank, weights.router.device)
     held = list(local.held)
     return replace(
         weights,
         up=_plain(weights.up)[held],
         down=_plain(weights.down)[held],
-        shared=None if weights.shared is None else _dense(weights.shared, gated, group),
         up_bias=None if weights.up_bias is None else weights.up_bias[held],
         down_bias=None if weights.down_bias is None else weights.down_bias[held],
         local=local,
@@ -219,10 +209,6 @@ def _halves(up: Tensor, dim: int, gated: bool, group: TensorGroup) -> Tensor:
 def _cut(matrix: Tensor, dim: int, group: TensorGroup) -> Tensor:
     size = matrix.shape[dim] // group.size
     return matrix.narrow(dim, group.rank * size, size).clone(memory_format=torch.contiguous_format)
-
-
-def _first_only(bias: Tensor | None, group: TensorGroup) -> Tensor | None:
-    return bias if group.rank == 0 else None
 
 
 def _plain(weight: Weight | ExpertWeight) -> Tensor:
