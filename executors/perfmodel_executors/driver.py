@@ -69,7 +69,7 @@ class _UnderWay(NamedTuple):
     num_accepted: Sequence[int] | None
 
 
-class Arrivals:
+class RequestArrivals:
     """Turns of conversations, (pause, request) each, of which a plain request is one: the first at its own time, each
     other a pause after the answer before it; with `concurrency` so many conversations at a time, the next one a think
     time after the end of one."""
@@ -124,12 +124,12 @@ class Arrivals:
         heapq.heappush(self._due, (arrival, request.request_id, request))
 
 
-def arrivals_of(workload: Workload) -> Arrivals:
+def arrivals_of(workload: Workload) -> RequestArrivals:
     """What comes when, as the scenario says; without what the engine refuses."""
     if workload.traffic.has_conversations:
-        return Arrivals(workload.conversations(), workload.concurrency, workload.think_time)
+        return RequestArrivals(workload.conversations(), workload.concurrency, workload.think_time)
     chains = ([(0, request)] for request in workload.requests() if not workload.refuses(request))
-    return Arrivals(chains, workload.concurrency, workload.think_time)
+    return RequestArrivals(chains, workload.concurrency, workload.think_time)
 
 
 def serve(
@@ -150,14 +150,14 @@ def serve(
     clock:                   virtual unless given
     stages:                  several, on a virtual clock
     """
-    arrivals = Arrivals(([(0, request)] for request in requests), concurrency, think_time)
+    arrivals = RequestArrivals(([(0, request)] for request in requests), concurrency, think_time)
     return serve_arrivals(loop, backend, arrivals, on_finished, on_step, clock, stages)
 
 
 def serve_arrivals(
     loop: ServeLoop,
     backend: Backend,
-    arrivals: Arrivals,
+    arrivals: RequestArrivals,
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
     clock: VirtualClock | None = None,

@@ -18,7 +18,7 @@ from perfmodel.engine import Request
 from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
 from perfmodel.sim import Collector, RunResult, Workload
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.driver import Arrivals, arrivals_of
+from perfmodel_executors.driver import RequestArrivals, arrivals_of
 from perfmodel_executors.engines.arguments import sampling_arguments
 from perfmodel_executors.engines.results import Progress, summarized
 from perfmodel_executors.tokens import TokenStore
@@ -111,7 +111,7 @@ class _Run:
     """Requests under way; `on_answer` is called when one has ended."""
 
     def __init__(
-        self, client: _Client, scenario: Scenario, model: str, arrivals: Arrivals, collector: Collector
+        self, client: _Client, scenario: Scenario, model: str, arrivals: RequestArrivals, collector: Collector
     ) -> None:
         self._client, self._arrivals, self._collector, self._model = client, arrivals, collector, model
         self._sampling = sampling_arguments(scenario)

@@ -24,7 +24,7 @@ from perfmodel_executors.models.weights import (
 )
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """A tensor, if it `is_there`.
 
     name: in files, a key of NAMES; kind: what follows it there, or `matrix`, a weight that may be in another format,
@@ -39,7 +39,7 @@ class Part(NamedTuple):
     rank: int | None = None
 
 
-Parts = dict[str, Part]
+Parts = dict[str, WeightPart]
 
 
 def _attention(mixer: Attention, hidden: int) -> Parts:
@@ -48,27 +48,27 @@ def _attention(mixer: Attention, hidden: int) -> Parts:
     rows = (heads + kv_heads) * dim + kv_heads * mixer.v_head_dim + (out if mixer.output_gate else 0)
     normed = (heads, kv_heads) if mixer.qk_norm_width == "all_heads" else (1, 1)
     return {
-        "qkv": Part((rows, hidden), rank=mixer.qkv_rank),
-        "out": Part((hidden, out), "out", "matrix", rank=mixer.out_rank),
-        "qkv_bias": Part((rows,), "qkv", "bias", mixer.qkv_bias),
-        "out_bias": Part((hidden,), "out", "bias", mixer.out_bias),
-        "q_norm": Part((normed[0] * dim,), "q_norm", "norm", mixer.qk_norm),
-        "k_norm": Part((normed[1] * dim,), "k_norm", "norm", mixer.qk_norm),
-        "sinks": Part((heads,), "attention", "sinks", mixer.sinks),
+        "qkv": WeightPart((rows, hidden), rank=mixer.qkv_rank),
+        "out": WeightPart((hidden, out), "out", "matrix", rank=mixer.out_rank),
+        "qkv_bias": WeightPart((rows,), "qkv", "bias", mixer.qkv_bias),
+        "out_bias": WeightPart((hidden,), "out", "bias", mixer.out_bias),
+        "q_norm": WeightPart((normed[0] * dim,), "q_norm", "norm", mixer.qk_norm),
+        "k_norm": WeightPart((normed[1] * dim,), "k_norm", "norm", mixer.qk_norm),
+        "sinks": WeightPart((heads,), "attention", "sinks", mixer.sinks),
     }
 
 
 def _latent(mixer: LatentAttention, hidden: int) -> Parts:
     heads, nope, rank, thin = mixer.num_heads, mixer.qk_nope_head_dim, mixer.kv_lora_rank, mixer.q_lora_rank
     return {
-        "q_down": Part((thin or 0, hidden), "q_down", "matrix", thin is not None),
-        "q_norm": Part((thin or 0,), "q_down_norm", "norm", thin is not None),
-        "q_up": Part((heads * (nope + mixer.qk_rope_head_dim), thin or hidden), "q_up", "matrix"),
-        "kv_down": Part((rank + mixer.qk_rope_head_dim, hidden), "kv_down", "matrix"),
-        "kv_norm": Part((rank,), "kv_norm", "norm"),
-        "keys_NPR": Part((heads, nope, rank)),
-        "values_NVR": Part((heads, mixer.v_head_dim, rank)),
-        "out": Part((hidden, heads * mixer.v_head_dim), "out", "matrix"),
+        "q_down": WeightPart((thin or 0, hidden), "q_down", "matrix", thin is not None),
+        "q_norm": WeightPart((thin or 0,), "q_down_norm", "norm", thin is not None),
+        "q_up": WeightPart((heads * (nope + mixer.qk_rope_head_dim), thin or hidden), "q_up", "matrix"),
+        "kv_down": WeightPart((rank + mixer.qk_rope_head_dim, hidden), "kv_down", "matrix"),
+        "kv_norm": WeightPart((rank,), "kv_norm", "norm"),
+        "keys_NPR": WeightPart((heads, nope, rank)),
+        "values_NVR": WeightPart((heads, mixer.v_head_dim, rank)),
+        "out": WeightPart((hidden, heads * mixer.v_head_dim), "out", "matrix"),
     }
 
 
@@ -77,11 +77,13 @@ def _linear_attention(mixer: LinearAttention, hidden: int) -> Parts:
     rows = (mixer.num_heads + kv_heads) * mixer.head_dim + kv_heads * mixer.v_head_dim
     columns = mixer.head_dim if mixer.kind == "performer" else mixer.size
     return {
-        "projection_KRD": Part((kv_heads, mixer.size, columns), kind="features" if mixer.kind == "performer" else ""),
-        "qkv": Part((rows, hidden)),
-        "out": Part((hidden, out)),
-        "qkv_bias": Part((rows,), "qkv", "bias", mixer.qkv_bias),
-        "out_bias": Part((hidden,), "out", "bias", mixer.out_bias),
+        "projection_KRD": WeightPart(
+            (kv_heads, mixer.size, columns), kind="features" if mixer.kind == "performer" else ""
+        ),
+        "qkv": WeightPart((rows, hidden)),
+        "out": WeightPart((hidden, out)),
+        "qkv_bias": WeightPart((rows,), "qkv", "bias", mixer.qkv_bias),
+        "out_bias": WeightPart((hidden,), "out", "bias", mixer.out_bias),
     }
 
 
@@ -90,16 +92,16 @@ def _mamba(mixer: Mamba, hidden: int) -> Parts:
     channels = inner + 2 * mixer.num_groups * mixer.state_size
     rows = inner + channels + heads
     return {
-        "input": Part((rows, hidden), "scan_input"),
-        "input_bias": Part((rows,), "scan_input", "bias", mixer.proj_bias),
-        "conv": Part((channels, mixer.conv_kernel), "scan_conv"),
-        "conv_bias": Part((channels,), "scan_conv", "bias", mixer.conv_bias),
-        "a_log": Part((heads,), "scan", "A_log"),
-        "skip": Part((heads,), "scan", "D"),
-        "dt_bias": Part((heads,), "scan", "dt_bias"),
-        "norm": Part((inner,), "scan_norm"),
-        "out": Part((hidden, inner), "scan_out"),
-        "out_bias": Part((hidden,), "scan_out", "bias", mixer.proj_bias),
+        "input": WeightPart((rows, hidden), "scan_input"),
+        "input_bias": WeightPart((rows,), "scan_input", "bias", mixer.proj_bias),
+        "conv": WeightPart((channels, mixer.conv_kernel), "scan_conv"),
+        "conv_bias": WeightPart((channels,), "scan_conv", "bias", mixer.conv_bias),
+        "a_log": WeightPart((heads,), "scan", "A_log"),
+        "skip": WeightPart((heads,), "scan", "D"),
+        "dt_bias": WeightPart((heads,), "scan", "dt_bias"),
+        "norm": WeightPart((inner,), "scan_norm"),
+        "out": WeightPart((hidden, inner), "scan_out"),
+        "out_bias": WeightPart((hidden,), "scan_out", "bias", mixer.proj_bias),
     }
 
 
@@ -107,12 +109,12 @@ def _delta_net(mixer: GatedDeltaNet, hidden: int) -> Parts:
     heads, values = mixer.num_value_heads, mixer.num_value_heads * mixer.value_head_dim
     channels = 2 * mixer.num_key_heads * mixer.key_head_dim + values
     return {
-        "input": Part((channels + values + 2 * heads, hidden)),
-        "conv": Part((channels, mixer.conv_kernel), "scan_conv"),
-        "a_log": Part((heads,), "scan", "A_log"),
-        "dt_bias": Part((heads,), "scan", "dt_bias"),
-        "norm": Part((mixer.value_head_dim,), "scan_norm"),
-        "out": Part((hidden, values), "scan_out"),
+        "input": WeightPart((channels + values + 2 * heads, hidden)),
+        "conv": WeightPart((channels, mixer.conv_kernel), "scan_conv"),
+        "a_log": WeightPart((heads,), "scan", "A_log"),
+        "dt_bias": WeightPart((heads,), "scan", "dt_bias"),
+        "norm": WeightPart((mixer.value_head_dim,), "scan_norm"),
+        "out": WeightPart((hidden, values), "scan_out"),
     }
 
 
@@ -133,10 +135,10 @@ def dense_parts(ffn: DenseFFN, hidden: int) -> Parts:
     """Of `FFNWeights`."""
     rows = 2 * ffn.intermediate_size if ffn.gated else ffn.intermediate_size
     return {
-        "up": Part((rows, hidden), "gate_up", "matrix", rank=ffn.up_rank),
-        "down": Part((hidden, ffn.intermediate_size), "down", "matrix", rank=ffn.down_rank),
-        "up_bias": Part((rows,), "gate_up", "bias", ffn.bias),
-        "down_bias": Part((hidden,), "down", "bias", ffn.bias),
+        "up": WeightPart((rows, hidden), "gate_up", "matrix", rank=ffn.up_rank),
+        "down": WeightPart((hidden, ffn.intermediate_size), "down", "matrix", rank=ffn.down_rank),
+        "up_bias": WeightPart((rows,), "gate_up", "bias", ffn.bias),
+        "down_bias": WeightPart((hidden,), "down", "bias", ffn.bias),
     }
 
 
@@ -146,15 +148,15 @@ def expert_parts(ffn: MoEFFN, hidden: int) -> Parts:
     rows = 2 * width if ffn.gated else width
     chooses = "e_score_correction_bias" if ffn.routing.bias_chooses else "bias"
     return {
-        "router": Part((experts, hidden), "router"),
-        "up": Part((experts, rows, hidden), "experts"),
-        "down": Part((experts, hidden, width), "experts"),
-        "shared_gate": Part(
+        "router": WeightPart((experts, hidden), "router"),
+        "up": WeightPart((experts, rows, hidden), "experts"),
+        "down": WeightPart((experts, hidden, width), "experts"),
+        "shared_gate": WeightPart(
             (1, hidden), "shared_router", "weight", bool(ffn.shared_intermediate_size and ffn.shared_gate)
         ),
-        "router_bias": Part((experts,), "router", chooses, ffn.router_bias),
-        "up_bias": Part((experts, rows), "experts", "gate_up_proj_bias", ffn.bias),
-        "down_bias": Part((experts, hidden), "experts", "down_proj_bias", ffn.bias),
+        "router_bias": WeightPart((experts,), "router", chooses, ffn.router_bias),
+        "up_bias": WeightPart((experts, rows), "experts", "gate_up_proj_bias", ffn.bias),
+        "down_bias": WeightPart((experts, hidden), "experts", "down_proj_bias", ffn.bias),
     }
 
 
@@ -162,6 +164,6 @@ def shared_parts(ffn: MoEFFN, hidden: int) -> Parts:
     """Of the shared experts' `FFNWeights`."""
     width = ffn.shared_intermediate_size
     return {
-        "up": Part((2 * width if ffn.gated else width, hidden)),
-        "down": Part((hidden, width), "shared_down", "matrix"),
+        "up": WeightPart((2 * width if ffn.gated else width, hidden)),
+        "down": WeightPart((hidden, width), "shared_down", "matrix"),
     }

@@ -15,7 +15,7 @@ from perfmodel.models.architecture import DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
-from perfmodel_executors.models.parts import MIXER_PARTS, Part, Parts, dense_parts, expert_parts, shared_parts
+from perfmodel_executors.models.parts import MIXER_PARTS, Parts, WeightPart, dense_parts, expert_parts, shared_parts
 from perfmodel_executors.models.popularity import TRAINED, with_popularity
 from perfmodel_executors.models.quantized import layer_quantizer, table_quantizer
 from perfmodel_executors.models.support import CPU
@@ -54,7 +54,7 @@ class _Draw:
     def ones(self, size: int) -> Tensor:
         return torch.ones(size, dtype=self.dtype, device=self.device)
 
-    def part(self, part: Part) -> Weight | None:
+    def part(self, part: WeightPart) -> Weight | None:
         """Matrices, biases of some hundredths, and ones."""
         if not part.is_there:
             return None
