@@ -75,7 +75,7 @@ def _latent(mixer: LatentAttention, hidden: int) -> Parts:
 def _linear_attention(mixer: LinearAttention, hidden: int) -> Parts:
     kv_heads, out = mixer.num_kv_heads, mixer.num_heads * mixer.v_head_dim
     rows = (mixer.num_heads + kv_heads) * mixer.head_dim + kv_heads * mixer.v_head_dim
-    columns = mixer.head_dim if mixer.kind == "performer" else mixer.size
+    kind, columns = ("features", mixer.head_dim) if mixer.kind == "performer" else ("weight", mixer.size)
     return {
         "projection_KRD": WeightPart(
             (kv_heads, mixer.size, columns), kind="features" if mixer.kind == "performer" else ""
