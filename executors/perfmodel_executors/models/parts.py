@@ -77,9 +77,7 @@ def _linear_attention(mixer: LinearAttention, hidden: int) -> Parts:
     rows = (mixer.num_heads + kv_heads) * mixer.head_dim + kv_heads * mixer.v_head_dim
     kind, columns = ("features", mixer.head_dim) if mixer.kind == "performer" else ("weight", mixer.size)
     return {
-        "projection_KRD": WeightPart(
-            (kv_heads, mixer.size, columns), kind="features" if mixer.kind == "performer" else ""
-        ),
+        "projection_KRD": WeightPart((kv_heads, mixer.size, columns), kind=kind),
         "qkv": WeightPart((rows, hidden)),
         "out": WeightPart((hidden, out)),
         "qkv_bias": WeightPart((rows,), "qkv", "bias", mixer.qkv_bias),
