@@ -334,7 +334,7 @@ def _engine(job: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _sampling(load: dict[str, Any]) -> Any:
-    """From a number of tokens to SamplingParams."""
+    """Makes SamplingParams of a number of tokens."""
     module = importlib.import_module("vllm.sampling_params")
     how = {"ignore_eos": True, "detokenize": False, "output_kind": module.RequestOutputKind.DELTA}
     return lambda num_tokens: module.SamplingParams(max_tokens=num_tokens, **how, **load["sampling"])

@@ -65,7 +65,7 @@ def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerW
         return weights
 
     def means(rows: Tensor) -> Tensor:
-        """Of neighbours, or copies where there are more heads after than before."""
+        """Means of neighbours, or copies where there are more heads after than before."""
         heads = rows.view(old.num_kv_heads, -1, *rows.shape[1:])
         if new.num_kv_heads >= old.num_kv_heads:
             return heads.repeat_interleave(new.num_kv_heads // old.num_kv_heads, 0).flatten(0, 1)

@@ -75,7 +75,7 @@ class KVCache:
 
     @property
     def block_bytes(self) -> int:
-        """Of a block in all layers."""
+        """Bytes of a block in all layers."""
         return sum(pages.block_bytes for pages in self.pages)
 
     def _allocate(self, num_blocks: int) -> None:

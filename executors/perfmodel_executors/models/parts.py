@@ -130,7 +130,7 @@ MIXER_PARTS = MappingProxyType(
 
 
 def dense_parts(ffn: DenseFFN, hidden: int) -> Parts:
-    """Of `FFNWeights`."""
+    """Parts of `FFNWeights`."""
     rows = 2 * ffn.intermediate_size if ffn.gated else ffn.intermediate_size
     return {
         "up": WeightPart((rows, hidden), "gate_up", "matrix", rank=ffn.up_rank),
@@ -141,7 +141,7 @@ def dense_parts(ffn: DenseFFN, hidden: int) -> Parts:
 
 
 def expert_parts(ffn: MoEFFN, hidden: int) -> Parts:
-    """Of `MoEWeights`, without the shared experts'."""
+    """Parts of `MoEWeights`, without the shared experts'."""
     experts, width = ffn.num_experts, ffn.intermediate_size
     rows = 2 * width if ffn.gated else width
     chooses = "e_score_correction_bias" if ffn.routing.bias_chooses else "bias"
@@ -159,7 +159,7 @@ def expert_parts(ffn: MoEFFN, hidden: int) -> Parts:
 
 
 def shared_parts(ffn: MoEFFN, hidden: int) -> Parts:
-    """Of the shared experts' `FFNWeights`."""
+    """Parts of the shared experts' `FFNWeights`."""
     width = ffn.shared_intermediate_size
     return {
         "up": WeightPart((2 * width if ffn.gated else width, hidden)),

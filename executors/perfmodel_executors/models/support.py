@@ -1,5 +1,6 @@
 """What the decoder runs, and a sentence for what it does not."""
 
+import math
 import os
 import sys
 from dataclasses import replace
@@ -77,9 +78,9 @@ def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> Non
                 f"num_gpu_blocks_override, or raise tensor_parallel_size."
             )
         return
-    if sys.platform == "win32":  # which does not say how much memory there is
-        return
-    physical = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    physical = math.inf  # where the system does not say it
+    if sys.platform != "win32":
+        physical = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if num_bytes > 0.8 * physical:
         raise DoesNotFitError(
             f"{what} of {num_bytes / 1e9:.1f} GB do not fit this machine, which has {physical / 1e9:.1f} GB; execute a "

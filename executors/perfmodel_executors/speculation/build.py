@@ -148,7 +148,7 @@ def build_speculator(
         return PipelinedSpeculator(Speculator(runner, ahead, tree, config.method), ahead)
 
     def runner_of(drafter: Decoder, cache: KVCache) -> StepRunner:
-        """With graphs where `runner` has some."""
+        """A runner with graphs where `runner` has some."""
         return StepRunner(drafter, cache, None if runner.graphs is None else runner.graphs.of(drafter, cache))
 
     proposer: Proposer
