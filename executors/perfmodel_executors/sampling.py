@@ -69,7 +69,7 @@ class Draws:
 
 
 class TokenChooser:
-    """From logits to tokens, greedily or as drawn, on `device` without asking it anything: a graph can hold it."""
+    """Chooses tokens, greedily or as drawn, on `device` without asking it anything, so that a graph can hold it."""
 
     def __init__(self, kernels: Kernels, device: torch.device, settings: SamplingSettings | None = None) -> None:
         self.settings = settings

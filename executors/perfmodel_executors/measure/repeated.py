@@ -75,7 +75,7 @@ def _served(scenario: Scenario) -> Served:
 
 
 def _simulated(scenario: Scenario, runs: Sequence[RunResult], machine: CalibratedMachine) -> RunResult | None:
-    """The simulation with the acceptance that the first of its runs measured, which is their text's and no machine's."""
+    """The simulation with the acceptance that its first run measured, which is the text's and no machine's."""
     measured = runs[0].scenario.engine.speculative_config
     engine = scenario.engine.model_copy(update={"speculative_config": measured})
     try:
