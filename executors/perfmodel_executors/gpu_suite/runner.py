@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError, sentence_of
+from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError
 from perfmodel_executors.gpu_suite.task import Task
+from perfmodel_executors.gpu_suite.worker import sentence_of
 
 # Of the budget after the smoke: kernels compile and tune, so they take most of it; the others load whole models.
 SHARES: Mapping[str, float] = {"kernels": 0.4, "steps": 0.25, "serving": 0.2, "pairs": 0.15}
